@@ -19,6 +19,7 @@ from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.api.pytorch.pipeline import LoaderPipeline
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
+from elasticdl.worker.engine.schedule import NO_EPOCH, StepSchedule
 
 _AHEAD = 64  # minibatches drawn and not taken yet, at least
 
@@ -223,24 +224,26 @@ class GlobalShares:
         self._pipeline = pipeline
         self._world = world
         self.num_per_step = num_per_step
-        self._queue: deque[Minibatch] = deque()  # the same for all members
+        self._schedule: StepSchedule[Minibatch] = StepSchedule(
+            num_per_step, data.get_minibatch_count_per_epoch(), lambda minibatch: MinibatchName(*minibatch.name)
+        )
         self._held: dict[Name, Minibatch] = {}  # drawn here
         self._unshared: list[Minibatch] = []
-        self._closed_epoch = self._closes = -1  # no more minibatches of it will come
+        self._closes = NO_EPOCH  # to be shared: no more minibatches of it will come
         self._newest = 0  # lease of which every minibatch was drawn
 
     @property
     def is_over(self) -> bool:
-        return self._drawer.is_over and not self._queue and not self._unshared
+        return self._drawer.is_over and not self._schedule and not self._unshared
 
     def entered(self) -> None:
         """The queue begins anew with what rank 0 holds."""
         world = self._world
         world.most_parts = -(-self.num_per_step // world.size)
-        for minibatch in self._queue:
+        for minibatch in self._schedule:
             self._pipeline.forget(minibatch.name)
-        self._queue.clear()
-        self._closed_epoch = self._closes = -1
+        self._schedule.clear()
+        self._closes = NO_EPOCH
         self._held = {name: m for name, m in self._held.items() if self._data.holds(m)}
         for name, minibatch in self._held.items():
             if MinibatchName(*name) in world.ledger.applied:
@@ -251,26 +254,26 @@ class GlobalShares:
 
     def offer(self, patience_s: float) -> list[BatchRef]:
         self._draw(0.0)
-        if not self._step():
+        if not self._schedule.next():
             self._draw(patience_s)
         self.wish = StepFlag.SHARING if self._has_news() else StepFlag.NOTHING
-        return [BatchRef(MinibatchName(*m.name), len(m)) for m in self._piece(self._step())]
+        return [BatchRef(MinibatchName(*m.name), len(m)) for m in self._piece(self._schedule.next())]
 
     def agree(self, plan: StepPlan) -> bool:
-        step = self._step()
+        step = self._schedule.next()
         if plan.wishes & StepFlag.SHARING:
             self._unpack(self._world.share(self._packed() if self._world.rank == 0 else None))
         return bool(step) and {part.name for part in plan.all_parts} == {MinibatchName(*m.name) for m in step}
 
     def minibatch(self, part: BatchRef) -> Minibatch:
-        return next(m for m in self._queue if MinibatchName(*m.name) == part.name)
+        return next(m for m in self._schedule if MinibatchName(*m.name) == part.name)
 
     def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
         return plan.all_parts if self._world.rank == 0 else ()
 
     def applied(self, plan: StepPlan) -> None:
-        while self._queue and MinibatchName(*self._queue[0].name) in self._world.ledger.applied:
-            self._pipeline.forget(self._queue.popleft().name)
+        for minibatch in self._schedule.take_applied(self._world.ledger.applied):
+            self._pipeline.forget(minibatch.name)
         self._ask()
 
     def confirmed(self, names: Iterable[MinibatchName], loss: float | None) -> None:
@@ -281,7 +284,7 @@ class GlobalShares:
         self._held = {name: minibatch for name, minibatch in self._held.items() if self._data.holds(minibatch)}
 
     def _draw(self, timeout_s: float) -> None:
-        for minibatch in self._drawer.take(timeout_s, len(self._queue) + len(self._unshared)):
+        for minibatch in self._drawer.take(timeout_s, len(self._schedule) + len(self._unshared)):
             self._held[minibatch.name] = minibatch
             if minibatch.ends_lease:
                 self._newest = max(self._newest, minibatch.lease)
@@ -294,19 +297,11 @@ class GlobalShares:
         """Of rank 0, for all."""
         if self._world.rank:
             return False
-        if not self._unshared and self._queue and self._is_last(self._queue[0].epoch):
-            self._closes = self._queue[0].epoch
-        return bool(self._unshared) or self._closes > self._closed_epoch
+        if not self._unshared:
+            self._closes = self._schedule.epoch_to_close(self._world.ledger.applied, self._has_rest_of)
+        return bool(self._unshared) or self._closes != NO_EPOCH
 
-    def _is_last(self, epoch: int) -> bool:
-        """Whether the queue holds all that is left of an epoch: by the plan, or by what the master says."""
-        waiting = sum(m.epoch == epoch for m in self._queue)
-        if waiting >= self.num_per_step:
-            return False  # irrelevant so far
-        tasks = self._world.ledger.applied.to_message().tasks
-        done = sum(task.watermark + len(task.extras) for task in tasks if task.epoch == epoch)
-        if done + waiting >= self._data.get_minibatch_count_per_epoch():
-            return True
+    def _has_rest_of(self, epoch: int) -> bool:
         return self._drawer.is_over or self._data.has_rest_of(epoch, self._newest)
 
     def _packed(self) -> bytes:
@@ -316,22 +311,19 @@ class GlobalShares:
 
     def _unpack(self, data: bytes) -> None:
         news: dict[str, Any] = json.loads(data)
-        self._closed_epoch = max(self._closed_epoch, news["closes"])
-        known = {m.name for m in self._queue}
-        for lease, epoch, task, n, shard, indices in news["minibatches"]:
-            name = (epoch, task, n)
-            if name not in known and MinibatchName(*name) not in self._world.ledger.applied:
-                own = self._held.get(name)
-                self._queue.append(own or Minibatch(lease, epoch, task, n, shard, indices))
+        self._schedule.close(news["closes"])
+        minibatches = [
+            self._held.get((epoch, task, n)) or Minibatch(lease, epoch, task, n, shard, indices)
+            for lease, epoch, task, n, shard, indices in news["minibatches"]
+        ]
+        self._schedule.add(minibatches, self._world.ledger.applied)
         self._ask()
 
     def _ask(self) -> None:
         """Send this member's minibatches of the queued steps to its pipeline."""
-        todo = list(self._queue)
-        while step := self._first(todo):
+        for step in self._schedule.steps():
             for minibatch in self._piece(step):
                 self._pipeline.ask(self._with_records(minibatch))
-            todo = todo[len(step) :]
 
     def _with_records(self, minibatch: Minibatch) -> Minibatch:
         """Rank 0 broadcasts descriptions only; load the records locally."""
@@ -339,21 +331,6 @@ class GlobalShares:
             return minibatch
         return dataclasses.replace(minibatch, records=self._data.records_of(minibatch.shard, minibatch.indices))
 
-    def _step(self) -> list[Minibatch]:
-        return self._first(self._queue)
-
-    def _first(self, queue: Iterable[Minibatch]) -> list[Minibatch]:
-        """The first whole step of a queue."""
-        step: list[Minibatch] = []
-        for minibatch in queue:
-            if step and step[0].epoch != minibatch.epoch:
-                return step
-            step.append(minibatch)
-            if len(step) == self.num_per_step:
-                return step
-        return step if step and step[0].epoch <= self._closed_epoch else []
-
     def _piece(self, step: Sequence[Minibatch]) -> Sequence[Minibatch]:
         """This member's of a step."""
-        rank, size = self._world.rank, self._world.size
-        return step[rank * len(step) // size : (rank + 1) * len(step) // size]
+        return self._schedule.piece(step, self._world.rank, self._world.size)

@@ -11,7 +11,7 @@ import json
 import logging
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldSession
+from elasticdl.worker.engine.schedule import NO_EPOCH, StepSchedule
 from elasticdl.worker.input.batch_prefetcher import BatchPrefetcher, Broke, Failed, Item, Other, Over, Unreadable
 from elasticdl.worker.input.batches import NotFinite
 from elasticdl.worker.input.lease_prefetcher import LeasePrefetcher, LocalLeases
@@ -86,18 +87,16 @@ class GlobalBatches:
         self._feeder = feeder
         self._outcomes = outcomes
         self._minibatch_size = spec.minibatch_size
-        self._num_per_step = spec.fixed_global_batch // spec.minibatch_size
-        self._num_per_epoch = num_per_epoch
+        num_per_step = spec.fixed_global_batch // spec.minibatch_size
+        self._schedule: StepSchedule[StepOrder] = StepSchedule(num_per_step, num_per_epoch, lambda one: one.name)
         self._skips_not_finite = spec.nan_policy is NanPolicy.SKIP  # see `LeasedBatches`
-        self._queue: deque[StepOrder] = deque()  # in order; each once, none of which the model holds
-        self._closed_epoch = -1  # no more minibatches of it will come
         self._fed: set[int] = set()  # leases given to the feeder
         self._ended: dict[int, Batch] = {}  # leases given whole by the feeder: their ends
         self._made_by = ""  # operations of `feed` that make other numbers of samples than of records, once known
         self._batches: dict[MinibatchName, Batch] = {}  # own ones of the next step
         self._others: deque[HeldLease] = deque()
         self._to_share: list[pb.Lease] = []
-        self._closes = -1
+        self._closes = NO_EPOCH  # to be shared: no more minibatches of it will come
         self._newest = 0  # of the leases for training that were drawn
         self._failure: BatchFailure | None = None
         self._loss: float | None = None
@@ -109,10 +108,10 @@ class GlobalBatches:
 
     def entered(self) -> None:
         """The queue begins anew with what rank 0 holds."""
-        self._session.most_parts = -(-self._num_per_step // self._session.size)
-        self._queue.clear()
+        self._session.most_parts = -(-self._schedule.num_per_step // self._session.size)
+        self._schedule.clear()
         self._batches.clear()
-        self._closed_epoch = self._closes = -1
+        self._closes = NO_EPOCH
         self._restart_feeder()
         self._to_share = []
         for held in self._link.leases.held():
@@ -145,7 +144,7 @@ class GlobalBatches:
         self._others.popleft()
 
     def agree(self, plan: StepPlan) -> bool:
-        step = [position.name for position in self._next()]
+        step = [position.name for position in self._schedule.next()]
         if plan.wishes & StepFlag.SHARING:
             self._unpack(self._session.share(self._packed() if self._session.rank == 0 else None))
         if plan.wishes & StepFlag.FAILED:
@@ -184,13 +183,11 @@ class GlobalBatches:
 
     def applied(self, plan: StepPlan, loss: float) -> None:
         self._loss = loss if plan.num_records else self._loss
-        applied = self._session.ledger.applied
-        while self._queue and self._queue[0].name in applied:
-            done = self._queue.popleft().lease
-            if not self._queue or self._queue[0].lease != done:
-                self._local.leases.remove(done)
-                self._fed.discard(done)
-                self._ended.pop(done, None)
+        done = {position.lease for position in self._schedule.take_applied(self._session.ledger.applied)}
+        for lease in done.difference(position.lease for position in self._schedule):
+            self._local.leases.remove(lease)
+            self._fed.discard(lease)
+            self._ended.pop(lease, None)
         self._batches.clear()
         self._feed()
 
@@ -227,10 +224,12 @@ class GlobalBatches:
         """Return the news of rank 0 for the others, and the failed members."""
         self.wish = StepFlag.NOTHING
         if self._session.rank == 0:
-            epoch = self._queue[0].name.epoch if self._queue else -1
-            if epoch >= 0 and epoch > self._closed_epoch and not self._to_share and self._is_last(epoch):
-                self._closes = epoch
-            if self._to_share or self._closes > self._closed_epoch:
+            if not self._to_share:
+                applied = self._session.ledger.applied
+                self._closes = self._schedule.epoch_to_close(
+                    applied, lambda epoch: self._link.has_rest_of(epoch, self._newest)
+                )
+            if self._to_share or self._closes != NO_EPOCH:
                 self.wish |= StepFlag.SHARING
         if self._is_failing:
             self.wish |= StepFlag.FAILED
@@ -239,19 +238,7 @@ class GlobalBatches:
     def _is_failing(self) -> bool:
         """User code has raised here on a task of the queue; one that is not in it must wait until it comes again."""
         failure = self._failure
-        return failure is not None and any(failure.is_of(position.name) for position in self._queue)
-
-    def _is_last(self, epoch: int) -> bool:
-        """Whether the queue holds all that is left of an epoch: by the plan, or by what the master says."""
-        waiting = {position.name for position in self._queue if position.name.epoch == epoch}
-        if len(waiting) >= self._num_per_step:
-            return False  # irrelevant so far
-        if self._num_per_epoch:
-            applied = self._session.ledger.applied.to_message()
-            done = sum(task.watermark + len(task.extras) for task in applied.tasks if task.epoch == epoch)
-            if done + len(waiting) >= self._num_per_epoch:
-                return True
-        return self._link.has_rest_of(epoch, self._newest)
+        return failure is not None and any(failure.is_of(position.name) for position in self._schedule)
 
     def _packed(self) -> bytes:
         leases, self._to_share = self._to_share, []
@@ -262,17 +249,13 @@ class GlobalBatches:
     def _unpack(self, data: bytes) -> None:
         start = 4 + int.from_bytes(data[:4], "little")
         head: dict[str, Any] = json.loads(data[4:start])
-        self._closed_epoch = max(self._closed_epoch, head["closes"])
-        applied, queued = self._session.ledger.applied, {position.name for position in self._queue}
+        self._schedule.close(head["closes"])
         for size in head["sizes"]:
             lease = pb.Lease.FromString(data[start : start + size])
             start += size
-            # Rank 0 may hold an earlier lease on the task, too, and not have heard yet that it was taken back.
-            names = [name for name in self._names(lease) if name not in applied and name not in queued]
-            if names:
+            positions = [StepOrder(name, lease.id) for name in self._names(lease)]
+            if self._schedule.add(positions, self._session.ledger.applied):
                 self._local.leases.add(lease)
-                self._queue.extend(StepOrder(name, lease.id) for name in names)
-                queued.update(names)
         self._feed()
 
     def _names(self, lease: pb.Lease) -> list[MinibatchName]:
@@ -323,7 +306,7 @@ class GlobalBatches:
         failure = BatchFailure(**json.loads(self._session.share(data, rank)))
         if self._failure is not None and failure.is_of(self._failure):  # several may meet with it at once
             self._failure = None
-        self._queue = deque(position for position in self._queue if not failure.is_of(position.name))
+        self._schedule.remove(failure.is_of)
         self._batches.clear()  # the members' pieces are other ones now
         kept = [held.lease for held in self._local.leases.held() if not failure.is_of(held.lease)]
         self._restart_feeder()
@@ -349,34 +332,16 @@ class GlobalBatches:
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
-    def _steps(self) -> Iterator[list[StepOrder]]:
-        """The steps that the queue holds whole, in order."""
-        step: list[StepOrder] = []
-        for position in self._queue:
-            if step and step[0].name.epoch != position.name.epoch:
-                yield step
-                step = []
-            step.append(position)
-            if len(step) == self._num_per_step:
-                yield step
-                step = []
-        if step and step[0].name.epoch <= self._closed_epoch:
-            yield step
-
-    def _next(self) -> list[StepOrder]:
-        return next(self._steps(), [])
-
     def _piece(self, step: Sequence[StepOrder]) -> Sequence[StepOrder]:
         """This member's of a step."""
-        rank, size = self._session.rank, self._session.size
-        return step[rank * len(step) // size : (rank + 1) * len(step) // size]
+        return self._schedule.piece(step, self._session.rank, self._session.size)
 
     def _own(self) -> Sequence[StepOrder]:
-        return self._piece(self._next())
+        return self._piece(self._schedule.next())
 
     def _feed(self) -> None:
         """Leases of which this member has a piece go to its input pipeline."""
-        for step in self._steps():
+        for step in self._schedule.steps():
             for position in self._piece(step):
                 held = self._local.leases.get(position.lease)
                 if position.lease not in self._fed and held is not None:
@@ -417,7 +382,7 @@ class GlobalBatches:
                     if any(position.name == name for position in self._own()):
                         self._batches[name] = item
             case Failed(error=error):
-                failed = next((p.name for p in self._queue if p.lease == error.lease), None)
+                failed = next((p.name for p in self._schedule if p.lease == error.lease), None)
                 if failed is None:
                     self._feeder.resume()  # of a task that has failed already
                     return True

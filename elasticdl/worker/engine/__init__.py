@@ -1,0 +1,1 @@
+"""Decisions of a worker without threads, clocks and calls: events in, values out."""

@@ -1,0 +1,123 @@
+"""The order of steps with --fixed_global_batch: step s is minibatches sG … (s+1)G-1 of an epoch's order.
+
+`StepSchedule` is the same in every member of a group: rank 0 shares what is queued and which epoch is closed, every
+member cuts the same steps, and takes the piece of its own rank.  It owns the queue; it knows nothing of leases, of the
+master and of how news travels.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+from elasticdl.ps.applied import AppliedSet, MinibatchName
+
+Queued = TypeVar("Queued")
+NO_EPOCH = -1
+
+
+class StepSchedule(Generic[Queued]):
+    """Minibatches in the order of steps, each once, none of which the model holds.
+
+    Attributes:
+        num_per_step: minibatches of a step of all members together.
+    """
+
+    def __init__(self, num_per_step: int, num_per_epoch: int, name_of: Callable[[Queued], MinibatchName]) -> None:
+        """
+        Args:
+            num_per_epoch: minibatches; 0: not known.
+            name_of: a queued minibatch.
+        """
+        self.num_per_step = num_per_step
+        self._num_per_epoch = num_per_epoch
+        self._name_of = name_of
+        self._queue: deque[Queued] = deque()
+        self._closed_epoch = NO_EPOCH  # of it and of those before no more minibatches come
+
+    def __iter__(self) -> Iterator[Queued]:
+        return iter(self._queue)
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def clear(self) -> None:
+        """Begin anew, in a group that was just entered."""
+        self._queue.clear()
+        self._closed_epoch = NO_EPOCH
+
+    def add(self, minibatches: Iterable[Queued], applied: AppliedSet) -> list[Queued]:
+        """Queue the minibatches that are neither queued nor in the model; return these.
+
+        A task may come twice: under an earlier lease, too, whose loss rank 0 has not noticed yet.
+        """
+        known = {self._name_of(one) for one in self._queue}
+        new = [one for one in minibatches if self._name_of(one) not in known and self._name_of(one) not in applied]
+        self._queue.extend(new)
+        return new
+
+    def close(self, epoch: int) -> None:
+        """No more minibatches come of this epoch: what is left of it is a step, whole or not."""
+        self._closed_epoch = max(self._closed_epoch, epoch)
+
+    def is_closed(self, epoch: int) -> bool:
+        return epoch <= self._closed_epoch
+
+    def take_applied(self, applied: AppliedSet) -> list[Queued]:
+        """Remove and return the minibatches at the head that the model holds now."""
+        taken = []
+        while self._queue and self._name_of(self._queue[0]) in applied:
+            taken.append(self._queue.popleft())
+        return taken
+
+    def remove(self, is_out: Callable[[MinibatchName], bool]) -> None:
+        """Take minibatches out, as those of a task that has failed."""
+        self._queue = deque(one for one in self._queue if not is_out(self._name_of(one)))
+
+    def epoch_to_close(self, applied: AppliedSet, has_rest: Callable[[int], bool]) -> int:
+        """Return the epoch of the next step if the queue holds all that is left of it, and less than a step.
+
+        Else return `NO_EPOCH`.
+
+        Args:
+            has_rest: whether all leases of an epoch have come; asked where the plan does not tell.
+        """
+        epoch = self._name_of(self._queue[0]).epoch if self._queue else NO_EPOCH
+        if self.is_closed(epoch):
+            return NO_EPOCH
+        waiting = sum(self._name_of(one).epoch == epoch for one in self._queue)
+        if waiting >= self.num_per_step:
+            return NO_EPOCH
+        if self._num_per_epoch:
+            tasks = [task for task in applied.to_message().tasks if task.epoch == epoch]
+            done = sum(task.watermark + len(task.extras) for task in tasks)
+            if done + waiting >= self._num_per_epoch:
+                return epoch
+        return epoch if has_rest(epoch) else NO_EPOCH
+
+    def steps(self) -> Iterator[list[Queued]]:
+        """The steps that the queue holds whole, in order."""
+        step: list[Queued] = []
+        for one in self._queue:
+            if step and self._name_of(step[0]).epoch != self._name_of(one).epoch:
+                yield step
+                step = []
+            step.append(one)
+            if len(step) == self.num_per_step:
+                yield step
+                step = []
+        if step and self.is_closed(self._name_of(step[0]).epoch):
+            yield step
+
+    def next(self) -> list[Queued]:
+        """The next step; empty: it is not there yet."""
+        return next(self.steps(), [])
+
+    @staticmethod
+    def piece(step: Sequence[Queued], rank: int, size: int) -> Sequence[Queued]:
+        """Return the contiguous part of a step that one of `size` members computes."""
+        return step[rank * len(step) // size : (rank + 1) * len(step) // size]
