@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from elasticdl.rpc.unpack_code import unpack
 from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.paths import path_of
 from elasticdl_client.errors import JobError, StorageError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.kubernetes import code
+from elasticdl_client.kubernetes import code, submit
 from tests.storage.faulty_proxy import Fault, FaultyProxy
 
 
 @pytest.fixture
-def archive(tmp_path: Path, proxy: FaultyProxy) -> code.Archive:
-    """An archive that belongs into storage."""
+def spec(tmp_path: Path, proxy: FaultyProxy) -> JobSpec:
+    """A job whose code belongs into storage."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "weights.bin").write_bytes(os.urandom(code.MAX_BYTES + 1))
     (project / "train.py").write_text("print('this is the code')\n")
-    flags = {"job_name": "job", "image_name": "i", "model_def": "m.model", "training_data": "/d"}
+    flags = {"job_name": "job", "image_name": "i", "job_command": "python train.py", "training_data": "/d"}
     storage = f"s3://bucket/{tmp_path.name}/code"
-    return code.pack(JobSpec.from_flags("train", {**flags, "code": str(project), "code_storage": storage}))
+    return JobSpec.from_flags("train", {**flags, "code": str(project), "code_storage": storage})
+
+
+@pytest.fixture
+def archive(spec: JobSpec) -> code.Archive:
+    return code.pack(spec)
 
 
 def test_a_pod_runs_the_code_that_was_published_after_it_came_through_faults(
@@ -42,6 +49,20 @@ def test_a_pod_runs_the_code_that_was_published_after_it_came_through_faults(
     assert done.returncode == 0
     assert done.stdout.endswith("this is the code\n")
     assert (zoo / "weights.bin").stat().st_size == code.MAX_BYTES + 1
+
+
+def test_a_job_that_is_written_down_has_its_code_in_storage_and_one_that_is_shown_has_not(
+    spec: JobSpec, archive: code.Archive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    url = archive.reference.url
+    submit.run(dataclasses.replace(spec, dry_run=True))
+    assert not storage_of(url).exists(url)
+    submit.run(dataclasses.replace(spec, yaml=str(tmp_path / "job.yaml")))
+    assert storage_of(url).read(url, 0, len(archive.data)) == archive.data
+    objects = list(yaml.safe_load_all((tmp_path / "job.yaml").read_text()))
+    [master] = [one for one in objects if one["kind"] == "Pod"]
+    assert url in master["spec"]["containers"][0]["command"]
 
 
 def test_code_that_is_there_already_is_not_sent_again(archive: code.Archive, proxy: FaultyProxy) -> None:
