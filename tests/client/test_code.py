@@ -193,6 +193,24 @@ def test_larger_code_lies_in_storage_and_smaller_code_in_config_maps(project: Pa
     assert "elasticdl-code" not in [one["name"] for one in pod["spec"]["volumes"]]
 
 
+def test_requirements_that_pods_could_not_install_are_refused_before_anything_is_packed(project: Path) -> None:
+    (project / "requirements.txt").write_text("numpy\n-e .\n")
+    flags = {**BASE, "code": str(project), "model_def": "", "job_command": "python train.py"}
+    with pytest.raises(FlagError, match=r"requirements\.txt, line 2: -e \. is a path"):
+        submit.run(JobSpec.from_flags("train", flags))
+
+
+def test_a_cache_of_requirements_lies_on_a_mount_that_can_be_written(project: Path) -> None:
+    flags = {**BASE, "code": str(project), "requirements_cache": "/cache"}
+    with pytest.raises(FlagError, match="--requirements_cache=/cache is on no mount of --volume"):
+        submit.mount_notes(JobSpec.from_flags("train", flags))
+    volume = "host_path=/var/cache,mount_path=/cache"
+    spec = dataclasses.replace(JobSpec.from_flags("train", {**flags, "volume": volume}), code=f"sha256:{'0' * 64}/1")
+    assert not [note for note in submit.mount_notes(spec) if "requirements_cache" in note]
+    pod = pod_manifest(spec_for_pods(spec), role_pod(spec, "worker"))
+    assert pod["spec"]["containers"][0]["command"][5:7] == ["/model_zoo", "/cache"]
+
+
 @pytest.mark.parametrize(
     ("flags", "what"),
     [

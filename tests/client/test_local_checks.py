@@ -53,6 +53,21 @@ def test_a_good_job_gets_absolute_paths(spec: JobSpec, tmp_path: Path, monkeypat
     assert checked.output == str(tmp_path / "out" / "model")
 
 
+def test_packages_that_the_zoo_asks_for_and_this_python_lacks_are_named(spec: JobSpec) -> None:
+    requirements = Path(spec.model_zoo) / "requirements.txt"
+    requirements.write_text("numpy\nno-such-package>=2\n")
+    assert "does not have: no-such-package>=2." in refused(spec, FlagError)
+    requirements.write_text("numpy\n")
+    check_local(spec)
+
+
+def test_a_relative_directory_of_bad_records_is_that_of_the_client(
+    spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert check_local(dataclasses.replace(spec, bad_records_dir="bad")).bad_records_dir == str(tmp_path / "bad")
+
+
 def test_a_missing_zoo_module_or_symbol_is_named_with_its_file(spec: JobSpec) -> None:
     assert "/nowhere does not exist" in refused(spec, ModelDefinitionError, model_zoo="/nowhere")
     said = refused(spec, ModelDefinitionError, model_def="pkg.other.custom_model")
