@@ -28,7 +28,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 say = @echo "==> $(1)"
 
-.PHONY: help setup demo zoo test test-full test-versions coverage test-estimator e2e e2e-together e2e-alone e2e-full chaos fuzz stress lint format bench wheels docs clean
+.PHONY: help setup demo zoo test test-full test-versions coverage test-estimator e2e e2e-together e2e-alone e2e-quiet e2e-full chaos fuzz stress lint format bench wheels docs clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with everything"
@@ -145,10 +145,10 @@ define on_cluster
 	@$(BIN)/python -m tests.e2e_kubernetes.dns_records
 endef
 
-e2e: e2e-together e2e-alone
+e2e: e2e-together e2e-alone e2e-quiet
 
 e2e-full: MARKS := cluster
-e2e-full: e2e-together e2e-alone
+e2e-full: e2e-together e2e-alone e2e-quiet
 
 # The long whole jobs come first, one test at a time goes to a process that is free, and short tests fill what is left.
 e2e-together: $(NATIVE)
@@ -156,14 +156,19 @@ e2e-together: $(NATIVE)
 	$(call say,building the image of the tests (once; TensorFlow is a large download))
 	@$(BIN)/python -m tests.e2e_kubernetes.image
 	$(call say,running whole jobs on the cluster of $$KUBECONFIG and all else that needs one$(comma) $(JOBS) at a time)
-	@$(BIN)/python -m tests.again -m "($(MARKS)) and not alone" -n $(JOBS) --dist load --maxschedchunk 1 \
+	@$(BIN)/python -m tests.again -m "($(MARKS)) and not (alone or quiet)" -n $(JOBS) --dist load --maxschedchunk 1 \
 	    --durations 0 --durations-min 3 tests/e2e_kubernetes $(sort $(ON_CLUSTER))
 
-# Those that stop the daemons of the cluster, or measure.
+# Those that stop the daemons of the cluster or need all of its room.  They mostly wait.
 e2e-alone: $(NATIVE)
 	$(on_cluster)
 	$(call say,running the tests that need the cluster of $$KUBECONFIG for themselves)
 	@$(BIN)/python -m tests.again -m "($(MARKS)) and alone" -s --durations 0 --durations-min 1 tests/e2e_kubernetes
+
+e2e-quiet: $(NATIVE)
+	$(on_cluster)
+	$(call say,running the tests that measure on the cluster of $$KUBECONFIG)
+	@$(BIN)/python -m tests.again -m "($(MARKS)) and quiet" -s --durations 0 --durations-min 1 tests/e2e_kubernetes
 
 chaos: $(NATIVE)
 	$(call say,killing workers$(comma) parameter servers and masters of real jobs)

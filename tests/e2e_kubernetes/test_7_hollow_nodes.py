@@ -60,7 +60,7 @@ def running_there(job: KubernetesJob, node: HollowNode) -> set[str]:
     return {pod.name for pod in job.pods("worker") if pod.running and pod.node == node.name}
 
 
-@pytest.mark.alone  # it measures
+@pytest.mark.quiet
 def test_a_hundred_workers_are_created_and_thirty_lost_at_once_are_replaced_within_30_s(open_space: OpenSpace) -> None:
     with HollowNode() as node:
         job = open_space("hundred").job(
