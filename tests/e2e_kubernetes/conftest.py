@@ -46,7 +46,11 @@ def image(cluster: None) -> str:
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """scikit-learn's digits, generated once; on this machine, which is the node."""
+    return digits()
+
+
+def digits() -> Path:
+    """The directory of scikit-learn's digits, generated once; on this machine, which is the node."""
     output = BUILD / "data"
     with one_at_a_time("data"):
         if not (output / "digits" / "validation").exists():
