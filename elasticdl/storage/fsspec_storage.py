@@ -105,13 +105,16 @@ class FsspecStorage:
             return b""
         how: dict[str, Any] = {"start": start, "end": end, "_check": check}
         if self.compares(etag):
-            data: bytes = self._call(url, self._read_if_match, url, etag=etag, **how)
+            read = self._read_s3 if self._kind.module == "s3fs" else self._read_http
+            data: bytes = self._call(url, read, url, etag=etag, **how)
         else:
             data = self._call(url, "cat_file", url, **how)
         return data
 
     def compares(self, etag: str) -> bool:
-        return self._kind.module == "s3fs" and etag.startswith('"')  # a date of a server without etags is none
+        if self._kind.module == "s3fs":
+            return etag.startswith('"')  # a date, of a server without etags, is no condition
+        return self._kind.module == "aiohttp" and bool(etag)
 
     def publish(self, url: str, content: bytes | Path) -> None:
         if not self._kind.can_write:
@@ -187,13 +190,26 @@ class FsspecStorage:
 
         return asyncio.run_coroutine_threadsafe(call(), self._file_system.loop).result()
 
-    async def _read_if_match(self, url: str, start: int, end: int, etag: str) -> bytes:
-        """Return a range of an object of S3; the verb of fsspec takes no condition."""
+    async def _read_s3(self, url: str, start: int, end: int, etag: str) -> bytes:
+        """Return a range of an object if it has this etag; the verb of fsspec takes no condition."""
         bucket, key, version = self._file_system.split_path(url)
         which = {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
         answer = await self._file_system._call_s3("get_object", **which, Range=f"bytes={start}-{end - 1}", IfMatch=etag)
         async with answer["Body"] as body:
             data: bytes = await body.read()
+        return data
+
+    async def _read_http(self, url: str, start: int, end: int, etag: str) -> bytes:
+        """Return a range if the answer has this etag: servers may ignore a condition."""
+        session = await self._file_system.set_session()
+        headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+        async with session.get(self._file_system.encode_url(url), headers=headers) as answer:
+            data: bytes = await answer.read()
+            if answer.status == 404:
+                raise FileNotFoundError(url)
+            answer.raise_for_status()
+            if (answer.headers.get("ETag") or answer.headers.get("Last-Modified")) != etag:
+                raise _changed(url)
         return data
 
 
@@ -239,7 +255,7 @@ def _final_error(url: str, error: BaseException, causes: Sequence[BaseException]
     if statuses & _REFUSED_FOR_NOW:
         return None
     if _CHANGED in statuses:
-        return StorageError(f"The file {hide(url)} changed while the job reads it.", "Put new data into a new file.")
+        return _changed(url)
     if statuses & _NO_PERMISSION or isinstance(error, PermissionError) or _has_no_credentials(causes):
         return StorageError(
             f"{hide(url)}: no permission: {_text(error)}.",
@@ -251,6 +267,10 @@ def _final_error(url: str, error: BaseException, causes: Sequence[BaseException]
     if isinstance(error, OSError | asyncio.TimeoutError) or _is_of_network(causes):
         return None
     return StorageError(f"{hide(url)}: {_text(error)}.", "Check the URL, and the settings of its client.")
+
+
+def _changed(url: str) -> StorageError:
+    return StorageError(f"The file {hide(url)} changed while the job reads it.", "Put new data into a new file.")
 
 
 def _causes(error: BaseException, handled: BaseException | None) -> Iterator[BaseException]:

@@ -6,6 +6,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import boto3
 import numpy as np
 import pytest
 from PIL import Image
@@ -167,6 +168,23 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused_without_a_request_f
     uploaded(directory)
     with pytest.raises(DataError, match="changed while the job reads it"):
         reader.read(Shard(shard.name, shard.end - 3, shard.end))
+
+
+def test_a_file_of_a_web_server_is_compared_with_each_answer(proxy: FaultyProxy, tmp_path: Path) -> None:
+    s3 = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{proxy.target}")
+    key = f"{tmp_path.name}/a.txt"
+    text = b"".join(b"line %d\n" % i for i in range(1000))
+    s3.put_object(Bucket="bucket", Key=key, Body=text, ACL="public-read")
+    reader = create_reader(f"http://127.0.0.1:{proxy.port}/bucket/{key}")
+    (shard,) = reader.shards()
+    reader.read(Shard(shard.name, 0, 3))
+    proxy.requests.clear()
+    for start in range(3, 60, 3):
+        reader.read(Shard(shard.name, start, start + 3))
+    assert {request.method for request in proxy.requests} == {"GET"}
+    s3.put_object(Bucket="bucket", Key=key, Body=text.replace(b"line", b"word"), ACL="public-read")
+    with pytest.raises(DataError, match="changed while the job reads it"):
+        reader.read(Shard(shard.name, 3, 6))
 
 
 def test_a_part_that_is_opened_again_is_the_one_that_was_read_before(
