@@ -17,7 +17,9 @@ KINDS = ("pod", "config_map", "secret", "service", "network_policy")
 _PLURALS = {"network_policy": "network policies"}
 
 
-def list_objects(connection: Connection, kind: str, namespace: str, job: str = "") -> list[Object]:
+def list_objects(
+    connection: Connection, kind: str, namespace: str, job: str = "", *, without: str = ""
+) -> list[Object]:
     """The objects of jobs, or of one job.
 
     Args:
@@ -25,11 +27,13 @@ def list_objects(connection: Connection, kind: str, namespace: str, job: str = "
         kind: one of `KINDS`.
         namespace: empty: all of them.
         job: empty: of every job.
+        without: a label; those that have it are left out.
 
     Raises:
         ClusterError: the cluster does not answer, or refuses.
     """
     selector = f"{names.APP_LABEL}={names.APP},{names.JOB_LABEL}" + (f"={job}" if job else "")
+    selector += f",!{without}" if without else ""
     api = _api(connection, kind)
     where = f"in namespace {namespace}" if namespace else "of all namespaces"
     with connection.doing(f"list the {words(kind)} {where}"):

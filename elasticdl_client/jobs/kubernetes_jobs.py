@@ -69,7 +69,7 @@ class KubernetesJobs:
             JobError: the journal is damaged.
             ClusterError: the cluster does not answer, or refuses.
         """
-        found = list_objects(self._connection, "config_map", job.namespace, job.name)
+        found = _config_maps(self._connection, job.namespace, job.name)
         state = next((one for one in found if one["metadata"]["name"] == names.state_object(job.name)), {})
         try:
             return JobJournal.unpack((state.get("binaryData") or {}).get(names.JOURNAL_KEY, ""))
@@ -182,7 +182,7 @@ class KubernetesJobs:
         return cluster_tensorboard.show(self._connection, job, owner, port)
 
     def _owner(self, job: JobInfo) -> Object | None:
-        found = list_objects(self._connection, "config_map", job.namespace, job.name)
+        found = _config_maps(self._connection, job.namespace, job.name)
         return next((one for one in found if one["metadata"]["name"] == names.job_object(job.name)), None)
 
     def _remove_old_master(self, job: JobInfo) -> None:
@@ -206,7 +206,7 @@ def _jobs(connection: api.Connection, namespace: str, name: str, context: str) -
     for pod in list_objects(connection, "pod", namespace, name):
         objects[_key(pod)].pods.append(pod)
     # After the pods: where the label of a master's pod says that the job has ended, its last status is there already.
-    for config_map in list_objects(connection, "config_map", namespace, name):
+    for config_map in _config_maps(connection, namespace, name):
         objects[_key(config_map)].config_maps[config_map["metadata"]["name"]] = config_map
     if name:
         for (where, _), found in objects.items():
@@ -214,6 +214,11 @@ def _jobs(connection: api.Connection, namespace: str, name: str, context: str) -
             found.told = events.newest(connection, where, made)
     jobs = [_job(where, job, found, context) for (where, job), found in objects.items()]
     return sorted(jobs, key=lambda job: (job.created_at, job.namespace, job.name))
+
+
+def _config_maps(connection: api.Connection, namespace: str, name: str) -> list[Object]:
+    """Those that say something about jobs: their code, of megabytes, says nothing."""
+    return list_objects(connection, "config_map", namespace, name, without=names.CODE_LABEL)
 
 
 @dataclasses.dataclass(slots=True)

@@ -35,6 +35,7 @@ JOB_LABEL = "elasticdl-job-name"
 ROLE_LABEL = "elasticdl-replica-type"
 INDEX_LABEL = "elasticdl-replica-index"
 SLOT_LABEL = "elasticdl-worker-slot"
+CODE_LABEL = "elasticdl-code"  # of the large ConfigMaps that hold the code of --code
 NUM_WORKERS_ANNOTATION = "elasticdl-num-workers"  # of `job_object`: how many workers the user wants by now
 STOP_ANNOTATION = "elasticdl-stop"  # of `job_object`: anything but empty: the job is to stop until it is resumed
 STATUS_LABEL = "status"  # of the master's pod: Pending, Running, Finished, Failed, or

@@ -107,10 +107,7 @@ def job_manifests(
             type="Opaque",
             stringData=secret,
         ),
-        *(
-            _object(spec, "ConfigMap", part.pop("name"), **part)
-            for part in (config_maps(archive, job) if archive is not None else [])
-        ),
+        *(_code_part(spec, **part) for part in (config_maps(archive, job) if archive is not None else [])),
         *_services(spec),
         _network_policy(spec),
         master,
@@ -141,6 +138,12 @@ def master_pod(config_map: Mapping[str, str], job_name: str, owner_uid: str) -> 
         owner_uid: of that ConfigMap.
     """
     return owned(json.loads(config_map[names.MASTER_POD_KEY]), job_name, owner_uid)
+
+
+def _code_part(spec: JobSpec, name: str, **content: object) -> Manifest:
+    manifest = _object(spec, "ConfigMap", name, **content)
+    manifest["metadata"]["labels"][names.CODE_LABEL] = ""
+    return manifest
 
 
 def _services(spec: JobSpec) -> list[Manifest]:

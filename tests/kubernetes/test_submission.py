@@ -8,6 +8,8 @@ import pytest
 import yaml
 from submission_scene import KINDS, Scene
 
+from elasticdl_client.jobs.cluster_objects import list_objects
+from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.rbac import MASTER_RIGHTS, USER_RIGHTS, Right
 
 pytestmark = pytest.mark.cluster
@@ -55,6 +57,20 @@ def test_a_job_is_created_whole_and_deleted_with_its_config_map(scene: Scene) ->
 
     scene.kubectl("delete", "configmap", "elasticdl-job")
     scene.wait_until_gone()
+
+
+def test_the_code_of_a_job_is_not_fetched_where_jobs_are_listed(scene: Scene) -> None:
+    code = scene.directory / "code"
+    code.mkdir()
+    symbols = ("custom_model", "loss", "optimizer", "feed")
+    (code / "model.py").write_text("".join(f"def {symbol}(): ...\n" for symbol in symbols))
+    done = scene.train(code=str(code), model_def="model.custom_model")
+    assert done.returncode == 0, done.stderr
+    assert "ConfigMap elasticdl-job-code-0" in scene.left()
+    where = (scene.connection, "config_map", scene.namespace, "job")
+    said = {one["metadata"]["name"] for one in list_objects(*where, without=names.CODE_LABEL)}
+    assert said == {"elasticdl-job", "elasticdl-job-state"}
+    assert len(list_objects(*where)) == 3
 
 
 def test_the_api_keeps_the_security_of_the_master_as_it_was_asked_for(scene: Scene) -> None:
