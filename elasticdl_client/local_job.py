@@ -198,7 +198,7 @@ class LocalFollower:
             return False
         self._idle_restarts += master.restarts - self._restarts
         self._restarts = master.restarts
-        self._display.say("The master has ended; it is started again.")
+        self._display.say(f"The master has ended; restart {master.restarts} follows.")
         return True
 
     def _ended(self, master: Pod | None) -> Ended:

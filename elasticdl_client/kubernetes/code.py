@@ -165,13 +165,10 @@ def publish(archive: Archive) -> str:
     return f"the code of --code, {size}, lies in {url}, and stays there when the job is deleted."
 
 
-def config_maps(archive: Archive, job_name: str) -> list[dict[str, Any]]:
-    """Return name and content of the ConfigMaps of an archive."""
+def config_maps(archive: Archive, job_name: str) -> list[tuple[str, dict[str, str]]]:
+    """Return name and binary data of the ConfigMaps of an archive."""
     return [
-        {
-            "name": names.code_object(job_name, number),
-            "binaryData": {names.CODE_KEY: base64.b64encode(part).decode()},
-        }
+        (names.code_object(job_name, number), {names.CODE_KEY: base64.b64encode(part).decode()})
         for number, part in enumerate(archive.parts)
     ]
 

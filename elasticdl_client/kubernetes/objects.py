@@ -107,7 +107,7 @@ def job_manifests(
             type="Opaque",
             stringData=secret,
         ),
-        *(_code_part(spec, **part) for part in (config_maps(archive, job) if archive is not None else [])),
+        *(_code_part(spec, name, data) for name, data in (config_maps(archive, job) if archive is not None else ())),
         *_services(spec),
         _network_policy(spec),
         master,
@@ -140,8 +140,8 @@ def master_pod(config_map: Mapping[str, str], job_name: str, owner_uid: str) -> 
     return owned(json.loads(config_map[names.MASTER_POD_KEY]), job_name, owner_uid)
 
 
-def _code_part(spec: JobSpec, name: str, **content: object) -> Manifest:
-    manifest = _object(spec, "ConfigMap", name, **content)
+def _code_part(spec: JobSpec, name: str, data: Mapping[str, str]) -> Manifest:
+    manifest = _object(spec, "ConfigMap", name, binaryData=data)
     manifest["metadata"]["labels"][names.CODE_LABEL] = ""
     return manifest
 

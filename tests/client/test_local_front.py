@@ -124,7 +124,7 @@ def test_a_job_that_fails_exits_with_its_code_and_its_message(flags: dict[str, s
 def test_a_master_that_dies_is_started_again_and_the_job_continues(flags: dict[str, str]) -> None:
     code, output, errors = finish(flags, "die_once")
     assert code == 0, errors
-    assert "started again" in output
+    assert "restart 1 follows" in output
 
 
 def test_a_restart_is_told_where_the_job_has_ended_before_it_is_seen(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_restart_is_told_where_the_job_has_ended_before_it_is_seen(tmp_path: P
     said = io.StringIO()
     follower = LocalFollower(JobSpec(), JobDir(tmp_path, -1), Restarted(), PlainDisplay(said))  # type: ignore[arg-type]
     assert follower.follow().exit_code == 0
-    assert "started again (restart 1)" in said.getvalue()
+    assert "The master has ended; restart 1 follows." in said.getvalue()
 
 
 def test_the_last_events_are_told_where_file_and_time_of_the_journal_are_those_of_the_one_before(
@@ -236,7 +236,7 @@ def test_ctrl_c_asks_a_master_that_is_starting_once_it_can_take_the_request(flag
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, output + errors
     assert "A checkpoint of 50 minibatches is written." in output
-    assert "started again" not in output
+    assert "The master has ended" not in output
 
 
 def test_a_checkpoint_that_was_begun_before_ctrl_c_is_not_the_one_that_is_waited_for(flags: dict[str, str]) -> None:

@@ -150,7 +150,7 @@ def test_a_damaged_archive_ends_the_job_once_and_not_its_master(tmp_path: Path) 
     code, text = said(running)
     assert code == 1
     assert f"NumPy file {archive}, byte 0: x.npy cannot be read" in text
-    assert "started again" not in text
+    assert "The master has ended" not in text
     assert "Traceback" not in running.master_log()
 
 
