@@ -1,9 +1,10 @@
-"""Rows of PostgreSQL as Parquet files against COPY into Arrow, and models of the short form against scikit-learn.
+"""Rows of PostgreSQL as the rows of jobs against COPY into Arrow, and models of the short form against scikit-learn.
 
 ``python -m benchmarks.sql [--quick] [--json] [--census=DIR]``: a server of its own, a table of 11 columns, which
-`elasticdl sql` writes as files of a model's inputs and COPY reads into one table of Arrow, by turns, each in a fresh
-process.  With the census (`adult-train.csv`, `adult-test.csv`) also the area under the ROC curve of the short form, and
-of the better of two plain pipelines of scikit-learn on the same table, where that is installed.
+`elasticdl sql` writes as files of a model's inputs, or for Kubernetes as a table of them, and COPY reads into one table
+of Arrow, by turns, each in a fresh process; a master counts the rows of a table by its key.  With the census
+(`adult-train.csv`, `adult-test.csv`) also the area under the ROC curve of the short form, and of the better of two
+plain pipelines of scikit-learn on the same table, where that is installed.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ import numpy as np
 import psycopg
 import pyarrow.csv
 
+from elasticdl.data.factory import create_reader
 from elasticdl_client.sql import snapshot
+from elasticdl_client.sql.cluster import StagedRows
 from elasticdl_client.sql.database import Database
 from elasticdl_client.sql.parser import parse_select
+from elasticdl_client.sql.runtime import FileRows, RowStore
 from elasticdl_client.sql.snapshot import LABEL, Field
 from tests.data import postgres
 
@@ -64,13 +68,34 @@ def copy_into_arrow(url: str) -> int:
 
 
 def write_files(url: str) -> int:
-    """Write the table as `elasticdl sql` does; how many rows there are."""
+    """Write the table as `elasticdl sql` does for this machine; how many rows there are."""
+    with tempfile.TemporaryDirectory() as name:
+        return write_rows(Database(url), FileRows(Path(name) / "rows", Path(name) / "rows"))
+
+
+def write_table(url: str) -> int:
+    """Write the table as `elasticdl sql` does for Kubernetes; how many rows there are."""
+    database = Database(url)
+    store = StagedRows(database)
+    try:
+        return write_rows(database, store)
+    finally:
+        store.close()
+
+
+def write_rows(database: Database, store: RowStore) -> int:
+    """Write the table in the forms of a model's inputs; how many rows there are."""
     query = parse_select("SELECT * FROM t", "postgres")
     fields = [*snapshot.input_fields(INPUTS), Field(LABEL, "y", "class")]
-    with tempfile.TemporaryDirectory() as name, Database(url).snapshot() as reader:
+    with database.snapshot() as reader:
         columns = reader.columns(query)
         rows = reader.rows(query, snapshot.only_numbers(fields))
-        return snapshot.write(rows, columns, fields, Path(name) / "rows", ["n", "p"], seed=0)
+        return store.write("train", rows, columns, fields, ["n", "p"], seed=0)
+
+
+def count_by_key(url: str) -> int:
+    """Find the shards of the table, as a master does; how many rows there are."""
+    return sum(shard.end - shard.start for shard in create_reader(f"{url}&table=t&key=id").shards())
 
 
 def measured(function: Callable[[str], int], url: str) -> tuple[int, float, float]:
@@ -81,8 +106,9 @@ def measured(function: Callable[[str], int], url: str) -> tuple[int, float, floa
 
 
 def reading(num_rows: int) -> dict[str, float]:
-    """Compare both ways of reading a table."""
-    found: dict[Callable[[str], int], list[tuple[int, float, float]]] = {write_files: [], copy_into_arrow: []}
+    """Compare the ways of reading a table."""
+    functions = (write_files, write_table, copy_into_arrow, count_by_key)
+    found: dict[Callable[[str], int], list[tuple[int, float, float]]] = {function: [] for function in functions}
     with postgres.server() as url:
         with psycopg.connect(url) as connection:
             connection.execute(TABLE.format(num_rows))  # type: ignore[arg-type]
@@ -91,13 +117,20 @@ def reading(num_rows: int) -> dict[str, float]:
                 with multiprocessing.get_context("spawn").Pool(1) as fresh:
                     results.append(fresh.apply(measured, (function, url)))
     assert all(rows == num_rows for results in found.values() for rows, _, _ in results)
-    ours_s, copy_s = (statistics.median(seconds for _, seconds, _ in results) for results in found.values())
+    files_s, table_s, copy_s, count_s = (
+        statistics.median(seconds for _, seconds, _ in results) for results in found.values()
+    )
     return {
         "rows": num_rows,
-        "files_s": ours_s,
+        "files_s": files_s,
+        "table_s": table_s,
         "copy_s": copy_s,
-        "files_to_copy_ratio": copy_s / ours_s,
+        "count_s": count_s,
+        "files_to_copy_ratio": copy_s / files_s,
+        "table_to_copy_ratio": copy_s / table_s,
         "files_peak_mb": max(peak for _, _, peak in found[write_files]),
+        "table_peak_mb": max(peak for _, _, peak in found[write_table]),
+        "count_peak_mb": max(peak for _, _, peak in found[count_by_key]),
     }
 
 

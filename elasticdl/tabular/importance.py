@@ -1,7 +1,8 @@
 """The permutation importance of a model's columns: how much its loss grows when a column's values are permuted.
 
 `TO EXPLAIN` runs this as a program.  The model is an export, whose code is not needed; inputs of one column are
-permuted together.  Source: Breiman, Random Forests, 2001; Fisher, Rudin and Dominici, arXiv:1801.01489, for any model.
+permuted together.  Rows are Parquet files or a table of a database, the result is a file or a table.  Source: Breiman,
+Random Forests, 2001; Fisher, Rudin and Dominici, arXiv:1801.01489, for any model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet
+
+from elasticdl.data.sql import parse
+from elasticdl.data.sql_output import OutputTable
+from elasticdl_client.data_sources import is_table
 
 Array = npt.NDArray[Any]
 Predict = Callable[[Mapping[str, Array]], Array]
@@ -157,22 +161,66 @@ def _by_row(outputs: Array, num_classes: int) -> Array:
     return found
 
 
-def read(directory: Path) -> dict[str, Array]:
-    """Return the columns of Parquet files; texts are objects."""
-    table = pyarrow.parquet.read_table(directory)
-    return {name: table.column(name).to_numpy() for name in table.column_names}
+def read(source: str) -> dict[str, Array]:
+    """Return the columns of a directory of Parquet files, or of a table; texts are objects.
+
+    Args:
+        source: path, or the URL of a table with `table=` and `key=` in its query; the key is no column.
+    """
+    if not is_table(source):
+        import pyarrow.parquet  # only here: an image for tables need not have it
+
+        table = pyarrow.parquet.read_table(source)
+        return {name: table.column(name).to_numpy() for name in table.column_names}
+    sql, url, query = parse(source)
+    engine = sql.create_engine(url, poolclass=sql.pool.NullPool)
+    found = sql.Table(query["table"], sql.MetaData(), schema=query.get("schema"), autoload_with=engine)
+    columns = [column for column in found.columns if column.name != query["key"]]
+    with engine.connect() as connection:
+        rows = connection.execute(sql.select(*columns).order_by(found.c[query["key"]])).all()
+    values = zip(*rows, strict=True)
+    return {one.name: _values(one.type.python_type, of_one) for one, of_one in zip(columns, values, strict=True)}
+
+
+def _values(kind: type, values: Sequence[Any]) -> Array:
+    if kind is str:
+        return np.array(values, object)
+    if kind is int:
+        return np.array(values, np.int64)
+    return np.array([np.nan if value is None else float(value) for value in values])  # MySQL holds no NaN
+
+
+def write(output: str, loss: Importance, columns: Sequence[Importance]) -> None:
+    """Write a result: rows of a name, a number and its deviation, first the loss, then each column.
+
+    Args:
+        output: path of a file of JSON, or the URL of a table with `key=` in its query, which numbers the rows.
+    """
+    rows = [loss, *columns]
+    if not is_table(output):
+        Path(output).write_text(json.dumps([asdict(one) for one in rows], allow_nan=False))
+        return
+    _, _, query = parse(output)
+    OutputTable(output, query["key"]).replace(
+        {
+            query["key"]: np.arange(len(rows)),
+            "column_name": np.array([one.column for one in rows], object),
+            "importance": np.array([one.importance for one in rows]),
+            "deviation": np.array([one.deviation for one in rows]),
+        }
+    )
 
 
 def main() -> None:
-    """Write the loss of a model and the importances of its columns as JSON, to the file that --output names."""
+    """Write the loss of a model and the importances of its columns to the file or table that --output names."""
     parser = argparse.ArgumentParser(prog="python -m elasticdl.tabular.importance", description=main.__doc__)
     parser.add_argument("--export", type=Path, required=True, help="the SavedModel")
     parser.add_argument("--description", type=Path, required=True, help="model.json of `elasticdl sql`")
-    parser.add_argument("--rows", type=Path, required=True, help="directory of Parquet files")
+    parser.add_argument("--rows", required=True, help="directory of Parquet files, or the URL of a table")
     parser.add_argument("--label_column", required=True)
     parser.add_argument("--repeats", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", required=True, help="file of JSON, or the URL of a table")
     given = parser.parse_args()
     about = json.loads(given.description.read_text())
     rows = read(given.rows)
@@ -183,8 +231,7 @@ def main() -> None:
     name, loss = loss_of(labels, about["task"], about["deviation"], "." in about["estimator"])
     predict = exported(given.export, list(rows), about["num_classes"])
     base, found = importances_of(predict, rows, loss, columns, given.repeats, given.seed)
-    result = {"loss": name, "value": base, "columns": [asdict(one) for one in found]}
-    given.output.write_text(json.dumps(result, allow_nan=False))
+    write(given.output, Importance(name, base, 0.0), found)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from urllib.parse import quote
 
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError, JobFailed
+from elasticdl_client.flags import Group
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.kubernetes import names
@@ -25,11 +27,13 @@ from elasticdl_client.params import parse_envs
 from elasticdl_client.sql import snapshot
 from elasticdl_client.sql.cluster_checks import check_place
 from elasticdl_client.sql.database import Database
+from elasticdl_client.sql.jobs import JobFlags, command_of, name_of, spec_of
 from elasticdl_client.sql.models import DESCRIPTION, StoredModel
 from elasticdl_client.sql.places import Place
-from elasticdl_client.sql.runtime import Outputs, RowStore, several_outputs
+from elasticdl_client.sql.runtime import Outputs, Program, RowStore, several_outputs
 from elasticdl_client.sql.snapshot import ROW, Field
 from elasticdl_client.sql.statement import Query
+from elasticdl_client.storage_kinds import is_remote
 
 TABLES = "tables"
 """The key of a model's description that names the tables of its rows."""
@@ -110,6 +114,18 @@ class StagedRows:
                 listed = [by_name[name] for name in values]
                 yield by_name[ROW], listed[0] if len(listed) == 1 else [list(row) for row in zip(*listed, strict=True)]
 
+    def result(self) -> str:
+        """See `RowStore`."""
+        return f"{self._url('outputs')}&key={ROW}"
+
+    def results(self) -> list[tuple[str, float, float]]:
+        """See `RowStore`."""
+        name, row = self._database.quoted(self._table("outputs")), self._database.quoted(ROW)
+        text = f"SELECT column_name, importance, deviation FROM {name} ORDER BY {row}"
+        with self._database.snapshot() as reader:
+            found = reader.all(Query(text, Place(text, 0, len(text))))
+        return [(str(one[0]), float(one[1]), float(one[2])) for one in found]
+
     def _url(self, part: str) -> str:
         url = self._database.pod_access().url
         return f"{url}{'&' if '?' in url else '?'}table={quote(self._table(part))}"
@@ -153,16 +169,20 @@ class KubernetesRuntime:
         own = dict(model.found.get("model_flags") or {})
         if own:
             return {"code": own.pop("model_zoo"), **own}
+        return {
+            "code": str(self._code(model, scratch)),
+            "model_def": f"{_MODULE}.custom_model",
+            "model_params": f"description={names.ZOO_DIRECTORY}/{DESCRIPTION}",
+        }
+
+    def _code(self, model: StoredModel, scratch: Path) -> Path:
+        """Return a directory with the module and the description of a model."""
         code = scratch / "code"
         scratch.mkdir(mode=0o700, exist_ok=True)
         code.mkdir(exist_ok=True)
         (code / f"{_MODULE}.py").write_text(_CODE)
         (code / DESCRIPTION).write_text(json.dumps(model.found))
-        return {
-            "code": str(code),
-            "model_def": f"{_MODULE}.custom_model",
-            "model_params": f"description={names.ZOO_DIRECTORY}/{DESCRIPTION}",
-        }
+        return code
 
     @contextmanager
     def rows(self, database: Database, scratch: Path, kept: StoredModel | None = None) -> Iterator[RowStore]:
@@ -172,6 +192,36 @@ class KubernetesRuntime:
             yield store
         finally:
             store.close()
+
+    def program(self, model: StoredModel, arguments: Sequence[str], given: JobFlags, scratch: Path) -> Program:
+        """See `SqlRuntime`: a job of one worker that runs a command.
+
+        Raises:
+            FlagError: the model is in storage, or on no volume of the job.
+        """
+        if is_remote(model.exported):
+            raise FlagError(
+                f"{model.title} is in storage: {model.exported}, and TO EXPLAIN loads models from directories.",
+                "Train it with a --models_dir on a --volume, or with --runtime=local.",
+            )
+        of_cluster = given.of_group(Group.KUBERNETES)
+        check_place(model.exported, str(of_cluster.get("volume", "")))
+        code = self._code(model, scratch)
+        described = f"--description={names.ZOO_DIRECTORY}/{DESCRIPTION}"
+        flags = {
+            "job_name": name_of("explain", model.name, scratch.name),
+            **of_cluster,
+            "code": str(code),
+            "num_workers": 1,
+            "job_command": shlex.join(["python", *arguments, f"--export={model.exported}", described]),
+        }
+        of_runtime = self.flags(flags)
+        flags = {**of_runtime, **flags, **of_runtime}
+        spec = spec_of(JobType.TRAIN, flags)
+        return Program(command_of(JobType.TRAIN, flags), lambda: self._run_program(spec))
+
+    def _run_program(self, spec: JobSpec) -> None:
+        self.run(spec)
 
     def run(self, spec: JobSpec) -> JobStatus | None:
         """See `SqlRuntime`; after Ctrl-C a training continues, and any other job is deleted."""
@@ -184,7 +234,7 @@ class KubernetesRuntime:
         code = follow.wait(connection, spec)
         job = store.find(spec.job_name)
         if code == _INTERRUPTED:
-            if spec.job_type is not JobType.TRAIN and job is not None:
+            if (spec.job_type is not JobType.TRAIN or spec.job_command) and job is not None:
                 store.delete(job, wait_s=None)
                 print(f"The job {spec.job_name} is deleted: its rows go with the statement.", file=sys.stderr)
             raise KeyboardInterrupt

@@ -1,29 +1,23 @@
 """`TO EXPLAIN`: the columns that a model's predictions depend on, printed, and as a table.
 
-The loss is measured on rows of the SELECT, then with each column permuted among them; elasticdl.tabular.importance
-does it in a process of its own, since this one never imports TensorFlow.
+The loss is measured on rows of the SELECT, then with each column permuted among them, by a program:
+elasticdl.tabular.importance.
 """
 
 from __future__ import annotations
 
 import bisect
-import json
 import random
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
-from elasticdl_client.errors import DataError
-from elasticdl_client.local import require_runtime
 from elasticdl_client.sql import snapshot
 from elasticdl_client.sql.database import SnapshotReader
 from elasticdl_client.sql.inputs import fields_of
 from elasticdl_client.sql.models import StoredModel
 from elasticdl_client.sql.places import StatementError, suggestion
+from elasticdl_client.sql.runtime import RowStore
 from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.snapshot import LABEL
 from elasticdl_client.sql.statement import Explain
@@ -103,40 +97,31 @@ def run(session: Session, statement: Explain) -> ModelImportances | None:
     Raises:
         ElasticDLError: it cannot be explained.
     """
-    require_runtime()
     model = session.models.find(statement.model)
-    if model.place is not None:
-        raise StatementError(
-            f"{model.title} is in pods: {model.exported}, and TO EXPLAIN runs the model on this machine.",
-            "Train it with --runtime=local to explain it, or evaluate it with and without a column.",
-            statement.model.place,
-        )
     if statement.table:
         check_target(session, statement.table)
     options = {key: _option(statement, key) for key in OPTIONS}
-    with session.scratch() as scratch:
-        command = _command(model, scratch, options)
+    with session.scratch() as scratch, session.runtime.rows(session.database, scratch) as store:
+        program = session.runtime.program(model, _arguments(store, options), session.flags, scratch)
         with session.database.snapshot() as reader:
             names, fields = fields_of(model, reader, statement.query, with_label=True)
             if session.is_dry_run:
-                session.say(shlex.join(["python", *command]))
+                session.say(program.command)
                 return None
             num_rows = _count(reader, statement, next(one.column for one in fields if one.name == LABEL))
             parts = reader.rows(statement.query, snapshot.only_numbers(fields))
-            scratch.mkdir(parents=True, mode=0o700)
             rows = _sampled(parts, num_rows, options)
-            num_sampled = snapshot.write(rows, names, fields, scratch / "data", model.found["classes"])
-        session.say(shlex.join(["python", *command]))
-        _run(command, model)
-        found = json.loads((scratch / "importances.json").read_text())
-    columns = [(one["column"], one["importance"], one["deviation"]) for one in found["columns"]]
+            num_sampled = store.write("inputs", rows, names, fields, model.found["classes"])
+        session.say(program.command)
+        program.run()
+        (loss, value, _), *columns = store.results()
     result = ModelImportances(model, tuple(sorted(columns, key=lambda one: (-one[1], one[0]))))
     if statement.table:
         rows_of_table = [dict(zip(_COLUMNS, row, strict=True)) for row in result.rows]
         create(session, statement.table, _COLUMNS, rows_of_table)
     of_all = f" of {num_rows:,} rows, chosen at random" if num_sampled < num_rows else " rows"
     where = f"on {num_sampled:,}{of_all} (seed {options['explain.seed']})"
-    session.say(f"{model.title} {where}: {found['loss']} {found['value']:.6f}.")
+    session.say(f"{model.title} {where}: {loss} {value:.6f}.")
     session.say(f"Permuting a column adds, on average of {options['explain.repeats']} times:")
     for line in _chart(result.columns):
         session.say(line)
@@ -150,17 +135,15 @@ def _option(statement: Explain, key: str) -> int:
     return value
 
 
-def _command(model: StoredModel, scratch: Path, options: Mapping[str, int]) -> list[str]:
+def _arguments(store: RowStore, options: Mapping[str, int]) -> list[str]:
     return [
         "-m",
         _MODULE,
-        f"--export={model.export}",
-        f"--description={model.description}",
-        f"--rows={scratch / 'data'}",
+        f"--rows={store.source('inputs')}",
         f"--label_column={LABEL}",
         f"--repeats={options['explain.repeats']}",
         f"--seed={options['explain.seed']}",
-        f"--output={scratch / 'importances.json'}",
+        f"--output={store.result()}",
     ]
 
 
@@ -197,17 +180,6 @@ def _sampled(parts: Iterable[Any], num_rows: int, options: Mapping[str, int]) ->
             places = [at - start for at in chosen[first:end]]
             yield [part[at] for at in places] if isinstance(part, list) else part.take(places)
         start += len(part)
-
-
-def _run(command: Sequence[str], model: StoredModel) -> None:
-    sys.stdout.flush()
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode:
-        said = done.stderr.strip()
-        if "Traceback (most recent call last)" in said:
-            print(said, file=sys.stderr, flush=True)
-        reason = said.splitlines()[-1] if said else f"its process ended with {done.returncode}"
-        raise DataError(f"{model.title} cannot be explained: {reason}", "TO EXPLAIN takes models of one output.")
 
 
 def _chart(columns: Sequence[tuple[str, float, float]]) -> Iterator[str]:

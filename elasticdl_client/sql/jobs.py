@@ -15,6 +15,7 @@ from elasticdl_client import local, support
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError, JobFailed
 from elasticdl_client.flag_sources import gather
+from elasticdl_client.flags import Group, flag_of
 from elasticdl_client.job_spec import JobSpec, flag_fields, unknown_flag
 from elasticdl_client.secret_values import hide_in_flag
 from elasticdl_client.sql.estimators import Task, is_own
@@ -28,7 +29,7 @@ OF_STATEMENT = frozenset(
         *("callbacks", "custom_data_reader", "prediction_outputs_processor", "training_data", "validation_data"),
         *("prediction_data", "prediction_outputs", "prediction_format", "prediction_columns", "data_reader_params"),
         *("columns", "label_column", "output", "metrics_output", "checkpoint_dir_for_init", "job_command"),
-        *("need_tf_config", "max_bad_records"),
+        *("need_tf_config", "max_bad_records", "code", "yaml"),
     }
 )
 """Flags of jobs that follow from a statement."""
@@ -55,7 +56,9 @@ class JobFlags:
         Raises:
             FlagError: one is unknown to all of these jobs, or follows from the statement.
         """
-        known = {name for job_type in job_types for name in flag_fields(job_type)}
+        known = {name for job_type in job_types for name in flag_fields(job_type)} | {"runtime"}
+        if self.runtime is Runtime.KUBERNETES:  # for TO EXPLAIN, which is no type of job of its own
+            known |= self.of_group(Group.KUBERNETES).keys()
         given = self.given
         for name in given:
             if name in OF_STATEMENT:
@@ -88,6 +91,16 @@ class JobFlags:
         known = flag_fields(job_type)
         found = {name: value for name, value in given.values.items() if name in own or name not in OF_STATEMENT}
         return {name: value for name, value in found.items() if name in known and name != "runtime"}
+
+    def of_group(self, group: Group) -> dict[str, object]:
+        """Return those of a group, and the name of the job."""
+        fields = flag_fields(JobType.TRAIN)
+        of_all = self.of(JobType.TRAIN)
+        return {
+            name: value
+            for name, value in of_all.items()
+            if name == "job_name" or ((found := flag_of(fields[name])) is not None and found.group is group)
+        }
 
 
 def name_of(kind: str, model: str, suffix: str) -> str:

@@ -5,10 +5,16 @@ cluster.py is the same for Kubernetes.
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,14 +22,29 @@ from elasticdl_client.errors import DataError
 from elasticdl_client.job_dir import JobDir, path_of
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
+from elasticdl_client.local import require_runtime
 from elasticdl_client.sql import jobs, snapshot
 from elasticdl_client.sql.database import Database
+from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models import DATA, DESCRIPTION, StoredModel
 from elasticdl_client.sql.snapshot import ROW, Field
 from elasticdl_client.sql.tokens import load
 
 Outputs = tuple[Sequence[int], Sequence[Any]]
 """Numbers of rows, and what a model gives for each: a number, or a list of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that runs where jobs do.
+
+    Attributes:
+        command: that stands for it.
+        run: runs it to its end; raises an ElasticDLError if it fails.
+    """
+
+    command: str
+    run: Callable[[], None]
 
 
 class RowStore(Protocol):
@@ -61,6 +82,14 @@ class RowStore(Protocol):
         """Yield the predictions, some of them at once."""
         ...
 
+    def result(self) -> str:
+        """Return where a program writes its result."""
+        ...
+
+    def results(self) -> list[tuple[str, float, float]]:
+        """Return the result of a program, in its order."""
+        ...
+
 
 class SqlRuntime(Protocol):
     """Where the jobs of statements run."""
@@ -89,6 +118,18 @@ class SqlRuntime(Protocol):
         Args:
             scratch: directory of the statement.
             kept: the model that they will be kept for.
+        """
+        ...
+
+    def program(self, model: StoredModel, arguments: Sequence[str], given: JobFlags, scratch: Path) -> Program:
+        """Return what runs a module of the runtime package with an exported model.
+
+        Args:
+            arguments: of `python`, but for the model.
+            given: by the user.
+
+        Raises:
+            ElasticDLError: the model cannot be reached from there.
         """
         ...
 
@@ -154,6 +195,15 @@ class FileRows:
                 raise several_outputs([name for name in table.column_names if name != ROW])
             yield table.column(ROW).to_pylist(), table.column("prediction").to_pylist()
 
+    def result(self) -> str:
+        """See `RowStore`."""
+        return str(self._directory.with_name("result.json"))
+
+    def results(self) -> list[tuple[str, float, float]]:
+        """See `RowStore`."""
+        found = json.loads(Path(self.result()).read_text())
+        return [(one["column"], one["importance"], one["deviation"]) for one in found]
+
 
 class ThisMachine:
     """Runs jobs by the local runtime; see `SqlRuntime`."""
@@ -175,12 +225,29 @@ class ThisMachine:
         """See `SqlRuntime`; the scratch directory goes with the statement."""
         yield FileRows(scratch / DATA, kept.directory / DATA if kept is not None else scratch / DATA)
 
+    def program(self, model: StoredModel, arguments: Sequence[str], given: JobFlags, scratch: Path) -> Program:
+        """See `SqlRuntime`: a process of its own, since this one never imports TensorFlow."""
+        require_runtime()
+        command = [*arguments, f"--export={model.export}", f"--description={model.description}"]
+        return Program(shlex.join(["python", *command]), partial(_run_here, command, model))
+
     def run(self, spec: JobSpec) -> JobStatus | None:
         """See `SqlRuntime`."""
         jobs.run(spec)
         with suppress(ValueError, OSError):
             return JobDir(path_of(spec), -1).status()
         return None
+
+
+def _run_here(command: Sequence[str], model: StoredModel) -> None:
+    sys.stdout.flush()
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        said = done.stderr.strip()
+        if "Traceback (most recent call last)" in said:
+            print(said, file=sys.stderr, flush=True)
+        reason = said.splitlines()[-1] if said else f"its process ended with {done.returncode}"
+        raise DataError(f"{model.title} cannot be explained: {reason}", "TO EXPLAIN takes models of one output.")
 
 
 def several_outputs(names: Sequence[str]) -> DataError:

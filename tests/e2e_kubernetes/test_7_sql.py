@@ -27,6 +27,7 @@ from tests.e2e_kubernetes.space import Space
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 _PASSWORD = "swordfish=17"
 _NUM_ROWS = 900
+_TASKS = {"minibatch_size": 16, "num_minibatches_per_task": 2}
 _PACED = """
     CREATE TABLE pace (seconds DOUBLE PRECISION);
     INSERT INTO pace VALUES (0.02);
@@ -85,8 +86,6 @@ def statement(space: Space, shop: Shop, sql: str, **flags: object) -> subprocess
         "image_pull_policy": "Never",
         "volume": f"host_path={models},mount_path=/models",
         "models_dir": "/models",
-        "minibatch_size": 16,
-        "num_minibatches_per_task": 2,
         "master_resource_request": "cpu=0.02,memory=128Mi",
         "worker_resource_request": "cpu=0.02,memory=256Mi",
         "worker_resource_limit": "memory=2Gi",
@@ -156,12 +155,14 @@ def test_a_table_is_trained_on_evaluated_and_predicted_though_workers_are_killed
         shop = Shop(url, address)
         shop.run(f"{_PACED}; {_IRIS}")
         train = "SELECT * FROM iris TO TRAIN DNNClassifier WITH train.num_epochs = 2 LABEL species INTO flowers"
-        process = statement(space, shop, train, job_name="train", num_workers=2, num_ps_pods=1)
+        process = statement(space, shop, train, job_name="train", num_workers=2, num_ps_pods=1, **_TASKS)
         said = ends_after_a_kill(space, shop, process, "train", "elasticdl_train")
         assert "The model flowers@1 is trained: /models/flowers/1/export" in said
         said += ended(statement(space, shop, "SELECT * FROM iris TO EVALUATE accuracy USING flowers INTO found"))
+        explain = "SELECT * FROM iris TO EXPLAIN WITH explain.repeats = 2 USING flowers INTO why"
+        said += ended(statement(space, shop, explain))
         predict = "SELECT id, sepal, petal FROM iris TO PREDICT guess.species USING flowers"
-        several = {"distribution_strategy": "AllReduceStrategy", "num_workers": 2}
+        several = {"distribution_strategy": "AllReduceStrategy", "num_workers": 2, **_TASKS}
         process = statement(space, shop, predict, job_name="predict", **several)
         said += ends_after_a_kill(space, shop, process, "predict", "elasticdl_inputs")
 
@@ -171,6 +172,9 @@ def test_a_table_is_trained_on_evaluated_and_predicted_though_workers_are_killed
         ((num_rows, num_ids, num_right),) = shop.run(f"SELECT {counts} FROM guess g JOIN iris i USING (id)")
         assert (num_rows, num_ids) == (_NUM_ROWS, _NUM_ROWS)
         assert num_right / num_rows == pytest.approx(accuracy, abs=1e-6)
+        assert {name for (name,) in shop.run("SELECT column_name FROM why")} == {"sepal", "petal"}
+        ((name,),) = shop.run("SELECT column_name FROM why ORDER BY importance DESC LIMIT 1")
+        assert name == "petal"  # which the species follow from
         assert shop.run("SELECT version, state, host, committed, lost FROM elasticdl_models") == [
             (1, "trained", "kubernetes", 2 * _NUM_ROWS, 0)
         ]
@@ -183,5 +187,5 @@ def test_a_table_is_trained_on_evaluated_and_predicted_though_workers_are_killed
         assert _PASSWORD not in "".join(path.read_text() for path in (space.directory / "logs").iterdir())
         secrets = json.loads(kubectl("-n", space.namespace, "get", "secrets", "-o", "json"))["items"]
         ours = [one for one in secrets if "env.PGPASSWORD" in one["data"]]
-        assert len(ours) == 3
+        assert len(ours) == 4
         assert all(one["metadata"]["ownerReferences"][0]["kind"] == "ConfigMap" for one in ours)

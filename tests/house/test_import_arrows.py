@@ -126,6 +126,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "elasticdl.layers": SHARED,
     "elasticdl.tabular": ("elasticdl.layers", "elasticdl_preprocessing"),  # a model definition as those of the zoo
+    "elasticdl.tabular.importance": ("elasticdl.data", "elasticdl_client.data_sources"),  # a program of its own
     "elasticdl.api": (*SHARED, *BELOW, "elasticdl.layers", "elasticdl.worker"),  # a worker inside of a user's script
     "elasticdl.api.keras_fit": (  # a job of its own, from Python
         *SHARED,

@@ -15,6 +15,8 @@ import pytest
 from elasticdl.data.factory import create_reader
 from elasticdl.data.sql_output import OutputTable
 from elasticdl.protocol.values import Shard
+from elasticdl.tabular import importance
+from elasticdl.tabular.importance import Importance
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_spec import JobSpec
@@ -26,8 +28,8 @@ from elasticdl_client.sql import command
 from elasticdl_client.sql.cluster import TABLES, KubernetesRuntime, StagedRows
 from elasticdl_client.sql.cluster_models import ClusterModels
 from elasticdl_client.sql.database import Database
-from elasticdl_client.sql.jobs import command_of
-from elasticdl_client.sql.models import ModelRegistry
+from elasticdl_client.sql.jobs import JobFlags, command_of
+from elasticdl_client.sql.models import ModelRegistry, PodPlace, StoredModel
 from elasticdl_client.sql.models_table import ModelsTable
 from elasticdl_client.sql.places import Place, StatementError
 from elasticdl_client.sql.snapshot import ROW, Field
@@ -164,6 +166,31 @@ def test_predictions_come_back_from_the_table_of_the_job(source: str) -> None:
     assert [*numbers] == [1, 2, 3]
     assert outputs == [[float(11 * row + k) for k in range(11)] for row in range(3)]
     store.remove()
+
+
+def test_a_program_reads_its_rows_from_a_table_and_leaves_its_result_in_one(source: str) -> None:
+    store = rows_of(Database(source))
+    rows = importance.read(store.source("train"))
+    assert list(rows) == ["age", "town", "elasticdl_label"]
+    assert [None if age != age else age for age in rows["age"]] == [i / 4 if i % 3 else None for i in range(9)]
+    assert [*rows["town"]] == [f'"it\'s", {i}' if i % 2 else "" for i in range(9)]
+    assert [*rows["elasticdl_label"]] == [1 if i % 5 else 0 for i in range(9)]
+    columns = [Importance("town", 0.25, 0.5), Importance("age", -0.125, 0.0)]
+    importance.write(store.result(), Importance("cross-entropy", 0.75, 0.0), columns)
+    assert store.results() == [("cross-entropy", 0.75, 0.0), ("town", 0.25, 0.5), ("age", -0.125, 0.0)]
+    store.close()
+
+
+def test_a_model_that_no_program_of_pods_can_load_is_not_explained(server: str, tmp_path: Path) -> None:
+    flags = JobFlags(("--image_name=i", "--volume=claim_name=c,mount_path=/other"), {})
+    runtime = KubernetesRuntime(partial(Database, server))
+    for place, said in (("s3://bucket/m/1", "is in storage"), ("/models/m/1", "on no volume")):
+        model = StoredModel("m", 1, tmp_path, {}, place=PodPlace(place, is_trained=True))
+        with pytest.raises(FlagError, match=said):
+            runtime.program(model, ["-m", "elasticdl.tabular.importance"], flags, tmp_path / "s")
+    model = StoredModel("m", 1, tmp_path, {"label": "pay"}, place=PodPlace("/other/m/1", is_trained=True))
+    command = runtime.program(model, ["-m", "elasticdl.tabular.importance"], flags, tmp_path / "s").command
+    assert "--export=/other/m/1/export --description=/model_zoo/model.json" in command
 
 
 def models_of(path: Path, jobs: dict[str, JobInfo]) -> tuple[ClusterModels, Database]:
