@@ -197,12 +197,21 @@ class EngineJob(SimShell):
         assert self.end is not None
         assert self.end.exit_code == 0, f"{self.end} {self.log[-5:]}"
         formed = self.job._worlds.formed
-        seats = self.room.links.groups[formed.version].seats.values() if formed is not None else ()
-        found = [(self.members[seat.process].steps, seat.process) for seat in seats]
+        assert formed is not None
+        seats = self.room.links.groups[formed.version].seats
+        found = [(self.members[seat.process].steps, seat.process) for seat in seats.values()]
         newest = max((steps for steps, _ in found), default=0)
         survivors = [self.members[process] for steps, process in found if steps == newest]
         for member in [one for one in survivors if one in self.finished]:
             self._check_model(member)
+        if self.room.written.is_wanted and self.members[seats[0].process] in self.finished:
+            self._check_checkpoint(self.members[seats[0].process])
+
+    def _check_checkpoint(self, member: Member) -> None:
+        """The newest one is what rank 0 ended with."""
+        newest = self.room.written.newest()
+        assert newest is not None, "no checkpoint was written"
+        assert (newest.arrays["counts"] == member.framework.counts).all(), f"it is of {newest.counts}"
 
     def _check_model(self, member: Member) -> None:
         """It holds what the coverage lines say, and of all other records none."""

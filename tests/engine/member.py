@@ -69,10 +69,10 @@ class Written:
     def save(self, number: int, arrays: Arrays, applied: list[AppliedRow], counts: dict[str, int]) -> None:
         path: Any = f"{self.place}/{number}"
         state = {name: array.copy() for name, array in arrays.items()}
-        self.found.append(Checkpoint(path, state, copy.deepcopy(applied), dict(counts)))
+        self.found.append(Checkpoint(path, state, copy.deepcopy(applied), counts | {"number": number}))
 
     def newest(self) -> Checkpoint | None:
-        return self.found[-1] if self.found else None
+        return max(self.found, key=lambda one: one.counts["number"], default=None)
 
 
 @dataclass

@@ -21,7 +21,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from elasticdl_client.errors import ElasticDLError
 
 _GIVES_WAY = 0.1  # the share of the operations on locks and conditions at which another thread takes over
-_IS_HELD_UP = 0.01  # and at which this one does not continue for a while
+_HELD_UP = (0.0, 0.01, 0.06)  # and at which this one does not continue for a while; one of these for a whole run
 _HELD_UP_S = 0.3
 
 
@@ -67,6 +67,7 @@ class Scheduler:
 
     def __init__(self, seed: random.Random) -> None:
         self.random = seed
+        self._held_up = seed.choice(_HELD_UP)
         self.now = 0.0
         self._hub = getcurrent()
         self._ready: list[SimulatedThread] = []
@@ -173,7 +174,7 @@ class Scheduler:
         drawn = self.random.random()
         if self._running is None or drawn >= _GIVES_WAY:
             return
-        if drawn < _IS_HELD_UP:
+        if drawn < self._held_up:
             self.wait(self.random.random() * _HELD_UP_S)
         else:
             self._ready.append(self._running)

@@ -12,7 +12,7 @@ from tests.engine.engine_job import EngineJob, make_job
 from tests.engine.member import installed
 
 _MINIBATCH = 3
-_LIMIT_S = 3000.0  # after the last fault
+_LIMIT_S = 150.0  # after the last fault: no remedy of the master for workers that hang helps before
 
 
 def play(seed: int) -> EngineJob:
@@ -43,7 +43,7 @@ def _spec(draw: random.Random) -> JobSpec:
         validation_data=draw.choice(["", "records"]),
         minibatch_size=_MINIBATCH,
         num_minibatches_per_task=2,
-        num_workers=draw.choice([1, 2, 3, 4]),
+        num_workers=draw.choice([1, 1, 2, 3, 4]),
         num_epochs=draw.choice([1, 2]),
         num_ps_pods=0,
         fixed_global_batch=per_step * _MINIBATCH,

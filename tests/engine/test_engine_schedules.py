@@ -9,16 +9,16 @@ import pytest
 
 from tests.engine.schedules import play
 
-_AT_ONCE = 5  # schedules of a test: the suite runs in several processes
+_AT_ONCE = 8  # schedules of a test: the suite runs in several processes
 
 
-@pytest.mark.parametrize("first", range(0, 40, _AT_ONCE))
+@pytest.mark.parametrize("first", range(0, 64, _AT_ONCE))
 def test_whatever_happens_to_members_every_record_is_in_the_model_once(first: int) -> None:
     for seed in range(first, first + _AT_ONCE):
         play(seed)
 
 
-@pytest.mark.full  # ten minutes: what 40 schedules do not meet
+@pytest.mark.full  # six minutes: what 64 schedules do not meet
 @pytest.mark.timeout(1800)
 def test_whatever_happens_to_members_for_long_every_record_is_in_the_model_once() -> None:
     for seed in range(1000, 3400):
