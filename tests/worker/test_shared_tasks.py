@@ -239,6 +239,18 @@ def test_a_task_of_which_two_leases_are_held_is_made_once(life: Make) -> None:
     assert [told[granted] for granted in (5000, 5001, 1002)] == [({0, 1}, 2)] * 3
 
 
+def test_a_second_lease_on_minibatches_of_the_newest_step_is_reported_once_all_hold_them(life: Make) -> None:
+    one = life(lease(0), lease(1), num_per_epoch=6)
+    one.begin()
+    assert one.steps(1) == [[[0, 1], [2, 3], [100, 101]]]
+    begun = one.members[0].does(lambda member: member.supply.offer(ANSWER_S))
+    one.master.grant(lease(0, life=1))
+    assert begun.result(ANSWER_S) == []
+    one.members[0].reporter.drain()
+    assert 5000 not in {request.lease for method, request in one.master.told if method == "ReportProgress"}
+    assert one.told()[5000] == ({0, 1}, 2)
+
+
 def test_leases_that_are_worked_off_are_forgotten(life: Make) -> None:
     one = life(*(lease(number) for number in range(12)), num_per_epoch=24)
     one.begin()

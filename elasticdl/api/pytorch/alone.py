@@ -42,6 +42,8 @@ class StepGroup(Protocol):
 
     def commit(self, plan: StepPlan, reported: Sequence[BatchRef] | None = None) -> None: ...
 
+    def is_proven(self, name: MinibatchName) -> bool: ...
+
     def take_confirmed(self) -> list[MinibatchName]: ...
 
     def gather(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
@@ -92,6 +94,9 @@ class LoneGroup:
         self.ledger.steps += 1
         self.ledger.num_records += plan.num_records
         self._confirmed += [part.name for part in plan.all_parts]
+
+    def is_proven(self, name: MinibatchName) -> bool:
+        return name in self.ledger.applied
 
     def take_confirmed(self) -> list[MinibatchName]:
         confirmed, self._confirmed = self._confirmed, []

@@ -288,9 +288,10 @@ class GlobalShares:
             self._held[minibatch.name] = minibatch
             if minibatch.ends_lease:
                 self._newest = max(self._newest, minibatch.lease)
-            if MinibatchName(*minibatch.name) in self._world.ledger.applied:
+            name = MinibatchName(*minibatch.name)
+            if self._world.is_proven(name):
                 self._data.done(minibatch)  # reports under an earlier lease were refused
-            elif self._world.rank == 0:
+            elif self._world.rank == 0 and name not in self._world.ledger.applied:
                 self._unshared.append(minibatch)
 
     def _has_news(self) -> bool:

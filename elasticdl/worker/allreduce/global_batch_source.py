@@ -212,10 +212,9 @@ class GlobalBatches:
                 self._take_over(held)
 
     def _take_over(self, held: HeldLease) -> None:
-        """A lease for training: report what the model holds of it to the master, the rest is for the world."""
+        """A lease for training: report to the master what all models hold of it, the rest is for the world."""
         self._newest = max(self._newest, held.id)
-        applied = self._session.ledger.applied
-        done = [name.n for name in self._names(held.lease) if name in applied]
+        done = [name.n for name in self._names(held.lease) if self._session.is_proven(name)]
         held.committed = set(done)
         self._to_share.append(held.lease)
         self._report(held, done, None)

@@ -184,6 +184,7 @@ class WorldSession:
         self._left, self._reason = 0, ""
         self._pending: list[MinibatchName] = []  # own ones, applied here
         self._confirmed: list[MinibatchName] = []  # own ones, applied by all
+        self._unproven: frozenset[MinibatchName] = frozenset()  # of the newest step: other members may lack it
         self._watch = WorldWatch(link, self._heard)
         link.carry_standing(self.standing)
 
@@ -267,7 +268,7 @@ class WorldSession:
         line = header.numbers(self.most_parts)
         gathered = self._collective(lambda: self._group.gather(line))
         self._confirmed += self._pending
-        self._pending = []
+        self._pending, self._unproven = [], frozenset()
         headers = [StepProposal.of(row) for row in gathered]
         plan = StepPlan.of(headers, self._rank)
         newest = max(header.version for header in headers)
@@ -307,7 +308,12 @@ class WorldSession:
             ledger.add(part.name, part.num_records)
         ledger.steps += 1
         ledger.num_records += plan.num_records
+        self._unproven = frozenset(part.name for part in plan.all_parts)
         self._pending = [part.name for part in (plan.own if reported is None else reported)]
+
+    def is_proven(self, name: MinibatchName) -> bool:
+        """Whether the model of every member holds a minibatch, as far as this one can know."""
+        return name in self.ledger.applied and name not in self._unproven
 
     def take_confirmed(self) -> list[MinibatchName]:
         """Own minibatches that have come to be in every member's model."""
@@ -425,7 +431,7 @@ class WorldSession:
     def _settle_pending(self) -> None:
         """Keep unconfirmed minibatches that the model of the world holds, and drop the others."""
         self._confirmed += [name for name in self._pending if name in self.ledger.applied]
-        self._pending = []
+        self._pending, self._unproven = [], frozenset()
 
     def _log_entry(self, world: pb.World, source: int | None) -> None:
         members = ", ".join(str(member.worker_id) for member in world.members)
