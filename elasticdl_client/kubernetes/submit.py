@@ -66,18 +66,35 @@ def submit(spec: JobSpec, note: Callable[[str], None]) -> tuple[api.Connection, 
     Raises:
         ElasticDLError: it could not be submitted.
     """
-    spec, archive = _with_code(spec)
-    for text in mount_notes(spec):
+    connection, spec, archive, notes = _checked(spec)
+    for text in notes:
         note(text)
-    connection = api.connect(spec.force_use_kube_config_file, spec.context)
-    spec = _admitted(_placed(spec, connection.namespace), connection)
     manifests = _manifests(spec, archive)
-    for text in check(connection, spec):
-        note(text)
     if archive is not None and (text := code.publish(archive)):
         note(text)
     create(connection, spec, manifests)
     return connection, spec
+
+
+def check_submission(spec: JobSpec) -> None:
+    """Check a job as `submit` does, and create nothing: for what is done before a submission and takes long.
+
+    Args:
+        spec: of the job.
+
+    Raises:
+        ElasticDLError: it could not be submitted.
+    """
+    _checked(spec)
+
+
+def _checked(spec: JobSpec) -> tuple[api.Connection, JobSpec, Archive | None, list[str]]:
+    """Return the cluster, the job as it is there, its code, and what the user should know."""
+    spec, archive = _with_code(spec)
+    notes = mount_notes(spec)
+    connection = api.connect(spec.force_use_kube_config_file, spec.context)
+    spec = _admitted(_placed(spec, connection.namespace), connection)
+    return connection, spec, archive, notes + check(connection, spec)
 
 
 def _note(text: str) -> None:

@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -91,8 +92,8 @@ class StagedRows:
         self._database.drop([*self._written, self._table("outputs")])
 
     def close(self) -> None:
-        """Remove the rows that are not kept."""
-        if not self._is_kept:
+        """Remove the rows that are not kept; without any, nothing is written to the database."""
+        if self._written and not self._is_kept:
             self.remove()
 
     def output_flags(self) -> dict[str, object]:
@@ -218,10 +219,16 @@ class KubernetesRuntime:
         of_runtime = self.flags(flags)
         flags = {**of_runtime, **flags, **of_runtime}
         spec = spec_of(JobType.TRAIN, flags)
-        return Program(command_of(JobType.TRAIN, flags), lambda: self._run_program(spec))
+        return Program(command_of(JobType.TRAIN, flags), partial(self.check, spec), partial(self._run_program, spec))
 
     def _run_program(self, spec: JobSpec) -> None:
         self.run(spec)
+
+    def check(self, spec: JobSpec) -> None:
+        """See `SqlRuntime`: asks the cluster."""
+        from elasticdl_client.kubernetes import submit
+
+        submit.check_submission(spec)
 
     def run(self, spec: JobSpec) -> JobStatus | None:
         """See `SqlRuntime`; after Ctrl-C a training continues, and any other job is deleted."""

@@ -63,6 +63,7 @@ def run(session: Session, statement: Evaluate) -> ModelMetrics | None:
             if session.is_dry_run:
                 session.show(JobType.EVALUATE, flags)
                 return None
+            session.runtime.check(spec)
             rows = reader.rows(statement.query, snapshot.only_numbers(fields))
             num_rows = store.write("inputs", rows, names, fields, model.found["classes"])
         if not num_rows:

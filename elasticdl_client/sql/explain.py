@@ -108,6 +108,7 @@ def run(session: Session, statement: Explain) -> ModelImportances | None:
             if session.is_dry_run:
                 session.say(program.command)
                 return None
+            program.check()
             num_rows = _count(reader, statement, next(one.column for one in fields if one.name == LABEL))
             parts = reader.rows(statement.query, snapshot.only_numbers(fields))
             rows = _sampled(parts, num_rows, options)

@@ -52,6 +52,7 @@ def run(session: Session, statement: Predict) -> int:
         if session.is_dry_run:
             session.show(JobType.PREDICT, flags)
             return 0
+        session.runtime.check(spec)
         with _Staging(session, statement, names).made() as staging:
             query = staging.query()
             with session.database.snapshot() as reader:

@@ -40,10 +40,12 @@ class Program:
 
     Attributes:
         command: that stands for it.
+        check: raises an ElasticDLError if it cannot be started.
         run: runs it to its end; raises an ElasticDLError if it fails.
     """
 
     command: str
+    check: Callable[[], None]
     run: Callable[[], None]
 
 
@@ -130,6 +132,14 @@ class SqlRuntime(Protocol):
 
         Raises:
             ElasticDLError: the model cannot be reached from there.
+        """
+        ...
+
+    def check(self, spec: JobSpec) -> None:
+        """Check that a job can be started, before a row is written for it.
+
+        Raises:
+            ElasticDLError: it cannot.
         """
         ...
 
@@ -229,7 +239,10 @@ class ThisMachine:
         """See `SqlRuntime`: a process of its own, since this one never imports TensorFlow."""
         require_runtime()
         command = [*arguments, f"--export={model.export}", f"--description={model.description}"]
-        return Program(shlex.join(["python", *command]), partial(_run_here, command, model))
+        return Program(shlex.join(["python", *command]), lambda: None, partial(_run_here, command, model))
+
+    def check(self, spec: JobSpec) -> None:
+        """See `SqlRuntime`: what a local job needs is checked with its rows, at its start."""
 
     def run(self, spec: JobSpec) -> JobStatus | None:
         """See `SqlRuntime`."""

@@ -117,7 +117,7 @@ def run(session: Session, statement: Train) -> StoredModel | None:
             if session.is_dry_run:
                 session.show(JobType.TRAIN, flags)
                 return None
-            jobs.spec_of(JobType.TRAIN, flags)  # a wrong flag is an error before a row is read
+            session.runtime.check(jobs.spec_of(JobType.TRAIN, flags))  # before a row is read
             fields = [*plan.fields, plan.label_field]
             _write(reader, statement.query, list(plan.schema), fields, plan, partial(store.write, "train"))
             if validation is not None:

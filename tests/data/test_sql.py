@@ -80,7 +80,7 @@ def test_a_table_that_changes_while_it_is_read_is_an_error(database: str) -> Non
     assert "copy" in caught.value.hint
 
 
-def test_a_password_is_in_no_name_and_no_error(database: str) -> None:
+def test_a_password_is_in_no_name_and_no_error(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if database.startswith("mysql"):
         mariadb.execute(database, "create user reader identified by 'swordfish'", "grant all on *.* to reader")
     url = re.sub(r"//\w+@", "//reader:swordfish@", filled(database, "secret", "bigint primary key", [1, 2]))
@@ -94,6 +94,8 @@ def test_a_password_is_in_no_name_and_no_error(database: str) -> None:
         with pytest.raises(DataError, match="Access denied") as caught:
             create_reader(url.replace("swordfish", "sharkfish"))
         assert "sharkfish" not in str(caught.value)
+        monkeypatch.setenv("MYSQL_PWD", "swordfish")
+        assert create_reader(url.replace(":swordfish", "")).shards()
 
 
 @pytest.mark.parametrize("database", [mariadb], ids=["mariadb"], indirect=True)

@@ -8,6 +8,7 @@ import sqlite3
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import psycopg
 import pytest
@@ -23,6 +24,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.api import ClusterError
 from elasticdl_client.kubernetes.objects import job_manifests, public_manifests
 from elasticdl_client.sql import command
 from elasticdl_client.sql.cluster import TABLES, KubernetesRuntime, StagedRows
@@ -32,8 +34,10 @@ from elasticdl_client.sql.jobs import JobFlags, command_of
 from elasticdl_client.sql.models import ModelRegistry, PodPlace, StoredModel
 from elasticdl_client.sql.models_table import ModelsTable
 from elasticdl_client.sql.places import Place, StatementError
+from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.snapshot import ROW, Field
 from elasticdl_client.sql.statement import ModelName, Query
+from tests.data import mariadb
 
 PASSWORD = "swordfish, =17;"
 STATEMENT = "SELECT * FROM staff LABEL pay INTO m"
@@ -97,6 +101,19 @@ def test_the_variable_of_the_runtime_is_heard_and_a_password_reaches_pods_by_the
     assert PASSWORD not in json.dumps(public_manifests(spec))
     assert "swordfish" not in repr(Database(url).pod_access())
     assert "swordfish" not in StagedRows(Database(url)).source("train")
+
+
+def test_a_password_of_a_file_of_options_goes_to_pods_and_the_file_does_not(
+    mariadb_server: str, tmp_path: Path
+) -> None:
+    mariadb.execute(
+        mariadb_server, f"CREATE OR REPLACE USER reader IDENTIFIED BY '{PASSWORD}'", "GRANT ALL ON *.* TO reader"
+    )
+    (tmp_path / "my.cnf").write_text(f'[client]\nuser = reader\npassword = "{PASSWORD}"\n')
+    url = mariadb_server.replace("root@", "").replace("?", f"?read_default_file={tmp_path}/my.cnf&")
+    access = Database(url).pod_access()
+    assert (access.variable, access.password) == ("MYSQL_PWD", PASSWORD)
+    assert unquote(access.url) == mariadb_server.replace("root@", "reader@")
 
 
 def _encoded() -> str:
@@ -191,6 +208,25 @@ def test_a_model_that_no_program_of_pods_can_load_is_not_explained(server: str, 
     model = StoredModel("m", 1, tmp_path, {"label": "pay"}, place=PodPlace("/other/m/1", is_trained=True))
     command = runtime.program(model, ["-m", "elasticdl.tabular.importance"], flags, tmp_path / "s").command
     assert "--export=/other/m/1/export --description=/model_zoo/model.json" in command
+
+
+def test_a_job_that_the_cluster_does_not_take_costs_no_row(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The statement is checked against the cluster first; here there is none."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with psycopg.connect(server) as connection:
+        connection.execute(
+            "CREATE TABLE staff AS SELECT i AS id, i % 7 AS age, i % 2 AS pay FROM generate_series(1, 90) i"
+        )
+    flags = JobFlags(("--image_name=i", "--volume=claim_name=c,mount_path=/models"), {})
+    database = Database(server)
+    table = ModelsTable(lambda: database, "models")
+    models, runtime = ClusterModels("/models", table, lambda: database), KubernetesRuntime(lambda: database)
+    session = Session(lambda: database, models, flags, is_dry_run=False, is_overwriting=False, runtime=runtime)
+    with pytest.raises(ClusterError):
+        command.execute(session, "postgres", STATEMENT)
+    assert set(database.known_names()) == {"staff", "id", "age", "pay"}
 
 
 def models_of(path: Path, jobs: dict[str, JobInfo]) -> tuple[ClusterModels, Database]:
