@@ -61,6 +61,23 @@ def test_the_last_checkpoint_is_written_although_the_last_world_made_no_step(tmp
     assert written(tmp_path) == ["version-7"]
 
 
+def test_a_member_that_took_the_model_over_writes_what_a_lost_member_has_not_written(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.begin(ledger_of(7))
+    writer.save_last(ledger_of(7))
+    assert written(tmp_path) == ["version-7"]
+
+
+def test_a_model_that_was_restored_is_not_written_again_before_a_step(tmp_path: Path) -> None:
+    writer_in(tmp_path).save_last(ledger_of(7))
+    before = (tmp_path / "version-7").stat().st_ino
+    writer = writer_in(tmp_path)
+    ledger = writer.model.start_over().ledger
+    writer.begin(ledger)
+    writer.save_last(ledger)
+    assert (tmp_path / "version-7").stat().st_ino == before
+
+
 def test_checkpoints_of_a_model_that_is_an_older_one_are_written_as_often(tmp_path: Path) -> None:
     writer = writer_in(tmp_path)
     writer.begin(ledger_of(0))

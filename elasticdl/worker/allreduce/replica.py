@@ -24,7 +24,11 @@ _CHECKPOINT_PERIOD_S = 60.0
 
 
 class Replica:
-    """See `ModelState`; and the model as evaluation and export read it (see `Strategy`)."""
+    """See `ModelState`; and the model as evaluation and export read it (see `Strategy`).
+
+    Attributes:
+        num_restored: minibatches in the checkpoint that this process has read; 0: none, or of another job.
+    """
 
     def __init__(self, framework: Framework, checkpoints: StateCheckpoints, init_from: str) -> None:
         """
@@ -34,6 +38,7 @@ class Replica:
         self._framework = framework
         self._checkpoints = checkpoints
         self._init_from = init_from
+        self.num_restored = 0
         self.begin()
 
     def begin(self) -> None:
@@ -68,6 +73,7 @@ class Replica:
             self._load_from(found, "--checkpoint_dir")
             applied = _applied_set(found.applied, found.counts["num_applies"])
             ledger = Ledger.of(applied, found.counts["steps"], found.counts["num_records"])
+            self.num_restored = ledger.applied.num_names
         elif self._init_from:
             found = self._checkpoints.initial(self._init_from)
             self._load_from(found, "--checkpoint_dir_for_init")
@@ -114,10 +120,13 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
 
     def begin(self, ledger: Ledger) -> None:
-        """Begin a world with this ledger.  Unwritten minibatches of earlier worlds stay to be written."""
+        """Begin a world with this ledger.  Unwritten minibatches of earlier worlds stay to be written.
+
+        What other members have written is not known here: of a model taken over from them all is to be written.
+        """
         number = ledger.applied.num_names
         if not self._has_begun:
-            self._has_begun, self._saved_at = True, (number, time.monotonic())
+            self._has_begun, self._saved_at = True, (self.model.num_restored, time.monotonic())
         self._saved_at = (min(number, self._saved_at[0]), self._saved_at[1])
 
     def save_if_due(self, ledger: Ledger) -> None:
