@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchmarks.elastic_accuracy import at, compare
 from benchmarks.experiments import Interval, Panel, draw, ideal_end, share_used
 
 
@@ -37,3 +39,17 @@ def test_the_picture_tells_how_much_of_the_room_was_used(tmp_path: Path) -> None
     jobs = {"first job": [Interval(100, 110)] * 6, "second job": [Interval(105, 110)] * 6}
     draw([Panel("Elastic", jobs, began=100, ended=110)], tmp_path / "places.svg")
     assert "Elastic: 75% of 12 places used in 10 s" in (tmp_path / "places.svg").read_text()
+
+
+def test_curves_of_different_steps_are_compared_at_the_same_steps() -> None:
+    assert at({100: 0.5, 210: 0.6, 300: 0.9}, [100, 200, 300]) == pytest.approx([0.5, 0.5 + 0.1 * 100 / 110, 0.9])
+
+
+@pytest.mark.parametrize(("loss_of_auc", "is_different"), [(0.0, False), (0.02, True)])
+def test_a_lower_auc_at_one_step_is_a_difference(loss_of_auc: float, is_different: bool) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.001, (9, 4))
+    curves = np.array([0.7, 0.8, 0.85, 0.9]) + noise
+    curves[6:, 2] -= loss_of_auc
+    found = compare(curves[:6], curves[6:])
+    assert (found["smallest_p"] < 0.05) == is_different
+    assert found["largest_difference"] == pytest.approx(loss_of_auc, abs=0.002)
