@@ -82,7 +82,16 @@ def test_a_model_on_no_volume_is_refused(server: str) -> None:
     assert cluster.flags({"output": "s3://bucket/m/1"})["runtime"] == Runtime.KUBERNETES
 
 
-def test_the_variable_of_the_runtime_is_heard_and_a_password_reaches_pods_by_the_secret_alone(server: str) -> None:
+def test_the_runtime_may_be_a_variable_and_a_flag_comes_first() -> None:
+    variable = {"ELASTICDL_RUNTIME": "kubernetes"}
+    with pytest.raises(FlagError, match="a file of this machine"):
+        command.run([STATEMENT, "--datasource=sqlite:///staff.db"], variable)
+    assert JobFlags((), variable).runtime is Runtime.KUBERNETES
+    assert JobFlags(("--runtime=local",), variable).runtime is Runtime.LOCAL
+    assert JobFlags((), {}).runtime is Runtime.LOCAL
+
+
+def test_a_password_reaches_pods_by_the_secret_alone(server: str) -> None:
     url = server.replace("reader@", "reader:swordfish%2C%20%3D17%3B@")
     given = {"job_name": "j", "image_name": "i", "envs": "MODE=a,b", "volume": "claim_name=c,mount_path=/models"}
     common = {"model_def": "a.b", "training_data": "/models/rows", "output": "/models/m", **given}
