@@ -7,7 +7,7 @@ import random
 from elasticdl.protocol.values import Shard
 from elasticdl_client.choices import DistributionStrategy, NanPolicy
 from elasticdl_client.job_spec import JobSpec
-from tests.engine.arithmetic import Troubles
+from tests.engine.arithmetic import Troubles, Violation
 from tests.engine.engine_job import EngineJob, make_job
 from tests.engine.member import installed
 
@@ -28,7 +28,7 @@ def play(seed: int) -> EngineJob:
     try:
         with installed(job.room, job.members.__getitem__):
             _run(job, draw)
-    except Exception as error:
+    except (Exception, Violation) as error:
         states = job.scheduler.describe(job.living_processes())
         raise AssertionError(f"python -m tests.engine {seed}\n{error!r}\n{states}") from error
     return job
