@@ -46,7 +46,7 @@ def test_nothing_is_handed_out_before_all_is_known(missing: str) -> None:
         script.ps_starts()
     if missing == "shards":
         script.ask(e.ModelReported, 0, 7)
-        assert script.commands == [Like(c.Reply), Like(c.ListShards, kind="training")]
+        assert script.commands == [c.Persist(), Like(c.ListShards, kind="training"), Like(c.Reply)]
     elif missing != "model":
         script.data_is_known()
     assert script.request() is None
