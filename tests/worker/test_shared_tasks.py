@@ -12,7 +12,7 @@ from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.global_batch_source import GlobalBatches
-from elasticdl.worker.allreduce.step_header import StepPlan
+from elasticdl.worker.allreduce.step_header import StepFlag, StepPlan
 from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.input.batch_prefetcher import BatchPrefetcher, InterruptibleLeases
 from elasticdl.worker.input.lease_prefetcher import LeasePrefetcher, LocalLeases
@@ -249,6 +249,15 @@ def test_a_second_lease_on_minibatches_of_the_newest_step_is_reported_once_all_h
     one.members[0].reporter.drain()
     assert 5000 not in {request.lease for method, request in one.master.told if method == "ReportProgress"}
     assert one.told()[5000] == ({0, 1}, 2)
+
+
+def test_what_rank_0_has_to_share_is_not_kept_until_more_comes(life: Make) -> None:
+    one = life(lease(0), size=1, num_per_epoch=6)
+    one.begin()
+    (member,) = one.members
+    while not member.supply.wish & StepFlag.SHARING:
+        assert member.does(lambda member: member.supply.offer(0.0)).result(ANSWER_S) == []
+    assert member.does(lambda member: member.supply.offer(10 * ANSWER_S)).result(ANSWER_S) == []
 
 
 def test_leases_that_are_worked_off_are_forgotten(life: Make) -> None:

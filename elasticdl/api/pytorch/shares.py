@@ -254,7 +254,7 @@ class GlobalShares:
 
     def offer(self, patience_s: float) -> list[BatchRef]:
         self._draw(0.0)
-        if not self._schedule.next():
+        if not self._schedule.next() and not self._unshared:  # else the others wait for what has come
             self._draw(patience_s)
         self.wish = StepFlag.SHARING if self._has_news() else StepFlag.NOTHING
         return [BatchRef(MinibatchName(*m.name), len(m)) for m in self._piece(self._schedule.next())]

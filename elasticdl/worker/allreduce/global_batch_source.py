@@ -121,7 +121,7 @@ class GlobalBatches:
     def offer(self, patience_s: float) -> list[BatchRef]:
         self._draw(0.0)
         own = self._own()
-        if not own:
+        if not own and not self._to_share:  # else the others wait for what has come
             self._draw(patience_s)
             own = self._own()
         self._say()
