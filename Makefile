@@ -159,15 +159,16 @@ e2e-together: $(NATIVE)
 	@$(BIN)/python -m tests.again -m "($(MARKS)) and not (alone or quiet)" -n $(JOBS) --dist load --maxschedchunk 1 \
 	    --durations 0 --durations-min 3 tests/e2e_kubernetes $(sort $(ON_CLUSTER))
 
-# Those that stop the daemons of the cluster or need all of its room.  They mostly wait.
+# Those that need all of the room of the cluster.
 e2e-alone: $(NATIVE)
 	$(on_cluster)
 	$(call say,running the tests that need the cluster of $$KUBECONFIG for themselves)
 	@$(BIN)/python -m tests.again -m "($(MARKS)) and alone" -s --durations 0 --durations-min 1 tests/e2e_kubernetes
 
+# Those that measure, or stop the daemons of the cluster: after that a lost node is not noticed as before.
 e2e-quiet: $(NATIVE)
 	$(on_cluster)
-	$(call say,running the tests that measure on the cluster of $$KUBECONFIG)
+	$(call say,running the tests that measure on the cluster of $$KUBECONFIG or stop its daemons)
 	@$(BIN)/python -m tests.again -m "($(MARKS)) and quiet" -s --durations 0 --durations-min 1 tests/e2e_kubernetes
 
 chaos: $(NATIVE)
