@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.frappe import MINIBATCH, MINIBATCHES_PER_TASK, NUM_RECORDS, SOURCE, make_data
+from benchmarks.frappe import MINIBATCH, NUM_RECORDS, SOURCE, job_flags, make_data
 from benchmarks.measured_job import ROOT, BenchmarkError, read_status, running_job, story
 
 FEW, MANY = 4, 8
@@ -40,17 +40,9 @@ def train(directory: Path, data: Path, workers: str, seed: int, epochs: int) -> 
     """Run a job; return its curve, and how often the number of its workers was changed."""
     job_dir = directory / "job"
     is_elastic = workers == ELASTIC
-    flags: dict[str, object] = {
-        "job_name": "frappe",
-        "model_zoo": ROOT / "model_zoo",
-        "model_def": "deepfm.deepfm_edl_embedding.custom_model",
-        "training_data": data / "train",
-        "validation_data": data / "validation",
-        "num_ps_pods": 2,
+    flags = {
+        **job_flags(data, epochs),
         "num_workers": FEW if is_elastic else workers,
-        "num_epochs": epochs,
-        "minibatch_size": MINIBATCH,
-        "num_minibatches_per_task": MINIBATCHES_PER_TASK,
         "evaluation_steps": EVALUATE_EVERY,
         "seed": seed,
     }

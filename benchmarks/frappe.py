@@ -40,22 +40,25 @@ def make_data(directory: Path) -> Path:
     return output
 
 
-def our_job(directory: Path, data: Path, epochs: int, more: Mapping[str, object]) -> dict[str, float]:
-    """Runs the job: wall seconds, AUC, and when what happened."""
-    job_dir = directory / "job"
-    flags: dict[str, object] = {
+def job_flags(data: Path, epochs: int) -> dict[str, object]:
+    """The flags of a job on the records, but for its number of workers."""
+    return {
         "job_name": "frappe",
         "model_zoo": ROOT / "model_zoo",
         "model_def": "deepfm.deepfm_edl_embedding.custom_model",
         "training_data": data / "train",
         "validation_data": data / "validation",
         "num_ps_pods": 2,
-        "num_workers": 4,
         "num_epochs": epochs,
         "minibatch_size": MINIBATCH,
         "num_minibatches_per_task": MINIBATCHES_PER_TASK,
-        **more,
     }
+
+
+def our_job(directory: Path, data: Path, epochs: int, more: Mapping[str, object]) -> dict[str, float]:
+    """Runs the job: wall seconds, AUC, and when what happened."""
+    job_dir = directory / "job"
+    flags = {**job_flags(data, epochs), "num_workers": 4, **more}
     began = time.time()
     with running_job(job_dir, flags) as job:
         code = job.wait(WAIT_S)

@@ -219,10 +219,7 @@ class KubernetesRuntime:
         of_runtime = self.flags(flags)
         flags = {**of_runtime, **flags, **of_runtime}
         spec = spec_of(JobType.TRAIN, flags)
-        return Program(command_of(JobType.TRAIN, flags), partial(self.check, spec), partial(self._run_program, spec))
-
-    def _run_program(self, spec: JobSpec) -> None:
-        self.run(spec)
+        return Program(command_of(JobType.TRAIN, flags), partial(self.check, spec), partial(self.run, spec))
 
     def check(self, spec: JobSpec) -> None:
         """See `SqlRuntime`: asks the cluster."""

@@ -46,7 +46,7 @@ class Program:
 
     command: str
     check: Callable[[], None]
-    run: Callable[[], None]
+    run: Callable[[], object]
 
 
 class RowStore(Protocol):
