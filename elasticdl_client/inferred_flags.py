@@ -49,14 +49,9 @@ def infer_runtime(command: str, given: GivenFlags) -> tuple[Runtime, str]:
 
     A flag of one runtime chooses it, unless it comes from the environment; else it is Kubernetes if there is a cluster.
     """
-    for name, field in flag_fields(command).items():
-        flag = flag_of(field)
-        if flag is None or name not in given.values or name in _OF_BOTH or given.is_from_environment(name):
-            continue
-        if flag.group is Group.LOCAL:
-            return Runtime.LOCAL, f"--{name} is given"
-        if flag.group is Group.KUBERNETES:
-            return Runtime.KUBERNETES, f"--{name} is given"
+    chosen = runtime_of_flags(command, given)
+    if chosen is not None:
+        return chosen
     if not api.is_configured():
         return Runtime.LOCAL, "no cluster is configured (no kubeconfig)"
     try:
@@ -66,6 +61,19 @@ def infer_runtime(command: str, given: GivenFlags) -> tuple[Runtime, str]:
     if connection.context == api.IN_CLUSTER:
         return Runtime.KUBERNETES, "this is a pod of a cluster"
     return Runtime.KUBERNETES, f"a cluster is configured (context {connection.context})"
+
+
+def runtime_of_flags(command: str, given: GivenFlags) -> tuple[Runtime, str] | None:
+    """Return the runtime whose flags are given, not in the environment, and which is; None: none of one runtime is."""
+    for name, field in flag_fields(command).items():
+        flag = flag_of(field)
+        if flag is None or name not in given.values or name in _OF_BOTH or given.is_from_environment(name):
+            continue
+        if flag.group is Group.LOCAL:
+            return Runtime.LOCAL, f"--{name} is given"
+        if flag.group is Group.KUBERNETES:
+            return Runtime.KUBERNETES, f"--{name} is given"
+    return None
 
 
 def _of_module(job_type: str, values: Mapping[str, object]) -> list[str]:

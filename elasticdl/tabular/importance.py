@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from elasticdl.data.sql import parse
 from elasticdl.data.sql_output import OutputTable
+from elasticdl.storage.paths import on_this_machine, path_of
 from elasticdl_client.data_sources import is_table
 
 Array = npt.NDArray[Any]
@@ -214,7 +215,7 @@ def write(output: str, loss: Importance, columns: Sequence[Importance]) -> None:
 def main() -> None:
     """Write the loss of a model and the importances of its columns to the file or table that --output names."""
     parser = argparse.ArgumentParser(prog="python -m elasticdl.tabular.importance", description=main.__doc__)
-    parser.add_argument("--export", type=Path, required=True, help="the SavedModel")
+    parser.add_argument("--export", required=True, help="the SavedModel: a directory, or a URL of storage")
     parser.add_argument("--description", type=Path, required=True, help="model.json of `elasticdl sql`")
     parser.add_argument("--rows", required=True, help="directory of Parquet files, or the URL of a table")
     parser.add_argument("--label_column", required=True)
@@ -229,8 +230,9 @@ def main() -> None:
     for one in about["inputs"]:
         columns.setdefault(one["column"], []).append(one["name"])
     name, loss = loss_of(labels, about["task"], about["deviation"], "." in about["estimator"])
-    predict = exported(given.export, list(rows), about["num_classes"])
-    base, found = importances_of(predict, rows, loss, columns, given.repeats, given.seed)
+    with on_this_machine(path_of(given.export)) as path:
+        predict = exported(path, list(rows), about["num_classes"])
+        base, found = importances_of(predict, rows, loss, columns, given.repeats, given.seed)
     write(given.output, Importance(name, base, 0.0), found)
 
 

@@ -12,6 +12,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,6 @@ from elasticdl_client.sql.places import Place
 from elasticdl_client.sql.runtime import Outputs, Program, RowStore, several_outputs
 from elasticdl_client.sql.snapshot import ROW, Field
 from elasticdl_client.sql.statement import Query
-from elasticdl_client.storage_kinds import is_remote
 
 TABLES = "tables"
 """The key of a model's description that names the tables of its rows."""
@@ -75,11 +75,16 @@ class StagedRows:
         table, num_rows = self._table(part), 0
         types = {field.name: _TYPES[field.form] for field in fields} | {ROW: "BIGINT"}
         self._written.append(table)
-        with self._database.transaction() as writer:
+        with self._database.transaction() as writer, ThreadPoolExecutor(1) as loader:
             writer.create([table], types, [ROW])
+            loading: Future[None] | None = None
             for converted in snapshot.converted(rows, columns, fields, classes, seed):
-                writer.load([table], snapshot.numbered(converted, num_rows + 1))
+                if loading is not None:
+                    loading.result()
+                loading = loader.submit(writer.load, [table], snapshot.numbered(converted, num_rows + 1))
                 num_rows += converted.num_rows
+            if loading is not None:
+                loading.result()
         return num_rows
 
     def keep(self, model: StoredModel) -> None:
@@ -198,13 +203,8 @@ class KubernetesRuntime:
         """See `SqlRuntime`: a job of one worker that runs a command.
 
         Raises:
-            FlagError: the model is in storage, or on no volume of the job.
+            FlagError: the model is on no volume of the job.
         """
-        if is_remote(model.exported):
-            raise FlagError(
-                f"{model.title} is in storage: {model.exported}, and TO EXPLAIN loads models from directories.",
-                "Train it with a --models_dir on a --volume, or with --runtime=local.",
-            )
         of_cluster = given.of_group(Group.KUBERNETES)
         check_place(model.exported, str(of_cluster.get("volume", "")))
         code = self._code(model, scratch)

@@ -98,7 +98,7 @@ class ClusterModels(ModelRegistry):
         return super().find(wanted)
 
     def drop(self, wanted: ModelName) -> list[StoredModel]:
-        """See `ModelRegistry`; the files of pods stay."""
+        """See `ModelRegistry`; the files of pods are not touched."""
         self.look_up(wanted)
         dropped = [
             self._read(name, version, row)

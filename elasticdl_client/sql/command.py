@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError
+from elasticdl_client.inferred_flags import infer_runtime, runtime_of_flags
 from elasticdl_client.sql import evaluate, explain, predict, registry, train
 from elasticdl_client.sql.arguments import MODELS_TABLE, USAGE, VARIABLE, SqlArguments, split
 from elasticdl_client.sql.cluster import KubernetesRuntime
@@ -72,18 +74,25 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[S
     os.environ.pop(VARIABLE, None)  # the processes of jobs need none
     connect = partial(Database, url) if url else None
     flags = JobFlags(given.of_jobs, {name: text for name, text in environment.items() if name != VARIABLE})
+    location = given.own.get("models_dir") or environment.get("ELASTICDL_MODELS_DIR", "")
+    if "runtime" not in flags.gathered.values:
+        flags = _with_runtime(flags, url, location)
     if flags.runtime is Runtime.KUBERNETES:
         return given, _on_cluster(given, environment, flags, url), dialect_of(url)
+    if is_remote(location):
+        raise FlagError(
+            f"--models_dir={location} is storage, where only pods write models.",
+            "Name a directory for --runtime=local, or give --runtime=kubernetes.",
+        )
     named = given.own.get("models_table") or environment.get("ELASTICDL_MODELS_TABLE", "")
     if named and connect is None:
         raise FlagError(
             f"--models_table={named} is in the database of --datasource, which is missing.", "Give --datasource=URL."
         )
     table = ModelsTable(connect, named) if named and connect is not None else None
-    root = Path(given.own.get("models_dir") or environment.get("ELASTICDL_MODELS_DIR") or _MODELS)
     session = Session(
         connect,
-        ModelRegistry(root, table),
+        ModelRegistry(Path(location or _MODELS), table),
         flags,
         is_dry_run="dry_run" in given.own,
         is_overwriting="overwrite" in given.own,
@@ -97,18 +106,9 @@ def _on_cluster(given: SqlArguments, environment: Mapping[str, str], flags: JobF
     Raises:
         FlagError: pods cannot reach the database, or no place for models is named.
     """
-    if not url:
-        raise FlagError("--datasource is missing.", f"Give --datasource=URL, or the variable {VARIABLE}.")
-    check_reachable(url)
     location = given.own.get("models_dir") or environment.get("ELASTICDL_MODELS_DIR", "")
-    if not location.startswith("/") and not is_remote(location):
-        what = f"--models_dir={location} is no place that pods have." if location else "--models_dir is missing."
-        raise FlagError(
-            f"{what} On Kubernetes models are where pods write them.",
-            'Name a directory of a --volume, such as --volume="claim_name=models,mount_path=/models" with '
-            "--models_dir=/models, or storage: --models_dir=s3://BUCKET/models.",
-        )
     volume = str(flags.of(JobType.TRAIN).get("volume", ""))
+    _check_for_pods(url, location)
     if volume or is_remote(location):  # statements that run no job need neither
         check_place(location, volume)
     connect = cache(partial(Database, url))
@@ -121,6 +121,46 @@ def _on_cluster(given: SqlArguments, environment: Mapping[str, str], flags: JobF
         is_overwriting="overwrite" in given.own,
         runtime=KubernetesRuntime(connect),
     )
+
+
+def _check_for_pods(url: str, location: str) -> None:
+    """Check that pods can reach the database and have a place for models, as far as both say it.
+
+    Raises:
+        FlagError: they cannot, or one is not named.
+    """
+    if not url:
+        raise FlagError("--datasource is missing.", f"Give --datasource=URL, or the variable {VARIABLE}.")
+    check_reachable(url)
+    if not location.startswith("/") and not is_remote(location):
+        what = f"--models_dir={location} is no place that pods have" if location else "--models_dir is missing"
+        raise FlagError(
+            f"{what}: on Kubernetes models are where pods write them.",
+            'Name a directory of a --volume, such as --volume="claim_name=models,mount_path=/models" with '
+            "--models_dir=/models, or storage: --models_dir=s3://BUCKET/models.",
+        )
+
+
+def _with_runtime(flags: JobFlags, url: str, location: str) -> JobFlags:
+    """Return the flags with the runtime that follows from them, and say which and why.
+
+    A cluster that is configured is used where pods could do the work: not for a database of this machine, nor without
+    a place for models.
+
+    Raises:
+        FlagError: an argument is none.
+    """
+    given = flags.gathered
+    runtime, why = infer_runtime(JobType.TRAIN, given)
+    if runtime is Runtime.KUBERNETES and runtime_of_flags(JobType.TRAIN, given) is None:
+        try:
+            _check_for_pods(url, location)
+            check_place(location, str(given.values.get("volume", "")))
+        except FlagError as error:
+            runtime, why = Runtime.LOCAL, f"{error.what.rstrip('.')}, though {why}"
+    other = Runtime.KUBERNETES if runtime is Runtime.LOCAL else Runtime.LOCAL
+    print(f"note: --runtime={runtime}, since {why}; --runtime={other} overrides it.", file=sys.stderr)
+    return replace(flags, inferred=runtime)
 
 
 def execute(session: Session, dialect: str, source: str) -> list[Result]:

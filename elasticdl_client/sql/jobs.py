@@ -14,7 +14,7 @@ from pathlib import Path
 from elasticdl_client import local, support
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError, JobFailed
-from elasticdl_client.flag_sources import gather
+from elasticdl_client.flag_sources import GivenFlags, gather
 from elasticdl_client.flags import Group, flag_of
 from elasticdl_client.job_spec import JobSpec, flag_fields, unknown_flag
 from elasticdl_client.secret_values import hide_in_flag
@@ -42,10 +42,12 @@ class JobFlags:
     Attributes:
         arguments: of the command line.
         environment: with the defaults of flags.
+        inferred: where the jobs run if neither says so.
     """
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
+    inferred: Runtime = Runtime.LOCAL
 
     def check(self, job_types: set[JobType]) -> None:
         """Check the flags before any statement is run.
@@ -63,6 +65,8 @@ class JobFlags:
         for name in given:
             if name in OF_STATEMENT:
                 raise FlagError(f"--{name} follows from the statement.", "Leave it out.")
+            if name not in known and name in flag_fields(JobType.TRAIN) and not job_types:
+                raise FlagError(f"--{name} is a flag of jobs, and these statements run none.", "Leave it out.")
             if name not in known:
                 raise unknown_flag(name, sorted(job_types)[0] if job_types else JobType.TRAIN)
         if str(given.get("runtime", Runtime.LOCAL)).lower() not in list(Runtime):
@@ -70,10 +74,18 @@ class JobFlags:
 
     @property
     def runtime(self) -> Runtime:
-        """Where the jobs run: this machine, unless a flag or its variable says otherwise."""
-        gathered = gather(JobType.TRAIN, self.arguments, self.environment).values
-        is_cluster = str(gathered.get("runtime", "")).lower() == Runtime.KUBERNETES
-        return Runtime.KUBERNETES if is_cluster else Runtime.LOCAL
+        """Where the jobs run: as a flag or its variable says, else as it is inferred."""
+        wanted = str(self.gathered.values.get("runtime", self.inferred)).lower()
+        return Runtime.KUBERNETES if wanted == Runtime.KUBERNETES else Runtime.LOCAL
+
+    @property
+    def gathered(self) -> GivenFlags:
+        """Those of the command line and the environment.
+
+        Raises:
+            FlagError: an argument is none.
+        """
+        return gather(JobType.TRAIN, self.arguments, self.environment)
 
     @property
     def given(self) -> dict[str, object]:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 
+from elasticdl_client.choices import JobType, Runtime
+from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.flags import Group
+from elasticdl_client.local import require_runtime
+from elasticdl_client.sql.jobs import JobFlags, command_of, name_of
+from elasticdl_client.sql.models import StoredModel
 from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.statement import DescribeModel, DropModel
+from elasticdl_client.storage_kinds import check_installed, is_remote
 
 _HEAD = ("MODEL", "ESTIMATOR", "LABEL", "ROWS", "STATE", "METRICS", "CREATED")
 _COUNTS = ("epochs", "committed", "repeated", "lost")  # of the ledger, shown if they are 0 as well
@@ -85,9 +93,43 @@ def drop(session: Session, statement: DropModel) -> None:
     session.say(f"Removed {wanted.name}{named}.")
     for model in dropped:
         if model.place is not None:
-            session.say(f"The files of {model.title} stay where its pods have written them: {model.place.path}.")
+            _delete_files(session, model, model.place.path)
         elif model.row is not None:
             session.say(f"The files of {model.title} stay on {model.row.host}: {model.directory}.")
+
+
+def _delete_files(session: Session, model: StoredModel, place: str) -> None:
+    """Delete what pods have written of a model, or say where it stays and how to delete it.
+
+    Args:
+        place: of its files.
+    """
+    if not is_remote(place):
+        command = command_of(JobType.TRAIN, _deleting(session.flags, model, place))
+        session.say(f"The files of {model.title} stay on the volume of its pods: {place}. This job deletes them:")
+        session.say(command)
+        return
+    try:
+        check_installed(place)
+        require_runtime()
+        from elasticdl.storage.paths import path_of, remove_directory
+
+        directory = path_of(place)
+        if directory.is_dir():  # not of a model that was never trained
+            remove_directory(directory)
+    except ElasticDLError as error:
+        session.say(f"The files of {model.title} stay in {place}: {error.what} Delete that directory.")
+
+
+def _deleting(flags: JobFlags, model: StoredModel, place: str) -> dict[str, object]:
+    """Return the flags of a job that deletes a directory of a volume."""
+    return {
+        "runtime": Runtime.KUBERNETES.value,
+        "job_name": name_of("drop", model.name, str(model.version)),
+        **flags.of_group(Group.KUBERNETES),
+        "num_workers": 1,
+        "job_command": shlex.join(["rm", "-rf", place]),
+    }
 
 
 def _metrics(found: Mapping[str, float]) -> str:

@@ -44,6 +44,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.chaos.local_faults",
         "elasticdl_client.simulate",
         "elasticdl_client.sql.statistics",
+        "elasticdl_client.sql.registry",
     ),
     "elasticdl_client.local_job": (  # starts the agent, with --runtime=local
         "elasticdl_client",
@@ -54,6 +55,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl_client.last_checkpoint": ("elasticdl_client", "elasticdl.storage"),  # of a local job
     "elasticdl_client.chaos.local_faults": ("elasticdl_client", "elasticdl.cluster"),  # asks the agent for processes
     "elasticdl_client.simulate": ("elasticdl_client", "elasticdl.simulation"),
+    "elasticdl_client.sql.registry": ("elasticdl_client", "elasticdl.storage"),  # to delete models there
     "elasticdl_client.sql.statistics": ("elasticdl_client", "elasticdl.analysis"),
     "elasticdl.simulation": (  # the master's core, and what a job's flags say
         *SHARED,
@@ -126,7 +128,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "elasticdl.layers": SHARED,
     "elasticdl.tabular": ("elasticdl.layers", "elasticdl_preprocessing"),  # a model definition as those of the zoo
-    "elasticdl.tabular.importance": ("elasticdl.data", "elasticdl_client.data_sources"),  # a program of its own
+    "elasticdl.tabular.importance": (  # a program of its own
+        "elasticdl.data",
+        "elasticdl.storage",
+        "elasticdl_client.data_sources",
+    ),
     "elasticdl.api": (*SHARED, *BELOW, "elasticdl.layers", "elasticdl.worker"),  # a worker inside of a user's script
     "elasticdl.api.keras_fit": (  # a job of its own, from Python
         *SHARED,

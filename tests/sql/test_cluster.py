@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 import sqlite3
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from elasticdl.protocol.values import Shard
 from elasticdl.tabular import importance
 from elasticdl.tabular.importance import Importance
 from elasticdl_client.choices import JobType, Runtime
-from elasticdl_client.errors import FlagError
+from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs.job import JobInfo, Phase
@@ -80,6 +81,58 @@ def test_a_model_on_no_volume_is_refused(server: str) -> None:
             cluster.flags({"output": "/models/m/1/export", "volume": volume})
     assert cluster.flags({"output": "/models/m/1", "volume": "claim_name=c,mount_path=/models"})["runtime"]
     assert cluster.flags({"output": "s3://bucket/m/1"})["runtime"] == Runtime.KUBERNETES
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: farm
+clusters: [{name: farm, cluster: {server: "https://127.0.0.1:9"}}]
+users: [{name: me, user: {}}]
+contexts: [{name: farm, context: {cluster: farm, user: me}}]
+"""
+SHOP, STORAGE = "--datasource=postgresql://me@db.example/shop", "--models_dir=s3://bucket/models"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "runtime", "said"),
+    [
+        ([SHOP, STORAGE], Runtime.KUBERNETES, "a cluster is configured (context farm)"),
+        ([SHOP, "--models_dir=/m", "--volume=claim_name=c,mount_path=/m"], Runtime.KUBERNETES, "--volume is given"),
+        ([SHOP], Runtime.LOCAL, "--models_dir is missing"),
+        ([SHOP, "--models_dir=/m"], Runtime.LOCAL, "on no volume that outlives them, though a cluster is configured"),
+        (["--datasource=sqlite:///staff.db"], Runtime.LOCAL, "a file of this machine"),
+        (["--datasource=mysql://me@localhost/shop"], Runtime.LOCAL, "localhost is this machine here"),
+        ([SHOP, "--num_workers=2", "--job_dir=d"], Runtime.LOCAL, "--job_dir is given"),
+    ],
+)
+def test_the_runtime_follows_from_the_cluster_and_the_database_and_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    runtime: Runtime,
+    said: str,
+) -> None:
+    (tmp_path / "config").write_text(KUBECONFIG)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    _, session, _ = command.prepare(["SHOW MODELS", *arguments], {})
+    assert session.flags.runtime is runtime
+    assert isinstance(session.models, ClusterModels) == (runtime is Runtime.KUBERNETES)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"note: --runtime={runtime}, since ")
+    assert said in line
+
+
+def test_a_flag_of_kubernetes_with_a_database_of_this_machine_is_refused() -> None:
+    with pytest.raises(FlagError, match="a file of this machine"):
+        command.prepare(["SHOW MODELS", "--datasource=sqlite:///staff.db", "--image_name=i"], {})
+
+
+def test_models_of_this_machine_are_in_no_storage() -> None:
+    with pytest.raises(FlagError, match="only pods write models"):
+        command.prepare(["SHOW MODELS", "--datasource=sqlite:///staff.db", STORAGE, "--runtime=local"], {})
 
 
 def test_the_runtime_may_be_a_variable_and_a_flag_comes_first() -> None:
@@ -182,6 +235,14 @@ def test_rows_that_cannot_be_written_leave_no_table(source: str) -> None:
     assert not [name for name in database.known_names() if name.startswith("elasticdl")]
 
 
+def test_rows_that_the_database_refuses_leave_no_table(server: str) -> None:
+    database = Database(server)
+    parts = [[("a",)] * 50_000, [("b\0",)] * 50_000, [("c",)] * 50_000]  # each is written while the next one is read
+    with pytest.raises(DataError, match="invalid byte sequence"):
+        StagedRows(database).write("rows", parts, ["town"], [Field("town", "town", "text")])
+    assert not database.known_names()
+
+
 def test_predictions_come_back_from_the_table_of_the_job(source: str) -> None:
     import numpy as np
 
@@ -207,16 +268,16 @@ def test_a_program_reads_its_rows_from_a_table_and_leaves_its_result_in_one(sour
     store.close()
 
 
-def test_a_model_that_no_program_of_pods_can_load_is_not_explained(server: str, tmp_path: Path) -> None:
+def test_a_model_is_explained_where_a_program_of_pods_can_load_it(server: str, tmp_path: Path) -> None:
     flags = JobFlags(("--image_name=i", "--volume=claim_name=c,mount_path=/other"), {})
     runtime = KubernetesRuntime(partial(Database, server))
-    for place, said in (("s3://bucket/m/1", "is in storage"), ("/models/m/1", "on no volume")):
-        model = StoredModel("m", 1, tmp_path, {}, place=PodPlace(place, is_trained=True))
-        with pytest.raises(FlagError, match=said):
-            runtime.program(model, ["-m", "elasticdl.tabular.importance"], flags, tmp_path / "s")
-    model = StoredModel("m", 1, tmp_path, {"label": "pay"}, place=PodPlace("/other/m/1", is_trained=True))
-    command = runtime.program(model, ["-m", "elasticdl.tabular.importance"], flags, tmp_path / "s").command
-    assert "--export=/other/m/1/export --description=/model_zoo/model.json" in command
+    model = StoredModel("m", 1, tmp_path, {}, place=PodPlace("/models/m/1", is_trained=True))
+    with pytest.raises(FlagError, match="on no volume"):
+        runtime.program(model, ["-m", "elasticdl.tabular.importance"], flags, tmp_path / "s")
+    for place in ("/other/m/1", "s3://bucket/m/1"):
+        model = StoredModel("m", 1, tmp_path, {"label": "pay"}, place=PodPlace(place, is_trained=True))
+        command = runtime.program(model, ["-m", "elasticdl.tabular.importance"], flags, tmp_path / "s").command
+        assert f"--export={place}/export --description=/model_zoo/model.json" in command
 
 
 def test_a_job_that_the_cluster_does_not_take_costs_no_row(
@@ -291,6 +352,20 @@ def test_dropping_a_model_removes_the_rows_of_its_training(tmp_path: Path) -> No
     assert database.has_table([table])
     assert [one.title for one in models.drop(NAME)] == ["m@1"]
     assert not database.has_table([table])
+
+
+def test_dropping_a_model_of_a_volume_says_the_job_that_deletes_its_files(tmp_path: Path) -> None:
+    models, database = models_of(tmp_path, {})
+    models.record(models.add("m", {}))
+    flags = JobFlags(("--image_name=i", "--volume=claim_name=c,mount_path=/models"), {}, Runtime.KUBERNETES)
+    said: list[str] = []
+    command.execute(Session(lambda: database, models, flags, False, False, said.append), "sqlite", "DROP MODEL m")
+    assert said[:1] == ["Removed m: 1 version."]
+    assert "/models/m/1" in said[1]
+    program, job_type, *given = shlex.split(said[2])
+    spec = JobSpec.from_flags(JobType(job_type), dict(flag[2:].split("=", 1) for flag in given))
+    assert (program, spec.runtime, spec.job_command) == ("elasticdl", Runtime.KUBERNETES, "rm -rf /models/m/1")
+    assert (spec.volume, spec.num_workers) == ("claim_name=c,mount_path=/models", 1)
 
 
 def test_rows_are_copied_into_postgresql_as_they_are(server: str) -> None:
