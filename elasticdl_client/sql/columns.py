@@ -14,7 +14,8 @@ from typing import Any
 from elasticdl_client.sql.database import find_name
 from elasticdl_client.sql.places import StatementError, suggestion
 from elasticdl_client.sql.statement import Call, ColumnClause, Expression, Literal, Name, NameList
-from elasticdl_client.sql.tokens import quoted_name, quoted_text
+from elasticdl_client.sql.statistics import TYPES, unusable_type
+from elasticdl_client.sql.tokens import CLAUSES, quoted_name, quoted_text
 
 Feature = dict[str, Any]
 PARTS = {"wide": "wide", "linear_feature_columns": "wide", "deep": "deep", "dnn_feature_columns": "deep"}
@@ -102,8 +103,8 @@ def as_they_are(clauses: Sequence[ColumnClause], statistics: Mapping[str, Any], 
     Raises:
         StatementError: a clause has more than names.
     """
-    names = [name for name, found in statistics.items() if name != label and found["count"]]
-    left_out = {name: "it has no value" for name, found in statistics.items() if not found["count"]}
+    left_out = {name: _without_values(found) for name, found in statistics.items() if not found["count"]}
+    names = [name for name in statistics if name != label and name not in left_out]
     if clauses:
         names, left_out = [], {}
         for clause in clauses:
@@ -145,9 +146,9 @@ def _leaves(ids: Feature) -> list[Feature]:
 
 def _useless(name: str, found: Mapping[str, Any]) -> str:
     """Return why a column says nothing about the label; empty: it may."""
+    if not found["count"]:
+        return _without_values(found)
     count, distinct = found["count"], found["distinct_count"]
-    if not count:
-        return "it has no value"
     if distinct == 1 and not found["missing"]:
         return "all rows have the same value"
     if distinct == count and count > 10:
@@ -157,6 +158,11 @@ def _useless(name: str, found: Mapping[str, Any]) -> str:
     if found["type"] == "string" and distinct > max(_MOST_VOCABULARY, count / 2):
         return "most rows have a value of their own"
     return ""
+
+
+def _without_values(found: Mapping[str, Any]) -> str:
+    unusable = unusable_type(found)
+    return f"it is of a type that no model takes, {unusable}" if unusable else "it has no value"
 
 
 def _by_statistics(name: str, found: Mapping[str, Any]) -> list[Feature]:
@@ -336,7 +342,9 @@ class _Resolver:
         if found == self._label:
             raise StatementError(f"{found!r} is the label.", "A model must not see it: leave it out.", expression.place)
         if not self._statistics[found]["count"]:
-            raise StatementError(f"The column {found!r} has no value.", "Leave it out.", expression.place)
+            hint = f"Leave it out. Models take {TYPES}."
+            why = _without_values(self._statistics[found])
+            raise StatementError(f"The column {found!r} is of no use: {why}.", hint, expression.place)
         return found
 
     def _number(self, expression: Expression) -> str:
@@ -400,7 +408,7 @@ class _Writer:
 
 def written(name: str, dialect: str) -> str:
     """Return a name as a statement has it, in quotes where it needs them."""
-    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name.upper() not in ("WITH", "COLUMN", "FOR", "LABEL", "INTO"):
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name.upper() not in CLAUSES:
         return name
     return quoted_name(name, dialect)
 

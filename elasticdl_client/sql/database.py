@@ -264,9 +264,14 @@ class Database:
 
 
 class SnapshotReader:
-    """Reads in one transaction."""
+    """Reads in one transaction.
+
+    Attributes:
+        dialect: sqlglot's name of the database's SQL.
+    """
 
     def __init__(self, database: Database, connection: Any) -> None:
+        self.dialect = database.dialect
         self._database = database
         self._connection = connection
         self._parts: Generator[Any, None, None] | None = None

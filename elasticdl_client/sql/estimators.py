@@ -153,10 +153,6 @@ def check_fits(
     Raises:
         StatementError: it cannot.
     """
-    if not features:
-        raise StatementError(
-            "No column is left for the model.", "Name columns by COLUMN, or more in the SELECT.", place
-        )
     if is_own(estimator):
         return
     if estimator == "DeepFMClassifier":

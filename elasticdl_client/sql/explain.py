@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from elasticdl_client.sql import snapshot
+from elasticdl_client.sql.columns import written
 from elasticdl_client.sql.database import SnapshotReader
 from elasticdl_client.sql.inputs import fields_of
 from elasticdl_client.sql.models import StoredModel
@@ -161,7 +162,7 @@ def _count(reader: SnapshotReader, statement: Explain, label: str) -> int:
     if num_labels < num_rows:
         raise StatementError(
             f"The label {label!r} is NULL in {num_rows - num_labels:,} of {num_rows:,} rows.",
-            f"Leave them out: WHERE {label} IS NOT NULL.",
+            f"Leave them out: WHERE {written(label, reader.dialect)} IS NOT NULL.",
             statement.query.place,
         )
     return num_rows

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any
 
+from elasticdl_client.sql.columns import written
 from elasticdl_client.sql.database import SnapshotReader, find_name
 from elasticdl_client.sql.estimators import Task
 from elasticdl_client.sql.models import StoredModel
@@ -38,7 +38,7 @@ def fields_of(
         form = "number" if task_of(model) is Task.REGRESSION else "class"
         wanted.append(Field(LABEL, model.found["label"], form))
     fields = [Field(one.name, _column(model, names, one, query), one.form) for one in wanted]
-    _check_types(model, names, fields, reader.first(query, _LOOKED_AT), query)
+    _check_types(model, reader, names, fields, query)
     return names, fields
 
 
@@ -55,14 +55,16 @@ def _column(model: StoredModel, names: Sequence[str], field: Field, query: Query
 
 
 def _check_types(
-    model: StoredModel, names: Sequence[str], fields: Sequence[Field], rows: Sequence[Sequence[Any]], query: Query
+    model: StoredModel, reader: SnapshotReader, names: Sequence[str], fields: Sequence[Field], query: Query
 ) -> None:
+    rows = reader.first(query, _LOOKED_AT)
     for field in fields:
         at = names.index(field.column)
         wrong = next((row[at] for row in rows if not isinstance(row[at], int | float | Decimal | None)), None)
         if field.form == "number" and wrong is not None:
+            name = written(field.column, reader.dialect)
             raise StatementError(
                 f"The column {field.column!r} holds {str(wrong)[:50]!r}; {model.title} takes numbers there.",
-                f"Convert it in the SELECT: CAST({field.column} AS REAL) AS {field.column}.",
+                f"Convert it in the SELECT: CAST({name} AS DECIMAL(20, 6)) AS {name}.",
                 query.place,
             )

@@ -31,14 +31,13 @@ from elasticdl_client.sql.statement import (
     Statement,
     Train,
 )
-from elasticdl_client.sql.tokens import Kind, Token, load, quoted_name, statements_of
+from elasticdl_client.sql.tokens import CLAUSES, Kind, Token, load, quoted_name, statements_of
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Statement)
 
 VERBS = ("TRAIN", "PREDICT", "EVALUATE", "EXPLAIN")
 _FIRST = ("SELECT", "WITH", "SHOW", "DESCRIBE", "DROP")
-_CLAUSES = ("WITH", "COLUMN", "FOR", "LABEL", "INTO", "USING", "TO")
 _FIELDS = ("YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND")  # INTERVAL '1-2' YEAR TO MONTH
 _BEFORE_A_NAME = ("SELECT", "DISTINCT", "AS", "BY", "AND", "OR", "NOT", "WHERE", "HAVING", "ON", "WHEN", "THEN", "ELSE")
 _AFTER_A_NAME = ("FROM", "AS", "ASC", "DESC", "IS", "IN", "LIKE", "BETWEEN", "AND", "OR", "WHERE", "GROUP", "ORDER")
@@ -258,7 +257,7 @@ class _Parser:
             raise StatementError("A number is expected after -.", "Write, for example, -1.5.", number.place)
         if token.kind is Kind.NUMBER:
             return Literal(_number(token), token.place)
-        if token.kind is Kind.WORD and token.text.upper() not in _CLAUSES:
+        if token.kind is Kind.WORD and token.text.upper() not in CLAUSES:
             return Literal(_LITERALS.get(token.text.upper(), token.text), token.place)
         if token.kind is Kind.TEXT:
             return Literal(token.text, token.place)
@@ -409,7 +408,7 @@ class _Parser:
         token = self._take(expected)
         if token.kind is Kind.QUOTED_NAME and token.text:
             return Name(token.text, token.place, is_quoted=True)
-        if token.kind is Kind.WORD and (token.text.upper() not in _CLAUSES or self._is_column_label(token)):
+        if token.kind is Kind.WORD and (token.text.upper() not in CLAUSES or self._is_column_label(token)):
             return Name(token.text, token.place)
         quoted = quoted_name("name", self._dialect)
         hint = f"Write a name, or {quoted} if it has other characters than letters, digits and underscores."
@@ -418,7 +417,7 @@ class _Parser:
     def _is_column_label(self, token: Token) -> bool:
         """Return whether the LABEL that was taken is a column of this name: no other name follows."""
         following = self._tokens[self._at] if self._at < len(self._tokens) else None
-        is_end = following is None or following.kind is Kind.SYMBOL or following.text.upper() in _CLAUSES
+        is_end = following is None or following.kind is Kind.SYMBOL or following.text.upper() in CLAUSES
         return token.is_word("LABEL") and is_end and self._tokens[self._at - 2].is_word("LABEL")
 
     def _path(self, expected: str) -> list[Name]:

@@ -171,7 +171,16 @@ class _Converter:
         else:
             values = dict(zip(self._columns, zip(*part, strict=True), strict=True))
             arrays = [self._of_values(field, values[field.column]) for field in self._fields]
+        for field, array in zip(self._fields, arrays, strict=True):
+            if field.name == LABEL and field.form == "number":
+                self._check_label(field, array)
         return self._pyarrow.Table.from_arrays(arrays, [field.name for field in self._fields])
+
+    def _check_label(self, field: Field, numbers: Any) -> None:
+        if not self._compute.all(self._compute.is_finite(numbers), min_count=0).as_py():
+            raise DataError(
+                f"The label {field.column} is NULL, NaN or infinite in some rows.", "Leave them out by WHERE."
+            )
 
     def _of_values(self, field: Field, values: Sequence[Any]) -> Any:
         pyarrow, kinds = self._pyarrow, set(map(type, values))
@@ -222,7 +231,7 @@ def _number(field: Field, value: Any) -> float:
         return float(value)
     raise DataError(
         f"The column {field.column} holds {str(value)[:50]!r}, where the model takes numbers.",
-        f"Convert it in the SELECT: CAST({field.column} AS REAL) AS {field.column}.",
+        f"Convert it in the SELECT: CAST({field.column} AS DECIMAL(20, 6)) AS {field.column}.",
     )
 
 

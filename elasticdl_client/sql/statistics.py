@@ -5,7 +5,7 @@ The runtime package has it, which is imported when a statement trains, never bef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elasticdl_client.errors import DataError
@@ -13,31 +13,34 @@ from elasticdl_client.local import require_runtime
 from elasticdl_client.sql.places import StatementError
 from elasticdl_client.sql.statement import Query
 
-_TYPES = "numbers, texts, true and false, dates and times"
+_UNUSABLE = (bytes, bytearray, memoryview, list, dict, tuple)
+TYPES = "numbers, texts, true and false, dates and times"
+"""What models take, for messages."""
 
 
 def statistics_of(names: Sequence[str], rows: Sequence[Sequence[Any]], query: Query) -> dict[str, Any]:
-    """Return the statistics of each column.
+    """Return the statistics of each column; of one whose type no model takes only the `type`, without a `count`.
 
     Raises:
-        StatementError: a column is of a type that no model takes, or of several.
+        StatementError: a column holds values of several types.
     """
     require_runtime()
     from elasticdl.analysis.rows import statistics_of_rows
 
     columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
-    for name, values in columns.items():
-        wrong = next(
-            (one for one in values if isinstance(one, bytes | bytearray | memoryview | list | dict | tuple)), None
-        )
-        if wrong is not None:
-            raise StatementError(
-                f"The column {name!r} is of a type that no model takes: {type(wrong).__name__}.",
-                f"Leave it out, or convert it in the SELECT. Models take {_TYPES}.",
-                query.place,
-            )
+    wrong = {name: kind for name, values in columns.items() if (kind := _unusable(values))}
     try:
-        found: dict[str, Any] = statistics_of_rows(columns)["columns"]
+        taken = {name: values for name, values in columns.items() if name not in wrong}
+        found: dict[str, Any] = statistics_of_rows(taken)["columns"]
     except DataError as error:
         raise StatementError(error.what, error.hint, query.place) from error
-    return {name: found[name] for name in names}
+    return {name: {"type": wrong[name], "count": 0} if name in wrong else found[name] for name in names}
+
+
+def unusable_type(column: Mapping[str, Any]) -> str:
+    """Return the type of a column that no model takes, by its statistics; empty: models take it."""
+    return "" if "distinct_count" in column else str(column["type"])
+
+
+def _unusable(values: Sequence[Any]) -> str:
+    return next((type(one).__name__ for one in values if isinstance(one, _UNUSABLE)), "")

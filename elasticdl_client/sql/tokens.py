@@ -15,6 +15,9 @@ from typing import Any
 from elasticdl_client.errors import DataError
 from elasticdl_client.sql.places import Place, StatementError
 
+CLAUSES = ("WITH", "COLUMN", "FOR", "LABEL", "INTO", "USING", "TO")
+"""Keywords that a name of our clauses cannot be without quotes."""
+
 _OPENING = {"(": ")", "[": "]", "{": "}"}
 _HINT = "Close it, or remove it."
 

@@ -27,7 +27,7 @@ from elasticdl_client.sql.runtime import RowStore
 from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.snapshot import LABEL, Field
 from elasticdl_client.sql.statement import Attribute, Name, Query, Train
-from elasticdl_client.sql.statistics import statistics_of
+from elasticdl_client.sql.statistics import TYPES, statistics_of, unusable_type
 
 _SAMPLE = 100_000  # rows that statistics are of
 _SMALL = 2_000  # rows of a table that is trained on in small minibatches
@@ -151,17 +151,31 @@ def _plan(reader: SnapshotReader, statement: Train, dialect: str) -> TrainingPla
     if num_labels < num_rows:
         raise StatementError(
             f"The label {label!r} is NULL in {num_rows - num_labels:,} of {num_rows:,} rows.",
-            f"Leave them out: WHERE {label} IS NOT NULL.",
+            f"Leave them out: WHERE {written(label, dialect)} IS NOT NULL.",
             statement.label.place,
         )
     values = reader.values(query, label) if num_distinct <= estimators.num_values_wanted() else []
     statistics = statistics_of(names, reader.sample(query, _SAMPLE), query)
     place = statement.label.place
+    if unusable_type(statistics[label]):
+        raise StatementError(
+            f"The label {label!r} is of a type that no model takes: {unusable_type(statistics[label])}.",
+            f"Convert it in the SELECT. Labels are {TYPES}.",
+            place,
+        )
+    if statistics[label]["type"] != "string" and statistics[label]["missing"]:
+        raise StatementError(
+            f"The label {label!r} is not finite in some rows: NaN, or infinite.", "Leave them out by WHERE.", place
+        )
     found = estimators.label_of(label, statistics[label], values, num_distinct, statement.estimator, place)
     default = "DNNRegressor" if found.task is Task.REGRESSION else "DNNClassifier"
     estimator = statement.estimator.text if statement.estimator else default
     params = estimators.params_of(estimator, statement.attributes)
     columns = _columns(statement, statistics, label)
+    if not columns.features:
+        why = " ".join(f"{written(name, dialect)}: {reason}." for name, reason in columns.left_out.items())
+        hint = f"Name columns by COLUMN, or more in the SELECT. {why}".rstrip()
+        raise StatementError("No column is left for the model.", hint, query.place)
     estimators.check_fits(estimator, found, columns.features, params, query.place)
     clause = clause_of(columns.features, dialect)
     ending = f"LABEL {written(label, dialect)} INTO {statement.model.name}"

@@ -157,6 +157,45 @@ def test_what_cannot_be_trained_is_pointed_at(
     assert not (tmp_path / "models").exists()
 
 
+def test_names_that_are_keywords_are_quoted_in_the_explicit_statement(
+    capsys: pytest.CaptureFixture[str], database: str
+) -> None:
+    select = """SELECT age AS "to", pay AS "using", town AS "Von", age % 7 AS "it's", income AS "label" FROM staff"""
+    said, short = dry(capsys, database, f'{select} LABEL "label" INTO m')
+    clause = next(line for line in said.splitlines() if line.startswith("COLUMN"))
+    _, explicit = dry(capsys, database, f'{select} TO TRAIN DNNClassifier {clause} LABEL "label" INTO m')
+    assert explicit == short
+    with pytest.raises(StatementError, match="NULL in 100 of 100") as caught:
+        run(database, 'SELECT age, odd AS "the pay" FROM staff LABEL "the pay" INTO m')
+    assert caught.value.hint == 'Leave them out: WHERE "the pay" IS NOT NULL.'
+
+
+def test_a_label_that_is_not_finite_is_refused(database: str) -> None:
+    select = "SELECT age, CASE WHEN id % 3 = 0 THEN 9e999 ELSE id END AS y FROM staff"
+    with pytest.raises(StatementError, match="is not finite in some rows") as caught:
+        run(database, f"{select} LABEL y INTO m")
+    assert caught.value.place.text == "y"
+
+
+def test_why_no_column_is_left_is_said(database: str) -> None:
+    with pytest.raises(StatementError, match="No column is left") as caught:
+        run(database, "SELECT id, odd, income FROM staff LABEL income INTO m")
+    assert caught.value.hint.endswith("id: it numbers the rows. odd: it has no value.")
+
+
+def test_a_column_of_a_type_that_no_model_takes_is_left_out_and_refused_where_it_is_named(
+    capsys: pytest.CaptureFixture[str], database: str
+) -> None:
+    select = "SELECT age, income, x'00ff' AS raw FROM staff"
+    said, spec = dry(capsys, database, f"{select} LABEL income INTO m")
+    assert "The column raw is left out: it is of a type that no model takes, bytes." in said
+    assert spec.columns == "age"
+    for clause, place in (("LABEL raw", "raw"), ("TO TRAIN DNNClassifier COLUMN INDICATOR(raw) LABEL income", "raw")):
+        with pytest.raises(StatementError, match="of a type that no model takes") as caught:
+            run(database, f"{select} {clause} INTO m")
+        assert caught.value.place.text == place
+
+
 def stored(tmp_path: Path) -> None:
     """Write a model of two columns as if a job had trained it."""
     inputs = [{"name": "age", "column": "age", "form": "number"}, {"name": "town", "column": "town", "form": "text"}]
@@ -280,6 +319,7 @@ def test_a_dry_run_of_explain_prints_the_command_and_makes_no_table(
         ((f"{SELECT} LABEL income INTO m", "--runtime=kubernetes"), "is a file of this machine"),
         ((f"{SELECT} LABEL income INTO m", "--runtime=slurm"), "neither local nor kubernetes"),
         ((f"{SELECT} LABEL income INTO m", "--num_workers=0"), "--num_workers"),
+        (("SHOW MODELS", "--num_workers=2"), "these statements run none"),
         ((f"{SELECT} LABEL income INTO m", "--dry_run=maybe"), "true or false"),
     ],
 )
@@ -343,4 +383,4 @@ def test_a_cell_of_a_notebook_is_statements_and_a_mistake_has_no_traceback(
     assert shell.run_cell_magic("elasticdl", flags, "SHOW MODELS;\nDESCRIBE m") is None
     assert "label:       income" in capsys.readouterr().out
     assert shell.run_cell_magic("elasticdl", f"{flags} --dry_run", f"{SELECT}\nLABEL incme INTO x") is None
-    assert capsys.readouterr().err.startswith("error: The SELECT has no column 'incme'.")
+    assert "\nerror: The SELECT has no column 'incme'." in capsys.readouterr().err

@@ -277,6 +277,13 @@ def test_a_value_of_another_form_names_its_column(tmp_path: Path, form: str, val
     assert not (tmp_path / "rows").exists()
 
 
+@pytest.mark.parametrize("value", [None, math.nan, -math.inf])
+def test_a_label_of_numbers_that_is_not_finite_is_refused(tmp_path: Path, value: float | None) -> None:
+    rows = [[(1.0, 2.0), (2.0, value)]]
+    with pytest.raises(DataError, match="The label y is NULL, NaN or infinite"):
+        snapshot.write(rows, ["x", "y"], [Field(snapshot.LABEL, "y", "number")], tmp_path / "rows")
+
+
 def test_texts_of_mariadb_that_differ_in_case_are_different_labels(mariadb_server: str) -> None:
     mariadb.execute(
         mariadb_server,
