@@ -1,4 +1,4 @@
-"""SQL on a cluster: from a table of PostgreSQL to predictions in a table, with workers that are killed."""
+"""SQL on a cluster: from a join of two tables to predictions in a table, with workers that are killed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +18,28 @@ import pytest
 
 from elasticdl_client.kubernetes.names import USER_ID
 from tests.data import postgres
+from tests.data.conftest import test_data as census_data
 from tests.e2e_kubernetes import host
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
 from tests.e2e_kubernetes.kubectl import REPOSITORY, kubectl
 from tests.e2e_kubernetes.space import Space
 
+__all__ = ["census_data"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 _PASSWORD = "swordfish=17"
-_NUM_ROWS = 900
-_TASKS = {"minibatch_size": 16, "num_minibatches_per_task": 2}
+_NUM_EPOCHS = 2
+_OF_PEOPLE = (
+    *("age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship"),
+    *("race", "sex"),
+)
+_OF_INCOMES = ("capital_gain", "capital_loss", "hours_per_week", "native_country", "income")
+_WHOLE_NUMBERS = {"age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week"}
 _PACED = """
     CREATE TABLE pace (seconds DOUBLE PRECISION);
-    INSERT INTO pace VALUES (0.02);
+    INSERT INTO pace VALUES (0.001);
     CREATE FUNCTION paced(value DOUBLE PRECISION) RETURNS DOUBLE PRECISION STABLE LANGUAGE plpgsql AS
         $$ BEGIN PERFORM pg_sleep((SELECT seconds FROM pace)); RETURN value; END $$
-"""
-_IRIS = f"""
-    CREATE TABLE iris AS SELECT i AS id, 4.3 + i % 36 / 10.0 AS sepal, 1 + i % 7 / 10.0 + i % 3 * 1.5 AS petal,
-        (ARRAY['setosa', 'versicolor', 'virginica'])[i % 3 + 1] AS species FROM generate_series(1, {_NUM_ROWS}) AS i
 """
 
 
@@ -57,6 +60,26 @@ class Shop:
         sql = "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname LIKE %(prefix)s ORDER BY 1"
         return [name for (name,) in self.run(sql, prefix=f"{prefix}%")]
 
+    def load_census(self, directory: Path) -> dict[str, int]:
+        """Make the tables people and incomes, which share ids; the number of rows of each part of the census."""
+        counts: dict[str, int] = {}
+        with psycopg.connect(self._url) as connection, connection.cursor() as cursor:
+            for table, columns in (("people", _OF_PEOPLE), ("incomes", _OF_INCOMES)):
+                listed = ", ".join(f"{name} {'INTEGER' if name in _WHOLE_NUMBERS else 'TEXT'}" for name in columns)
+                cursor.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, is_test BOOLEAN, {listed})")  # type: ignore[arg-type]
+            rows = []
+            for part in ("train", "test"):
+                lines = (directory / f"adult-{part}.csv").read_text().splitlines()
+                cells = [[cell.strip().rstrip(".") for cell in line.split(",")] for line in lines]
+                whole = [row for row in cells if len(row) == len(_OF_PEOPLE) + len(_OF_INCOMES) and row[0].isdigit()]
+                rows += [(part == "test", [None if cell == "?" else cell for cell in row]) for row in whole]
+                counts[part] = len(whole)
+            for table, of_table in (("people", slice(0, len(_OF_PEOPLE))), ("incomes", slice(len(_OF_PEOPLE), None))):
+                with cursor.copy(f"COPY {table} FROM STDIN") as copy:  # type: ignore[arg-type]
+                    for number, (is_test, row) in enumerate(rows):
+                        copy.write_row([number, is_test, *row[of_table]])
+        return counts
+
     @contextlib.contextmanager
     def slowly(self, table: str, column: str) -> Iterator[None]:
         """While reading this column of a table takes its time for each row; then jobs finish at full speed."""
@@ -70,7 +93,7 @@ class Shop:
         finally:
             self.run("UPDATE pace SET seconds = 0")
             self.run(f"BEGIN; DROP VIEW {table}; ALTER TABLE hidden RENAME TO {table}; COMMIT")
-            self.run("UPDATE pace SET seconds = 0.02")
+            self.run("UPDATE pace SET seconds = 0.001")
 
 
 def statement(space: Space, shop: Shop, sql: str, **flags: object) -> subprocess.Popen[str]:
@@ -105,9 +128,17 @@ def ended(process: subprocess.Popen[str]) -> str:
     return said
 
 
-def ends_after_a_kill(space: Space, shop: Shop, process: subprocess.Popen[str], name: str, prefix: str) -> str:
+def ends_after_a_kill(
+    space: Space,
+    shop: Shop,
+    process: subprocess.Popen[str],
+    name: str,
+    prefix: str,
+    num_rows: int,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> str:
     """The job's rows are read slowly until a worker is lost when something is done."""
-    job = KubernetesJob(space.namespace, name, {}, space.directory, space.recorder, _NUM_ROWS)
+    job = KubernetesJob(space.namespace, name, {}, space.directory, space.recorder, num_rows)
 
     def has_done_something() -> bool:
         status = job.status()
@@ -119,7 +150,8 @@ def ends_after_a_kill(space: Space, shop: Shop, process: subprocess.Popen[str], 
 
     job.wait_until("the rows", lambda: runs() and bool(shop.tables(prefix)), 120)
     (table,) = shop.tables(prefix)
-    with shop.slowly(table, "petal"):
+    with shop.slowly(table, "age"):
+        meanwhile()
         job.wait_until(
             "tasks that are done", lambda: runs() and (s := job.status()) is not None and s.records_done > 0, 240
         )
@@ -129,7 +161,7 @@ def ends_after_a_kill(space: Space, shop: Shop, process: subprocess.Popen[str], 
     said = ended(process)
     status = job.status()
     assert status is not None
-    assert all((one.records, one.repeated, one.lost) == (_NUM_ROWS, 0, 0) for one in status.coverage), job.story()
+    assert all((one.records, one.repeated, one.lost) == (num_rows, 0, 0) for one in status.coverage), job.story()
     assert status.lost_pods, job.story()
     return said
 
@@ -149,34 +181,46 @@ def node_address() -> str:
     return str(next(one["address"] for one in addresses if one["type"] == "InternalIP"))
 
 
-def test_a_table_is_trained_on_evaluated_and_predicted_though_workers_are_killed(open_space: OpenSpace) -> None:
+def test_a_join_is_trained_on_evaluated_and_predicted_though_workers_are_killed(
+    open_space: OpenSpace, census_data: Path
+) -> None:
+    """The short form on the whole census, which two tables share."""
     space, address = open_space("sql"), node_address()
     with postgres.server(address, _PASSWORD) as url:
         shop = Shop(url, address)
-        shop.run(f"{_PACED}; {_IRIS}")
-        train = "SELECT * FROM iris TO TRAIN DNNClassifier WITH train.num_epochs = 2 LABEL species INTO flowers"
-        process = statement(space, shop, train, job_name="train", num_workers=2, num_ps_pods=1, **_TASKS)
-        said = ends_after_a_kill(space, shop, process, "train", "elasticdl_train")
-        assert "The model flowers@1 is trained: /models/flowers/1/export" in said
-        said += ended(statement(space, shop, "SELECT * FROM iris TO EVALUATE accuracy USING flowers INTO found"))
-        explain = "SELECT * FROM iris TO EXPLAIN WITH explain.repeats = 2 USING flowers INTO why"
-        said += ended(statement(space, shop, explain))
-        predict = "SELECT id, sepal, petal FROM iris TO PREDICT guess.species USING flowers"
-        several = {"distribution_strategy": "AllReduceStrategy", "num_workers": 2, **_TASKS}
-        process = statement(space, shop, predict, job_name="predict", **several)
-        said += ends_after_a_kill(space, shop, process, "predict", "elasticdl_inputs")
+        shop.run(_PACED)
+        counts = shop.load_census(census_data / "census")
+        joined = f"people JOIN (SELECT id, {', '.join(_OF_INCOMES)} FROM incomes) AS i USING (id)"
+        train = f"SELECT * FROM {joined} WHERE NOT is_test LABEL income INTO census"
+        flags = {"job_name": "train", "num_workers": 2, "num_ps_pods": 1, "num_epochs": _NUM_EPOCHS}
+        process = statement(space, shop, train, **flags)
+        said = ends_after_a_kill(space, shop, process, "train", "elasticdl_train", counts["train"])
+        assert "The model census@1 is trained: /models/census/1/export" in said
+        test = f"SELECT * FROM {joined} WHERE is_test"
+        explain = "TO EXPLAIN WITH explain.rows = 2000, explain.repeats = 2 USING census INTO why"
+        evaluate = "TO EVALUATE auc, accuracy USING census INTO found"
+        several = {"distribution_strategy": "AllReduceStrategy", "num_workers": 2, "num_minibatches_per_task": 4}
+        process = statement(space, shop, f"{test} TO PREDICT guess.guessed USING census", job_name="predict", **several)
+        others: list[subprocess.Popen[str]] = []
 
-        ((model, metric, accuracy),) = shop.run("SELECT * FROM found")
-        assert (model, metric) == ("flowers@1", "accuracy")
-        counts = "count(*), count(DISTINCT id), count(*) FILTER (WHERE g.species = i.species)"
-        ((num_rows, num_ids, num_right),) = shop.run(f"SELECT {counts} FROM guess g JOIN iris i USING (id)")
-        assert (num_rows, num_ids) == (_NUM_ROWS, _NUM_ROWS)
-        assert num_right / num_rows == pytest.approx(accuracy, abs=1e-6)
-        assert {name for (name,) in shop.run("SELECT column_name FROM why")} == {"sepal", "petal"}
-        ((name,),) = shop.run("SELECT column_name FROM why ORDER BY importance DESC LIMIT 1")
-        assert name == "petal"  # which the species follow from
+        def begin_others() -> None:
+            others.extend(statement(space, shop, f"{test} {what}") for what in (evaluate, explain))
+
+        said += ends_after_a_kill(
+            space, shop, process, "predict", "elasticdl_inputs", counts["test"], meanwhile=begin_others
+        )
+        said += "".join(map(ended, others))
+
+        found = {metric: value for model, metric, value in shop.run("SELECT * FROM found") if model == "census@1"}
+        assert found["auc"] >= 0.90
+        counted = "count(*), count(DISTINCT id), count(*) FILTER (WHERE guessed = income)"
+        ((num_rows, num_ids, num_right),) = shop.run(f"SELECT {counted} FROM guess")
+        assert (num_rows, num_ids) == (counts["test"], counts["test"])
+        assert num_right / num_rows == pytest.approx(found["accuracy"], abs=1e-6)
+        leading = shop.run("SELECT column_name FROM why ORDER BY importance DESC LIMIT 4")
+        assert {("capital_gain",), ("marital_status",)} <= {*leading}
         assert shop.run("SELECT version, state, host, committed, lost FROM elasticdl_models") == [
-            (1, "trained", "kubernetes", 2 * _NUM_ROWS, 0)
+            (1, "trained", "kubernetes", _NUM_EPOCHS * counts["train"], 0)
         ]
         assert shop.tables("elasticdl_") == ["elasticdl_models"]
         objects = "pods,configmaps,services,events,networkpolicies"
