@@ -94,6 +94,8 @@ class LogLevel(StrEnum):
 
 
 LOG_FORMAT_VARIABLE = "ELASTICDL_LOG_FORMAT"  # in the environment of every pod
+PROCESS_VARIABLE = "ELASTICDL_PROCESS"  # in a worker of several processes: the number of one, and how many there are
+NUM_PROCESSES_VARIABLE = "ELASTICDL_NUM_PROCESSES"
 CODE_ERROR_VARIABLE = "ELASTICDL_CODE_ERROR"  # of the master's process: why its pod could not prepare the code, in JSON
 
 

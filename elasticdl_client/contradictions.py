@@ -57,6 +57,7 @@ def check(spec: JobSpec) -> None:
     _check_required(spec)
     _check_encryption(spec)
     _check_strategy(spec)
+    _check_processes(spec)
     _check_training(spec)
     _check_computation(spec)
     _check_input(spec)
@@ -163,6 +164,34 @@ def _check_range(spec: JobSpec) -> None:
             "TF_CONFIG names all workers from the start, and --num_workers is a range.",
             f"Give a single number, such as --num_workers={spec.num_workers}.",
         )
+
+
+def _check_processes(spec: JobSpec) -> None:
+    """No GPU of a worker is idle in silence."""
+    given, num_gpus, number = spec.processes_per_worker, spec.num_gpus_per_worker, spec.num_processes_per_worker
+    if number > num_gpus > 0:
+        raise FlagError(
+            f"--processes_per_worker={given} is more than the {num_gpus} GPUs of a worker, and each process needs one.",
+            f"Ask for gpu={number} in --worker_resource_request, or leave --processes_per_worker out.",
+        )
+    if num_gpus > number and (spec.model_def or num_gpus % number):
+        why = "a process trains a --model_def on one GPU" if spec.model_def else "they cannot be shared out evenly"
+        raise FlagError(
+            f"--processes_per_worker={given} with {num_gpus} GPUs of a worker: {why}, and some would be idle.",
+            "Leave it out: each GPU gets a process.",
+        )
+    is_local = spec.distribution_strategy == "Local"
+    if number == 1 or not (is_local or spec.need_tf_config):
+        return
+    why = "The Local strategy has one process" if is_local else "TF_CONFIG names one process of each worker"
+    if given:
+        raise FlagError(
+            f"{why}, and --processes_per_worker is {given}.", "Leave it out, or choose another --distribution_strategy."
+        )
+    raise FlagError(
+        f"{why}, and a worker asks for {num_gpus} GPUs: all but one would be idle.",
+        "Ask for gpu=1, or choose AllReduceStrategy.",
+    )
 
 
 def _check_command(spec: JobSpec) -> None:

@@ -263,7 +263,8 @@ def describe(event: JobEvent) -> str:
         case EventKind.GROUP_BROKEN:
             return f"broken: {first}"
         case EventKind.GROUP_FORMED:
-            return f"{details['before']} → {details['after']} workers in {details['seconds']:.2f} s"
+            members = "processes" if "processes" in details else "workers"
+            return f"{details['before']} → {details['after']} {members} in {details['seconds']:.2f} s"
         case EventKind.EPOCH_STARTED:
             return f"started, {details['records']} records"
         case EventKind.EVALUATION_FINISHED:

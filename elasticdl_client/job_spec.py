@@ -45,6 +45,7 @@ from elasticdl_client.flags import TRAIN_ONLY, WITH_MODEL, Flag, Group, flag, fl
 from elasticdl_client.flags import check as check_flag
 from elasticdl_client.flags import parse as parse_flag
 from elasticdl_client.kubernetes.flags import KubernetesFlags
+from elasticdl_client.kubernetes.resources import num_gpus
 from elasticdl_client.model_flags import ModelFlags
 from elasticdl_client.one_pass_flags import OnePassFlags, fields_of_analysis
 from elasticdl_client.params import parse_envs, parse_params, parse_size, parse_trackers
@@ -115,6 +116,13 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
         "With a range of workers: seconds over which the rate is measured before their number changes.",
         Group.JOB,
         check=between(1, 86_400),
+    )
+    processes_per_worker: int = flag(
+        0,
+        "Processes in the pod of each worker, which share out its GPUs and train as so many members; 0: one for each "
+        "GPU of --worker_resource_request, or one. A --job_command without AllReduceStrategy has one.",
+        Group.JOB,
+        check=between(0, 64),
     )
     num_ps_pods: int = flag(
         1,
@@ -496,6 +504,20 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
     def uses_tls(self) -> bool:
         """Whether calls are encrypted, by `tls` and the runtime."""
         return self.tls is Tls.ON or (self.tls is Tls.AUTO and (self.encrypt or self.runtime is Runtime.KUBERNETES))
+
+    @property
+    def num_gpus_per_worker(self) -> int:
+        """GPUs that the pod of each worker asks for; 0 on the local runtime, which asks for nothing."""
+        if self.runtime is Runtime.LOCAL:
+            return 0
+        return num_gpus(self.worker_resource_request, self.worker_resource_limit)
+
+    @property
+    def num_processes_per_worker(self) -> int:
+        """`processes_per_worker`, or one for each GPU; a command that trains in no group uses GPUs as it will."""
+        has_group = self.distribution_strategy is DistributionStrategy.ALL_REDUCE
+        default = self.num_gpus_per_worker if has_group or not self.job_command else 1
+        return self.processes_per_worker or max(1, default)
 
     @property
     def embedding_threshold_bytes(self) -> int:

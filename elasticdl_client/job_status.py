@@ -119,13 +119,14 @@ class PsStatus:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """The accelerator that the model of one worker is on."""
+    """The accelerator that the model of one worker's process is on."""
 
     worker: int  # its id
     name: str  # as the framework has it: cuda:0, GPU:0
     kind: str  # the product, such as NVIDIA H100 80GB HBM3
     used_bytes: int = 0  # of its memory, by the worker's process
     total_bytes: int = 0  # of its memory; 0: not known
+    process: int = 0  # of the worker, from 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ class JobStatus:
     eta_seconds: float | None = None  # for the rest of the records; null while unknown, if endless, after the end
     workers_alive: int = 0  # pods that run
     workers_wanted: int = 0  # --num_workers, or what `elasticdl scale` has made of it
+    processes_per_worker: int = 1  # that compute in the pod of each worker
     ps_alive: int = 0  # pods that run
     ps_wanted: int = 0  # --num_ps_pods
     model_version: int = 0  # steps: minibatches in the model, in every mode
@@ -173,7 +175,7 @@ class JobStatus:
     scaling: ScalingStatus | None = None  # null while the number of workers is fixed
     ps: tuple[PsStatus, ...] = ()  # each parameter server
     devices: tuple[DeviceStatus, ...] = ()  # each worker whose model is on an accelerator
-    world: tuple[int, ...] = ()  # AllReduce: the workers of the group that stands, by rank
+    world: tuple[int, ...] = ()  # AllReduce: the group that stands, by rank: process P of N in worker W is W * N + P
     num_worlds: int = 0  # AllReduce: how many groups have formed
     engine: str = ""  # AllReduce: what sums in the group that stands, such as NCCL 2.28.9; empty: it has one member
     world_seconds: float = 0.0  # AllReduce: that the changes of the group took, altogether

@@ -208,7 +208,8 @@ class _Consequences:
     def group_text(self, event: JobEvent) -> str:
         """Return the line of a group whose cause was printed before, or is not to be printed."""
         if not event.details.get("before"):
-            return f"group of {event.details.get('after', '?')} workers formed"
+            members = "processes" if "processes" in event.details else "workers"
+            return f"group of {event.details.get('after', '?')} {members} formed"
         root = self._roots.get(event.number)
         return f"group {_group_change(event)}" + (f" ({_brief(root)})" if root is not None else "")
 

@@ -54,7 +54,8 @@ def time_text(status: JobStatus, *, with_eta: bool = True) -> str:
 
 
 def _state(status: JobStatus) -> str:
-    parts = [f"workers {status.workers_alive}/{status.workers_wanted}"]
+    processes = processes_text(status)
+    parts = [f"workers {status.workers_alive}/{status.workers_wanted}" + (f" of {processes}" if processes else "")]
     if status.num_worlds:
         parts.append(f"world {status.num_worlds} of {len(status.world)}" if status.world else "no world now")
     if status.ps_wanted:
@@ -86,9 +87,11 @@ def group_text(status: JobStatus) -> str:
         return ""
     if not status.world:
         return f"none stands, {status.num_worlds} have formed"
-    workers = ", ".join(str(worker) for worker in status.world)
+    workers = dict.fromkeys(str(member // status.processes_per_worker) for member in status.world)
+    processes = f"{len(status.world)} processes of " if status.processes_per_worker > 1 else ""
+    names = f"worker{'s' if len(workers) > 1 else ''} {', '.join(workers)}"
     engine = f"; it sums by {status.engine}" if status.engine else ""
-    return f"number {status.num_worlds}, of worker{'s' if len(status.world) > 1 else ''} {workers}{engine}"
+    return f"number {status.num_worlds}, of {processes}{names}{engine}"
 
 
 def devices_text(status: JobStatus) -> str:
@@ -96,14 +99,20 @@ def devices_text(status: JobStatus) -> str:
     used: dict[tuple[str, int], list[int]] = {}
     for device in status.devices:
         used.setdefault((device.kind, device.total_bytes), []).append(device.used_bytes)
-    return "; ".join(_devices(kind, total, sizes) for (kind, total), sizes in used.items())
+    users = ("worker", "workers") if status.processes_per_worker == 1 else ("process", "processes")
+    return "; ".join(_devices(kind, total, sizes, users) for (kind, total), sizes in used.items())
 
 
-def _devices(kind: str, total_bytes: int, used_bytes: Sequence[int]) -> str:
+def _devices(kind: str, total_bytes: int, used_bytes: Sequence[int], users: tuple[str, str]) -> str:
     memory = memory_text(max(used_bytes), total_bytes)
     if len(used_bytes) == 1:
-        return f"1 worker on {kind}, {memory} in use"
-    return f"{len(used_bytes)} workers on {kind}, up to {memory} in use by each"
+        return f"1 {users[0]} on {kind}, {memory} in use"
+    return f"{len(used_bytes)} {users[1]} on {kind}, up to {memory} in use by each"
+
+
+def processes_text(status: JobStatus) -> str:
+    """Return how many processes each worker has; empty where it has one."""
+    return f"{status.processes_per_worker} processes each" if status.processes_per_worker > 1 else ""
 
 
 def memory_text(used_bytes: int, total_bytes: int) -> str:

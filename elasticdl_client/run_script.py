@@ -32,9 +32,9 @@ OPTIONS = {
     "module": "SCRIPT is the name of a module, as with `python -m`. Its short form is -m.",
 }
 _OF_TORCHRUN = {
-    **dict.fromkeys(
-        ("nproc_per_node", "nnodes"), "--num_workers=N is the number of processes, on one machine or many."
-    ),
+    "nnodes": "--num_workers=N is the number of pods, each with one GPU or --processes_per_worker=P of them.",
+    "nproc_per_node": "--num_workers=N starts N processes, on one machine or many; --processes_per_worker=P runs P in "
+    "each pod.",
     **dict.fromkeys(
         ("standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "node_rank", "master_addr"),
         "Leave it out: workers find each other through the job's master.",
@@ -276,17 +276,19 @@ def _check_python(script: str, file: Path) -> None:
 def _check_one_worker(command: _Command, program: _Program, values: Mapping[str, object]) -> None:
     """Checks that a script without our API has one worker, as several would each train on all of the data."""
     flags, default = parse_flags(values), JobSpec()
-    num_workers = max(
+    num_workers, max_workers, num_processes = (
         parse(name, flags.get(name, getattr(default, name)), getattr(default, name))
-        for name in ("num_workers", "max_workers")
+        for name in ("num_workers", "max_workers", "processes_per_worker")
     )
-    if num_workers == 1:
+    number = max(num_workers, max_workers) * max(1, num_processes)
+    if number == 1:
         return
+    processes = "processes" if num_processes > 1 else "workers"
     is_torch = program.imports(tuple(_TORCH))
     removed = "".join(f"    Remove {named}\n" for named in _fixed_groups(program) if is_torch)
     module, page = (_GROUPS[0], "docs/start/pytorch.md") if is_torch else ("elasticdl.api.data", "docs/estimator.md")
     raise FlagError(
-        f"{command.script} does not use ElasticDL's API: {num_workers} workers would be {num_workers} copies of it, "
+        f"{command.script} does not use ElasticDL's API: {number} {processes} would be {number} copies of it, "
         "each training on all of the data.",
         f"Put these lines into it ({page} explains them):\n{_TORCH_LINES if is_torch else _DATA_LINES}\n{removed}"
         f"    If a package that it imports does so: import {module} in the script, too. --num_workers=1 runs it as it "

@@ -33,6 +33,8 @@ _LOG_ENTRY = re.compile(
 )
 _PATIENCE_S = 1.5  # a line is shown so much later: a status is written once a second, an error in it is not shown twice
 _TRACEBACK = "Traceback (most recent call last):"
+_JSON_ENTRY = '{"time": "'  # of --log_format=json
+_PROCESS = re.compile(r"\[process (\d+)\] ")  # begins each line of a process of a worker that has several
 
 
 class Shown(Enum):
@@ -125,19 +127,44 @@ class _WorkerOutput:
     def __init__(self, printed: PrintedLines, *, shows_logs: bool) -> None:
         self._all = printed
         self._shows_logs = shows_logs
-        self._is_in_traceback = False
-        self._is_after_warning = False
+        self._processes: dict[str, _ProcessOutput] = {}
 
-    def read(self, *, last: bool) -> list[str]:
-        """Return the lines since the call before, as they are shown."""
-        return [line for text in self._all.lines(last=last) if (line := self._printed(text)) is not None]
+    def read(self, num_processes: int, process: int | None, *, last: bool) -> list[str]:
+        """Return the lines since the call before, as they are shown.
+
+        Args:
+            num_processes: of the worker.
+            process: the one that is shown; None: all, each line with its process.
+            last: nothing more will be printed.
+        """
+        shown = []
+        for text in self._all.lines(last=last):
+            line = text.rstrip("\r\n").rpartition("\r")[2]
+            found = _PROCESS.match(line) if num_processes > 1 else None
+            if found is None and num_processes > 1 and not line.startswith(_JSON_ENTRY):
+                continue  # the main process repeats at the end what one that has failed has printed
+            if found is not None and process not in (None, int(found[1])):
+                continue
+            origin = found[0] if found is not None else ""
+            output = self._processes.setdefault(origin, _ProcessOutput(shows_logs=self._shows_logs))
+            if (printed := output.printed(line.removeprefix(origin))) is not None:
+                shown.append(f"{origin if process is None else ''}{printed}")
+        return shown
 
     def close(self) -> None:
         self._all.close()
 
-    def _printed(self, text: str) -> str | None:
-        """A line as a terminal would show it; None if it is not shown."""
-        line = text.rstrip("\r\n").rpartition("\r")[2]
+
+class _ProcessOutput:
+    """What is shown of the lines of one process."""
+
+    def __init__(self, *, shows_logs: bool) -> None:
+        self._shows_logs = shows_logs
+        self._is_in_traceback = False
+        self._is_after_warning = False
+
+    def printed(self, line: str) -> str | None:
+        """Return a line as a terminal would show it; None if it is not shown."""
         is_second, self._is_after_warning = self._is_after_warning and line.startswith("  "), False
         if line == _TRACEBACK:
             self._is_in_traceback = True
@@ -192,8 +219,11 @@ class ScriptOutput:
 
     def _hold(self, status: JobStatus, *, last: bool) -> None:
         """Reads lines, and keeps them back until the status says whether they are an error, which it tells itself."""
+        num_processes = status.processes_per_worker
+        rank_0 = status.world[0] % num_processes if status.world else 0
+        process = None if self._shown is Shown.ALL_WORKERS else rank_0
         for worker, output in self._workers.items():
-            found = output.read(last=last)
+            found = output.read(num_processes, process, last=last)
             if self._shown is Shown.GLANCE and len(found) > MAX_LINES:
                 hidden = len(found) - MAX_LINES
                 found[MAX_LINES:] = [f"… {hidden} lines more: `elasticdl logs` with --pod={worker}"]
@@ -216,8 +246,9 @@ class ScriptOutput:
     def _rank_0(self, status: JobStatus, phases: set[str]) -> str:
         workers = [pod for pod in status.pods if pod.role == "worker" and pod.phase in phases]
         names = [pod.name.removeprefix(self._prefix) for pod in workers]
-        if status.world and f"worker-{status.world[0]}" in names:
-            return f"worker-{status.world[0]}"
+        rank_0 = f"worker-{status.world[0] // status.processes_per_worker}" if status.world else ""
+        if rank_0 in names:
+            return rank_0
         if self._worker in names or not names:
             return self._worker
         return min(names, key=lambda name: int(name.rpartition("-")[2]))

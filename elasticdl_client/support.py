@@ -56,7 +56,7 @@ def notes(spec: JobSpec) -> list[str]:
 
 def _notes_on_rounds(spec: JobSpec) -> list[str]:
     most = max(spec.num_workers, spec.max_workers)
-    if spec.use_async or spec.grads_to_wait <= most:
+    if spec.use_async or spec.grads_to_wait <= most * spec.num_processes_per_worker:
         return []
     name = "max_workers" if spec.max_workers else "num_workers"
     excess = f"--grads_to_wait={spec.grads_to_wait} is more than --{name}={most}"

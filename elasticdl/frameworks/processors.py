@@ -6,14 +6,19 @@ import math
 import os
 from pathlib import Path
 
+from elasticdl_client.choices import NUM_PROCESSES_VARIABLE
+
 
 def num_processors(root: Path = Path("/")) -> int:
     """Processors that this process may use, at least 1: by its affinity and the limits of its control groups.
 
+    The processes of a worker that has several share them out.
+
     Args:
         root: where `proc` and `sys` are.
     """
-    return max(1, min(len(os.sched_getaffinity(0)), *(math.ceil(limit) for limit in _limits(root))))
+    of_pod = min(len(os.sched_getaffinity(0)), *(math.ceil(limit) for limit in _limits(root)))
+    return max(1, of_pod // int(os.environ.get(NUM_PROCESSES_VARIABLE, "1")))
 
 
 def _limits(root: Path) -> list[float]:

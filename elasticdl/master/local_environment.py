@@ -105,7 +105,7 @@ class LocalEnvironment:
 
 
 def shares_of_machine(spec: JobSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that give each pod of a job its share of this machine's cores, unless the user says otherwise.
+    """Variables that give each process of a job its share of this machine's cores, unless the user says otherwise.
 
     The frameworks' threads wait for each other by spinning: as many as there are cores, in each of several pods, take
     twice the time for the same step.
@@ -114,7 +114,8 @@ def shares_of_machine(spec: JobSpec, environment: Mapping[str, str]) -> dict[str
     own = known.get(framework_of(spec)) if spec.model_def else None
     wanted = [own] if own else list(known.values())
     num_cores = len(os.sched_getaffinity(0))
-    share = str(max(1, num_cores // (max(spec.num_workers, spec.max_workers) + spec.num_ps_pods)))
+    num_processes = max(spec.num_workers, spec.max_workers) * spec.num_processes_per_worker
+    share = str(max(1, num_cores // (num_processes + spec.num_ps_pods)))
     return {name: share for name in wanted if name not in environment and name not in spec.envs_dict()}
 
 

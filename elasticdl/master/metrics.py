@@ -156,9 +156,9 @@ def _of_ps(value: Callable[[PsStatus], float]) -> Callable[[Snapshot], Iterable[
 
 
 def _of_devices(value: Callable[[DeviceStatus], float]) -> Callable[[Snapshot], Iterable[Sample]]:
-    """A metric of the device of each worker that has one; 0: not known."""
+    """A metric of the device of each worker's process that has one; 0: not known."""
     return lambda snapshot: [
-        ((str(device.worker), device.name, device.kind), value(device))
+        ((str(device.worker), str(device.process), device.name, device.kind), value(device))
         for device in snapshot.status.devices
         if value(device)
     ]
@@ -360,14 +360,14 @@ FAMILIES: tuple[MetricFamily, ...] = (
         "elasticdl_device_memory_used_bytes",
         _GAUGE,
         "Bytes of the accelerator's memory that a worker's process takes.",
-        ("worker", "device", "kind"),
+        ("worker", "process", "device", "kind"),
         _of_devices(lambda device: device.used_bytes),
     ),
     MetricFamily(
         "elasticdl_device_memory_limit_bytes",
         _GAUGE,
         "Bytes of the accelerator's memory; absent if not known.",
-        ("worker", "device", "kind"),
+        ("worker", "process", "device", "kind"),
         _of_devices(lambda device: device.total_bytes),
     ),
     MetricFamily(

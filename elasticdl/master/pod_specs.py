@@ -21,6 +21,8 @@ from elasticdl_client.kubernetes import names
 from elasticdl_client.tf_config import tf_config
 
 _MODULES = {Role.PS: "elasticdl.ps", Role.WORKER: "elasticdl.worker"}
+_COMMAND_MODULE = "elasticdl.worker.command"
+_PROCESSES_MODULE = "elasticdl.worker.processes"
 _ID_VARIABLES = {Role.PS: "PS_ID", Role.WORKER: "WORKER_ID"}
 _OF_WORKERS = {  # read when torch is imported
     "TORCH_CPP_LOG_LEVEL": "FATAL",  # below, NCCL's watchdog prints the stacks of each member that is lost
@@ -55,6 +57,7 @@ class PodSpecs:
         role = command.role
         labels = names.pod_labels(self.spec.job_name, role, command.index)
         framework = self._framework() if role is Role.WORKER else ""
+        num_processes = self.spec.num_processes_per_worker if role is Role.WORKER else 1
         if role is Role.WORKER:
             labels[names.SLOT_LABEL] = str(command.slot)
         return PodSpec(
@@ -71,8 +74,8 @@ class PodSpecs:
                 "MASTER_ADDR": self.master_address,
                 MASTER_TIMEOUT_VARIABLE: f"{self.spec.master_timeout:g}",
                 "ELASTICDL_POD_NAME": command.name,
-                "WORKER_NUM": str(self.spec.num_workers),
-                _ID_VARIABLES[role]: str(command.index),
+                "WORKER_NUM": str(self.spec.num_workers * self.spec.num_processes_per_worker),
+                _ID_VARIABLES[role]: str(command.index * num_processes),
                 **({FRAMEWORK_VARIABLE: framework} if framework else {}),
                 ENCRYPT_VARIABLE: "true" if self.spec.encrypt else "",  # a local pod inherits the variable of the flag
                 **self._tf_config(command),
@@ -82,14 +85,18 @@ class PodSpecs:
             framework=self._preloaded(framework),
             slot=command.slot,
             memory_factor=command.memory_factor,
+            num_gpus=max(num_processes, self.spec.num_gpus_per_worker) if role is Role.WORKER else 0,
         )
 
     def _command(self, role: Role) -> tuple[str, ...]:
         """Of a role's pods; a user's own command is given word by word."""
+        module: tuple[str, ...] = (_MODULES[role],)
         if self.spec.job_command:
-            directory = self.spec.model_zoo or "."
-            return (self.python, "-m", "elasticdl.worker.command", directory, *shlex.split(self.spec.job_command))
-        return (self.python, "-m", _MODULES[role])
+            module = (_COMMAND_MODULE, self.spec.model_zoo or ".", *shlex.split(self.spec.job_command))
+        if role is Role.WORKER and self.spec.num_processes_per_worker > 1:
+            numbers = (str(self.spec.num_processes_per_worker), str(self.spec.num_gpus_per_worker))
+            module = (_PROCESSES_MODULE, *numbers, *module)
+        return (self.python, "-m", *module)
 
     def _tf_config(self, command: CreatePod) -> dict[str, str]:
         if self.tf_addresses is None:

@@ -33,6 +33,7 @@ def settings_of(spec: JobSpec) -> JobSettings:
         job_name=spec.job_name,
         strategy=strategy,
         num_workers=1 if is_local else spec.num_workers,
+        processes_per_worker=spec.num_processes_per_worker,
         max_workers=spec.max_workers,
         min_gain=spec.min_gain,
         scaling_window=spec.scaling_window,
@@ -100,6 +101,7 @@ def fixed_flags(spec: JobSpec) -> dict[str, object]:
         "shuffle": spec.shuffle,
         "distribution_strategy": str(spec.distribution_strategy),
         "num_ps_pods": spec.num_ps_pods,
+        "processes_per_worker": spec.num_processes_per_worker,
     }
 
 
@@ -114,6 +116,7 @@ def check_fixed_flags(before: Mapping[str, object], spec: JobSpec) -> None:
         JobError: naming the flags that differ.
     """
     known = {name: hide_in_flag(name, value) for name, value in before.items()}  # an older version hid nothing
+    known.setdefault("processes_per_worker", 1)  # it had no others
     changed = [
         f"--{name}={known.get(name)}, not {now}" for name, now in fixed_flags(spec).items() if known.get(name) != now
     ]

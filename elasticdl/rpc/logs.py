@@ -13,7 +13,7 @@ import traceback
 from datetime import datetime
 from types import TracebackType
 
-from elasticdl_client.choices import LOG_FORMAT_VARIABLE, LogFormat
+from elasticdl_client.choices import LOG_FORMAT_VARIABLE, PROCESS_VARIABLE, LogFormat
 from elasticdl_client.secret_values import hide
 
 
@@ -27,16 +27,16 @@ class _HidingFormatter(logging.Formatter):
 class _JsonFormatter(logging.Formatter):
     """One object an entry: docs/jobs.md lists its keys."""
 
-    def __init__(self, pod: str) -> None:
+    def __init__(self, pod: str, process: str) -> None:
         super().__init__()
-        self._pod = pod
+        self._origin: dict[str, str | int] = {"pod": pod} | ({"process": int(process)} if process else {})
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
             "time": datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "pod": self._pod,
+            **self._origin,
             "message": hide(record.getMessage()),
         }
         if record.exc_info:
@@ -49,7 +49,8 @@ def log_to_stdout() -> None:
     handler = logging.StreamHandler(sys.stdout)
     is_json = os.environ.get(LOG_FORMAT_VARIABLE) == LogFormat.JSON
     text = _HidingFormatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(_JsonFormatter(os.environ.get("ELASTICDL_POD_NAME", "")) if is_json else text)
+    origin = (os.environ.get("ELASTICDL_POD_NAME", ""), os.environ.get(PROCESS_VARIABLE, ""))
+    handler.setFormatter(_JsonFormatter(*origin) if is_json else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     sys.excepthook = _log_exception if is_json else _print_hidden
 

@@ -126,7 +126,8 @@ def _replacement(facts: Facts, lost: JobEvent) -> tuple[float, str] | None:
     formed = next((event for event in facts.of(EventKind.GROUP_FORMED) if _has(event, ready)), None)
     if formed is None:
         return None
-    return formed.at - first.at, f"{how} in a group of {formed.details.get('after', '?')} workers"
+    members = "processes" if "processes" in formed.details else "workers"
+    return formed.at - first.at, f"{how} in a group of {formed.details.get('after', '?')} {members}"
 
 
 def _has(formed: JobEvent, joined: JobEvent) -> bool:
@@ -146,7 +147,7 @@ def _is_whole(now: JobStatus, before: JobStatus) -> bool:
     return (
         now.workers_alive >= min(before.workers_alive, now.workers_wanted)
         and now.ps_alive >= before.ps_alive
-        and len(now.world) >= min(len(before.world), now.workers_wanted)
+        and len(now.world) >= min(len(before.world), now.workers_wanted * now.processes_per_worker)
     )
 
 

@@ -38,6 +38,7 @@ def job_row(job_id: str, job: JobInfo) -> Plain:
         "loss": status.loss,
         "metrics": status.metrics,
         "workers": [status.workers_alive, status.workers_wanted],
+        "processes_per_worker": status.processes_per_worker,
         "ps": [status.ps_alive, status.ps_wanted],
         "goodput": goodput.goodput(status.worker_seconds) if status.worker_seconds else None,
     }

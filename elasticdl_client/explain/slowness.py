@@ -364,17 +364,19 @@ def too_many_workers(facts: Facts) -> Iterator[Diagnosis]:
     """More workers than there are tasks of an epoch."""
     status = facts.job.status
     tasks = max((int(event.details.get("tasks", 0)) for event in facts.of(EventKind.EPOCH_STARTED)), default=0)
-    if not tasks or status.workers_wanted <= tasks or facts.flag("fixed_global_batch"):  # then all share each task
+    num_processes = status.workers_wanted * status.processes_per_worker
+    if not tasks or num_processes <= tasks or facts.flag("fixed_global_batch"):  # then all share each task
         return
     idle = status.worker_seconds.get(SlotState.IDLE, 0.0)
-    fewer = f"--num_workers={tasks}"
+    fewer = f"--num_workers={max(1, tasks // status.processes_per_worker)}"
+    whom = "of them" if status.processes_per_worker == 1 else f"of their {num_processes} processes"
     how = fewer if facts.is_over else f"`{facts.job.command('scale')} {fewer}`"
     yield Diagnosis(
         Trouble.TOO_MANY_WORKERS,
         ("job",),
         status.updated_at,
-        f"There are {status.workers_wanted} workers and {tasks} tasks in an epoch: {status.workers_wanted - tasks} "
-        "of them find none",
+        f"There are {status.workers_wanted} workers and {tasks} tasks in an epoch: {num_processes - tasks} "
+        f"{whom} find none",
         _line(status.worker_seconds),
         "",
         Cost(idle, is_open=not facts.is_over),

@@ -120,10 +120,11 @@ def _job_row(job: JobInfo, now: float) -> list[str]:
 
 def _pod_rows(job: JobInfo, with_devices: bool) -> list[list[str]]:
     prefix = f"elasticdl-{job.name}-"
-    devices = {
-        f"{prefix}worker-{one.worker}": progress.memory_text(one.used_bytes, one.total_bytes)
-        for one in job.status.devices
-    }
+    memory: dict[str, tuple[int, int]] = {}  # of all devices of a pod
+    for one in job.status.devices:
+        used, total = memory.get(name := f"{prefix}worker-{one.worker}", (0, 0))
+        memory[name] = (used + one.used_bytes, total + one.total_bytes)
+    devices = {name: progress.memory_text(*sizes) for name, sizes in memory.items()}
     return [
         [
             job.name,

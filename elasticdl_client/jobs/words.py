@@ -127,7 +127,8 @@ def page(job: JobInfo, now: float) -> str:
     head += [("To do", what_to_do(job)), *_progress(status, with_rate=not is_over)]
     head += [("Time", progress.time_text(status, with_eta=not is_over))]
     head += [("Goodput", summary(status.worker_seconds)), ("PS time", summary(status.ps_seconds))]
-    head += [("Workers", _pod_counts(status, "worker", status.workers_alive, status.workers_wanted))]
+    workers = _pod_counts(status, "worker", status.workers_alive, status.workers_wanted)
+    head += [("Workers", "; ".join(filter(None, (workers, progress.processes_text(status)))))]
     head += [("Group", "" if is_over else progress.group_text(status))]
     head += [("Devices", "" if is_over else progress.devices_text(status))]
     head += [("Scaling", "" if is_over else scaling.describe(status))]

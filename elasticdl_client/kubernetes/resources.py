@@ -74,6 +74,20 @@ def container_resources(
     return {"requests": requests, "limits": limits}
 
 
+def num_gpus(request: str, limit: str) -> int:
+    """Return how many GPUs a container gets, of any vendor.
+
+    Args:
+        request: a resource string.
+        limit: a resource string.
+
+    Raises:
+        FlagError: a string is wrong.
+    """
+    given = container_resources(request, limit)["limits"]
+    return sum(int(amount) for name, amount in given.items() if name.endswith("/gpu"))
+
+
 def quantity(text: str) -> Fraction:
     """A Kubernetes quantity as a number: cores, bytes, pieces.
 

@@ -102,6 +102,12 @@ def test_a_script_that_is_told_to_end_leaves_between_two_steps(num_workers: int,
         assert min(steps["1"]) == max(steps["0"]) + 1, job.story()
 
 
+def test_the_processes_of_a_worker_run_a_script_together(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "--loaders 0", num_workers=1, processes_per_worker=2).start()
+    assert job.wait(150) == 0, job.story()
+    assert set(check(tmp_path, job)) == {"0", "1"}, job.story()
+
+
 def test_three_workers_with_a_fixed_global_batch_make_its_steps(tmp_path: Path) -> None:
     flags = {"num_workers": 3, "min_workers": 3, "fixed_global_batch": 32, "minibatch_size": 8}
     job = job_of(tmp_path, "--loaders 0", **flags).start()

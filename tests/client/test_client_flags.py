@@ -17,6 +17,12 @@ from elasticdl_client.flags import flag_of, split_arguments
 from elasticdl_client.job_spec import JobSpec, flag_defaults, flag_fields
 from elasticdl_client.params import parse_envs, parse_params
 
+GPUS = {
+    "runtime": "kubernetes",
+    "image_name": "image",
+    "worker_resource_request": "cpu=8,memory=64Gi,amd.com/gpu=8",
+    "distribution_strategy": "AllReduceStrategy",
+}
 LOCAL = {"job_name": "job", "runtime": "local", "model_def": "m.model", "training_data": "/data"}
 
 EXAMPLES: dict[str, tuple[str, object]] = {
@@ -415,3 +421,40 @@ def test_a_path_that_no_file_system_holds_is_refused_with_its_flag(name: str) ->
 def test_a_model_def_that_no_file_can_have_is_refused() -> None:
     with pytest.raises(FlagError, match=r"--model_def=.*more than 255 bytes"):
         JobSpec.from_flags("train", {**LOCAL, "model_def": "m" * 300 + ".model"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "number"),
+    [
+        ({}, 8),
+        ({"processes_per_worker": 8}, 8),
+        ({"worker_resource_limit": "amd.com/gpu=8,memory=64Gi", "worker_resource_request": "cpu=8"}, 8),
+        ({"worker_resource_request": "cpu=8"}, 1),
+        ({"runtime": "local"}, 1),  # nothing is asked for
+        ({"worker_resource_request": "cpu=8", "processes_per_worker": 3}, 3),
+        ({"model_def": "", "job_command": "python train.py", "processes_per_worker": 2}, 2),
+        ({"model_def": "", "job_command": "python train.py", "distribution_strategy": "ParameterServerStrategy"}, 1),
+    ],
+)
+def test_each_gpu_of_a_worker_gets_a_process_unless_the_flags_say_otherwise(
+    flags: dict[str, object], number: int
+) -> None:
+    given = {name: value for name, value in (LOCAL | GPUS | flags).items() if value}
+    assert JobSpec.from_flags("train", given).num_processes_per_worker == number
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"processes_per_worker": 16}, "more than the 8 GPUs"),
+        ({"processes_per_worker": 2}, "some would be idle"),
+        ({"processes_per_worker": 1}, "some would be idle"),
+        ({"model_def": "", "job_command": "python train.py", "processes_per_worker": 3}, "some would be idle"),
+        ({"distribution_strategy": "Local"}, "all but one would be idle"),
+        ({"distribution_strategy": "Local", "worker_resource_request": "cpu=1", "processes_per_worker": 2}, "is 2"),
+    ],
+)
+def test_gpus_that_would_be_idle_are_refused(flags: dict[str, object], said: str) -> None:
+    given = {name: value for name, value in (LOCAL | GPUS | flags).items() if value}
+    with pytest.raises(FlagError, match=said):
+        JobSpec.from_flags("train", given)

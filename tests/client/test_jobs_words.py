@@ -137,7 +137,14 @@ def test_the_page_of_a_job_says_what_its_models_are_on_and_the_most_memory_that_
         "1 worker on Tesla T4, 1.5 GiB in use\n"
     ) in words.page(on_devices, NOW)
     plain = on_devices.to_plain()["devices"]
-    assert plain[2] == {"worker": 2, "name": "GPU:0", "kind": "Tesla T4", "used_bytes": 3 << 29, "total_bytes": 0}
+    assert plain[2] == {
+        "worker": 2,
+        "name": "GPU:0",
+        "kind": "Tesla T4",
+        "used_bytes": 3 << 29,
+        "total_bytes": 0,
+        "process": 0,
+    }
     assert "Devices" not in words.page(JOB, NOW)
     assert "Devices" not in words.page(dataclasses.replace(on_devices, phase=Phase.SUCCEEDED), NOW)
 
@@ -189,6 +196,13 @@ def test_a_job_of_which_nothing_is_known_has_a_page_and_a_row() -> None:
     assert words.job_table([job], with_namespace=True, wide=True).splitlines()[1].startswith("<none>")
 
 
+def test_the_page_of_a_job_counts_workers_and_names_their_processes() -> None:
+    status = dataclasses.replace(STATUS, processes_per_worker=4, world=tuple(range(4, 12)), num_worlds=3)
+    page = words.page(dataclasses.replace(JOB, status=status), NOW)
+    assert "; 4 processes each\n" in page
+    assert "Group:        number 3, of 8 processes of workers 1, 2" in page
+
+
 def test_the_json_of_a_job_has_these_keys() -> None:
     plain = json.loads(words.structured(JOB.to_plain(), "json"))
     assert set(plain) == {
@@ -198,7 +212,7 @@ def test_the_json_of_a_job_has_these_keys() -> None:
         *("tasks_done", "tasks_total", "pods", "exit_code", "started_at", "updated_at", "records_skipped"),
         *("ps", "staleness", "gradients_refused", "world", "num_worlds", "lost_pods", "elapsed_seconds", "eta_seconds"),
         *("worker_seconds", "ps_seconds", "records", "records_processed", "learning_rate", "event_counts"),
-        *("world_seconds", "pods_lost", "checkpoint_at", "scaling", "devices", "engine"),
+        *("world_seconds", "pods_lost", "checkpoint_at", "scaling", "devices", "engine", "processes_per_worker"),
     }
     assert plain["pods"][1]["message"].startswith("Unschedulable")
     assert "tasks_total: 20" in words.structured(JOB.to_plain(), "yaml")

@@ -114,6 +114,17 @@ def test_of_all_workers_each_line_is_shown_from_the_first_one_on(tmp_path: Path)
     assert sorted(show(shown, status(1, 2))) == ["[worker-0] bye", "[worker-2] two"]
 
 
+def test_of_a_worker_of_several_processes_rank_0_is_shown_or_each_line_after_its_process(tmp_path: Path) -> None:
+    rank_0 = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1)
+    everything = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 2, Shown.ALL_WORKERS)
+    text = "[process 1] one\n[process 0] 2026-11-24 15:52:15,958 INFO of ours\n[process 0] 9%\r[process 0] 10%\n"
+    append(tmp_path, 0, f"{text}[process 0] zero\n2026-11-24 15:52:15,959 ERROR Process 1 has ended\none\n")
+    now = status(0, world=(1, 0), processes_per_worker=2)
+    assert show(rank_0, now) == ["one"]
+    lines = ["[process 1] one", "[process 0] 2026-11-24 15:52:15,958 INFO of ours", "[process 0] 10%"]
+    assert show(everything, now) == [f"[worker-0] {line}" for line in [*lines, "[process 0] zero"]]
+
+
 def test_an_error_that_the_job_tells_is_not_shown_a_second_time(tmp_path: Path) -> None:
     shown = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1)
     append(tmp_path, 0, "epoch 1\nthe rate is wrong\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.protocol.values import Role
+from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_spec import JobSpec
 
 VARIABLE = "GOMP_SPINCOUNT"
@@ -19,6 +20,26 @@ def test_threads_of_workers_spin_for_a_moment_unless_the_user_says_for_how_long(
     assert 0 < int(variables(spec, Role.WORKER)[VARIABLE]) < 100_000  # about a millisecond
     assert VARIABLE not in variables(spec, Role.PS)
     assert variables(JobSpec(job_command="true", envs=f"{VARIABLE}=7"), Role.WORKER)[VARIABLE] == "7"
+
+
+def test_a_worker_with_eight_gpus_has_eight_processes_with_ids_that_follow_each_other() -> None:
+    spec = JobSpec(
+        model_def="m.model",
+        num_workers=3,
+        distribution_strategy=DistributionStrategy.ALL_REDUCE,
+        worker_resource_request="cpu=8,memory=64Gi,amd.com/gpu=8",
+    )
+    pod = PodSpecs(spec, "python", "master:1").of(CreatePod("pod", Role.WORKER, 2, slot=0))
+    assert pod.command == ("python", "-m", "elasticdl.worker.processes", "8", "8", "elasticdl.worker")
+    assert (pod.env["WORKER_ID"], pod.env["WORKER_NUM"]) == ("16", "24")
+    assert pod.num_gpus == 8
+
+
+def test_a_command_runs_in_each_process_of_a_worker() -> None:
+    spec = JobSpec(job_command="python train.py", processes_per_worker=2)
+    pod = PodSpecs(spec, "python", "master:1").of(CreatePod("pod", Role.WORKER, 0, slot=0))
+    command = ("elasticdl.worker.command", ".", "python", "train.py")
+    assert pod.command == ("python", "-m", "elasticdl.worker.processes", "2", "0", *command)
 
 
 def test_a_variable_that_a_pod_inherits_encrypts_nothing() -> None:

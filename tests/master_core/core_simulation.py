@@ -29,13 +29,15 @@ class SimJob(SimShell):
             self.ps[pod.index] = SimPs(pod, number)
             self.join_ps(self.ps[pod.index])
         else:
-            worker = self.new_worker(pod, number)
-            worker.began = self.now
-            self.workers.append(worker)
-            self.register(worker)
+            workers = [self.new_worker(pod, worker_id, number) for worker_id in self.settings.ids_in(pod.index)]
+            self.workers += workers
+            for worker in workers:
+                worker.began = self.now
+                if not worker.is_gone:  # with another process of its pod
+                    self.register(worker)
 
-    def new_worker(self, pod: SimPod, number: int) -> SimWorker:
-        return SimWorker(pod, pod.index, number)
+    def new_worker(self, pod: SimPod, worker_id: int, number: int) -> SimWorker:
+        return SimWorker(pod, worker_id, number)
 
     # Parameter servers ----------------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ class SimShell(ABC):
     def check_time(self) -> None:
         """The time of the wanted workers and servers is that of the wall, and no state has less than none."""
         now, settings = self.now + 0.3, self.settings
-        wanted = self.wanted_seconds + self.num_wanted * (now - self.wanted_since)
+        wanted = self.wanted_seconds + self.num_wanted * settings.processes_per_worker * (now - self.wanted_since)
         workers, servers = self.job._accounting.worker_seconds(now), self.job._accounting.ps_seconds(now)
         assert abs(sum(workers.values()) - wanted) < 1e-3, workers
         assert abs(sum(servers.values()) - settings.num_own_servers * now) < 1e-3, servers
@@ -112,7 +112,8 @@ class SimShell(ABC):
         """The user wants another number of workers."""
         if self.end is not None or self.job._ending.is_decided:
             return
-        self.wanted_seconds += self.num_wanted * (self.now - self.wanted_since)
+        num_processes = self.num_wanted * self.settings.processes_per_worker
+        self.wanted_seconds += num_processes * (self.now - self.wanted_since)
         self.wanted_since, self.num_wanted = self.now, num_workers
         self.tell(e.ScaleRequested(num_workers))
 
@@ -254,10 +255,10 @@ class SimShell(ABC):
         if reason == "Deleted":
             pod.phase = PodState.DELETED
             del self.pods[pod.name]
-        for worker in self.workers:
-            if worker.pod is pod:
-                worker.is_gone = True
-                forgiven = worker.is_leaving
+        processes = [worker for worker in self.workers if worker.pod is pod]
+        for worker in processes:
+            worker.is_gone = True
+            forgiven = all(one.is_leaving for one in processes)
         server = self.ps.get(pod.index)
         if pod.role is Role.PS and server is not None and server.pod is pod:
             forgiven = server.leaving is not None

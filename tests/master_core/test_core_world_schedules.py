@@ -124,6 +124,7 @@ JOBS = st.builds(
     job_name=st.just("j"),
     strategy=st.just(DistributionStrategy.ALL_REDUCE),
     num_workers=st.integers(1, 4),
+    processes_per_worker=st.sampled_from([1, 1, 1, 2, 3]),
     num_ps=st.just(0),
     has_validation_data=st.just(True),
     minibatch_size=st.just(3),

@@ -37,8 +37,8 @@ class WorldJob(SimJob):
 
     # Processes ------------------------------------------------------------------------------------------------------
 
-    def new_worker(self, pod: SimPod, number: int) -> SimWorker:
-        return SimMember(pod, pod.index, number)
+    def new_worker(self, pod: SimPod, worker_id: int, number: int) -> SimWorker:
+        return SimMember(pod, worker_id, number)
 
     def members(self) -> list[SimMember]:
         return [one for one in self.living() if isinstance(one, SimMember)]

@@ -117,9 +117,9 @@ def test_a_status_becomes_metrics_with_labels() -> None:
     assert value("ps_busy_seconds_total", ps="0") == 1.5
     assert value("checkpoints_total", result="saved") == 2
     assert value("checkpoints_total", result="failed") == 0
-    assert value("device_memory_used_bytes", worker="1", device="GPU:0", kind="T4") == 2 << 30
+    assert value("device_memory_used_bytes", worker="1", process="0", device="GPU:0", kind="T4") == 2 << 30
     limits = {labels: limit for (name, labels), limit in found.items() if name == "elasticdl_device_memory_limit_bytes"}
-    assert limits == {frozenset({"worker": "0", "device": "cuda:0", "kind": "H100"}.items()): 80 << 30}
+    assert limits == {frozenset({"worker": "0", "process": "0", "device": "cuda:0", "kind": "H100"}.items()): 80 << 30}
     assert value("goodput_ratio") == pytest.approx(1 / len(SlotState))
     assert value("kubernetes_requests_total", method="PATCH", code="409") == 1
     assert not [name for name, _ in found if name.startswith("elasticdl_group_")]

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as the agent deals them out: one for each worker.
+"""The GPUs of this machine, as the agent deals them out to workers, and a worker's pod to its processes.
 
 It looks for devices and counts their users; it never opens one.
 """
@@ -6,8 +6,10 @@ It looks for devices and counts their users; it never opens one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+from elasticdl_client.errors import ElasticDLError
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _DEVICE = re.compile(r"nvidia\d+")
@@ -34,19 +36,37 @@ class Gpus:
         names = [name.strip() for name in named.split(",")]
         return cls(names[: names.index(_NONE)] if _NONE in names else [name for name in names if name])
 
-    def least_used(self, taken: Iterable[str]) -> str:
-        """Return the first of those with the fewest users; empty: there is none.
+    def least_used(self, taken: Iterable[str], number: int) -> tuple[str, ...]:
+        """Return the first of those with the fewest users; fewer if there are no more.
 
         Args:
-            taken: the GPU of each process that has one.
+            taken: the GPUs of each pod that has some.
+            number: how many.
         """
         counts = dict.fromkeys(self._names, 0)
         for name in taken:
             if name in counts:
                 counts[name] += 1
-        return min(counts, key=counts.__getitem__, default="")
+        chosen = set(sorted(counts, key=counts.__getitem__)[:number])
+        return tuple(name for name in self._names if name in chosen)
+
+    def shares(self, number: int) -> list[tuple[str, ...]]:
+        """Return those of each of several processes; where there are fewer than processes, some share one.
+
+        Raises:
+            ElasticDLError: they cannot be shared out evenly.
+        """
+        names = self._names
+        if len(names) > number and len(names) % number:
+            raise ElasticDLError(
+                f"{number} processes cannot share {len(names)} GPUs evenly: some would be idle.",
+                f"Give --processes_per_worker a divisor of {len(names)}.",
+            )
+        size = max(1, len(names) // number)
+        starts = [process * size % len(names) if names else 0 for process in range(number)]
+        return [names[start : start + size] for start in starts]
 
 
-def own_gpu(environment: Mapping[str, str], name: str) -> dict[str, str]:
-    """Return what makes a process see one GPU alone, unless its own environment says which it sees."""
-    return {VARIABLE: name} if name and VARIABLE not in environment else {}
+def seen_gpus(environment: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """Return what makes a process see some GPUs alone, unless its own environment says which it sees."""
+    return {VARIABLE: ",".join(names)} if names and VARIABLE not in environment else {}

@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from elasticdl.cluster.cluster import (
     check_spec,
 )
 from elasticdl.cluster.last_words import explained
-from elasticdl.cluster.local.gpus import Gpus, own_gpu
+from elasticdl.cluster.local.gpus import Gpus, seen_gpus
 from elasticdl.cluster.local.pods import LocalPod, PodEnding, PodLog
 from elasticdl.cluster.local.process_group import Leash, guard, start
 from elasticdl.cluster.local.standby_process import StandbyProcess
@@ -274,24 +274,25 @@ class Kubelet:
             return None
         return max(0, self._slots - sum(pod.active and pod.needs_slot for pod in self._pods.values()))
 
-    def _environment(self, spec: PodSpec, gpu: str = "") -> Mapping[str, str]:
-        return {"PYTHONUNBUFFERED": "1", **os.environ, **own_gpu(spec.env, gpu), **spec.env}
+    def _environment(self, spec: PodSpec, gpus: Sequence[str] = ()) -> Mapping[str, str]:
+        return {"PYTHONUNBUFFERED": "1", **os.environ, **seen_gpus(spec.env, gpus), **spec.env}
 
-    def _take_gpu(self, pod: LocalPod) -> None:
-        """A worker keeps it to its end; more workers than GPUs share them."""
-        if pod.spec.role is Role.WORKER and not pod.gpu:
-            pod.gpu = self._gpus.least_used(other.gpu for other in self._pods.values() if other.active)
+    def _take_gpus(self, pod: LocalPod) -> None:
+        """A worker keeps them to its end; more workers than GPUs share them."""
+        if pod.spec.num_gpus and not pod.gpus:
+            taken = (name for other in self._pods.values() if other.active for name in other.gpus)
+            pod.gpus = self._gpus.least_used(taken, pod.spec.num_gpus)
 
     def _start(self, pod: LocalPod) -> None:
         """Begins a life of the pod, by the standby if it can."""
-        self._take_gpu(pod)
+        self._take_gpus(pod)
         try:
             log_fd = pod.log.open_life()
         except OSError as error:
             self._not_started(pod, error)
             return
         try:
-            pod.fork = self._standby.request(pod.spec, self._environment(pod.spec, pod.gpu), log_fd)
+            pod.fork = self._standby.request(pod.spec, self._environment(pod.spec, pod.gpus), log_fd)
             if pod.fork is None:
                 self._start_plainly(pod, log_fd)
                 return
@@ -318,7 +319,7 @@ class Kubelet:
 
     def _start_plainly(self, pod: LocalPod, log_fd: int) -> None:
         try:
-            pod.group = start(pod.spec.command, self._environment(pod.spec, pod.gpu), log_fd, self._leash)
+            pod.group = start(pod.spec.command, self._environment(pod.spec, pod.gpus), log_fd, self._leash)
         except OSError as error:
             self._not_started(pod, error)
             return

@@ -64,7 +64,7 @@ class LocalPod:
     fork: Fork | None = None  # being started by the standby, until it has reported progress
     started_at: float = 0.0
     pause_s: float = 0.0  # before its last restart
-    gpu: str = ""  # that it alone sees, for `CUDA_VISIBLE_DEVICES`; empty: none is given to it
+    gpus: tuple[str, ...] = ()  # that it alone sees, for `CUDA_VISIBLE_DEVICES`; empty: none are given to it
     why_ending: EndReason = EndReason.NONE  # DELETED or PREEMPTED once it is terminating
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
 

@@ -10,6 +10,8 @@ import os
 import re
 from pathlib import Path
 
+from elasticdl_client.choices import PROCESS_VARIABLE
+
 POD_NAME_VARIABLE = "ELASTICDL_POD_NAME"
 _PR_SET_NAME = 15
 _MAX_NAME = 15  # bytes that the kernel keeps of the short name
@@ -17,10 +19,11 @@ _POD = re.compile(r"elasticdl-(?P<job>.+)-(?P<pod>master|(?:ps|worker)-\d+)")
 _ARG_START, _ARG_END = 45, 46  # of the fields in /proc/self/stat behind the name, from 0; proc_pid_stat(5)
 
 
-def title_of(pod_name: str) -> str:
-    """Return the title of a pod's process."""
+def title_of(pod_name: str, process: str = "") -> str:
+    """Return the title of a pod's process; `process`: its number, where a pod has several."""
     match = _POD.fullmatch(pod_name)
-    return f"elasticdl {match['pod']} of {match['job']}" if match else f"elasticdl {pod_name}"
+    number = f" process {process}" if process else ""
+    return f"elasticdl {match['pod']}{number} of {match['job']}" if match else f"elasticdl {pod_name}{number}"
 
 
 def name_process() -> None:
@@ -31,7 +34,7 @@ def name_process() -> None:
     match = _POD.fullmatch(pod_name)
     short = f"{match['pod']} {match['job']}" if match else pod_name
     ctypes.CDLL(None).prctl(_PR_SET_NAME, short.encode()[:_MAX_NAME], 0, 0, 0)
-    _write_arguments(title_of(pod_name).encode())
+    _write_arguments(title_of(pod_name, os.environ.get(PROCESS_VARIABLE, "")).encode())
 
 
 def _write_arguments(title: bytes) -> None:

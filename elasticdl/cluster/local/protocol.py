@@ -45,6 +45,7 @@ def spec_to_message(spec: PodSpec) -> Message:
         "restart_policy": spec.restart_policy,
         "grace_s": spec.grace_s,
         "framework": spec.framework,
+        "num_gpus": spec.num_gpus,
     }
 
 
@@ -64,6 +65,7 @@ def spec_from_message(message: Message) -> PodSpec:
         restart_policy=RestartPolicy(message["restart_policy"]),
         grace_s=message["grace_s"],
         framework=message["framework"],
+        num_gpus=message["num_gpus"],
     )
 
 

@@ -6,7 +6,7 @@ It decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from elasticdl.master.core.fleet.fleet import Fleet
@@ -30,7 +30,7 @@ class Accounting:
     def __init__(
         self, state: JobState, fleet: Fleet, worlds: WorkerGroups, checkpoints: Checkpoints, began_at: float
     ) -> None:
-        self._workers, self._ending = state.workers, state.ending
+        self._settings, self._workers, self._ending = state.settings, state.workers, state.ending
         self._fleet = fleet
         self._worlds = worlds
         self._checkpoints = checkpoints
@@ -65,8 +65,8 @@ class Accounting:
             self._num_server_changes = servers.num_changes
             for server in servers.all():
                 servers.times.is_at(server.id, _state_of(server))
-        if self._fleet.pods.num_wanted != self._workers.times.num_slots:
-            self._workers.times.want(self._fleet.pods.worker_slots)
+        if self._fleet.pods.num_wanted * self._settings.processes_per_worker != self._workers.times.num_slots:
+            self._workers.times.want(self._process_slots())
         if self._ending.is_decided and not self._is_decided:
             self._is_decided = True
             self._fleet.pods.touch_all()
@@ -76,22 +76,32 @@ class Accounting:
     def _look_at_slots(self, slots: Set[int]) -> None:
         records = self._fleet.pods.in_slots(slots)
         for slot in slots:
-            self._workers.times.is_at(slot, *self._content(slot, records.get(slot)))
+            for number, worker_id in self._processes(slot, records.get(slot)):
+                self._workers.times.is_at(number, *self._content(slot, number, records.get(slot), worker_id))
 
-    def _content(self, slot: int, record: PodRecord | None) -> tuple[SlotUse, int]:
-        """What is in a slot, and the worker if that is live."""
-        use = self._use(slot, record)
-        return use, record.index if record is not None and use is SlotUse.LIVE else -1
+    def _process_slots(self) -> set[int]:
+        """Those of the processes of all wanted workers."""
+        return {number for slot in self._fleet.pods.worker_slots for number, _ in self._processes(slot, None)}
 
-    def _use(self, slot: int, record: PodRecord | None) -> SlotUse:
+    def _processes(self, slot: int, record: PodRecord | None) -> Iterable[tuple[int, int]]:
+        """The slot of each process of a worker's slot, and its id; -1: there is no pod."""
+        numbers = self._settings.ids_in(slot)
+        return zip(numbers, self._settings.ids_in(record.index) if record else [-1] * len(numbers), strict=True)
+
+    def _content(self, slot: int, number: int, record: PodRecord | None, worker_id: int) -> tuple[SlotUse, int]:
+        """What is in the slot of a process, and the process if that is live."""
+        use = self._use(slot, number, record, worker_id)
+        return use, worker_id if use is SlotUse.LIVE else -1
+
+    def _use(self, slot: int, number: int, record: PodRecord | None, worker_id: int) -> SlotUse:
         if self._fleet.pods.is_done(slot):
             return SlotUse.DONE
         if record is None:
             if self._ending.is_decided:
                 return SlotUse.STOPPED
-            has_lost = self._workers.times.has_lost(slot) and not self._fleet.pods.is_without_room(slot)
+            has_lost = self._workers.times.has_lost(number) and not self._fleet.pods.is_without_room(slot)
             return SlotUse.RECOVERING if has_lost else SlotUse.UNSCHEDULED
-        worker = self._workers.get(record.index)
+        worker = self._workers.get(worker_id)
         if worker is not None:
             return SlotUse.STOPPED if worker.is_leaving else SlotUse.LIVE
         return SlotUse.LIVE if record.has_node else SlotUse.UNSCHEDULED
@@ -150,7 +160,7 @@ class Accounting:
         if "pods" in saved:
             self._workers.times.pods = PodTimes.from_journal(saved["pods"])
         self._workers.times.restore(saved["workers"], pause)
-        self._workers.times.want(self._fleet.pods.worker_slots)
+        self._workers.times.want(self._process_slots())
         self._fleet.servers.times.restore(saved["servers"], pause)
 
     def validate(self) -> None:
@@ -163,8 +173,10 @@ class Accounting:
         slots = self._fleet.pods.worker_slots if not self._fleet.pods.is_touched else frozenset()
         records = self._fleet.pods.in_slots(slots)
         for slot in slots:
-            content = self._workers.times.content(slot)
-            assert content == self._content(slot, records.get(slot)), (slot, content, records.get(slot))
+            for number, worker_id in self._processes(slot, records.get(slot)):
+                content = self._workers.times.content(number)
+                expected = self._content(slot, number, records.get(slot), worker_id)
+                assert content == expected, (slot, number, content, records.get(slot))
         self._fleet.servers.times.validate()
 
 

@@ -6,6 +6,7 @@ while the job runs counts from then on, over all lives of the master; a single n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,7 +28,7 @@ class Autoscaler:
     """The number of workers of a job, as far as it follows the gain."""
 
     def __init__(self, state: JobState, fleet: Fleet, work: Work, accounting: Accounting) -> None:
-        settings = state.settings
+        self._settings = settings = state.settings
         self._workers, self._ending, self._out = state.workers, state.ending, state.out
         self._fleet = fleet
         self._work = work
@@ -77,12 +78,19 @@ class Autoscaler:
         if clock < self._observed_at + self._policy.sample_s / _OBSERVATIONS:
             return
         self._observed_at = clock
-        num_working = sum(worker.stuck_since is None for worker in self._workers.staying())
+        num_working = self._num_working()
         records, num_wanted = self._work.tasks.records_done, self._fleet.pods.num_training
-        seconds = self._accounting.worker_seconds(unix_now)
+        num_processes = self._settings.processes_per_worker
+        seconds = {state: one / num_processes for state, one in self._accounting.worker_seconds(unix_now).items()}
         now = Observation(clock, records, num_working, num_wanted, seconds, seconds_left)
         if self._curve.observe(now, self._policy):
             self._follow(self._policy.decide(self._curve, now, self.bounds), clock)
+
+    def _num_working(self) -> int:
+        """Workers all of whose processes have registered, and none of which is stuck."""
+        working = (one.id for one in self._workers.staying() if one.stuck_since is None)
+        num_processes = Counter(map(self._settings.pod_of, working))
+        return sum(number == self._settings.processes_per_worker for number in num_processes.values())
 
     def _follow(self, decision: Decision, clock: float) -> None:
         before = self._fleet.pods.num_training

@@ -33,7 +33,7 @@ from elasticdl.master.core.plan.epoch import coverage_line, coverage_of
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Lease, Level, ReportedLease, TaskType
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol.values import Shard
 from elasticdl_client.job_events import EventHistory, EventKind
 from elasticdl_client.job_series import JobSeries, SeriesPoint
 from elasticdl_client.job_status import JobPhase, JobStatus
@@ -308,7 +308,8 @@ class Job:
             self._leave()
             return
         if self.settings.has_worlds and not self._is_recovering:
-            self._members.advance(self._clock, self._is_trained_by_scripts, self._fleet.pods.num_training)
+            num_wanted = self._fleet.pods.num_training * self.settings.processes_per_worker
+            self._members.advance(self._clock, self._is_trained_by_scripts, num_wanted)
         if self._registration.is_planned and not self._is_recovering and self._workers.some_have_joined:
             self._reconciler.ask_if_needed(self._fleet.servers.partition, self._clock)
         if self._is_open:
@@ -366,7 +367,7 @@ class Job:
         is_settled = self._is_open or (self.settings.has_tensorflow_servers and pods.is_done(0))
         is_covered = is_settled and self._work.is_covered
         for worker in self._workers.waiting():
-            record = pods.get(Role.WORKER, worker.id)
+            record = pods.of_worker(worker.id)
             evaluates = record is not None and self.settings.has_evaluator and record.slot == self.settings.num_workers
             if worker.waiting_call is not None and (pods.training_is_done if evaluates else is_covered):
                 self._out.reply(worker.waiting_call, JobOver())
@@ -440,7 +441,7 @@ class Job:
         status = JobStatus(self.settings.job_name, phase, message, self.generation, ps_wanted=num_ps)
         status = overview.with_progress(status, self.settings, self._work, self._pace, have_left)
         status = overview.with_model(status, self._work)
-        status = overview.with_processes(status, self._workers, self._fleet, self._worlds, self._state.ps_metrics)
+        status = overview.with_processes(status, self._state, self._fleet, self._worlds)
         status = replace(status, scaling=self._autoscaler.status())
         return overview.with_history(status, self._out.events.totals, self._accounting, unix_now)
 
@@ -471,6 +472,6 @@ class Job:
         self._fleet.servers.validate()
         self._accounting.validate()
         for worker in self._workers.all():
-            record = self._fleet.pods.get(Role.WORKER, worker.id)
+            record = self._fleet.pods.of_worker(worker.id)
             assert record is not None, worker
             assert not record.is_leaving or record.is_released, worker

@@ -12,8 +12,8 @@ from elasticdl.master.core.fleet.fleet import Fleet
 from elasticdl.master.core.group.groups import WorkerGroups
 from elasticdl.master.core.ledger.work import Work
 from elasticdl.master.core.plan.epoch import coverage_of, records_by_fate
-from elasticdl.master.core.ps_metrics import PsMetrics
 from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.workers import Workers
 from elasticdl_client.job_status import DeviceStatus, JobPhase, JobStatus
 
@@ -72,14 +72,14 @@ def with_model(status: JobStatus, work: Work) -> JobStatus:
     )
 
 
-def with_processes(
-    status: JobStatus, workers: Workers, fleet: Fleet, worlds: WorkerGroups, loads: PsMetrics
-) -> JobStatus:
+def with_processes(status: JobStatus, state: JobState, fleet: Fleet, worlds: WorkerGroups) -> JobStatus:
     """Return the status with workers, parameter servers and groups."""
+    settings, workers, loads = state.settings, state.workers, state.ps_metrics
     return replace(
         status,
-        workers_alive=len(workers.all()),
-        devices=_devices(workers),
+        workers_alive=len({settings.pod_of(worker.id) for worker in workers.all()}),
+        processes_per_worker=settings.processes_per_worker,
+        devices=_devices(workers, settings),
         workers_wanted=len(fleet.pods.worker_slots),
         ps_alive=fleet.num_serving,
         ps=loads.servers(),
@@ -91,9 +91,14 @@ def with_processes(
     )
 
 
-def _devices(workers: Workers) -> tuple[DeviceStatus, ...]:
-    found = (DeviceStatus(one.id, **asdict(one.device)) for one in workers.all() if one.device is not None)
-    return tuple(sorted(found, key=lambda device: device.worker))
+def _devices(workers: Workers, settings: JobSettings) -> tuple[DeviceStatus, ...]:
+    num_processes = settings.processes_per_worker
+    found = (
+        DeviceStatus(one.id // num_processes, **asdict(one.device), process=one.id % num_processes)
+        for one in workers.all()
+        if one.device is not None
+    )
+    return tuple(sorted(found, key=lambda device: (device.worker, device.process)))
 
 
 def with_history(status: JobStatus, totals: EventTotals, accounting: Accounting, unix_now: float) -> JobStatus:

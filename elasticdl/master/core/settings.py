@@ -14,6 +14,8 @@ class JobSettings:
 
     Attributes:
         has_training_data: and so on: the job has such a source.  An evaluate job has only validation data.
+        processes_per_worker: of each worker's pod.  Each is a worker of the core, with an id and leases of its own;
+            pods and their slots, and `num_workers`, count what the user calls workers.
         num_epochs: 0 or less: endless, until `max_step`.
         max_step: 0: no limit.
         checkpoint_steps: 0: every `checkpoint_interval` seconds.
@@ -28,7 +30,7 @@ class JobSettings:
         has_last_task: a job that trains nothing: TRAIN_END is granted once when all is covered, to put the outputs of
             all tasks together.
         collective_timeout: AllReduce: a member that is silent for this long is out of the world.
-        min_workers: AllReduce: the fewest members of a world.
+        min_workers: AllReduce: the fewest workers of a world, each with all its processes.
         fixed_global_batch: AllReduce: records of every step, of the whole world; 0: each member brings a minibatch.
         input_workers: processes of each worker that make minibatches, each of a task of its own; 0: there are none.
         hang_timeout: a worker with a history hangs after this long in one minibatch, at the earliest.
@@ -43,6 +45,7 @@ class JobSettings:
     job_name: str
     strategy: DistributionStrategy = DistributionStrategy.PARAMETER_SERVER
     num_workers: int = 1
+    processes_per_worker: int = 1
     max_workers: int = 0
     min_gain: float = 0.3
     scaling_window: float = 30.0
@@ -120,3 +123,24 @@ class JobSettings:
 
     def pod_name(self, role: str, index: int) -> str:
         return f"elasticdl-{self.job_name}-{role}-{index}"
+
+    def ids_in(self, pod_index: int) -> range:
+        """Ids of the processes in a worker's pod."""
+        return range(pod_index * self.processes_per_worker, (pod_index + 1) * self.processes_per_worker)
+
+    def pod_of(self, worker_id: int) -> int:
+        """Index of the pod that a process is in."""
+        return worker_id // self.processes_per_worker
+
+    def subject_of(self, worker_id: int) -> str:
+        """Of the events about a process: its pod."""
+        return f"worker-{self.pod_of(worker_id)}"
+
+    def process_of(self, worker_id: int) -> str:
+        """Return which process of its pod one is, for people; empty where a pod has one."""
+        return f"process {worker_id % self.processes_per_worker}" if self.processes_per_worker > 1 else ""
+
+    def name_of(self, worker_id: int) -> str:
+        """Return the name of a process for people, as it follows the word worker."""
+        process = self.process_of(worker_id)
+        return f"{self.pod_of(worker_id)} ({process})" if process else str(worker_id)

@@ -1,7 +1,7 @@
 """SlotTimes: into what the time of every wanted worker is split, without rest; nothing is decided by it.
 
-A slot is the place of one wanted worker, whatever pod fills it.  Its time is *settled* up to a moment, in whole
-microseconds, so that sums are exact: the settled time of all slots is the sum of all states, after every event.
+A slot is the place of one process of a wanted worker, whatever pod fills it.  Its time is *settled* up to a moment, in
+whole microseconds, so that sums are exact: the settled time of all slots is the sum of all states, after every event.
 
 * While no process reports, the slot's `SlotUse` says what its time is.
 * A process says in each heartbeat how its time was split since its start; the time since the report before is split
@@ -97,14 +97,16 @@ class SlotTimes:
     Args:
         num_slots: wanted workers at first.
         evaluates: evaluation is the very work of the job: it counts as computing.
+        processes_per_worker: of each pod; the first one's time stands for that of the pod.
 
     Attributes:
         now: microseconds since the job's beginning, set by the owner before each event; never smaller than before.
         pods: the same time by pod, as far as it was settled while there was one; only for people.
     """
 
-    def __init__(self, num_slots: int, evaluates: bool = False) -> None:
+    def __init__(self, num_slots: int, evaluates: bool = False, processes_per_worker: int = 1) -> None:
         self.now = 0
+        self._processes_per_worker = processes_per_worker
         self.pods = PodTimes()
         self._evaluates = evaluates
         self._slots = {number: _Slot() for number in range(num_slots)}
@@ -285,7 +287,7 @@ class SlotTimes:
             moved = self._sums[SlotState.USEFUL] * num_lost // num_before
             self._sums[SlotState.USEFUL] -= moved
             self._sums[SlotState.REPEATED] += moved
-            self.pods.fall_back(moved)
+            self.pods.fall_back(moved // self._processes_per_worker)
 
     def _commit(self, slot: _Slot) -> None:
         self._sums[SlotState.USEFUL] += slot.pending
@@ -301,7 +303,9 @@ class SlotTimes:
     def _repeat(self, slot: _Slot) -> None:
         """Count what is pending as computed again."""
         self._sums[SlotState.REPEATED] += slot.pending
-        self.pods.lose(slot.worker_id, slot.pending)
+        pod, process = divmod(slot.worker_id, self._processes_per_worker)
+        if not process:
+            self.pods.lose(pod, slot.pending)
 
     # Sums -----------------------------------------------------------------------------------------------------------
 
@@ -347,8 +351,9 @@ class SlotTimes:
                 of_pod[SlotState.REPEATED] = of_pod.get(SlotState.REPEATED, 0) + repeated
             else:
                 self._sums[state] += us
-        if slot.life is SlotUse.LIVE:
-            self.pods.add(slot.worker_id, slot.settled, until, of_pod)
+        pod, process = divmod(slot.worker_id, self._processes_per_worker)
+        if slot.life is SlotUse.LIVE and not process:
+            self.pods.add(pod, slot.settled, until, of_pod)
         slot.settled = until
 
     def _add_computing(self, slot: _Slot, us: int, until: int) -> int:

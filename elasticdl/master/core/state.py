@@ -166,5 +166,7 @@ class JobState:
     def new(cls, settings: JobSettings, generation: int) -> JobState:
         """Return the state of a life in which nothing has happened yet."""
         out = Outbox()
-        times = SlotTimes(settings.num_workers + settings.has_evaluator, settings.evaluates_alone)
+        num_processes = settings.processes_per_worker
+        num_slots = (settings.num_workers + settings.has_evaluator) * num_processes
+        times = SlotTimes(num_slots, settings.evaluates_alone, num_processes)
         return cls(settings, generation, out, JobOutcome(out), Workers(times), PsMetrics())

@@ -198,6 +198,10 @@ function costOf(cost) {
   ].filter(Boolean).join("; ");
 }
 
+// The name of a process, in a worker that has several.
+const processName = (job, worker, process) => `worker-${worker}${job.processes_per_worker > 1 ? ` process ${process}` : ""}`;
+const groupNames = (job) => job.group.map((id) => processName(job, Math.floor(id / job.processes_per_worker), id % job.processes_per_worker));
+
 function podCards(job) {
   const order = { Pending: 0, Failed: 1, Running: 2, Succeeded: 3 };
   const pods = [...job.pods].sort((a, b) => (order[a.phase] ?? 0) - (order[b.phase] ?? 0));
@@ -214,7 +218,7 @@ function podCards(job) {
   }
   if (job.devices.length) {
     cards.push(card("Memory of the devices", null, table(["Worker", "Device", "Kind", "#used", "#of"], job.devices.map((device) => [
-      cell(`worker-${device.worker}`), cell(device.name), cell(device.kind), cell(bytes(device.used_bytes), "n"), cell(device.total_bytes ? bytes(device.total_bytes) : "", "n")]))));
+      cell(processName(job, device.worker, device.process)), cell(device.name), cell(device.kind), cell(bytes(device.used_bytes), "n"), cell(device.total_bytes ? bytes(device.total_bytes) : "", "n")]))));
   }
   if (job.staleness.some((value) => value)) {
     const sum = job.staleness.reduce((a, b) => a + b, 0), most = Math.max(...job.staleness);
@@ -222,7 +226,7 @@ function podCards(job) {
       el("span", null, missed(i)), styled(el("div", { class: "bar" }), { width: `${(100 * value) / most}%` }), el("span", null, percent(value / sum))]))));
   }
   if (job.ps_seconds.length) cards.push(card("Servers' time in all", null, stack(job.ps_seconds)));
-  if (job.num_groups) cards.push(card("Group", null, el("p", { class: "note" }, job.group.length ? `Group ${job.num_groups} stands, of ${job.group.length}: ${job.group.map((worker) => `worker-${worker}`).join(", ")}.${job.engine ? ` It sums by ${job.engine}.` : ""}` : `No group stands; ${job.num_groups} have formed.`)));
+  if (job.num_groups) cards.push(card("Group", null, el("p", { class: "note" }, job.group.length ? `Group ${job.num_groups} stands, of ${job.group.length}: ${groupNames(job).join(", ")}.${job.engine ? ` It sums by ${job.engine}.` : ""}` : `No group stands; ${job.num_groups} have formed.`)));
   return cards;
 }
 

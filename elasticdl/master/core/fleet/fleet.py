@@ -126,14 +126,17 @@ class Fleet:
 
     def _use_of(self, record: PodRecord, clock: float) -> int:
         """Of how much use a worker's pod is: a healthy member of the last group counts most, as it has the model."""
-        worker = self._workers.get(record.index)
+        return min(self._use_of_process(worker_id, record, clock) for worker_id in self._settings.ids_in(record.index))
+
+    def _use_of_process(self, worker_id: int, record: PodRecord, clock: float) -> int:
+        worker = self._workers.get(worker_id)
         if worker is None:
             return int(record.has_node)
         if worker.stuck_since is not None or worker.is_leaving:
             return 0
         if clock - worker.heard_at > self._settings.collective_timeout:
             return 1
-        return 3 if record.index in {member.worker_id for member in self._worlds.formed_members} else 2
+        return 3 if worker_id in {member.worker_id for member in self._worlds.formed_members} else 2
 
     def _refuse_scale(self, event: ScaleRefused) -> None:
         """Report an impossible number of workers once, over all lives of the master."""
@@ -193,7 +196,8 @@ class Fleet:
 
     def _relieve(self, event: HeartbeatReceived) -> None:
         """More memory for a pod that has little left, before the kernel ends it."""
-        record = self.pods.get(event.role, event.id)
+        is_worker = event.role is Role.WORKER
+        record = self.pods.of_worker(event.id) if is_worker else self.pods.get(event.role, event.id)
         if event.memory_share < _NEAR_LIMIT or not self._can_resize or record is None or self._ending.is_decided:
             return
         if (pod := self.pods.resize(record)) is not None:
@@ -223,13 +227,18 @@ class Fleet:
         if not worker.is_leaving:
             worker.is_leaving = True
             self.pods.touch(worker.id)
-            record = self.pods.get(Role.WORKER, worker.id)
-            if record is None or not record.is_released:  # else that is said already
-                self._drains(f"worker-{worker.id}")
+            record = self.pods.of_worker(worker.id)
+            is_first = sum(one.is_leaving for one in self._in_pod(self._settings.pod_of(worker.id))) == 1
+            if is_first and (record is None or not record.is_released):  # else that is said already
+                self._drains(self._settings.subject_of(worker.id))
             self._worlds.leaves(worker.id, clock)
             self._work.lose_worker(worker.id)
             self._out.persist()
-            self._out.log(f"Worker {worker.id} was told to end; its leases are back")
+            self._out.log(f"Worker {self._settings.name_of(worker.id)} was told to end; its leases are back")
+
+    def _in_pod(self, index: int) -> list[Worker]:
+        """The processes of a worker's pod that have registered."""
+        return [one for worker_id in self._settings.ids_in(index) if (one := self._workers.get(worker_id)) is not None]
 
     def _drains(self, subject: str) -> None:
         if not self._ending.is_decided:  # else all are terminating
@@ -417,13 +426,16 @@ class Fleet:
 
     def _worker_ended(self, record: PodRecord, event: PodChanged, clock: float) -> None:
         lost = self._lost(record, event)
-        worker = self._workers.get(record.index)
-        was_leaving = worker is not None and worker.is_leaving
+        processes = self._in_pod(record.index)
+        # Those beside one that fails by its own fault do not leave: they are killed.
+        is_whole = len(processes) == self._settings.processes_per_worker
+        was_leaving = is_whole and all(one.is_leaving for one in processes)
         is_done = self._settings.runs_command and event.phase is PodState.SUCCEEDED and not record.is_leaving
         if is_done:
-            self._workers.times.committed(record.index)
+            for worker_id in self._settings.ids_in(record.index):
+                self._workers.times.committed(worker_id)
         why = "is not wanted any more" if record.is_released else f"was lost ({_why(event)})"
-        has_committed = self.lose_worker(record.index, why, clock)
+        has_committed = self.lose_worker(record, why, clock)
         if is_done:
             self.pods.complete(record)
             self._out.persist()
@@ -489,13 +501,16 @@ class Fleet:
             self._ending.fail(f"{text}; the last one was {record.name} ({_why(event)})", log_of, lost)
         return self._ending.is_decided
 
-    def lose_worker(self, worker_id: int, why: str, clock: float) -> bool:
-        """Its leases go back; whether it had ever committed something."""
-        self._worlds.lost(worker_id, why, clock)
-        self._work.lose_worker(worker_id)
-        worker = self._workers.remove(worker_id)
-        self.pods.touch(worker_id)
-        return worker is not None and worker.has_committed
+    def lose_worker(self, record: PodRecord, why: str, clock: float) -> bool:
+        """The leases of all its processes go back; whether it had ever committed something."""
+        self.pods.touch_slot(record)
+        has_committed = False
+        for worker_id in self._settings.ids_in(record.index):
+            self._worlds.lost(worker_id, why, clock)
+            self._work.lose_worker(worker_id)
+            worker = self._workers.remove(worker_id)
+            has_committed |= worker is not None and worker.has_committed
+        return has_committed
 
     # Time -----------------------------------------------------------------------------------------------------------
 
@@ -508,12 +523,13 @@ class Fleet:
         """Revoke leases that were not renewed; replace workers that are silent or stuck."""
         for lease in self._work.leases.expired(clock - self._settings.lease_timeout):
             holder = self._work.leases.holder_of(lease)
-            if (record := self.pods.get(Role.WORKER, holder)) is not None and record.state:
+            if (record := self.pods.of_worker(holder)) is not None and record.state:
                 self.hangs.is_silent(holder, record.state, clock)
-            subject, text = f"worker-{holder}", f"lease {lease.id} was not renewed in time"
+            subject, text = self._settings.subject_of(holder), f"lease {lease.id} was not renewed in time"
             cause = self._out.events.newest_about(subject, EventKind.WORKER_HUNG)
             self._out.events.add(EventKind.LEASE_LOST, subject, text, cause, epoch=lease.epoch + 1, task=lease.task)
-            self._out.log(f"Worker {holder} has lost lease {lease.id}: it was not renewed in time", Level.WARNING)
+            name = self._settings.name_of(holder)
+            self._out.log(f"Worker {name} has lost lease {lease.id}: it was not renewed in time", Level.WARNING)
             self._workers.times.lost(holder)
             self._work.give_back(lease)
             self._worlds.lost_lease(holder, clock)
@@ -521,37 +537,47 @@ class Fleet:
             return
         for record in self.pods.existing():
             if not record.is_leaving and (why := self._why_replaced(record, clock)):
-                if record.role is Role.WORKER:
-                    self.hangs.is_silent(record.index, record.state, clock)
+                for worker in self._in_pod(record.index) if record.role is Role.WORKER else ():
+                    if self._is_silent(worker.heard_at, clock):
+                        self.hangs.is_silent(worker.id, record.state, clock)
                 self._replace(record, why, clock)
         slow = self._stragglers.find(clock)
-        slow_pod = None if slow is None else self.pods.get(Role.WORKER, slow.worker_id)
+        slow_pod = None if slow is None else self.pods.of_worker(slow.worker_id)
         if slow is not None and slow_pod is not None and not slow_pod.is_leaving:
             self._replace(slow_pod, slow.why, clock)
 
     def _why_replaced(self, record: PodRecord, clock: float) -> str:
         """Why a pod must be replaced; empty when it need not be."""
-        settings = self._settings
-        silence = settings.lease_timeout + settings.silence_timeout
-        heard_at = self._heard_at(record)
-        worker = self._workers.get(record.index) if record.role is Role.WORKER else None
-        if heard_at is not None and clock - heard_at > silence:
-            return f"it has been silent for {clock - heard_at:.0f} s"
-        if worker is not None and worker.stuck_since is not None:
-            grace = min(settings.silence_timeout, settings.step_timeout)
-            return "it is stuck" if clock - worker.stuck_since > grace else ""
-        since = None if settings.runs_command else record.running_since  # a command need not know of us
-        if heard_at is None and since is not None and clock - since > settings.step_timeout + silence:
-            return f"it has run for {clock - since:.0f} s and never registered"
+        if record.role is Role.PS:
+            server = self.servers.get(record.index)
+            is_known = server is not None and not server.is_lost and server.incarnation
+            return self._why_given_up(record, server.heard_at if server is not None and is_known else None, clock)
+        processes = [self._workers.get(worker_id) for worker_id in self._settings.ids_in(record.index)]
+        heard = [one for one in processes if one is not None and not self._is_silent(one.heard_at, clock)]
+        if heard and self._settings.runs_command and self._work.is_covered:
+            processes = [*heard]  # a script that has come to its end is silent while another one saves the model
+        for worker in processes:
+            why = self._why_given_up(record, None if worker is None else worker.heard_at, clock)
+            if not why and worker is not None and worker.stuck_since is not None:
+                grace = min(self._settings.silence_timeout, self._settings.step_timeout)
+                why = "it is stuck" if clock - worker.stuck_since > grace else ""
+            if why:
+                return why
         return ""
 
-    def _heard_at(self, record: PodRecord) -> float | None:
-        """When the process of a pod was heard last; None if never."""
-        if record.role is Role.WORKER:
-            worker = self._workers.get(record.index)
-            return None if worker is None else worker.heard_at
-        server = self.servers.get(record.index)
-        return None if server is None or server.is_lost or not server.incarnation else server.heard_at
+    def _why_given_up(self, record: PodRecord, heard_at: float | None, clock: float) -> str:
+        """Why a process is not counted on any more that was heard last then, or never; empty: it is."""
+        settings = self._settings
+        if heard_at is not None:
+            return f"it has been silent for {clock - heard_at:.0f} s" if self._is_silent(heard_at, clock) else ""
+        since = None if settings.runs_command else record.running_since  # a command need not know of us
+        limit = settings.step_timeout + settings.lease_timeout + settings.silence_timeout
+        is_late = since is not None and clock - since > limit
+        return f"it has run for {clock - (since or 0.0):.0f} s and never registered" if is_late else ""
+
+    def _is_silent(self, heard_at: float, clock: float) -> bool:
+        """For so long that its process is given up."""
+        return clock - heard_at > self._settings.lease_timeout + self._settings.silence_timeout
 
     def _replace(self, record: PodRecord, why: str, clock: float) -> None:
         record.is_leaving = True
@@ -562,7 +588,7 @@ class Fleet:
         self._out.persist()
         self._out.add(DeletePod(record.name))
         if record.role is Role.WORKER:
-            self.lose_worker(record.index, f"was given up ({why})", clock)
+            self.lose_worker(record, f"was given up ({why})", clock)
             self._out.log(f"Relaunch the worker: {record.name} ({why})", Level.WARNING)
         else:
             self.servers.lose(record.index)

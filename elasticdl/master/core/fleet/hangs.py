@@ -158,7 +158,7 @@ class Hangs:
 
     def _moves_again(self, worker: Worker, watch: _Watch) -> None:
         watch.hung = worker.stuck_since = None
-        self._out.log(f"Worker {worker.id} moves again")
+        self._out.log(f"Worker {self._settings.name_of(worker.id)} moves again")
 
     def on_report(self, worker_id: int, incarnation: int, lease_id: int) -> None:
         """Take in a call about a lease in force: a worker that moves makes one.
@@ -229,9 +229,9 @@ class Hangs:
         text = f"{how} for {seconds:.0f} s ({worker.activity or 'activity unknown'}){at}"
         self._add(worker, text, seconds, threshold, stacks)
         then = "its leases go back" if replaces else "--hang_action=report leaves it alone"
-        self._out.log(f"Worker {worker.id} is stuck: {text}; {then}", Level.WARNING)
+        self._out.log(f"Worker {self._settings.name_of(worker.id)} is stuck: {text}; {then}", Level.WARNING)
         if stacks.text:
-            self._out.log(f"Threads of worker {worker.id}:\n{stacks.text}", Level.WARNING)
+            self._out.log(f"Threads of worker {self._settings.name_of(worker.id)}:\n{stacks.text}", Level.WARNING)
         if replaces:
             worker.stuck_since = clock
             self._work.lose_worker(worker.id)
@@ -260,10 +260,11 @@ class Hangs:
         stacks: Stacks = _NO_STACKS,
         state: str = "",
     ) -> None:
+        process = self._settings.process_of(worker.id)
         self._out.events.add(
             EventKind.WORKER_HUNG,
-            f"worker-{worker.id}",
-            text,
+            self._settings.subject_of(worker.id),
+            f"{process}: {text}" if process else text,
             0,
             seconds=round(seconds, 1),
             threshold=round(threshold, 1),

@@ -1,9 +1,9 @@
 """Pods: wanted against observed.
 
-Each pod fills a slot of its role: a PS that of its id, a worker any.  A lost worker's successor has a new id and the
-same slot, a lost PS's the same of both.  Slots of workers come and go with the number that the user wants.  This module
-keeps what the cluster said and what is to be created when; why a pod's end matters, and how long its successor waits,
-is decided by the caller.
+Each pod fills a slot of its role: a PS that of its id, a worker any, with all its processes.  A lost worker's successor
+has a new id and the same slot, a lost PS's the same of both.  Slots of workers come and go with the number that the
+user wants.  This module keeps what the cluster said and what is to be created when; why a pod's end matters, and how
+long its successor waits, is decided by the caller.
 """
 
 from __future__ import annotations
@@ -137,6 +137,10 @@ class Pods:
     def get(self, role: Role, index: int) -> PodRecord | None:
         return self._records.get(self._settings.pod_name(role, index))
 
+    def of_worker(self, worker_id: int) -> PodRecord | None:
+        """The pod that a worker's process is in."""
+        return self.get(Role.WORKER, self._settings.pod_of(worker_id))
+
     def has_run(self, role: Role) -> bool:
         """Some pod of a role has started in this job: its image can be pulled."""
         return role in self._has_run
@@ -169,7 +173,7 @@ class Pods:
 
     def touch(self, worker_id: int) -> None:
         """Something has happened to a worker, or to its pod."""
-        if (record := self.get(Role.WORKER, worker_id)) is not None:
+        if (record := self.of_worker(worker_id)) is not None:
             self.touch_slot(record)
 
     def touch_slot(self, record: PodRecord) -> None:

@@ -25,7 +25,6 @@ from elasticdl.master.core.plan.evaluation import Evaluations, EvaluationSchedul
 from elasticdl.master.core.plan.tasks import MAX_TASKS, Tasks
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level, ReportedLease
-from elasticdl.protocol.values import Role
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 
@@ -48,9 +47,9 @@ class Registration:
 
     def worker_joined(self, event: WorkerJoined, begins: bool, clock: float) -> None:
         """A worker registers; `begins`: nothing was handed out yet in this life of the master."""
-        record = self._fleet.pods.get(Role.WORKER, event.worker_id)
+        record = self._fleet.pods.of_worker(event.worker_id)
         if record is None or record.is_leaving:
-            self._out.reply(event.call, Refused(f"worker {event.worker_id} was replaced"))
+            self._out.reply(event.call, Refused(f"worker {self._settings.name_of(event.worker_id)} was replaced"))
             return
         before = self._workers.get(event.worker_id)
         is_same = before is not None and before.incarnation == event.incarnation
@@ -61,11 +60,11 @@ class Registration:
         worker = self._workers.join(event.worker_id, event.incarnation, clock)
         self._fleet.pods.touch(worker.id)
         if not is_same:
-            subject = f"worker-{worker.id}"
+            subject = self._settings.subject_of(worker.id)
             self._out.events.add(
                 EventKind.WORKER_REGISTERED,
                 subject,
-                "",
+                self._settings.process_of(worker.id),
                 self._out.events.newest(subject),
                 incarnation=worker.incarnation,
             )
@@ -113,7 +112,7 @@ class Registration:
     def _learn_model(self, event: ModelReported) -> None:
         """Plan by the first report.  It is on disk before it is accepted, because workers do not repeat it."""
         if event.error:
-            subject = f"worker-{event.worker_id}"
+            subject = self._settings.subject_of(event.worker_id)
             cause = self._out.events.add(
                 EventKind.MODEL_REJECTED, subject, event.error, 0, traceback=event.error_details
             )
@@ -149,7 +148,7 @@ class Registration:
 
     def session_reported(self, event: SessionReported, clock: float) -> None:
         worker = self._workers.known(event.worker_id, event.incarnation, clock)
-        record = self._fleet.pods.get(Role.WORKER, event.worker_id)
+        record = self._fleet.pods.of_worker(event.worker_id)
         if worker is None or record is None:
             self._out.reply(event.call, UnknownWorker("register first"))
         elif not self._settings.has_tensorflow_servers or record.slot != 0:

@@ -96,7 +96,7 @@ class Stragglers:
             usual, series = _median_of_others(in_order, rate), whole[worker_id]
             if series.slow and rate < END_RATIO * usual:
                 series.slow = False
-                self._out.log(f"Worker {worker_id} computes as fast as the others again")
+                self._out.log(f"Worker {self._settings.name_of(worker_id)} computes as fast as the others again")
             if rate > RATIO * usual and series.share >= MIN_SHARE:
                 if not series.slow:
                     series.slow = True
@@ -139,10 +139,11 @@ class Stragglers:
         reasons += [f"the machine has a load of {load:.1f} on {cores:.0f} processors"] if 0 < cores < load else []
         text = f"computes a minibatch in {rate:.3g} s, the others in {usual:.3g} s (median): {ratio:.1f} times as long"
         text += f"; {'; '.join(reasons)}" if reasons else ""
+        process = self._settings.process_of(worker_id)
         self._out.events.add(
             EventKind.WORKER_SLOW,
-            f"worker-{worker_id}",
-            text,
+            self._settings.subject_of(worker_id),
+            f"{process}: {text}" if process else text,
             0,
             ratio=round(ratio, 2),
             seconds=rate,
@@ -155,7 +156,7 @@ class Stragglers:
             action=self._settings.straggler_action.value,
         )
         self._out.persist()
-        self._out.log(f"Worker {worker_id} {text}", Level.WARNING)
+        self._out.log(f"Worker {self._settings.name_of(worker_id)} {text}", Level.WARNING)
 
 
 def _median_of_others(in_order: Sequence[float], one: float) -> float:

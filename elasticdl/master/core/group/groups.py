@@ -18,6 +18,7 @@ from typing import Any
 from elasticdl.master.core.commands import JobOver, NoLeaseNow, UnknownWorker, Wake, WorldPlanned
 from elasticdl.master.core.events import ReadyForWorld, WorldFormed, WorldWatched
 from elasticdl.master.core.group.candidates import Candidate, Suspects, Watch, together
+from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level, Member, WorkerGroup
 from elasticdl.master.core.workers import Worker
@@ -34,7 +35,7 @@ class WorkerGroups:
 
     def __init__(self, state: JobState) -> None:
         self._settings, self._workers, self._out = state.settings, state.workers, state.out
-        self._num_wanted = state.settings.num_workers
+        self._num_wanted = state.settings.num_workers * state.settings.processes_per_worker
         self._version = state.generation << 32
         self.formed: WorkerGroup | None = None  # the last one that did
         self.planned: WorkerGroup | None = None  # the newest
@@ -50,7 +51,7 @@ class WorkerGroups:
         self._broken_by = 0  # number of the newest event of a broken world since one has formed
         self._broken_at = 0.0
         self._lost: set[int] = set()  # of the newest one, workers that are gone
-        self._transitions = TransitionLog()
+        self._transitions = TransitionLog(state.settings)
         self._complaint = ""
         self._has_ended = False  # the job is decided: that members leave is no event
         self._judged = 0  # the newest version that could not form because of a member
@@ -104,7 +105,7 @@ class WorkerGroups:
         self._note(known)
         planned = self.planned
         if planned is not None and event.left == planned.version and planned.has(event.worker_id, event.incarnation):
-            complaint = f"worker {event.worker_id}: {event.reason or 'it has left'}"
+            complaint = f"worker {self._settings.name_of(event.worker_id)}: {event.reason or 'it has left'}"
             self._transitions.complaint(complaint)
             self._break(complaint, clock)
 
@@ -160,7 +161,7 @@ class WorkerGroups:
 
     def _write_down(self, world: WorkerGroup, before: int, clock: float) -> None:
         """Adds a world that has formed to the log of events."""
-        joined = [f"worker-{member.worker_id}" for member in world.members if not member.is_source]
+        joined = [self._settings.subject_of(member.worker_id) for member in world.members if not member.is_source]
         cause = self._broken_by or max((self._out.events.newest(subject) for subject in joined), default=0)
         seconds = 0.0 if self._transitions.since is None else clock - self._transitions.since
         self._out.events.add(
@@ -171,7 +172,8 @@ class WorkerGroups:
             before=before,
             after=len(world.members),
             seconds=round(seconds, 3),
-            workers=" ".join(str(member.worker_id) for member in world.members),
+            workers=" ".join(map(str, pods_of(world, self._settings))),
+            **({"processes": len(world.members)} if self._settings.processes_per_worker > 1 else {}),
         )
 
     def is_formed(self, version: int) -> bool:
@@ -181,10 +183,11 @@ class WorkerGroups:
     # Changes of workers ---------------------------------------------------------------------------------------------
 
     def lost(self, worker_id: int, why: str, clock: float) -> None:
-        """A process is gone for good."""
-        self._lose(worker_id, why, clock)
+        """A process is gone for good, with all others of its pod."""
+        name = str(self._settings.pod_of(worker_id))
+        self._lose(worker_id, why, clock, name)
         if self.formed is not self.planned and worker_id in self._formed_ids():
-            self._transitions.fact(f"worker {worker_id} {why}")
+            self._transitions.fact(f"worker {name} {why}")
         self._candidates.pop(worker_id, None)
         self._ready.discard(worker_id)
         self._answer_watch(worker_id, UnknownWorker("the worker was replaced"))
@@ -192,19 +195,21 @@ class WorkerGroups:
     def lost_lease(self, worker_id: int, clock: float) -> None:
         """A member does not know any more what it has to do."""
         if worker_id in self.members:
-            cause = self._out.events.newest(f"worker-{worker_id}")
-            self._break_knowingly(f"worker {worker_id} has lost its lease", clock, cause)
+            cause = self._out.events.newest(self._settings.subject_of(worker_id))
+            self._break_knowingly(f"worker {self._settings.name_of(worker_id)} has lost its lease", clock, cause)
 
     def leaves(self, worker_id: int, clock: float) -> None:
         """A worker was ended from outside."""
-        self._lose(worker_id, "was told to end", clock)
+        self._lose(worker_id, "was told to end", clock, str(self._settings.pod_of(worker_id)))
 
-    def _lose(self, worker_id: int, why: str, clock: float) -> None:
+    def _lose(self, worker_id: int, why: str, clock: float, name: str = "") -> None:
+        """A worker cannot be counted on; `name`: as people know it, where that is not its process alone."""
         if worker_id in self._lost or self.planned is None:
             return
         if any(member.worker_id == worker_id for member in self.planned.members):
             self._lost.add(worker_id)
-            self._break_knowingly(f"worker {worker_id} {why}", clock, self._out.events.newest(f"worker-{worker_id}"))
+            cause = self._out.events.newest(self._settings.subject_of(worker_id))
+            self._break_knowingly(f"worker {name or self._settings.name_of(worker_id)} {why}", clock, cause)
 
     def _break(self, why: str, clock: float, cause: int = 0, **details: Detail) -> None:
         if not self._broken:
@@ -256,9 +261,10 @@ class WorkerGroups:
         """Plan the next world if it is due, and announce it to its workers; `num_wanted`: workers."""
         self._num_wanted = num_wanted
         chosen = self._choose(clock)
-        at_least = self._settings.min_workers
-        if chosen and len(chosen) < at_least:
-            self._complain(f"Training waits for workers: {len(chosen)} can form a world, --min_workers={at_least}")
+        at_least, num_processes = self._settings.min_workers, self._settings.processes_per_worker
+        if chosen and len(chosen) < at_least * num_processes:
+            number = f"{len(chosen)}" + (f" of {num_processes} in each" if num_processes > 1 else "")
+            self._complain(f"Training waits for workers: {number} can form a world, --min_workers={at_least}")
         elif chosen:
             self._plan(chosen, clock)
         self._announce()
@@ -334,7 +340,8 @@ class WorkerGroups:
             if worker is None or not worker.has_joined or worker.is_leaving or worker.stuck_since is not None:
                 continue
             if not self._is_over(worker.heard_at + limit, clock):
-                self._complain(f"Training waits for worker {worker.id}, which is silent: no other worker has the model")
+                name = self._settings.name_of(worker.id)
+                self._complain(f"Training waits for worker {name}, which is silent: no other worker has the model")
                 return True
         return False
 
@@ -349,7 +356,7 @@ class WorkerGroups:
         named = [(member.worker_id, member.is_source) for member in world.members]
         suspects = self._suspects.of_failed_world(named, clock)
         if suspects and len(ready) > len(suspects):
-            names = ", ".join(map(str, sorted(suspects)))
+            names = ", ".join(map(self._settings.name_of, sorted(suspects)))
             self._out.log(f"A world could not form ({self._broken}); it is tried without worker {names}", Level.WARNING)
             return [one for one in ready if one.id not in suspects]
         return ready
@@ -376,7 +383,8 @@ class WorkerGroups:
         chosen = sorted(chosen, key=lambda one: (order.get((one.id, one.incarnation), len(order)), one.id))
         joiners = [one.id for one in chosen if (one.id, one.incarnation) not in order]
         if joiners and before:
-            self._transitions.fact(f"worker {', '.join(map(str, joiners))} joined")
+            names = dict.fromkeys(str(self._settings.pod_of(worker_id)) for worker_id in joiners)
+            self._transitions.fact(f"worker {', '.join(names)} joined")
         self._version += 1
         self.planned = WorkerGroup(
             self._version,
@@ -449,13 +457,19 @@ class WorkerGroups:
                 assert {(m.worker_id, m.incarnation) for m in self.planned.members if m.is_source} <= sources
 
 
+def pods_of(world: WorkerGroup, settings: JobSettings) -> list[int]:
+    """Return the pods of a world's members, in order of rank."""
+    return list(dict.fromkeys(settings.pod_of(member.worker_id) for member in world.members))
+
+
 class TransitionLog:
     """What leads from one world to the next, for the log: since when a change is under way, and why.
 
     The master's own knowledge counts; a member's report of its collective is used only if nothing else is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: JobSettings) -> None:
+        self._settings = settings
         self._facts: list[str] = []
         self._complaints: list[str] = []
         self._since: float | None = None
@@ -488,8 +502,11 @@ class TransitionLog:
             origin: of a model that is not that of a member of the last world; else empty.
         """
         duration = 0.0 if self._since is None else clock - self._since
-        names = ", ".join(str(member.worker_id) for member in world.members)
-        count = f"{len(world.members)} worker{'s' if len(world.members) > 1 else ''}"
+        pods = pods_of(world, self._settings)
+        names = ", ".join(map(str, pods))
+        count = f"{len(pods)} worker{'s' if len(pods) > 1 else ''}"
+        if self._settings.processes_per_worker > 1:
+            count += f" ({len(world.members)} processes)"
         line = f"World {number} of {count} has formed in {duration:.2f} s: worker {names}"
         causes = self._facts or self._complaints[:1]
         if origin and number > 1:

@@ -133,7 +133,7 @@ class Failures:
             EventKind.TASK_FAILED,
             f"task-{lease.task}",
             event.error,
-            worker=event.worker_id,
+            worker=self._settings.pod_of(event.worker_id),
             type=lease.type.value,
             epoch=lease.epoch + 1,
             minibatch=event.minibatch,
@@ -142,7 +142,8 @@ class Failures:
             traceback=event.details,
         )
         self._out.persist()
-        self._out.log(f"Worker {event.worker_id} reported error: {event.error} ({where})", Level.WARNING)
+        name = self._settings.name_of(event.worker_id)
+        self._out.log(f"Worker {name} reported error: {event.error} ({where})", Level.WARNING)
         if self._retry_budget.is_enough(failures):
             text = f"{where} (records {lease.shard.name}:{lease.shard.start}-{lease.shard.end})"
             text = f"{text} failed {failures} times, last with: {event.error}\n{event.details}".rstrip()

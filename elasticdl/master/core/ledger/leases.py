@@ -240,7 +240,9 @@ class LeaseQuota:
         most = most_per_worker(self._settings)
         if most == MIN_PER_WORKER or tasks.can_begin:
             return most
-        num_workers = len(self._worlds.members) if self._settings.has_worlds else self._settings.num_workers
+        settings = self._settings
+        num_processes = settings.num_workers * settings.processes_per_worker
+        num_workers = len(self._worlds.members) if settings.has_worlds else num_processes
         return min(most, MIN_PER_WORKER + tasks.num_todo // max(1, num_workers))
 
     def may_evaluate(self, worker: Worker) -> bool:

@@ -1,0 +1,1 @@
+"""Several processes in the pod of a worker, one for each of its GPUs."""

@@ -1,0 +1,242 @@
+"""The main process of a worker pod of several processes: it forks them, forwards what they print, ends them together.
+
+Each has an id of its own (WORKER_ID and those that follow), sees its share of the pod's GPUs, and is a worker of the
+master's like any other.  The pod is what the cluster sees and replaces: SIGTERM goes to all processes, and when one
+fails the others are killed and the pod has its exit code.  Lines that they print begin with `[process P]`.  The main
+process trains nothing and speaks to no master.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from elasticdl.cluster.local.gpus import VARIABLE, Gpus
+from elasticdl.cluster.local.process_group import die_with_parent
+from elasticdl.cluster.local.process_title import name_process
+from elasticdl.cluster.local.standby import READY_VARIABLE
+from elasticdl.rpc.logs import log_to_stdout
+from elasticdl.rpc.signals import signal_pipe
+from elasticdl_client.choices import LOG_FORMAT_VARIABLE, NUM_PROCESSES_VARIABLE, PROCESS_VARIABLE, LogFormat
+from elasticdl_client.errors import ElasticDLError
+
+_SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
+_TERMINATED = 128 + signal.SIGTERM
+_FROM_OUTSIDE = (_TERMINATED, 128 + signal.SIGKILL)
+_KEPT_LINES = 60  # of each process, for the end of the pod's log, where the reason of its failure is looked for
+_MAX_LINE_BYTES = 1 << 16
+_READ_BYTES = 1 << 16
+_JSON_ENTRY = b'{"time": "'  # it names its process itself
+
+_log = logging.getLogger("elasticdl.worker")
+
+
+def environments(environment: Mapping[str, str], number: int, num_gpus: int) -> list[dict[str, str]]:
+    """Return what the environment of each process adds to that of the pod.
+
+    Args:
+        environment: of the pod, with the id of the first process.
+        number: of processes.
+        num_gpus: that the pod asks for; it may see others on the local runtime.
+
+    Raises:
+        ElasticDLError: the GPUs cannot be shared out evenly.
+    """
+    first, gpus = int(environment["WORKER_ID"]), Gpus.of(environment)
+    if not gpus.shares(1)[0] and VARIABLE not in environment:  # devices of another vendor
+        gpus = Gpus(map(str, range(num_gpus)))
+    return [
+        {"WORKER_ID": str(first + process), PROCESS_VARIABLE: str(process), NUM_PROCESSES_VARIABLE: str(number)}
+        | ({VARIABLE: ",".join(names)} if names else {})
+        for process, names in enumerate(gpus.shares(number))
+    ]
+
+
+@dataclass(slots=True)
+class _Process:
+    """One of the processes.
+
+    Attributes:
+        output: the end to read of the pipe that it prints to.
+        exit_code: 128 + signal number after a signal; None: it runs.
+        line: printed, without an end so far.
+        last_lines: that it has printed.
+    """
+
+    number: int
+    pid: int
+    output: int
+    exit_code: int | None = None
+    line: bytes = b""
+    last_lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+
+
+def fork(added: Sequence[Mapping[str, str]]) -> list[_Process] | None:
+    """Fork the processes; return them, and in each of them None.
+
+    The caller holds signals back until the main process has handlers; each process lets them in.
+    """
+    parent, processes = os.getpid(), []
+    for number, variables in enumerate(added):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _become(parent, writer, variables)
+            return None
+        os.close(writer)
+        os.set_blocking(reader, False)
+        processes.append(_Process(number, pid, reader))
+    return processes
+
+
+def _become(parent: int, output: int, variables: Mapping[str, str]) -> None:
+    """Turn a forked child into what a pod with one process would be just before its module runs."""
+    die_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.update(variables)
+    if variables[PROCESS_VARIABLE] != "0":
+        os.environ.pop(READY_VARIABLE, None)  # the agent listens for one word of a pod
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()  # else every process would draw the same numbers
+
+
+class Supervisor:
+    """Watches over the processes until all have ended.
+
+    Args:
+        processes: just forked.
+        signals: the end to read of a pipe with the numbers of signals.
+        passes_json: entries of the log are objects, which say themselves where they come from.
+    """
+
+    def __init__(self, processes: Sequence[_Process], signals: int, passes_json: bool) -> None:
+        self._processes = processes
+        self._signals = signals
+        self._passes_json = passes_json
+        self._is_terminating = False
+        self._failed: _Process | None = None
+
+    def run(self) -> int:
+        """Return the exit code of the pod: that of the first process that has failed, or 0."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._signals, selectors.EVENT_READ)
+            for process in self._processes:
+                selector.register(process.output, selectors.EVENT_READ, process)
+            while any(process.exit_code is None for process in self._processes):
+                for key, _ in selector.select():
+                    if key.data is None:
+                        self._on_signals()
+                    elif not self._forward(key.data):
+                        selector.unregister(key.fd)
+        for process in self._processes:
+            self._forward(process)
+            self._end_line(process, b"\n")
+        failed = self._failed
+        if failed is None or failed.exit_code is None:
+            return 0
+        self._explain(failed, failed.exit_code)
+        return failed.exit_code
+
+    def _on_signals(self) -> None:
+        received = os.read(self._signals, _READ_BYTES)
+        if signal.SIGTERM in received:
+            self._is_terminating = True
+            self._signal_all(signal.SIGTERM)
+        with suppress(ChildProcessError):  # there is none left
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self._on_end(*ended)
+
+    def _on_end(self, pid: int, status: int) -> None:
+        process = next((one for one in self._processes if one.pid == pid), None)
+        if process is None:  # an orphan of one of them
+            return
+        code = os.waitstatus_to_exitcode(status)
+        process.exit_code = code if code >= 0 else 128 - code
+        if not process.exit_code or self._failed is not None:
+            return
+        self._failed = process
+        if not self._is_terminating:  # what the others compute together cannot continue without it
+            self._signal_all(signal.SIGTERM if process.exit_code == _TERMINATED else signal.SIGKILL)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            if process.exit_code is None:
+                os.kill(process.pid, number)
+
+    def _forward(self, process: _Process) -> bool:
+        """Print what a process has printed since the last time; False: it will print nothing any more."""
+        with suppress(BlockingIOError):
+            while data := os.read(process.output, _READ_BYTES):
+                self._split(process, data)
+            return False
+        return True
+
+    def _split(self, process: _Process, data: bytes) -> None:
+        """A carriage return ends a line, too: a progress bar is written over and over."""
+        for part in data.splitlines(keepends=True):
+            process.line += part
+            if part.endswith((b"\n", b"\r")) or len(process.line) >= _MAX_LINE_BYTES:
+                self._end_line(process, b"")
+
+    def _end_line(self, process: _Process, end: bytes) -> None:
+        line, process.line = process.line, b""
+        if not line:
+            return
+        process.last_lines.append(line + end)
+        is_entry = self._passes_json and line.startswith(_JSON_ENTRY)
+        _write(line + end if is_entry else b"[process %d] %s%s" % (process.number, line, end))
+
+    def _explain(self, failed: _Process, exit_code: int) -> None:
+        number = len(self._processes)
+        together = "" if self._is_terminating else "; the others were ended with it"
+        text = f"Process {failed.number} of {number} has ended with exit code {exit_code}{together}"
+        _log.log(logging.WARNING if self._is_terminating else logging.ERROR, "%s", text)
+        if exit_code not in _FROM_OUTSIDE:
+            for line in failed.last_lines:
+                _write(line)
+
+
+def _write(data: bytes) -> None:
+    """A full disk costs lines of the log, not the job."""
+    with suppress(OSError):
+        while data:
+            data = data[os.write(1, data) :]
+
+
+def run(number: int, num_gpus: int) -> int | None:
+    """Fork the processes and wait for their end.
+
+    Args:
+        number: of processes.
+        num_gpus: that the pod asks for.
+
+    Returns:
+        The pod's exit code; None in each of the processes, which is to run its module.
+    """
+    try:
+        added = environments(os.environ, number, num_gpus)
+    except ElasticDLError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    processes = fork(added)
+    if processes is None:
+        return None
+    name_process()
+    log_to_stdout()
+    signals = signal_pipe(*_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    return Supervisor(processes, signals, os.environ.get(LOG_FORMAT_VARIABLE) == LogFormat.JSON).run()

@@ -1,0 +1,109 @@
+"""Workers of several processes: the cluster loses pods, leases and groups have processes."""
+
+from __future__ import annotations
+
+from core_script import Like
+from world_script import WorldScript
+
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.values import PodState
+from elasticdl.protocol.values import Role
+from elasticdl_client.job_events import EventKind
+
+
+def two_by_two(**settings: object) -> WorldScript:
+    """Two workers of two processes each, in a world of four."""
+    script = WorldScript(num_workers=2, processes_per_worker=2, **settings)
+    for pod in (0, 1):
+        script.pod(Role.WORKER, pod, PodState.RUNNING)
+    for worker_id in range(4):
+        script.worker_joins(worker_id)
+    script.data_is_known()
+    for worker_id in range(4):
+        script.ready(worker_id)
+    assert script.members == (0, 1, 2, 3)
+    script.forms(steps=0)
+    return script
+
+
+def test_each_process_holds_a_lease_and_the_loss_of_a_pod_gives_back_those_of_all() -> None:
+    script = two_by_two(records=80)
+    leases = {worker_id: script.ask_at_once(worker_id).lease for worker_id in range(4)}
+    assert len({lease.task for lease in leases.values()}) == 4
+    script.kill(1)
+    assert [lease.id for lease in script.job._work.leases.all()] == [leases[0].id, leases[1].id]
+    assert script.told(c.CreatePod) == [Like(c.CreatePod, index=2, slot=1)]
+    assert not script.stands
+    lost = [event for event in script.job.events.events if event.kind is EventKind.POD_LOST]
+    assert [event.subject for event in lost] == ["worker-1"]
+
+
+def test_a_pod_that_fails_is_charged_once_although_some_of_its_processes_leave() -> None:
+    script = two_by_two()
+    script.beat(2, leaving=True)
+    script.pod(Role.WORKER, 1, PodState.FAILED, "Error")
+    assert script.job._work.retry_budget.num_faults == 1
+
+
+def test_a_pod_that_was_told_to_end_is_not_charged_and_drains_once() -> None:
+    script = two_by_two()
+    for worker_id in (2, 3):
+        script.beat(worker_id, leaving=True)
+    script.pod(Role.WORKER, 1, PodState.FAILED, "Error")
+    assert script.job._work.retry_budget.num_faults == 0
+    kinds = [event.kind for event in script.job.events.events]
+    assert kinds.count(EventKind.POD_DRAINING) == kinds.count(EventKind.POD_LOST) == 1
+
+
+def test_a_pod_is_replaced_when_one_of_its_processes_is_silent() -> None:
+    script = two_by_two()
+    script.silence(75, 3)
+    assert script.last(c.DeletePod).name == "elasticdl-j-worker-1"
+    assert script.last(c.CreatePod).index == 2
+    assert script.job._workers.get(2) is None
+    assert script.job._workers.get(1) is not None
+
+
+def test_a_script_that_has_ended_is_waited_for_while_another_of_its_pod_works() -> None:
+    script = two_by_two(runs_command=True, expects_data=True)
+    script.ask(e.TrainingStopRequested, 0, 7, "early")
+    assert script.job._work.is_covered
+    script.silence(75, 3)
+    assert not [one for one in script.history if isinstance(one, c.DeletePod)]
+
+
+def test_the_next_master_finds_all_processes_of_its_pods() -> None:
+    script = two_by_two(records=80)
+    leases = [script.ask_at_once(worker_id).lease for worker_id in range(4)]
+    script.restarts(0, 1)
+    for worker_id in range(4):
+        script.worker_joins(worker_id)
+    assert script.job.status().workers_alive == 2
+    assert script.job.status().processes_per_worker == 2
+    assert {lease.id for lease in script.job._work.leases.all()} <= {lease.id for lease in leases}
+    assert script.told(c.CreatePod) == []
+
+
+def test_a_world_needs_all_processes_of_the_fewest_workers() -> None:
+    script = WorldScript(num_workers=2, processes_per_worker=2, min_workers=2)
+    for pod in (0, 1):
+        script.pod(Role.WORKER, pod, PodState.RUNNING)
+    for worker_id in range(3):
+        script.worker_joins(worker_id)
+        script.ready(worker_id)
+    script.moment()
+    assert script.members == ()
+    script.worker_joins(3)
+    script.ready(3)
+    assert script.members == (0, 1, 2, 3)
+
+
+def test_fewer_workers_are_fewer_pods() -> None:
+    script = two_by_two()
+    script.tell(e.ScaleRequested(1))
+    assert [command.name for command in script.told(c.DeletePod)] == ["elasticdl-j-worker-1"]
+    assert script.job.status().workers_wanted == 1
+    script.moment(1.0)
+    seconds = script.job._accounting.worker_seconds(script.now)
+    assert sum(seconds.values()) > 0
