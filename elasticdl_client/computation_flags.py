@@ -15,6 +15,7 @@ COMPUTATION_DEFAULTS: dict[str, object] = {
     "channels_last": False,
     "clip_gradient_norm": 0.0,
     "accumulate_steps": 1,
+    "shard_optimizer": False,
     "input_workers": 0,
 }
 
@@ -52,6 +53,13 @@ class ComputationFlags:
         Group.TRAINING,
         jobs=TRAIN_ONLY,
         check=between(1, 2**31 - 1),
+    )
+    shard_optimizer: bool = flag(
+        False,
+        "PyTorch models: each worker keeps the optimizer's state of a part of the parameters, two N-ths of it with N "
+        "workers (ZeRO-1), and updates that part.",
+        Group.ALL_REDUCE,
+        jobs=TRAIN_ONLY,
     )
     input_workers: int = flag(
         0,

@@ -38,7 +38,12 @@ _OF_PARAMETER_SERVERS = (
     ("wire_dtype", "float32"),
     ("embedding_threshold", "2MB"),
 )
-_OF_ALL_REDUCE = (("min_workers", 1), ("fixed_global_batch", 0), ("collective_timeout", 5.0))
+_OF_ALL_REDUCE = (
+    ("min_workers", 1),
+    ("fixed_global_batch", 0),
+    ("collective_timeout", 5.0),
+    ("shard_optimizer", False),
+)
 _EXAMPLES = {
     "job_name": "my-job",
     "model_def": "mnist.mnist_functional_api.custom_model",

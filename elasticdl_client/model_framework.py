@@ -36,6 +36,7 @@ _INSTEAD = {  # what a Keras model has in place of a flag
     "channels_last": "Leave it out; TensorFlow chooses the layout itself.",
     "clip_gradient_norm": "Leave it out, and give the Keras optimizer global_clipnorm.",
     "accumulate_steps": "Leave it out, and give a smaller --minibatch_size.",
+    "shard_optimizer": "Leave it out; each worker holds the whole state of the optimizer.",
     "input_workers": "Leave it out; tf.data runs feed in threads, as many as there are processors.",
 }
 

@@ -43,7 +43,7 @@ class Peer:
 
 
 class Reduction:
-    """A sum on its way (`ElasticGroup.begin_reduce`)."""
+    """A sum or a copy on its way (`ElasticGroup.begin_reduce`, `ElasticGroup.begin_copy`)."""
 
     def __init__(self, world: FormedGroup, work: PendingCollective | None, tensor: Tensor) -> None:
         self._world = world
@@ -51,7 +51,7 @@ class Reduction:
         self._tensor = tensor  # and with it the caller's memory
 
     def wait(self) -> None:
-        """Returns when the sum is in the buffer.
+        """Returns when the result is in the buffer.
 
         Raises:
             GroupLost: there will be none; the buffer holds anything.
@@ -180,6 +180,19 @@ class ElasticGroup:
         if world.size == 1 or tensor.numel() == 0:
             return Reduction(world, None, tensor)
         return Reduction(world, world.begin(tensor, lambda links: links.all_reduce(tensor)), tensor)
+
+    def begin_copy(self, buffer: Any, source: int) -> Reduction:
+        """Begin to copy the source's buffer into that of every member; as `begin_reduce`.
+
+        Raises:
+            GroupLost: the world is over.
+            ValueError: the buffer cannot be written in place.
+        """
+        world = self._current()
+        tensor = memory.shared_tensor(buffer)
+        if world.size == 1 or tensor.numel() == 0:
+            return Reduction(world, None, tensor)
+        return Reduction(world, world.begin(tensor, lambda links: links.broadcast(tensor, source)), tensor)
 
     def broadcast(self, arrays: Mapping[str, NDArray[Any]] | None, source: int) -> dict[str, NDArray[Any]]:
         """Gives the source's arrays to all.  Names, types and shapes travel with them.

@@ -8,7 +8,7 @@ Embedding rows that live on the parameter servers cross it as one array of uniqu
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -321,6 +321,64 @@ class TakesSnapshots(Protocol):
 
     def snapshot(self) -> Callable[[], dict[str, npt.NDArray[Any]]]:
         """Return a function that gives the present `Framework.state`, once, in any thread, while training continues."""
+        ...
+
+
+@runtime_checkable
+class ShardsOptimizer(Protocol):
+    """A framework whose optimizer can keep its state for some of the parameters alone.
+
+    A shard is what the optimizer keeps for one parameter.  Shards go by number, in an order that is the same in every
+    process.
+    """
+
+    def shard_sizes(self) -> list[int]:
+        """Return the elements of each parameter."""
+        ...
+
+    def keep_shards(self, numbers: Collection[int]) -> None:
+        """Hold these shards alone: drop others, and update no other parameter.  Before the first call: hold none."""
+        ...
+
+    def shard(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        """Return one shard, named as in `Framework.state`; copies."""
+        ...
+
+    def parameter(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        """Return the values of the parameter that a shard is of, under any one name; a copy."""
+        ...
+
+    def load_shard(self, number: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Do the inverse of `shard`, unless it is not kept, and of `parameter`, where that is among the arrays."""
+        ...
+
+    def shards_of(self, state: Mapping[str, npt.NDArray[Any]]) -> dict[int, dict[str, npt.NDArray[Any]]]:
+        """Return the shards in a whole `Framework.state`."""
+        ...
+
+    def shard_bytes(self) -> int:
+        """Return how much memory the shards that are held take."""
+        ...
+
+    def shared_state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return everything but shards; copies."""
+        ...
+
+    def load_shared_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Do the inverse of `shared_state`; shards stay as they are."""
+        ...
+
+    def begin_exchange(self, owner_of: Sequence[int], rank: int) -> list[tuple[int, Any]]:
+        """Return the buffers in which members send updated parameters to all, and the rank of each sender, in order.
+
+        Args:
+            owner_of: the rank that sends each parameter, by number.
+            rank: this process's, whose buffers hold its parameters now.
+        """
+        ...
+
+    def end_exchange(self) -> None:
+        """Take the parameters from those buffers: all have come."""
         ...
 
 

@@ -56,6 +56,7 @@ def settings_of(spec: JobSpec) -> JobSettings:
         collective_timeout=spec.collective_timeout,
         min_workers=spec.min_workers,
         fixed_global_batch=spec.fixed_global_batch,
+        shard_optimizer=spec.shard_optimizer,
         input_workers=spec.input_workers,
         lease_timeout=spec.lease_timeout,
         step_timeout=spec.step_timeout,

@@ -194,6 +194,7 @@ def test_a_wrong_value_is_refused_by_name(name: str, text: str, said: str) -> No
         ({"fixed_global_batch": 128}, "--fixed_global_batch is for AllReduceStrategy"),
         ({"min_workers": 2}, "--min_workers is for AllReduceStrategy"),
         ({"collective_timeout": 2}, "--collective_timeout is for AllReduceStrategy"),
+        ({"shard_optimizer": True}, "--shard_optimizer is for AllReduceStrategy"),
         ({"runtime": "kubernetes", "image_name": "i", "job_dir": "/x"}, "local runtime"),
         ({"runtime": "kubernetes"}, "--image_name"),
         ({"runtime": "kubernetes", "image_name": "i", "wait": True, "dry_run": True}, "--wait"),

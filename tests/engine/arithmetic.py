@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,7 @@ from elasticdl.worker.seeds import derive_seed
 from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec
 
+_NUM_SHARDS = 4  # so that no line of them looks like a header to `SimulatedGroup`
 VALIDATION = Shard("validation", 0, 4)
 
 
@@ -220,3 +222,92 @@ class Arithmetic:
 
     def end_evaluation(self, step: int, results: Mapping[str, float]) -> None:
         pass
+
+
+class ShardedArithmetic(Arithmetic):
+    """The same as a model of four parameters, each a part of the counts; see `ShardsOptimizer`.
+
+    What the optimizer keeps for a parameter is what that must be: where the two differ, a shard or a value is stale.
+    """
+
+    def __init__(self, plan: Plan, troubles: Troubles, sleep: Callable[[float], None]) -> None:
+        super().__init__(plan, troubles, sleep)
+        ends = [self._length * part // _NUM_SHARDS for part in range(_NUM_SHARDS + 1)]
+        self._parts = [slice(*pair) for pair in pairwise(ends)]
+        self._kept: frozenset[int] = frozenset()
+        self._shards: dict[int, npt.NDArray[np.int64]] = {}
+        self._sent: list[npt.NDArray[np.int64]] = []
+
+    @property
+    def witness(self) -> int:
+        return zlib.crc32(self.counts.tobytes(), int(self.history[0]))
+
+    def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
+        before = self.counts.copy()
+        super().apply_gradient(gradient, learning_rate)
+        for number, part in enumerate(self._parts):
+            if number not in self._kept:
+                self.counts[part] = before[part]
+                continue
+            shard = self._shards.get(number, np.zeros_like(before[part]))
+            if (shard != before[part]).any():
+                raise Violation(f"stale: parameter {number} is {before[part]}, its shard {shard}")
+            self._shards[number] = self.counts[part].copy()
+
+    def shard_sizes(self) -> list[int]:
+        return [part.stop - part.start for part in self._parts]
+
+    def keep_shards(self, numbers: Collection[int]) -> None:
+        self._kept = frozenset(numbers)
+        self._shards = {number: self._shards[number] for number in self._kept & self._shards.keys()}
+
+    def shard(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        return {f"shard {number}": self._shards[number].copy()} if number in self._shards else {}
+
+    def parameter(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        return {"parameter": self.counts[self._parts[number]].copy()}
+
+    def load_shard(self, number: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        if "parameter" in arrays:
+            self.counts[self._parts[number]] = arrays["parameter"]
+        if f"shard {number}" in arrays and number in self._kept:
+            self._shards[number] = arrays[f"shard {number}"].copy()
+
+    def shards_of(self, state: Mapping[str, npt.NDArray[Any]]) -> dict[int, dict[str, npt.NDArray[Any]]]:
+        names = {number: f"shard {number}" for number in range(_NUM_SHARDS)}
+        return {number: {name: state[name]} for number, name in names.items() if name in state}
+
+    def shard_bytes(self) -> int:
+        return sum(shard.nbytes for shard in self._shards.values())
+
+    def shared_state(self) -> dict[str, npt.NDArray[Any]]:
+        return super().state()
+
+    def load_shared_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().load_state(state)
+
+    def begin_exchange(self, owner_of: Sequence[int], rank: int) -> list[tuple[int, Any]]:
+        pairs = list(zip(self._parts, owner_of, strict=True))
+        self._sent = [self.counts[part] * (owner == rank) for part, owner in pairs]
+        return list(zip(owner_of, self._sent, strict=True))
+
+    def end_exchange(self) -> None:
+        for number, (part, sent) in enumerate(zip(self._parts, self._sent, strict=True)):
+            if number in self._kept and (self.counts[part] != sent).any():
+                raise Violation(f"holders differ: parameter {number} is {self.counts[part]}, and was sent as {sent}")
+            self.counts[part] = sent
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return super().state() | {f"shard {number}": shard.copy() for number, shard in self._shards.items()}
+
+    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().load_state(state)
+        self._shards = {}
+        for number, arrays in self.shards_of(state).items():
+            self.load_shard(number, arrays)
+
+    def check_checkpoint(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Check that a checkpoint is whole."""
+        for number, part in enumerate(self._parts):
+            shard = state.get(f"shard {number}", np.zeros_like(state["counts"][part]))
+            assert (shard == state["counts"][part]).all(), f"a checkpoint without shard {number}: {state}"

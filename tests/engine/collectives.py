@@ -154,6 +154,18 @@ class Sum:
         self._buffer[:] = sum(self._wait())
 
 
+class Copy:
+    """As `Sum`, of one member's buffer."""
+
+    def __init__(self, wait: Callable[[], list[Any]], buffer: npt.NDArray[Any], source: int) -> None:
+        self._wait = wait
+        self._buffer = buffer
+        self._source = source
+
+    def wait(self) -> None:
+        self._buffer[:] = self._wait()[self._source]
+
+
 class SimulatedGroup:
     """Stands for `ElasticGroup` in a simulated process."""
 
@@ -222,6 +234,11 @@ class SimulatedGroup:
         formation = self._current()
         number = formation.begin(self._rank, buffer.copy())
         return Sum(lambda: self._finish(formation, number), buffer)
+
+    def begin_copy(self, buffer: npt.NDArray[Any], source: int) -> Copy:
+        formation = self._current()
+        number = formation.begin(self._rank, buffer.copy() if self._rank == source else None)
+        return Copy(lambda: self._finish(formation, number), buffer, source)
 
     def leave(self) -> None:
         formation, self._formation = self._formation, None

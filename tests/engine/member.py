@@ -32,7 +32,7 @@ from elasticdl.worker.checkpoint import AppliedRow, Arrays, Checkpoint
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import ElasticDLError
-from tests.engine.arithmetic import VALIDATION, Arithmetic, Plan, Records, Troubles
+from tests.engine.arithmetic import VALIDATION, Arithmetic, Plan, Records, ShardedArithmetic, Troubles
 from tests.engine.collectives import Links, SimulatedGroup
 from tests.engine.master_calls import Channel, MasterCalls, Stream
 from tests.engine.scheduler import Process, Scheduler, Threading, Time
@@ -100,7 +100,8 @@ class Member:
         self.process = process
         self._worker_id = worker_id
         self._pod_name = pod_name
-        self.framework = Arithmetic(room.plan, room.troubles, room.scheduler.sleep)
+        make = ShardedArithmetic if room.plan.spec.shard_optimizer else Arithmetic
+        self.framework = make(room.plan, room.troubles, room.scheduler.sleep)
         self.loop: AllReduceLoop | None = None
         self.sigterm: Callable[[int], None] | None = None
         room.scheduler.spawn(process, "main", self._main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from elasticdl.protocol.values import Shard
 from elasticdl_client.choices import DistributionStrategy, NanPolicy
@@ -12,6 +13,7 @@ from tests.engine.engine_job import EngineJob, make_job
 from tests.engine.member import installed
 
 _MINIBATCH = 3
+_SHARE_SHARDED = 0.3
 _LIMIT_S = 150.0  # after the last fault: no remedy of the master for workers that hang helps before
 
 
@@ -23,6 +25,7 @@ def play(seed: int) -> EngineJob:
     """
     draw = random.Random(seed)
     spec, middle = _spec(draw), draw.choice([21, 40])
+    spec = replace(spec, shard_optimizer=random.Random(f"shards {seed}").random() < _SHARE_SHARDED)
     shards = (Shard("a", 0, middle), Shard("b", middle, middle + 8))
     job = make_job(seed, spec, shards, _troubles(draw, shards[-1].end, spec))
     try:

@@ -8,8 +8,9 @@ buffers in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -84,6 +85,42 @@ class Buckets:
             parameter.grad = None
             if is_used:
                 parameter.grad = view if _fits(parameter) else view.to(parameter.dtype)
+
+    def withhold(self, numbers: Collection[int]) -> None:
+        """Take the gradients of these parameters away from the optimizer, which then leaves them alone."""
+        for number in numbers:
+            self._parameters[number].grad = None
+
+    @property
+    def order(self) -> list[int]:
+        """Numbers of the parameters in the order in which they lie in the buckets."""
+        return [number for members in self._members for number in members]
+
+    def runs(self, owner_of: Mapping[int, int]) -> list[tuple[int, int, int, int]]:
+        """Return the longest pieces of buckets whose parameters have one owner: owner, bucket, start and end.
+
+        Args:
+            owner_of: by number of the parameter.
+        """
+        found: list[tuple[int, int, int, int]] = []
+        for bucket, members in enumerate(self._members):
+            end = 0
+            for owner, run in groupby(members, owner_of.__getitem__):
+                start, end = end, end + sum(self._parameters[number].numel() for number in run)
+                found.append((owner, bucket, start, end))
+        return found
+
+    def put_parameters(self, numbers: Collection[int]) -> None:
+        """Write the values of these parameters where their gradients lie."""
+        with torch.no_grad():
+            for number in numbers:
+                self._views[number].copy_(self._parameters[number])
+
+    def take_parameters(self, numbers: Collection[int]) -> None:
+        """Do the inverse of `put_parameters`."""
+        with torch.no_grad():
+            for number in numbers:
+                self._parameters[number].copy_(self._views[number])
 
     @contextmanager
     def left_alone(self) -> Iterator[None]:

@@ -35,6 +35,7 @@ class Computation:
 
     Attributes:
         part_size: samples in each part in which a minibatch is computed, the last one maybe smaller; 0: as a whole.
+        shards_optimizer: the optimizer keeps its state for some of the parameters alone; see `ShardsOptimizer`.
     """
 
     precision: Precision = Precision.FP32
@@ -42,12 +43,20 @@ class Computation:
     channels_last: bool = False
     clip_gradient_norm: float = 0.0
     part_size: int = 0
+    shards_optimizer: bool = False
 
     @classmethod
     def of(cls, spec: JobSpec) -> Computation:
         """Return what the flags of a job ask for."""
         part_size = spec.minibatch_size // spec.accumulate_steps if spec.accumulate_steps > 1 else 0
-        return cls(spec.precision, spec.compile, spec.channels_last, spec.clip_gradient_norm, part_size)
+        return cls(
+            spec.precision,
+            spec.compile,
+            spec.channels_last,
+            spec.clip_gradient_norm,
+            part_size,
+            spec.shard_optimizer,
+        )
 
     @property
     def dtype(self) -> Any:

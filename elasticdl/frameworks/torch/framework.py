@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
@@ -47,7 +47,7 @@ from elasticdl.frameworks.torch.input_processes import InputProcesses
 from elasticdl.frameworks.torch.losses import ModuleLoss, backward
 from elasticdl.frameworks.torch.metrics import CountingMeasure, TorchFunctionMeasure, make_measure
 from elasticdl.frameworks.torch.model import BuiltModule, as_array, build_model
-from elasticdl.frameworks.torch.optimizer import Rates, describe_optimizer, make_optimizer
+from elasticdl.frameworks.torch.optimizer import Rates, check_shards, describe_optimizer, make_optimizer
 from elasticdl.frameworks.torch.pipeline import TensorPipeline
 from elasticdl.frameworks.torch.randomness import seed_step
 from elasticdl.frameworks.torch.samples import Feed, moved
@@ -253,6 +253,55 @@ class TorchFramework:
         self._state().load(state)
         self._scale.load(state)
 
+    def shard_sizes(self) -> list[int]:
+        """See `ShardsOptimizer`; shards are in the order in which gradients are handed over."""
+        parameters = self._built().parameters
+        return [parameters[name].numel() for name in self._shard_names()]
+
+    def keep_shards(self, numbers: Collection[int]) -> None:
+        """See `ShardsOptimizer.keep_shards`."""
+        order, names = self._gradients().order, self._shard_names()
+        self._gradients().update_only({order[number] for number in numbers})
+        self._state().keep({names[number] for number in numbers})
+
+    def shard(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        """See `ShardsOptimizer.shard`."""
+        return self._state().slots_of(self._shard_names()[number])
+
+    def parameter(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        """See `ShardsOptimizer.parameter`."""
+        return self._state().parameter(self._shard_names()[number])
+
+    def load_shard(self, number: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """See `ShardsOptimizer.load_shard`."""
+        self._state().load_part(self._shard_names()[number], arrays)
+
+    def shards_of(self, state: Mapping[str, npt.NDArray[Any]]) -> dict[int, dict[str, npt.NDArray[Any]]]:
+        """See `ShardsOptimizer.shards_of`."""
+        slots = self._state().slots_by_parameter(state)
+        return {number: slots[name] for number, name in enumerate(self._shard_names()) if name in slots}
+
+    def shard_bytes(self) -> int:
+        """See `ShardsOptimizer.shard_bytes`."""
+        return self._state().slot_bytes()
+
+    def shared_state(self) -> dict[str, npt.NDArray[Any]]:
+        """See `ShardsOptimizer.shared_state`."""
+        return {**self._state().shared_arrays(), **self._scale.arrays()}
+
+    def load_shared_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """See `ShardsOptimizer.load_shared_state`."""
+        self._state().load_shared(state)
+        self._scale.load(state)
+
+    def begin_exchange(self, owner_of: Sequence[int], rank: int) -> list[tuple[int, Any]]:
+        """See `ShardsOptimizer.begin_exchange`."""
+        return self._gradients().begin_exchange(owner_of, rank)
+
+    def end_exchange(self) -> None:
+        """See `ShardsOptimizer.end_exchange`."""
+        self._gradients().end_exchange()
+
     def load_weights(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """See `Framework.load_weights`."""
         load_weights(self._definition.path, self._built(), state)
@@ -347,13 +396,21 @@ class TorchFramework:
         if self._made_optimizer is None:
             if self._definition.optimizer is None:
                 raise ModelDefinitionError(f"{self._definition.path} has no optimizer.", "Define optimizer(model).")
-            self._made_optimizer = make_optimizer(self._definition, self._built())
+            made = make_optimizer(self._definition, self._built())
+            if self._computation.shards_optimizer:
+                check_shards(self._definition.path, self._built(), made)
+            self._made_optimizer = made
         return self._made_optimizer
 
     def _state(self) -> ModuleState:
         if self._made_state is None:
-            self._made_state = ModuleState(self._definition.path, self._built(), self._optimizer())
+            is_sharded = self._computation.shards_optimizer
+            self._made_state = ModuleState(self._definition.path, self._built(), self._optimizer(), is_sharded)
         return self._made_state
+
+    def _shard_names(self) -> list[str]:
+        names = list(self._built().parameters)
+        return [names[number] for number in self._gradients().order]
 
     def _loss(self) -> ModuleLoss:
         if self._made_loss is None:

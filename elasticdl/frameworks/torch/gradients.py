@@ -10,7 +10,7 @@ loss scale, the changes of the buffers of the module (BatchNorm's statistics), a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import is_
 from typing import Any
 
@@ -48,6 +48,7 @@ class ModuleGradients:
         self._overlaps = overlaps
         self._scale = scale
         self._num_repeats = 0  # of the newest step
+        self._withheld: Collection[int] = range(len(built.parameters)) if built.computation.shards_optimizer else ()
         self._is_alone = self._own_has_overflowed = False  # the newest step
         self._buckets = Buckets(built)
         self._starts = StartValues(built)
@@ -99,11 +100,32 @@ class ModuleGradients:
             self._take_sums(gradient)
         self._rates.set(self._optimizer, learning_rate)
         self._built.computation.clip(list(self._built.parameters.values()))
+        self._buckets.withhold(self._withheld)
         self._optimizer.step()
         self._scale.count_step(self._num_repeats)
         self._buckets.take_back()
         if not self._is_alone:
             self._starts.add(self._changes)
+
+    @property
+    def order(self) -> list[int]:
+        """Numbers of the parameters in the order of the buffers."""
+        return self._buckets.order
+
+    def update_only(self, numbers: Collection[int]) -> None:
+        """From now on the optimizer updates these parameters alone."""
+        self._withheld = [number for number in range(self._num_parameters) if number not in numbers]
+
+    def begin_exchange(self, owner_of: Sequence[int], rank: int) -> list[tuple[int, Any]]:
+        """See `ShardsOptimizer.begin_exchange`.  The gradients are not needed any more: values lie in their place."""
+        by_number = dict(zip(self.order, owner_of, strict=True))
+        self._buckets.put_parameters([number for number, owner in by_number.items() if owner == rank])
+        runs = self._buckets.runs(by_number)
+        return [(owner, self._buffers[bucket][start:end]) for owner, bucket, start, end in runs]
+
+    def end_exchange(self) -> None:
+        """See `ShardsOptimizer.end_exchange`; a parameter that this process updates itself has its value already."""
+        self._buckets.take_parameters(self._withheld)
 
     @property
     def has_overflowed(self) -> bool:

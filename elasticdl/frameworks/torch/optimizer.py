@@ -61,6 +61,26 @@ def make_optimizer(definition: ModelDefinition, built: BuiltModule) -> Any:
     return made
 
 
+def check_shards(path: str, built: BuiltModule, optimizer: Any) -> None:
+    """Check that the optimizer's state can be held in shards (`--shard_optimizer`).
+
+    Raises:
+        ModelDefinitionError: it is no optimizer of PyTorch's own, or a parameter does not fit into float32.
+    """
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        raise ModelDefinitionError(
+            f"{path}: --shard_optimizer with {type(optimizer).__name__}, which is none of torch.optim: each worker "
+            "updates its own part of the parameters, and what an update depends on besides is not known.",
+            "Take an optimizer of torch.optim, or leave --shard_optimizer out.",
+        )
+    wide = [name for name, parameter in built.parameters.items() if parameter.dtype == torch.float64]
+    if wide:
+        raise ModelDefinitionError(
+            f"{path}: --shard_optimizer sends parameters in float32, and {wide[0]} is float64.",
+            "Train in float32, or leave --shard_optimizer out.",
+        )
+
+
 def describe_optimizer(optimizer: Any) -> str:
     """JSON: its class, and those of its settings that are numbers or words."""
     plain = {name: value for name, value in optimizer.defaults.items() if isinstance(value, bool | int | float | str)}

@@ -7,7 +7,7 @@ state without them is that of an optimizer that has made none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,11 @@ Arrays = dict[str, npt.NDArray[Any]]
 class ModuleState:
     """The state of one model and its optimizer."""
 
-    def __init__(self, path: str, built: BuiltModule, optimizer: Any) -> None:
+    def __init__(self, path: str, built: BuiltModule, optimizer: Any, is_sharded: bool = False) -> None:
         """
         Args:
             path: of the user's module, for messages.
+            is_sharded: the optimizer keeps its state for some parameters alone, at first for none; see `keep`.
         """
         self._path = path
         self._built = built
@@ -39,6 +40,7 @@ class ModuleState:
         self._names = {id(parameter): name for name, parameter in built.parameters.items()}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._held = {name for key, name in self._names.items() if key in held}  # by the optimizer
+        self._kept: Collection[str] = frozenset() if is_sharded else self._held
         self._settings = [_settings(group) for group in optimizer.param_groups]
 
     def arrays(self) -> Arrays:
@@ -80,16 +82,26 @@ class ModuleState:
 
     def _values(self) -> dict[str, Any]:
         """Tensors, not copied."""
-        found = {f"model/{name}": value for name, value in self._model().items()}
+        found = self._shared_values()
         for parameter, slots in self._optimizer.state.items():
-            for slot, value in slots.items():
-                name = f"optimizer/{self._names[id(parameter)]}/{slot}"
-                if isinstance(value, torch.Tensor):
-                    found[name] = value
-                elif isinstance(value, bool | int | float):
-                    found[name + _NUMBER] = torch.from_numpy(np.array(value))
-                elif value is not None:
-                    raise self._strange(slot, value)
+            found.update(self._slot_values(self._names[id(parameter)], slots))
+        return found
+
+    def _slot_values(self, parameter: str, slots: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for slot, value in slots.items():
+            name = f"optimizer/{parameter}/{slot}"
+            if isinstance(value, torch.Tensor):
+                found[name] = value
+            elif isinstance(value, bool | int | float):
+                found[name + _NUMBER] = torch.from_numpy(np.array(value))
+            elif value is not None:
+                raise self._strange(slot, value)
+        return found
+
+    def _shared_values(self) -> dict[str, Any]:
+        """All but slots."""
+        found = {f"model/{name}": value for name, value in self._model().items()}
         for k, (group, initial) in enumerate(zip(self._optimizer.param_groups, self._settings, strict=True)):
             changed = {key: value for key, value in _settings(group).items() if value != initial.get(key)}
             found.update({f"group/{k}/{key}": torch.from_numpy(np.array(value)) for key, value in changed.items()})
@@ -97,6 +109,72 @@ class ModuleState:
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """The inverse of `arrays`.
+
+        Raises:
+            CheckpointError: the state is of another model or optimizer.
+        """
+        slots = self._load_model(arrays)
+        self._load_slots({name: slots[name] for name in slots if name in self._kept})
+        self._load_settings(arrays)
+
+    # -- the optimizer's state in part
+
+    def keep(self, names: Collection[str]) -> None:
+        """Keep the slots of these parameters alone, now and whenever a state is loaded; drop others."""
+        self._kept = frozenset(names)
+        for parameter in list(self._optimizer.state):
+            if self._names[id(parameter)] not in self._kept:
+                del self._optimizer.state[parameter]
+
+    def shared_arrays(self) -> Arrays:
+        """Return copies of everything but slots."""
+        return {name: as_array(value) for name, value in self._shared_values().items()}
+
+    def load_shared(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Do the inverse of `shared_arrays`; slots stay as they are."""
+        self._load_model(arrays)
+        self._load_settings(arrays)
+
+    def slots_of(self, name: str) -> Arrays:
+        """Return copies of the slots of one parameter."""
+        slots = self._optimizer.state.get(self._built.parameters[name], {})
+        return {key: as_array(value) for key, value in self._slot_values(name, slots).items()}
+
+    def parameter(self, name: str) -> Arrays:
+        """Return a copy of one parameter."""
+        return {f"model/{name}": as_array(self._built.parameters[name])}
+
+    def load_part(self, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Do the inverse of `slots_of`, if they are kept, and of `parameter`, if it is there."""
+        if f"model/{name}" in arrays:
+            with torch.no_grad():
+                self._built.parameters[name].copy_(_tensor(arrays[f"model/{name}"]))
+        slots = self._slots(arrays, [])
+        if name in self._kept and slots:
+            others = {
+                other: self._optimizer.state[parameter]
+                for other, parameter in self._built.parameters.items()
+                if parameter in self._optimizer.state and other != name
+            }
+            self._load_slots({**others, **slots})
+
+    def slots_by_parameter(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Arrays]:
+        """Return the slots among `arrays`, by the name of their parameter."""
+        found: dict[str, Arrays] = {}
+        for name, value in arrays.items():
+            if name.startswith("optimizer/"):
+                found.setdefault(name.removeprefix("optimizer/").rpartition("/")[0], {})[name] = value
+        return found
+
+    def slot_bytes(self) -> int:
+        """Return how much memory the slots take."""
+        slots = (value for slots in self._optimizer.state.values() for value in slots.values())
+        return sum(value.nbytes for value in slots if isinstance(value, torch.Tensor))
+
+    # -- inside
+
+    def _load_model(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, dict[str, Any]]:
+        """Take the values of the model; return the slots by parameter.
 
         Raises:
             CheckpointError: the state is of another model or optimizer.
@@ -115,7 +193,7 @@ class ModuleState:
         with torch.no_grad():
             for name, value in model.items():
                 value.copy_(_tensor(given[name]))
-        self._load_optimizer(slots, arrays)
+        return slots
 
     def _slots(self, arrays: Mapping[str, npt.NDArray[Any]], wrong: list[str]) -> dict[str, dict[str, Any]]:
         """Slots by parameter; adds what fits no parameter to `wrong`."""
@@ -132,13 +210,16 @@ class ModuleState:
                 found.setdefault(parameter, {})[slot] = _tensor(value)
         return found
 
-    def _load_optimizer(self, slots: dict[str, dict[str, Any]], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _load_slots(self, slots: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set the optimizer's state to these slots, by parameter."""
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         plain = self._optimizer.state_dict()
         numbers = [index for group in plain["param_groups"] for index in group["params"]]
         by_name = {self._names.get(id(p), ""): index for p, index in zip(parameters, numbers, strict=True)}
         state = {by_name[name]: values for name, values in slots.items()}
         self._optimizer.load_state_dict({"state": state, "param_groups": plain["param_groups"]})
+
+    def _load_settings(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         for k, (group, initial) in enumerate(zip(self._optimizer.param_groups, self._settings, strict=True)):
             for key, value in initial.items():
                 group[key] = arrays[f"group/{k}/{key}"].item() if f"group/{k}/{key}" in arrays else value

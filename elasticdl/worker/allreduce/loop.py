@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import reduce
+from operator import and_
 
 import grpc
 
@@ -83,6 +85,14 @@ class AllReduceLoop:
         self._session.leave()
         self._reporter.drain()
         self._save_last()
+        if self.lacks_checkpoint:
+            _log.warning("The last checkpoint lacks the newest steps: members that held a part of them were lost")
+
+    @property
+    def lacks_checkpoint(self) -> bool:
+        """Whether this member was to write a last checkpoint, and others have left with a part of the model."""
+        session = self._session
+        return session.rank == 0 and not session.holds_all and self._checkpoints.is_behind(session.ledger)
 
     def leave(self, is_idle: bool) -> None:
         """After SIGTERM, in another thread: report the finished work first, save last.
@@ -110,13 +120,23 @@ class AllReduceLoop:
 
     def _live(self) -> None:
         """Rounds, until the world ends (`WorldEnded`) or the job is over."""
+        if self._session.is_split:
+            while self._round():
+                pass
+            return
         while not self._supply.is_over:
             self._round()
 
-    def _round(self) -> None:
+    def _round(self) -> bool:
+        """Exchange headers, and do what they say.
+
+        Returns:
+            False: all members of a world that is split know that the job is over, and the last checkpoint is written.
+        """
         is_leaving = self._termination.is_asked
-        parts = [] if is_leaving else self._take_parts()
-        wishes = self._supply.wish
+        wishes = self._wishes_if_split()
+        parts = [] if is_leaving or wishes & StepFlag.OVER else self._take_parts()
+        wishes |= self._supply.wish
         other = self._supply.take_other()
         if other is not None and other.lease.type == pb.EVALUATION:
             wishes |= StepFlag.EVALUATION
@@ -125,12 +145,44 @@ class AllReduceLoop:
         with self._clock.during(Activity.WORLD):
             plan = self._session.plan_step(parts, wishes)
         self._supply.confirmed(self._session.take_confirmed())
+        if self._session.is_split and self._end_or_save(plan):
+            return StepFlag.OVER not in reduce(and_, plan.wishes_by_rank)
         is_step = self._supply.agree(plan)
         self._is_idle = not is_step
         if plan.wishes & StepFlag.EVALUATION:
             self._evaluate()
         elif is_step:
             self._step(plan)
+        return True
+
+    def _wishes_if_split(self) -> StepFlag:
+        """Return what concerns a world in which no member alone can write a checkpoint."""
+        wishes = StepFlag.NOTHING
+        if not self._session.is_split:
+            return wishes
+        is_over = self._supply.is_over or self._session.is_over
+        if is_over:
+            wishes |= StepFlag.OVER
+        if self._session.rank == 0:
+            ledger = self._session.ledger
+            if self._checkpoints.is_behind(ledger) if is_over else self._checkpoints.is_due(ledger):
+                wishes |= StepFlag.CHECKPOINT
+        return wishes
+
+    def _end_or_save(self, plan: StepPlan) -> bool:
+        """In a world that is split: write a checkpoint if that is agreed.
+
+        Returns:
+            A member knows that the job is over, so that there is no step any more.
+        """
+        is_over = StepFlag.OVER in plan.wishes
+        is_end = StepFlag.OVER in reduce(and_, plan.wishes_by_rank)
+        if StepFlag.CHECKPOINT in plan.wishes and (is_end or StepFlag.OVER not in plan.wishes_by_rank[0]):
+            with self._clock.during(Activity.CHECKPOINT):
+                shards = self._session.collect()
+                if self._session.rank == 0:
+                    self._checkpoints.save(self._session.ledger, shards, is_last=is_end)
+        return is_over
 
     def _take_parts(self) -> list[BatchRef]:
         with self._clock.during(Activity.INPUT if not self._is_idle else Activity.IDLE):
@@ -150,15 +202,13 @@ class AllReduceLoop:
             if num_flawed and not self._supply.settle(plan, self._flaws(plan, gradient)):
                 return
             compute = gradient.repeat()
-        if weight > 0:
-            if num_flawed:
-                gradient.rescale = 1.0 / weight
-                loss /= weight
-            self._apply(plan, gradient)
-        self._session.commit(plan, self._supply.reported(plan))
+        if weight > 0 and num_flawed:
+            gradient.rescale = 1.0 / weight
+            loss /= weight
+        self._update(plan, gradient if weight > 0 else None)
         self._supply.applied(plan, loss)
         _log.debug("Step %d: loss %.9g", self._session.ledger.steps, loss)
-        if self._session.rank == 0:
+        if self._session.rank == 0 and not self._session.is_split:
             with self._clock.during(Activity.CHECKPOINT):
                 self._checkpoints.save_if_due(self._session.ledger)
 
@@ -196,12 +246,25 @@ class AllReduceLoop:
         is_alone = self._session.size == 1 and plan.all_parts == [part]
         return Share(self._supply.batch(part), seed, plan.scale(part), is_alone)
 
-    def _apply(self, plan: StepPlan, gradient: LocalGradient) -> None:
-        epoch = min(part.name.epoch for part in plan.all_parts)
-        try:
-            with self._clock.during(Activity.COMPUTE):
+    def _update(self, plan: StepPlan, gradient: LocalGradient | None) -> None:
+        """Put a step into the model.
+
+        Args:
+            gradient: its sum; None: nothing of the step is finite, and the model stays as it is.
+        """
+
+        def update() -> None:
+            if gradient is not None:
+                epoch = min(part.name.epoch for part in plan.all_parts)
                 rate = self._framework.learning_rate(epoch, self._session.ledger.num_records // self._minibatch_size)
                 self._framework.apply_gradient(gradient, rate)
+            self._session.commit(plan, self._supply.reported(plan))
+
+        try:
+            with self._clock.during(Activity.COMPUTE):
+                self._session.complete(update)
+        except WorldEnded:
+            raise
         except Exception as error:
             ended = self._session.abandon("user code raised in the update of the model", is_model_whole=False)
             self._supply.fail(error)
@@ -253,7 +316,7 @@ class AllReduceLoop:
         self._supply.other_is_done()
 
     def _save_last(self) -> None:
-        if self._session.rank == 0:
+        if self._session.rank == 0 and self._session.holds_all:
             with self._clock.during(Activity.CHECKPOINT):
                 self._checkpoints.save_last(self._session.ledger)
 

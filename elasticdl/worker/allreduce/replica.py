@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from elasticdl.frameworks.framework import Framework, TableRows, TakesSnapshots
+from elasticdl.frameworks.framework import Framework, ShardsOptimizer, TableRows, TakesSnapshots
 from elasticdl.ps.applied import AppliedSet
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.checkpoint import AppliedRow, Arrays, Checkpoint, StateCheckpoints
@@ -100,6 +100,30 @@ class Replica:
         return []
 
 
+class ShardedReplica(Replica):
+    """A replica that keeps the shards of the checkpoint that it has read, for other members; in main memory."""
+
+    def __init__(self, framework: Framework, checkpoints: StateCheckpoints, init_from: str) -> None:
+        """
+        Args:
+            framework: one that `ShardsOptimizer` describes, too.
+            init_from: see `Replica`.
+        """
+        assert isinstance(framework, ShardsOptimizer)
+        self._optimizer: ShardsOptimizer = framework
+        self._restored: dict[int, dict[str, npt.NDArray[Any]]] = {}
+        super().__init__(framework, checkpoints, init_from)
+
+    def take_restored(self) -> dict[int, dict[str, npt.NDArray[Any]]]:
+        """See `ShardedModel`."""
+        restored, self._restored = self._restored, {}
+        return restored
+
+    def _load_from(self, found: Checkpoint, flag: str) -> None:
+        super()._load_from(found, flag)
+        self._restored = self._optimizer.shards_of(found.arrays)
+
+
 class CheckpointWriter:
     """Writes checkpoints of the model as it is between two steps, in the background.
 
@@ -116,7 +140,7 @@ class CheckpointWriter:
         self._checkpoints = checkpoints
         self._every = every
         self._saved_at = (0, time.monotonic())
-        self._has_begun = False
+        self._has_begun = self._is_requested = False
         self._thread: threading.Thread | None = None
 
     def begin(self, ledger: Ledger) -> None:
@@ -131,34 +155,52 @@ class CheckpointWriter:
 
     def save_if_due(self, ledger: Ledger) -> None:
         """Between two steps; one at a time is written."""
+        if self.is_due(ledger):
+            self.save(ledger, {})
+
+    def is_due(self, ledger: Ledger) -> bool:
+        """Whether a checkpoint is to be written now; while one is being written, none is."""
         if not self._checkpoints.is_wanted or (self._thread is not None and self._thread.is_alive()):
-            return
+            return False
         number, moment = self._saved_at
         if self._every:
             is_due = ledger.applied.num_names - number >= self._every
         else:
             is_due = time.monotonic() - moment >= _CHECKPOINT_PERIOD_S
-        if self._checkpoints.take_request() or is_due:
-            self._start(ledger)
+        self._is_requested = self._checkpoints.take_request() or self._is_requested
+        return self._is_requested or is_due
+
+    def is_behind(self, ledger: Ledger) -> bool:
+        """Whether the newest checkpoint lacks minibatches."""
+        return self._checkpoints.is_wanted and ledger.applied.num_names > self._saved_at[0]
 
     def save_last(self, ledger: Ledger) -> None:
         """Write the ledger if it has not been written yet; return when it is on disk."""
         self.wait()
-        if self._checkpoints.is_wanted and ledger.applied.num_names > self._saved_at[0]:
-            self._start(ledger)
+        if self.is_behind(ledger):
+            self.save(ledger, {}, is_last=True)
+
+    def save(self, ledger: Ledger, others: Arrays, is_last: bool = False) -> None:
+        """Write the model.
+
+        Args:
+            others: what other members hold of it.
+            is_last: return when it is on disk.
+        """
+        self.wait()
+        self._is_requested = False
+        self._saved_at = (ledger.applied.num_names, time.monotonic())
+        arguments = (self.model.snapshot(), others, ledger.copy())
+        self._thread = threading.Thread(target=self._save, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+        if is_last:
             self.wait()
 
     def wait(self) -> None:
         if self._thread is not None:
             self._thread.join()
 
-    def _start(self, ledger: Ledger) -> None:
-        self._saved_at = (ledger.applied.num_names, time.monotonic())
-        arguments = (self.model.snapshot(), ledger.copy())
-        self._thread = threading.Thread(target=self._save, args=arguments, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def _save(self, arrays: Callable[[], Arrays], ledger: Ledger) -> None:
+    def _save(self, arrays: Callable[[], Arrays], others: Arrays, ledger: Ledger) -> None:
         number = ledger.applied.num_names
         rows: list[AppliedRow] = [
             (task.epoch, task.task, list(task.extras), task.watermark, task.num_samples)
@@ -170,7 +212,7 @@ class CheckpointWriter:
             "num_applies": ledger.applied.num_applies,
         }
         try:
-            self._checkpoints.save(number, arrays(), rows, counts)
+            self._checkpoints.save(number, {**arrays(), **others}, rows, counts)
         except CheckpointError as error:
             place = self._checkpoints.place
             _log.error("Checkpoint at step %d in %s failed: %s; training continues", ledger.steps, place, error.what)

@@ -28,6 +28,8 @@ class StepFlag(IntFlag):
     LEAVING = 2  # it goes away now: the others need a new world
     SHARING = 4  # rank 0: it has leases to share
     FAILED = 8  # user code raised at this member on a minibatch of rank 0's lease
+    CHECKPOINT = 16  # rank 0: bring the optimizer's state here, a checkpoint is due
+    OVER = 32  # the master says that the job is over
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from elasticdl.collective import ElasticGroup
-from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, TaskRecords
+from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, ShardsOptimizer, TaskRecords
 from elasticdl.protocol.values import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.addresses import own_host
@@ -15,7 +15,8 @@ from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.batch_source import BatchSource, LeasedBatches
 from elasticdl.worker.allreduce.global_batch_source import GlobalBatches
 from elasticdl.worker.allreduce.loop import AllReduceLoop, compile_on
-from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
+from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica, ShardedReplica
+from elasticdl.worker.allreduce.sharded_session import ShardedSession
 from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.export.exporter import Exporter
@@ -50,11 +51,12 @@ def make_all_reduce_loop(
     """The loop of a worker whose model is compiled; the master knows what it defines."""
     checkpoints = StateCheckpoints.of_module(spec, _STATE_FILE)
     link.on_checkpoint_request(checkpoints.request)
-    model = Replica(framework, checkpoints, spec.checkpoint_dir_for_init)
+    make_model = ShardedReplica if spec.shard_optimizer else Replica
+    model = make_model(framework, checkpoints, spec.checkpoint_dir_for_init)
     with clock.during(Activity.COMPILE):
         compile_on(framework, model, _samples(link, framework, readers, spec), spec.seed)
     group = ElasticGroup(own_host(master_address), read_token(), framework.device, spec.encrypt)
-    session = WorldSession(link, group, model, spec.collective_timeout)
+    session = _session(link, group, model, framework, spec.collective_timeout)
     reporter = Reporter(link, spec.log_loss_steps)
     outcomes = TaskReporter(link, framework, reporter, Exporter(framework, model, link, spec), clock)
     writer = CheckpointWriter(model, checkpoints, spec.checkpoint_steps)
@@ -64,6 +66,15 @@ def make_all_reduce_loop(
 
     supply = _supply(session, stream, outcomes, spec)
     return AllReduceLoop(spec, session, supply, stream(link), writer, outcomes, termination)
+
+
+def _session(
+    link: MasterLink, group: ElasticGroup, model: Replica, framework: Framework, timeout_s: float
+) -> WorldSession:
+    if not isinstance(model, ShardedReplica):
+        return WorldSession(link, group, model, timeout_s)
+    assert isinstance(framework, ShardsOptimizer)
+    return ShardedSession(link, group, model, framework, timeout_s)
 
 
 def _supply(

@@ -135,6 +135,15 @@ Answer = TypeVar("Answer")
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
+def digest_of(arrays: Arrays) -> str:
+    """Return a hash of names and bytes."""
+    found = hashlib.blake2b(digest_size=8)
+    for name, array in sorted(arrays.items()):
+        found.update(name.encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
 class WorldEnded(Exception):
     """This worker has left its world: to continue it must `enter` the next one."""
 
@@ -198,9 +207,24 @@ class WorldSession:
         return len(self._world.members)
 
     @property
+    def is_split(self) -> bool:
+        """Whether the state of the model is spread over the members of the world, so that none holds all of it."""
+        return False
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether this process has all of the model's state."""
+        return True
+
+    @property
     def version(self) -> int:
         """Of the world; 0: outside."""
         return self._world.version
+
+    @property
+    def is_over(self) -> bool:
+        """The master has said that the job is over."""
+        return self._watch.is_over
 
     def start(self) -> None:
         """From now on the master's plans are heard."""
@@ -273,6 +297,7 @@ class WorldSession:
         plan = StepPlan.of(headers, self._rank)
         newest = max(header.version for header in headers)
         if plan.wishes & StepFlag.LEAVING:
+            self._hand_over(plan)
             self.leave(f"worker {self._world.members[plan.first_with(StepFlag.LEAVING)].worker_id} leaves")
             raise WorldEnded("a member leaves")
         if newest > self.version:
@@ -311,9 +336,24 @@ class WorldSession:
         self._unproven = frozenset(part.name for part in plan.all_parts)
         self._pending = [part.name for part in (plan.own if reported is None else reported)]
 
+    def complete(self, update: Callable[[], None]) -> None:
+        """Put a step into the model whose sums have come.
+
+        Args:
+            update: changes the model, and calls `commit`.
+
+        Raises:
+            WorldEnded: the world is broken.
+        """
+        update()
+
     def is_proven(self, name: MinibatchName) -> bool:
         """Whether the model of every member holds a minibatch, as far as this one can know."""
         return name in self.ledger.applied and name not in self._unproven
+
+    def collect(self) -> dict[str, npt.NDArray[Any]]:
+        """Bring what rank 0 lacks of the state to it; every member calls this between two steps."""
+        return {}
 
     def take_confirmed(self) -> list[MinibatchName]:
         """Own minibatches that have come to be in every member's model."""
@@ -386,21 +426,8 @@ class WorldSession:
 
     def _synchronize(self, world: pb.World) -> None:
         """Copy the source's model to all members, and report to the master what it holds."""
-        restored_from = ""
         try:
-            own = np.array([self.ledger.steps, self._holds_model], np.int64)
-            standings = self._group.gather(own).tolist()
-            pairs = zip(standings, world.members, strict=True)
-            steps = [count if holds and member.is_source else -1 for (count, holds), member in pairs]
-            newest = max(steps)
-            source = steps.index(newest)
-            if newest < 0:
-                source = 0
-                if self._rank == 0:
-                    restored = self._state.start_over()
-                    self.ledger, restored_from = restored.ledger, restored.directory
-            if self.size > 1 and any(count != newest or count < 0 for count in steps):
-                self._receive(source, is_needed=newest < 0 or steps[self._rank] != newest)
+            source, restored_from = self._take_over(world)
             if self._rank == 0:
                 self._tell(world, restored_from)
         except GroupLost as error:
@@ -408,7 +435,30 @@ class WorldSession:
             raise
         self._holds_model = True
         self._settle_pending()
-        self._log_entry(world, source if newest >= 0 else None)
+        self._log_entry(world, source)
+
+    def _take_over(self, world: pb.World) -> tuple[int | None, str]:
+        """Make the models of all members equal.
+
+        Returns:
+            The rank of the model's source, None if no member holds it; and the checkpoint that rank 0 has read.
+        """
+        restored_from = ""
+        own = np.array([self.ledger.steps, self._holds_model], np.int64)
+        standings = self._group.gather(own).tolist()
+        pairs = zip(standings, world.members, strict=True)
+        steps = [count if holds and member.is_source else -1 for (count, holds), member in pairs]
+        newest = max(steps)
+        source = steps.index(newest) if newest >= 0 else 0
+        if newest < 0 and self._rank == 0:
+            restored = self._state.start_over()
+            self.ledger, restored_from = restored.ledger, restored.directory
+        if self.size > 1 and any(count != newest or count < 0 for count in steps):
+            self._receive(source, is_needed=newest < 0 or steps[self._rank] != newest)
+        return (source if newest >= 0 else None), restored_from
+
+    def _hand_over(self, plan: StepPlan) -> None:
+        """Before members leave: every member holds the whole model."""
 
     def _receive(self, source: int, is_needed: bool) -> None:
         gives = self._rank == source
@@ -449,16 +499,12 @@ class WorldSession:
 
     def digest(self) -> str:
         """Of the state's bytes: equal in all members after the same step."""
-        found = hashlib.blake2b(digest_size=8)
-        for name, array in sorted(self._state.arrays().items()):
-            found.update(name.encode())
-            found.update(np.ascontiguousarray(array).tobytes())
-        return found.hexdigest()
+        return digest_of(self._state.arrays())
 
     def _heard(self, world: pb.World) -> None:
         """Watcher thread: abort the current collective if a peer has left the world."""
         if not world.version:
-            self._group.abandon("the job is over")
+            self._job_is_over()
             return
         mine = self._world
         members = {(member.worker_id, member.incarnation) for member in world.members}
@@ -467,3 +513,7 @@ class WorldSession:
             return  # it leaves after the present step
         who = f" without worker {', '.join(map(str, gone))}" if gone else ""
         self._group.abandon(f"a newer world{who} is planned", older_than=world.version)
+
+    def _job_is_over(self) -> None:
+        """Watcher thread: end the wait for members that have heard it, too."""
+        self._group.abandon("the job is over")

@@ -1,0 +1,318 @@
+"""A session whose members hold the optimizer's state in shards (`--shard_optimizer`).
+
+Each member updates the parameters whose optimizer state it holds, and then each owner sends its parameters to all.  So
+a step is in two parts, and a group may break between them.  No member begins to update before all have the sums: if
+one survivor has made the step, the others can make it, too, and do so when they enter the next world.  Values of
+parameters, and shards, are then sent by those that hold them.  See `shards`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.collective import ElasticGroup, GroupLost
+from elasticdl.frameworks.framework import ShardsOptimizer
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.allreduce.shards import held_by, is_whole, owners, transfers
+from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
+from elasticdl.worker.allreduce.world_session import ReplicaState, WorldSession, digest_of, shown
+from elasticdl.worker.ledger import packed, unpacked
+from elasticdl.worker.master_link import MasterLink
+
+_PIECE_ELEMENTS = 8 << 20  # of parameters whose shards a member sends at once
+_MIB = 1 << 20
+_LAST_WAIT_S = 15.0  # for members, before the last checkpoint; the master waits 30 s for it
+_log = logging.getLogger("elasticdl.worker")
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class ShardedModel(ReplicaState, Protocol):
+    """A `ReplicaState` that keeps what it has read."""
+
+    def take_restored(self) -> dict[int, Arrays]:
+        """Return the shards of the checkpoint that `start_over` has read, once; see `ShardsOptimizer.shards_of`."""
+        ...
+
+
+class ShardedSession(WorldSession):
+    """See above."""
+
+    def __init__(
+        self,
+        link: MasterLink,
+        group: ElasticGroup,
+        model: ShardedModel,
+        framework: ShardsOptimizer,
+        collective_timeout_s: float,
+    ) -> None:
+        """
+        Args:
+            model: of that framework.
+            collective_timeout_s: see `WorldSession`.
+        """
+        super().__init__(link, group, model, collective_timeout_s)
+        self._model = model
+        self._framework = framework
+        self._sizes = framework.shard_sizes()
+        self._owner_of = owners(self._sizes, 1)  # in this world
+        self._held: frozenset[int] = frozenset()  # by the optimizer
+        self._spare: dict[int, Arrays] = {}  # of members that have left, in main memory
+        self._has_settled = False  # in this world: no more is held than belongs to this member
+        self._has_all_values = False  # of the parameters, after the newest step
+        self._update: Callable[[], None] | None = None  # of a step whose sums are here, until it is known to be void
+
+    @property
+    def is_split(self) -> bool:
+        """Whether no member holds everything: of two, each holds both shards."""
+        return self.size > 2
+
+    @property
+    def holds_all(self) -> bool:
+        """See `WorldSession.holds_all`."""
+        return self._has_all_values and len(self._held) == len(self._sizes)
+
+    # -- a step
+
+    def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan:
+        """See `WorldSession.plan_step`.
+
+        The first header of a world shows that all members have entered it, and that the master has accepted it: shards
+        that now belong to others are dropped.
+        """
+        plan = super().plan_step(parts, wishes)
+        self._settle()
+        return plan
+
+    def complete(self, update: Callable[[], None]) -> None:
+        """Make a step when all members have its sums, and exchange the parameters; see `WorldSession.complete`."""
+        self._update = update
+        if self.size > 1:
+            self._collective(lambda: self._group.gather(np.zeros(1, np.int64)))
+        self._make_step(update)
+        if self.is_split:
+            buffers = self._framework.begin_exchange(self._owner_of, self._rank)
+            copies = [self._collective(partial(self._group.begin_copy, buffer, owner)) for owner, buffer in buffers]
+            self.finish_reduce(copies)
+            self._framework.end_exchange()
+        self._has_all_values = True
+
+    def collect(self) -> Arrays:
+        """Bring all shards that rank 0 lacks into its main memory; every member calls this between two steps.
+
+        Returns:
+            The arrays of those shards at rank 0, else nothing.
+
+        Raises:
+            WorldEnded: the world is broken.
+        """
+        found = self._collective(lambda: self._collect(0))
+        return {name: array for shard in found.values() for name, array in shard.items()}
+
+    def digest(self) -> str:
+        """Of the bytes of all but shards: equal in all members after the same step."""
+        return digest_of(self._framework.shared_state())
+
+    def standing(self) -> tuple[int, float]:
+        """See `WorldSession.standing`.  When the job is over, members that do not come are waited for no longer."""
+        if self.is_over and self._group.waiting_seconds >= _LAST_WAIT_S:
+            self._group.abandon("the job is over")
+        return super().standing()
+
+    # -- inside
+
+    def _make_step(self, update: Callable[[], None]) -> None:
+        self._has_all_values = False
+        update()
+        self._update = None
+
+    def _settle(self) -> None:
+        self._update = None
+        if self._has_settled:
+            return
+        self._held = self._wanted()[self._rank]
+        self._framework.keep_shards(self._held)
+        self._spare = {}
+        self._has_settled = True
+        self._log_share()
+
+    def _wanted(self) -> list[frozenset[int]]:
+        """The shards of each member of this world, by rank."""
+        return [held_by(rank, self._owner_of, self.size) for rank in range(self.size)]
+
+    def _hand_over(self, plan: StepPlan) -> None:
+        """Bring all shards to one member that stays: of two that leave together, both may hold the same ones."""
+        stays = [rank for rank, wishes in enumerate(plan.wishes_by_rank) if not wishes & StepFlag.LEAVING]
+        if stays and self.is_split:
+            self._settle()
+            found = self._collective(lambda: self._collect(stays[0]))
+            if self._rank == stays[0]:
+                self._spare = found
+
+    def _collect(self, writer: int) -> dict[int, Arrays]:
+        """Bring all shards that one member lacks into its main memory; return them there, by number."""
+        wanted = self._wanted()
+        held = np.array([[number in own for number in range(len(self._sizes))] for own in wanted], np.bool_)
+        needs = [frozenset(range(len(self._sizes))) if rank == writer else frozenset() for rank in range(self.size)]
+        found: dict[int, Arrays] = {}
+        for transfer in transfers(held, needs):
+            for number, arrays in self._send(transfer.giver, transfer.shards, self._shard):
+                if self._rank == writer:
+                    found[number] = arrays
+        return found
+
+    def _shard(self, number: int) -> Arrays:
+        return self._spare[number] if number in self._spare else self._framework.shard(number)
+
+    def _shard_with_parameter(self, number: int) -> Arrays:
+        return self._shard(number) | self._framework.parameter(number)
+
+    def _send(self, giver: int, numbers: Sequence[int], of: Callable[[int], Arrays]) -> Iterator[tuple[int, Arrays]]:
+        """Send shards of one member to all, some at a time; gives all that arrive, at the giver nothing.
+
+        Args:
+            of: makes a shard, at the giver.
+        """
+        for piece in self._pieces(numbers):
+            own = None
+            if self._rank == giver:
+                own = {f"{number}/{name}": array for number in piece for name, array in of(number).items()}
+            arrays = self._group.broadcast(own, giver)
+            for number in () if self._rank == giver else piece:
+                start = f"{number}/"
+                yield number, {name[len(start) :]: a for name, a in arrays.items() if name.startswith(start)}
+
+    def _pieces(self, numbers: Sequence[int]) -> list[list[int]]:
+        pieces: list[list[int]] = []
+        left = 0
+        for number in numbers:
+            if self._sizes[number] > left:
+                pieces.append([])
+                left = _PIECE_ELEMENTS
+            pieces[-1].append(number)
+            left -= self._sizes[number]
+        return pieces
+
+    def _job_is_over(self) -> None:
+        """Watcher thread: all members bring the shards together for the last checkpoint (see `AllReduceLoop`)."""
+        if self._is_forming or not self.is_split:
+            super()._job_is_over()
+
+    # -- entering a world
+
+    def _take_over(self, world: pb.World) -> tuple[int | None, str]:
+        """See `WorldSession._take_over`."""
+        self._owner_of, self._has_settled = owners(self._sizes, self.size), False
+        newest, is_current = self._catch_up(world)
+        if not is_current:
+            self._holds_model, self._held, self._spare = False, frozenset(), {}
+        self._framework.keep_shards(self._held)  # what a world that did not form has brought is of no use
+        bits = [number in self._held or number in self._spare for number in range(len(self._sizes))]
+        lines = self._group.gather(np.array([is_current, is_current and self._has_all_values, *bits], np.int64))
+        are_current, have_values, held = lines[:, 0], lines[:, 1], lines[:, 2:] > 0
+        source: int | None = None
+        restored_from = ""
+        if newest >= 0 and is_whole(held):
+            complete = have_values if have_values.any() else are_current
+            source = int(np.flatnonzero(complete)[0])
+            self._move(source, bool(have_values.any()), held, [bool(one) for one in have_values])
+        else:
+            if newest >= 0:
+                _log.warning(
+                    "World %s: all members that held the optimizer's state of %d parameters are gone: training "
+                    "continues from the last checkpoint, or from the start",
+                    shown(world.version),
+                    int((~held.any(axis=0)).sum()),
+                )
+            restored_from = self._begin_again()
+        self._has_all_values = True
+        return source, restored_from
+
+    def _catch_up(self, world: pb.World) -> tuple[int, bool]:
+        """Make the last step if another survivor has made it.
+
+        Returns:
+            The newest step of all survivors, -1 if there is none; and whether this member holds that.
+        """
+        is_survivor = self._holds_model and world.members[self._rank].is_source
+        steps = self.ledger.steps if is_survivor else -1
+        newest = int(self._group.gather(np.array([steps], np.int64)).max())
+        if is_survivor and self._update is not None and steps == newest - 1:
+            try:
+                self._make_step(self._update)
+            except Exception as error:
+                self._holds_model = False
+                _log.exception("The update of step %d raised", newest)
+                raise GroupLost("user code raised in the update of the model") from error
+            steps = newest
+        return newest, newest >= 0 and steps == newest
+
+    def _move(self, source: int, has_values: bool, held: npt.NDArray[np.bool_], are_complete: list[bool]) -> None:
+        """Send what members lack: the values of the model, the ledger, and shards.
+
+        Args:
+            has_values: of all parameters, at the source; else each is sent with its shard.
+            held: [members, shards].
+            are_complete: whether members have those values.
+        """
+        wanted, is_current = self._wanted(), self._holds_model
+        mine = wanted[self._rank]
+        self._framework.keep_shards(self._held | mine)
+        if not all(are_complete):
+            # The values of a survivor may be newer than those of the source, if neither has those of all parameters.
+            is_needed = not is_current or (has_values and not are_complete[self._rank])
+            self._receive_shared(source, is_needed, has_ledger=is_current)
+        for transfer in transfers(held, wanted, is_all=not has_values):
+            of = self._shard if has_values else self._shard_with_parameter
+            for number, arrays in self._send(transfer.giver, transfer.shards, of):
+                is_new = number in mine and not held[self._rank, number]
+                if is_new or not has_values:
+                    self._framework.load_shard(number, arrays)
+        for number in mine & self._spare.keys() - self._held:
+            self._framework.load_shard(number, self._spare[number])
+        self._held |= mine
+
+    def _receive_shared(self, source: int, is_needed: bool, has_ledger: bool) -> None:
+        gives = self._rank == source
+        arrays = self._group.broadcast(self._framework.shared_state() if gives else None, source)
+        data = self._group.broadcast_bytes(packed(self.ledger) if gives else None, source)
+        if is_needed and not gives:
+            self._framework.load_shared_state(arrays)
+        if not has_ledger:
+            self.ledger = unpacked(data)
+
+    def _begin_again(self) -> str:
+        """Take the newest checkpoint, or initial values, to all members; return the directory of the checkpoint."""
+        mine, directory = self._wanted()[self._rank], ""
+        self._holds_model, self._held, self._spare = False, frozenset(), {}
+        self._framework.keep_shards(mine)
+        restored: dict[int, Arrays] = {}
+        if self._rank == 0:
+            found = self._model.start_over()
+            self.ledger, directory = found.ledger, found.directory
+            restored = self._model.take_restored()
+        if self.size > 1:
+            self._receive_shared(0, is_needed=True, has_ledger=self._rank == 0)
+            listed = self._group.broadcast_bytes(" ".join(map(str, restored)).encode(), 0)
+            numbers = [int(number) for number in listed.split()]
+            for number, arrays in self._send(0, numbers, restored.__getitem__):
+                if number in mine:
+                    self._framework.load_shard(number, arrays)
+        self._held = mine
+        return directory
+
+    def _log_share(self) -> None:
+        own, total = sum(self._sizes[number] for number in self._held), max(1, sum(self._sizes))
+        _log.info(
+            "Optimizer state: this worker holds that of %d of %d parameters, %.0f %% of their elements (%.1f MiB)",
+            len(self._held),
+            len(self._sizes),
+            100.0 * own / total,
+            self._framework.shard_bytes() / _MIB,
+        )
