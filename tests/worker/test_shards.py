@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from elasticdl.worker.allreduce.shards import held_by, is_whole, owners, transfers
+from elasticdl.worker.allreduce.shards import distance_of_holders, held_by, is_whole, owners, transfers
 
 SIZES = [5, 300, 7, 7, 120, 1, 64, 64, 64, 900, 3]
 
@@ -21,6 +21,20 @@ def test_each_shard_is_held_twice_and_no_run_is_larger_than_its_part_and_a_param
     held = [held_by(rank, owner_of, num_members) for rank in range(num_members)]
     holders = [sum(number in one for one in held) for number in range(len(SIZES))]
     assert holders == [min(2, num_members)] * len(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("pods", "distance"),
+    [([0], 1), ([0, 1, 2], 1), ([0, 0, 1, 1], 2), ([4] * 4 + [7] * 4, 4), ([0, 0, 0], 1), ([3, 3, 5, 5, 8, 8], 2)],
+)
+def test_the_second_holder_of_a_shard_is_in_another_pod_where_there_is_one(pods: list[int], distance: int) -> None:
+    assert distance_of_holders(pods) == distance
+    num_members = len(pods)
+    owner_of = owners([10] * 24, num_members)
+    held = [held_by(rank, owner_of, num_members, distance) for rank in range(num_members)]
+    assert {len(one) for one in held} == {24 * min(2, num_members) // num_members}
+    for number in range(24) if len(set(pods)) > 1 else ():
+        assert len({pods[rank] for rank in range(num_members) if number in held[rank]}) == 2
 
 
 def test_equal_parameters_are_divided_equally() -> None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from elasticdl.collective import ElasticGroup, GroupLost
 from elasticdl.frameworks.framework import ShardsOptimizer
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.allreduce.shards import held_by, is_whole, owners, transfers
+from elasticdl.worker.allreduce.shards import distance_of_holders, held_by, is_whole, owners, transfers
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import ReplicaState, WorldSession, digest_of, shown
 from elasticdl.worker.ledger import packed, unpacked
@@ -51,15 +51,18 @@ class ShardedSession(WorldSession):
         model: ShardedModel,
         framework: ShardsOptimizer,
         collective_timeout_s: float,
+        processes_per_worker: int = 1,
     ) -> None:
         """
         Args:
             model: of that framework.
             collective_timeout_s: see `WorldSession`.
+            processes_per_worker: members in each pod.
         """
         super().__init__(link, group, model, collective_timeout_s)
         self._model = model
         self._framework = framework
+        self._processes_per_worker = processes_per_worker
         self._sizes = framework.shard_sizes()
         self._owner_of = owners(self._sizes, 1)  # in this world
         self._held: frozenset[int] = frozenset()  # by the optimizer
@@ -144,7 +147,9 @@ class ShardedSession(WorldSession):
 
     def _wanted(self) -> list[frozenset[int]]:
         """The shards of each member of this world, by rank."""
-        return [held_by(rank, self._owner_of, self.size) for rank in range(self.size)]
+        pods = [member.worker_id // self._processes_per_worker for member in self._world.members]
+        distance = distance_of_holders(pods)
+        return [held_by(rank, self._owner_of, self.size, distance) for rank in range(self.size)]
 
     def _hand_over(self, plan: StepPlan) -> None:
         """Bring all shards to one member that stays: of two that leave together, both may hold the same ones."""

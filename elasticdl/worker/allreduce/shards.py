@@ -2,7 +2,7 @@
 
 Pure functions of the sizes of parameters, of the size of the group, and of what its members hold: the same in each.
 A shard is the state of one parameter.  Parameters are cut into as many consecutive runs as there are members; a member
-owns the run of its rank, and holds that of the rank before it as well, so that the loss of one member loses no state.
+owns the run of its rank, and holds that of another rank as well, so that the loss of one member loses no state.
 """
 
 from __future__ import annotations
@@ -27,9 +27,29 @@ def owners(sizes: Sequence[int], num_members: int) -> list[int]:
     return found
 
 
-def held_by(rank: int, owner_of: Sequence[int], num_members: int) -> frozenset[int]:
-    """Return the shards that a member holds: those that it owns, and those of the rank before it."""
-    ranks = {rank, (rank - 1) % num_members}
+def distance_of_holders(pods: Sequence[int]) -> int:
+    """Return by how many ranks the second holder of a shard comes after its owner.
+
+    It is the least number with which most of the pairs are in two pods: a pod is lost with all its members.
+
+    Args:
+        pods: of the members, by rank.
+    """
+    num_members = len(pods)
+
+    def num_together(distance: int) -> int:
+        return sum(pods[rank] == pods[(rank + distance) % num_members] for rank in range(num_members))
+
+    return min(range(1, num_members), key=num_together, default=1)
+
+
+def held_by(rank: int, owner_of: Sequence[int], num_members: int, distance: int = 1) -> frozenset[int]:
+    """Return the shards that a member holds: those that it owns, and those of one rank before it.
+
+    Args:
+        distance: see `distance_of_holders`.
+    """
+    ranks = {rank, (rank - distance) % num_members}
     return frozenset(number for number, owner in enumerate(owner_of) if owner in ranks)
 
 

@@ -56,7 +56,7 @@ def make_all_reduce_loop(
     with clock.during(Activity.COMPILE):
         compile_on(framework, model, _samples(link, framework, readers, spec), spec.seed)
     group = ElasticGroup(own_host(master_address), read_token(), framework.device, spec.encrypt)
-    session = _session(link, group, model, framework, spec.collective_timeout)
+    session = _session(link, group, model, framework, spec)
     reporter = Reporter(link, spec.log_loss_steps)
     outcomes = TaskReporter(link, framework, reporter, Exporter(framework, model, link, spec), clock)
     writer = CheckpointWriter(model, checkpoints, spec.checkpoint_steps)
@@ -69,12 +69,13 @@ def make_all_reduce_loop(
 
 
 def _session(
-    link: MasterLink, group: ElasticGroup, model: Replica, framework: Framework, timeout_s: float
+    link: MasterLink, group: ElasticGroup, model: Replica, framework: Framework, spec: JobSpec
 ) -> WorldSession:
+    timeout_s = spec.collective_timeout
     if not isinstance(model, ShardedReplica):
         return WorldSession(link, group, model, timeout_s)
     assert isinstance(framework, ShardsOptimizer)
-    return ShardedSession(link, group, model, framework, timeout_s)
+    return ShardedSession(link, group, model, framework, timeout_s, spec.num_processes_per_worker)
 
 
 def _supply(
