@@ -63,6 +63,8 @@ class Backend:
         random: a random number for each row.
         table_options: that CREATE TABLE ends with.
         has_transactional_ddl: a table that a transaction creates is gone when it is rolled back.
+        staging: what CREATE says of a table of rows that a job reads and that can be made again.
+        orders_rows_by_key: a table is kept in the order of its primary key, which so belongs to it from the start.
     """
 
     dialect: str
@@ -73,6 +75,8 @@ class Backend:
     random = "random()"
     table_options = ""
     has_transactional_ddl = True
+    staging = "TABLE"
+    orders_rows_by_key = True
 
     def check(self, url: Any) -> None:
         """Check a URL before anything is connected.
@@ -165,6 +169,8 @@ class PostgreSQL(Backend):
     package = "psycopg"
     password_places = "~/.pgpass or PGPASSWORD"
     password_variable = "PGPASSWORD"
+    staging = "UNLOGGED TABLE"
+    orders_rows_by_key = False
 
     def begin_snapshot(self, connection: Any) -> Any:
         return connection.execution_options(

@@ -72,11 +72,12 @@ class StagedRows:
         seed: int | None = None,
     ) -> int:
         """See `RowStore`; rows that have no number get one, in their order."""
-        table, num_rows = self._table(part), 0
+        table, num_rows, backend = self._table(part), 0, self._database.backend
+        has_key = backend.orders_rows_by_key
         types = {field.name: _TYPES[field.form] for field in fields} | {ROW: "BIGINT"}
         self._written.append(table)
         with self._database.transaction() as writer, ThreadPoolExecutor(1) as loader:
-            writer.create([table], types, [ROW])
+            writer.create([table], types, [ROW] if has_key else [], backend.staging)
             loading: Future[None] | None = None
             for converted in snapshot.converted(rows, columns, fields, classes, seed):
                 if loading is not None:
@@ -85,6 +86,8 @@ class StagedRows:
                 num_rows += converted.num_rows
             if loading is not None:
                 loading.result()
+            if not has_key:  # made at once, an index takes less time than with each row
+                writer.add_key(table, ROW)
         return num_rows
 
     def keep(self, model: StoredModel) -> None:

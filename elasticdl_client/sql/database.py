@@ -380,12 +380,15 @@ class Writer:
         except self._database._sql.exc.SQLAlchemyError as error:
             raise self._database.failed(error, query, sql) from error
 
-    def create(self, table: Sequence[str], columns: Mapping[str, str], key: Sequence[str] = ()) -> None:
+    def create(
+        self, table: Sequence[str], columns: Mapping[str, str], key: Sequence[str] = (), kind: str = "TABLE"
+    ) -> None:
         """Create a table.
 
         Args:
             columns: their types by name.
             key: the columns of the primary key, if there is one.
+            kind: of table; see `Backend.staging`.
 
         Raises:
             DataError: the database refuses it.
@@ -394,7 +397,15 @@ class Writer:
         listed = [f"{database.quoted(name)} {database.backend.type_of(kind)}" for name, kind in columns.items()]
         if key:
             listed.append(f"PRIMARY KEY ({', '.join(map(database.quoted, key))})")
-        self.run(f"CREATE TABLE {database.quoted(*table)} ({', '.join(listed)}){database.backend.table_options}")
+        self.run(f"CREATE {kind} {database.quoted(*table)} ({', '.join(listed)}){database.backend.table_options}")
+
+    def add_key(self, table: str, column: str) -> None:
+        """Make a column the primary key of a table.
+
+        Raises:
+            DataError: the database refuses it.
+        """
+        self.run(f"ALTER TABLE {self._database.quoted(table)} ADD PRIMARY KEY ({self._database.quoted(column)})")
 
     def load(self, table: Sequence[str], rows: Any) -> None:
         """Add the rows of a table of Arrow to a table, whose columns have the same names.

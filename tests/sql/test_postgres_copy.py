@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import psycopg
@@ -121,3 +122,36 @@ def test_texts_where_the_model_takes_numbers_are_named(server: str, tmp_path: Pa
     with pytest.raises(DataError, match="column x holds 'abc'"), Database(server).snapshot() as reader:
         written(reader, query, [Field("x", "x", "number")], tmp_path / "rows")
     assert not (tmp_path / "rows").exists()
+
+
+def test_what_is_written_is_read_again_bit_for_bit(server: str) -> None:
+    """With columns of texts between those of numbers, and without any of one kind."""
+    columns = {
+        "n": pa.array([0.1, math.nan, -0.0, math.inf, 5e-324], pa.float64()),
+        "t": pa.array(["", "a,b\n", '"', "\\N\t", "żółć 🙂"], pa.string()),
+        "i": pa.array([2**63 - 1, -(2**63), 0, 1, -1], pa.int64()),
+        "u": pa.array(["x" * 70_000, "", "y", " ", ""], pa.string()),
+    }
+    kinds = {"n": "DOUBLE PRECISION", "t": "TEXT", "i": "BIGINT", "u": "TEXT"}
+    for names in ("ntiu", "t", "ni"):
+        table = pa.table({name: columns[name] for name in names})
+        parts = pa.concat_tables([table.slice(0, 2), table.slice(2)])  # chunks, and one that begins within its buffers
+        with Database(server).transaction() as writer:
+            writer.create([names], {name: kinds[name] for name in names})
+            writer.load([names], parts.slice(1))
+            writer.load([names], parts.slice(5))
+        with psycopg.connect(server) as connection:
+            found = connection.execute(f"SELECT * FROM {names}").fetchall()  # type: ignore[call-overload]
+        assert repr(found) == repr(list(zip(*table.slice(1).to_pydict().values(), strict=True)))
+
+
+def test_texts_are_written_to_a_database_of_another_encoding(server: str) -> None:
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute("DROP DATABASE IF EXISTS latin")
+        connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
+    url = server.replace("/postgres?", "/latin?")
+    with Database(url).transaction() as writer:
+        writer.create(["t"], {"x": "TEXT"})
+        writer.load(["t"], pa.table({"x": ["größe", "a"]}))
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT * FROM t").fetchall() == [("größe",), ("a",)]
