@@ -7,6 +7,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticdl.kernels import _native
 from elasticdl.storage.remote_file import PositionedStream, RemoteFile
 from elasticdl_client.errors import DataError
 from elasticdl_client.storage_kinds import is_remote
@@ -81,8 +85,21 @@ class LocalFile:
                     break
                 data += more
         except OSError as error:
-            raise DataError(f"The file {self.path} cannot be read: {error.strerror}.") from error
+            raise _unread(self.path, error) from error
         return data
+
+    def pread_records(self, offset: int, ends: NDArray[np.int64], begin: int) -> list[bytes] | None:
+        """Framed records from an offset on, each read to where it stays; None where the file ends before.
+
+        Args:
+            ends: of the records with the lengths before them, counted from `begin`, where the first one begins.
+        """
+        try:
+            return _native.read_records(self._descriptor, offset, ends, begin)
+        except ValueError:
+            return None
+        except OSError as error:
+            raise _unread(self.path, error) from error
 
     def pread_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.pread(size_bytes, offset) for offset, size_bytes in ranges]
@@ -144,6 +161,10 @@ def pread_in_order(file: DataFile) -> Iterator[Callable[[int, int], bytes]]:
             return stream.read(size_bytes)
 
         yield pread
+
+
+def _unread(path: str, error: OSError) -> DataError:
+    return DataError(f"The file {path} cannot be read: {error.strerror}.")
 
 
 def _unopened(path: str, error: OSError) -> DataError:

@@ -11,12 +11,14 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from types import TracebackType
 
-from elasticdl.data.files import open_file
+from elasticdl.data.files import LocalFile, open_file
 from elasticdl.data.recordio_format import ChunkFormatError, Compressor, RecordTable, decode_body
 from elasticdl.data.recordio_index import ChunkPlace, RecordIOIndex, chunk_error
 
 _KEPT_BODY_MAX_BYTES = 1 << 20
 _CACHE_SIZE_BYTES = 128 << 20
+_LARGE_BYTES = 4096  # of a record, on average: each is read to its place, without a copy
+_BECAME_SHORTER = "the file became shorter while it was being read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,14 @@ class RecordIOFile:
 
     def _records(self, chunk: _OpenChunk, first: int, last: int) -> list[bytes]:
         begin, end = chunk.table.byte_range(first, last)
+        offset = chunk.place.body_offset + begin
+        if chunk.body is None and isinstance(self._file, LocalFile) and end - begin >= _LARGE_BYTES * (last - first):
+            records = self._file.pread_records(offset, chunk.table.ends(first, last), begin)
+            if records is None:
+                raise chunk_error(self.path, self._file.size_bytes, _BECAME_SHORTER)
+            return records
         if chunk.body is None:
-            piece = self._pread(end - begin, chunk.place.body_offset + begin)
+            piece = self._pread(end - begin, offset)
         elif end - begin == len(chunk.body):
             piece = chunk.body
         else:
@@ -150,5 +158,5 @@ class RecordIOFile:
         """Exactly ``size_bytes`` bytes."""
         data = self._file.pread(size_bytes, offset)
         if len(data) < size_bytes:
-            raise chunk_error(self.path, offset + len(data), "the file became shorter while it was being read")
+            raise chunk_error(self.path, offset + len(data), _BECAME_SHORTER)
         return data

@@ -155,6 +155,12 @@ class RecordTable:
         begin = 0 if first == 0 else int(self._ends[first - 1])
         return begin, int(self._ends[last - 1])
 
+    def ends(self, first: int, last: int) -> NDArray[np.int64]:
+        """Where records ``first`` to ``last`` (exclusive) end in the body."""
+        if self._ends is None:
+            return np.arange(first + 1, last + 1, dtype=np.int64) * self._stride()
+        return self._ends[first:last]
+
     def split(self, piece: bytes, first: int, last: int) -> list[bytes]:
         """Records ``first`` to ``last`` out of the bytes named by `byte_range`."""
         if self._ends is None:

@@ -215,6 +215,14 @@ def cut_records(records: list[bytes], head: bytes, begin: int, end: int) -> list
 def split_records(piece: bytes, ends: npt.NDArray[np.int64], begin: int) -> list[bytes]:
     """The records that end there without their lengths; the piece begins at `begin`, with the first one."""
 
+def read_records(descriptor: int, offset: int, ends: npt.NDArray[np.int64], begin: int) -> list[bytes]:
+    """`split_records` of what a file has at an offset, copied once.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it ends before.
+    """
+
 def receive_head(socket: int, records: RecordLayer | None, size: int, within_s: float) -> bytes:
     """So many bytes from a stream socket; the first of them may take as long as it likes.
 

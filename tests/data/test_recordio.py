@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import os
 import struct
 import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import cramjam
@@ -134,6 +136,25 @@ def test_ranges_of_a_large_chunk(tmp_path: Path, compressor: Compressor, length_
         assert file.read(1234, 1300) == records[1234:1300]
         assert file.read(0, 2) == records[:2]
         assert file.read(2999, 3000) == records[2999:]
+
+
+@pytest.mark.parametrize("length_of", [lambda i: 9000, lambda i: (0, 1, 20_000, 5000)[i % 4]], ids=["equal", "varying"])
+def test_large_records_are_read_to_their_places(tmp_path: Path, length_of: Callable[[int], int]) -> None:
+    """The second time: of a chunk of more than 1 MiB that was checked, ranges are read from the file again."""
+    path = tmp_path / "data"
+    records = [i.to_bytes(2, "big") * (length_of(i) // 2) + b"e" * (length_of(i) % 2) for i in range(1300)]
+    with RecordIOWriter(str(path), Compressor.NONE, chunk_size_bytes=32 << 20) as writer:
+        writer.write_all(records)
+    with RecordIOFile(str(path)) as file:
+        assert len(file.index.chunks) == 1
+        assert file.read(0, 1300) == records
+        assert file.read(0, 1300) == records
+        assert file.read(1, 2) == records[1:2]
+        assert file.read(3, 1100) == records[3:1100]
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(DataError, match="became shorter"):
+            file.read(3, 1100)
+        assert file.read(3, 100) == records[3:100]
 
 
 def test_a_file_without_bytes_has_no_records(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ retries and never looks inside a record.
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -65,7 +66,7 @@ class _ThreadSource:
 
     def batches(self, tasks: Iterator[TaskRecords]) -> Generator[Batch, None, None]:
         """See `Framework.batches`."""
-        for task in tasks:
+        for task in _ReadAhead(tasks):
             n = num_samples = 0
             try:
                 with seeded_task(task.seed):
@@ -79,6 +80,32 @@ class _ThreadSource:
 
     def close(self) -> None:
         """From another thread: nothing more is wanted."""
+
+
+class _ReadAhead(Iterator[TaskRecords]):
+    """Tasks whose records are read in a thread of their own, while minibatches are made of the one before.
+
+    Where reading ends, and what it raises, is seen after all tasks before it.
+    """
+
+    def __init__(self, tasks: Iterator[TaskRecords]) -> None:
+        self._read: queue.SimpleQueue[TaskRecords | BaseException] = queue.SimpleQueue()
+        threading.Thread(target=self._run, args=(tasks,), name=f"{_THREAD_NAME}-records", daemon=True).start()
+
+    def __next__(self) -> TaskRecords:
+        read = self._read.get()
+        if isinstance(read, BaseException):
+            raise read
+        return read
+
+    def _run(self, tasks: Iterator[TaskRecords]) -> None:
+        try:
+            for task in tasks:
+                self._read.put(task)
+                del task  # else its records stay in memory until there is another one
+            self._read.put(StopIteration())
+        except BaseException as error:  # noqa: BLE001  raised again where the tasks are taken
+            self._read.put(error)
 
 
 class _Run:

@@ -1,7 +1,9 @@
 // The records of an uncompressed RecordIO chunk: each is a u32 of its length and its bytes.
 #include <pybind11/pybind11.h>
+#include <sys/uio.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <vector>
 
@@ -36,24 +38,37 @@ py::object record_ends(const py::bytes& body, int64_t num_records) {
 // From this number of bytes on, other threads of Python run while they are copied.
 constexpr int64_t kCopiedAlone = 1 << 16;
 
+constexpr size_t kMostBuffers = 1024;  // IOV_MAX of Linux
+
 struct Span {
   const char* data;
   py::ssize_t size;
 };
 
+// New objects of bytes, to be filled before anything else sees them; where they begin comes in `targets`.
+py::list unfilled(const std::vector<py::ssize_t>& sizes, std::vector<char*>& targets) {
+  py::list result(sizes.size());
+  targets.reserve(sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    PyObject* made = PyBytes_FromStringAndSize(nullptr, sizes[i]);
+    if (made == nullptr) throw py::error_already_set();
+    PyList_SET_ITEM(result.ptr(), i, made);
+    targets.push_back(PyBytes_AS_STRING(made));
+  }
+  return result;
+}
+
 // New objects of bytes with these contents.
 py::list copies_of(const std::vector<Span>& spans) {
-  py::list result(spans.size());
-  std::vector<char*> targets;
-  targets.reserve(spans.size());
+  std::vector<py::ssize_t> sizes;
+  sizes.reserve(spans.size());
   int64_t total = 0;
-  for (size_t i = 0; i < spans.size(); ++i) {
-    PyObject* copy = PyBytes_FromStringAndSize(nullptr, spans[i].size);
-    if (copy == nullptr) throw py::error_already_set();
-    PyList_SET_ITEM(result.ptr(), i, copy);
-    targets.push_back(PyBytes_AS_STRING(copy));
-    total += spans[i].size;
+  for (const Span& span : spans) {
+    sizes.push_back(span.size);
+    total += span.size;
   }
+  std::vector<char*> targets;
+  py::list result = unfilled(sizes, targets);
   const auto copy_all = [&] {
     for (size_t i = 0; i < spans.size(); ++i) std::memcpy(targets[i], spans[i].data, spans[i].size);
   };
@@ -84,6 +99,60 @@ py::list split_records(const py::bytes& piece, const py::object& ends_object, in
   return copies_of(spans);
 }
 
+// Fills buffers with what lies in a file from an offset on; the number of bytes that there were, or -1 and errno.
+int64_t read_into(int descriptor, std::vector<iovec>& buffers, int64_t offset) {
+  int64_t total = 0;
+  for (size_t at = 0; at < buffers.size();) {
+    const int count = static_cast<int>(std::min(kMostBuffers, buffers.size() - at));
+    ssize_t found = preadv(descriptor, buffers.data() + at, count, offset + total);
+    if (found < 0 && errno == EINTR) continue;
+    if (found < 0) return -1;
+    if (found == 0) break;
+    total += found;
+    for (; at < buffers.size() && found >= static_cast<ssize_t>(buffers[at].iov_len); ++at) {
+      found -= static_cast<ssize_t>(buffers[at].iov_len);
+    }
+    if (found > 0) {
+      buffers[at].iov_base = static_cast<char*>(buffers[at].iov_base) + found;
+      buffers[at].iov_len -= found;
+    }
+  }
+  return total;
+}
+
+// The same as `split_records` of what a file has at an offset, which is read to where it stays.
+py::list read_records(int descriptor, int64_t offset, const py::object& ends_object, int64_t begin) {
+  const Input<int64_t> ends(ends_object, "ends", 1);
+  std::vector<py::ssize_t> sizes;
+  sizes.reserve(ends.size());
+  int64_t start = begin;
+  for (int64_t i = 0; i < ends.size(); ++i) {
+    check(start + kLengthBytes <= ends.data()[i], "a record has no room for its length");
+    sizes.push_back(ends.data()[i] - start - kLengthBytes);
+    start = ends.data()[i];
+  }
+  std::vector<char*> targets;
+  py::list result = unfilled(sizes, targets);
+  char length[kLengthBytes];  // of all, one after the other
+  std::vector<iovec> buffers;
+  buffers.reserve(2 * sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    buffers.push_back({length, kLengthBytes});
+    buffers.push_back({targets[i], static_cast<size_t>(sizes[i])});
+  }
+  int64_t found;
+  {
+    const py::gil_scoped_release released;
+    found = read_into(descriptor, buffers, offset);
+  }
+  if (found < 0) {
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw py::error_already_set();
+  }
+  if (found < start - begin) throw py::value_error("the file ends before the records");
+  return result;
+}
+
 // Of each record the bytes [begin, end), which `head` stands before; None if another head does.
 py::object cut_records(const py::list& records, const py::bytes& head, int64_t begin, int64_t end) {
   char* expected = nullptr;
@@ -108,6 +177,8 @@ py::object cut_records(const py::list& records, const py::bytes& head, int64_t b
 void bind_records(py::module_& module) {
   module.def("record_ends", &record_ends, py::arg("body"), py::arg("num_records"));
   module.def("cut_records", &cut_records, py::arg("records"), py::arg("head"), py::arg("begin"), py::arg("end"));
+  module.def("read_records", &read_records, py::arg("descriptor"), py::arg("offset"), py::arg("ends"),
+             py::arg("begin"));
   module.def("split_records", &split_records, py::arg("piece"), py::arg("ends"), py::arg("begin"));
 }
 
