@@ -1,9 +1,10 @@
 """``python -m benchmarks.master_clients PORT FIRST END STEP_S COMMITTED TRANSPORT``: workers of benchmarks/master.py.
 
-Each has a connection of its own, registers, and sends a heartbeat a second as a real one; when it is told to it takes
-tasks, notes each minibatch in the file COMMITTED, which stands for the model, and then reports it, one every STEP_S
-seconds.  TRANSPORT is ``stream``, as of a real worker, or ``unary``: heartbeats and reports are calls.  Commands are
-lines of standard input, each answered with a line of JSON.
+Each has a connection of its own, registers, and sends heartbeats as a real one; when it is told to it takes tasks,
+always asking for the next one while it has one, notes a minibatch every STEP_S seconds in the file COMMITTED, which
+stands for the model, and then reports it, with others if the master wants to hear of them less often.  TRANSPORT is
+``stream``, as of a real worker, or ``unary``: heartbeats and reports are calls.  Commands are lines of standard input,
+each answered with a line of JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from elasticdl.rpc.channels import OPTIONS, is_transient, token_metadata
 from elasticdl.rpc.job_secret import read_certificate, read_token
 from elasticdl_client.kubernetes.names import TLS_NAME
 
-HEARTBEAT_S = 1.0
 TIMEOUT_S = 10.0
 LONG_POLL_S = 20.0
 RETRY_S = 0.3
@@ -47,10 +47,16 @@ class Tally:
     calls: Counter[str] = field(default_factory=Counter)
     lease_s: list[float] = field(default_factory=list)
     call_s: list[float] = field(default_factory=list)
+    num_reported: int = 0  # minibatches
 
     def read(self) -> dict[str, Any]:
-        found = {"calls": dict(self.calls), "lease_s": self.lease_s, "call_s": self.call_s}
-        self.calls, self.lease_s, self.call_s = Counter(), [], []
+        found = {
+            "calls": dict(self.calls),
+            "lease_s": self.lease_s,
+            "call_s": self.call_s,
+            "num_reported": self.num_reported,
+        }
+        self.calls, self.lease_s, self.call_s, self.num_reported = Counter(), [], [], 0
         return found
 
 
@@ -59,7 +65,7 @@ class Pace:
     """How a worker works.
 
     Attributes:
-        step_s: between two reports.
+        step_s: between two minibatches.
         by_stream: heartbeats and reports go by a stream.
     """
 
@@ -85,22 +91,26 @@ class AioWorker:
         self._committed = committed
         self._tally = tally
         self._registration = asyncio.Lock()
-        self._held: pb.Lease | None = None
-        self._num_done = 0
+        self._held: dict[int, list[int]] = {}  # by lease: the minibatches that are done
+        self._drawn: asyncio.Queue[pb.Lease] = asyncio.Queue()
+        self._leases: dict[int, pb.Lease] = {}
+        self._finished_at = 0.0  # when it could have one lease more
+        self._told_at = 0.0  # of progress
+        self._heartbeat_s, self._report_s = 1.0, 0.1
         self.generation = 0
         self.may_train = asyncio.Event()
 
     async def live(self) -> None:
         """Runs until the process ends."""
         await self.register()
-        await asyncio.gather(self._beat(), self._train())
+        await asyncio.gather(self._beat(), self._draw(), self._train())
 
     async def register(self) -> None:
         known = self.generation
         async with self._registration:
             if self.generation > known:
                 return
-            held = [] if self._held is None else [pb.HeldLease(lease=self._held, committed=range(self._num_done))]
+            held = [pb.HeldLease(lease=self._leases[one], committed=done) for one, done in self._held.items()]
             request = pb.RegisterWorkerRequest(worker_id=self._id, incarnation=self._incarnation, held=held)
             reply = await self._call("RegisterWorker", request)
             if not reply.accepted:
@@ -132,7 +142,7 @@ class AioWorker:
                 self._tally.calls[method] += 1
                 if method == "RequestLease":
                     if reply.WhichOneof("answer") == "lease":
-                        self._tally.lease_s.append(time.perf_counter() - began)
+                        self._tally.lease_s.append(time.perf_counter() - max(began, self._finished_at))
                 else:
                     self._tally.call_s.append(time.perf_counter() - began)
                 return reply
@@ -160,12 +170,12 @@ class AioWorker:
 
     async def _beat(self) -> None:
         seconds = {"compute": 0.0, "ps": 0.0, "input": 0.0, "idle": 0.0}
-        due = time.perf_counter() + random.random() * HEARTBEAT_S
+        due = time.perf_counter() + random.random() * self._heartbeat_s
         while True:
             await asyncio.sleep(due - time.perf_counter())
-            due = max(due + HEARTBEAT_S, time.perf_counter())
-            seconds["compute"] += HEARTBEAT_S
-            held = [] if self._held is None else [pb.Position(lease=self._held.id, minibatch=self._num_done)]
+            due = max(due + self._heartbeat_s, time.perf_counter())
+            seconds["compute"] += self._heartbeat_s
+            held = [pb.Position(lease=one, minibatch=len(done)) for one, done in self._held.items()]
             request = pb.HeartbeatRequest(
                 role=pb.WORKER,
                 id=self._id,
@@ -177,50 +187,66 @@ class AioWorker:
                 cpu=pb.CpuUse(load=1.0, cores=2),
             )
             reply = await self._call("Heartbeat", request)
+            if reply.heartbeat_seconds:
+                self._heartbeat_s, self._report_s = reply.heartbeat_seconds, reply.report_seconds
             if not reply.known:
                 await self.register()
-            elif self._held is not None and self._held.id in reply.revoked:
-                raise SystemExit(f"worker {self._id} has lost its lease")
+            elif set(reply.revoked) & set(self._held):
+                raise SystemExit(f"worker {self._id} has lost a lease")
 
-    async def _train(self) -> None:
+    async def _draw(self) -> None:
         request = pb.LeaseRequest(worker_id=self._id, incarnation=self._incarnation)
         await self.may_train.wait()
-        due = time.perf_counter() + random.random() * self._step_s
         while True:
-            await self.may_train.wait()
             reply = await self._call("RequestLease", request, LONG_POLL_S)
             match reply.WhichOneof("answer"):
                 case "unknown":
                     await self.register()
                 case "lease":
-                    due = await self._train_task(reply.lease, max(due, time.perf_counter()))
+                    lease = reply.lease
+                    self._leases[lease.id] = lease
+                    self._held[lease.id] = list(range(lease.committed[-1] + 1)) if lease.committed else []
+                    self._drawn.put_nowait(lease)
                 case "end":
                     raise SystemExit("the job is over: it had too few tasks for so long a measurement")
 
+    async def _train(self) -> None:
+        await self.may_train.wait()
+        due = time.perf_counter() + random.random() * self._step_s
+        while True:
+            lease = await self._drawn.get()
+            due = await self._train_task(lease, max(due, time.perf_counter()))
+
     async def _train_task(self, lease: pb.Lease, due: float) -> float:
         """Takes one minibatch after another of a task; when the next one is due."""
-        self._held = lease
-        first = lease.committed[-1] + 1 if lease.committed else 0
+        done = self._held[lease.id]
         size = lease.shard.end - lease.shard.start
-        for self._num_done in range(first, size):
+        num_told = len(done)
+        while len(done) < size:
             await asyncio.sleep(due - time.perf_counter())
             due += self._step_s
-            self._committed[lease.task] = self._num_done + 1
+            done.append(len(done))
+            self._committed[lease.task] = len(done)
+            if len(done) < size and time.perf_counter() < self._told_at + self._report_s:
+                continue
+            self._told_at = time.perf_counter()
             report = pb.ProgressReport(
                 worker_id=self._id,
                 incarnation=self._incarnation,
                 lease=lease.id,
-                committed=[self._num_done],
+                committed=done[num_told:],
                 loss=0.5,
                 has_loss=True,
             )
+            num_told = len(done)
             await self._told("ReportProgress", report)
-        self._num_done = size
+            self._tally.num_reported += len(report.committed)
         task = pb.FinishedTask(worker_id=self._id, incarnation=self._incarnation, lease=lease.id, num_minibatches=size)
         ack = await self._told("FinishTask", task)
         if not ack.accepted:
             raise SystemExit(f"a finished task is not accepted: {ack.reason}")
-        self._held = None
+        del self._held[lease.id], self._leases[lease.id]
+        self._finished_at = time.perf_counter()
         return due
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from elasticdl.frameworks.framework import Surplus
 from elasticdl.protocol.values import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.leases import HeldLease, LeaseBook
+from elasticdl.worker.leases import REPORT_S, HeldLease, LeaseBook
 from elasticdl.worker.seeds import task_order
 from elasticdl_client.errors import JobError
 
@@ -21,6 +21,7 @@ class AloneLink:
 
     def __init__(self, shards: Sequence[Shard], plan: pb.Plan, seed: int) -> None:
         self.leases = LeaseBook()
+        self.report_s = REPORT_S
         self._tasks = tasks_of(shards, plan)
         self._plan = plan
         self._seed = seed

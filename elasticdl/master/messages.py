@@ -150,7 +150,7 @@ def _device(message: pb.Device) -> Device:
 
 def lease_requested(call: int, message: pb.LeaseRequest) -> events.LeaseRequested:
     only = TaskType(pb.TaskType.Name(message.only)) if message.only else None
-    return events.LeaseRequested(call, message.worker_id, message.incarnation, message.at_once, only)
+    return events.LeaseRequested(call, message.worker_id, message.incarnation, message.at_once, only, message.ahead)
 
 
 def ready_for_world(call: int, message: pb.ReadyForWorldRequest) -> events.ReadyForWorld:

@@ -123,6 +123,8 @@ def heartbeat_reply(answer: commands.Answer, generation: int) -> pb.HeartbeatRep
                 newest_lease=answer.newest_lease,
                 wants_stacks=answer.wants_stacks,
                 checkpoint_request=answer.checkpoint_request,
+                heartbeat_seconds=answer.pace.heartbeat,
+                report_seconds=answer.pace.report,
             )
     raise AssertionError(f"{answer} does not answer Heartbeat")
 

@@ -292,16 +292,18 @@ class Plan(_message.Message):
     def __init__(self, minibatch_size: _Optional[int] = ..., num_minibatches_per_task: _Optional[int] = ..., has_num_epochs: bool = ..., num_epochs: _Optional[int] = ..., num_records: _Optional[int] = ..., num_minibatches: _Optional[int] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "at_once", "only")
+    __slots__ = ("worker_id", "incarnation", "at_once", "only", "ahead")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     AT_ONCE_FIELD_NUMBER: _ClassVar[int]
     ONLY_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     incarnation: int
     at_once: bool
     only: TaskType
-    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., at_once: bool = ..., only: _Optional[_Union[TaskType, str]] = ...) -> None: ...
+    ahead: int
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., at_once: bool = ..., only: _Optional[_Union[TaskType, str]] = ..., ahead: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("id", "type", "epoch", "task", "shard", "excluded", "model_version", "merged", "committed", "occasion")
@@ -466,7 +468,7 @@ class PsLoad(_message.Message):
     def __init__(self, pushes: _Optional[int] = ..., pulls: _Optional[int] = ..., rows_pushed: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., staleness: _Optional[_Iterable[int]] = ..., refused: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_bytes: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "generation", "revoked", "partition", "stop", "world_version", "num_pushing", "whole_epochs", "newest_lease", "wants_stacks", "checkpoint_request")
+    __slots__ = ("known", "generation", "revoked", "partition", "stop", "world_version", "num_pushing", "whole_epochs", "newest_lease", "wants_stacks", "checkpoint_request", "heartbeat_seconds", "report_seconds")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
@@ -478,6 +480,8 @@ class HeartbeatReply(_message.Message):
     NEWEST_LEASE_FIELD_NUMBER: _ClassVar[int]
     WANTS_STACKS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     known: bool
     generation: int
     revoked: _containers.RepeatedScalarFieldContainer[int]
@@ -489,7 +493,9 @@ class HeartbeatReply(_message.Message):
     newest_lease: int
     wants_stacks: bool
     checkpoint_request: int
-    def __init__(self, known: bool = ..., generation: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., stop: bool = ..., world_version: _Optional[int] = ..., num_pushing: _Optional[int] = ..., whole_epochs: _Optional[int] = ..., newest_lease: _Optional[int] = ..., wants_stacks: bool = ..., checkpoint_request: _Optional[int] = ...) -> None: ...
+    heartbeat_seconds: float
+    report_seconds: float
+    def __init__(self, known: bool = ..., generation: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., stop: bool = ..., world_version: _Optional[int] = ..., num_pushing: _Optional[int] = ..., whole_epochs: _Optional[int] = ..., newest_lease: _Optional[int] = ..., wants_stacks: bool = ..., checkpoint_request: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., report_seconds: _Optional[float] = ...) -> None: ...
 
 class ProgressReport(_message.Message):
     __slots__ = ("worker_id", "incarnation", "lease", "committed", "loss", "has_loss", "skipped", "not_finite", "learning_rate")

@@ -80,10 +80,18 @@ class LeaseBook:
             return [pb.HeldLease(lease=h.lease, committed=sorted(h.committed)) for h in self._held.values()]
 
 
+REPORT_S = 0.1  # a call costs this worker and the master as much as many a minibatch
+
+
 class LeaseLink(Protocol):
-    """Grants leases and receives reports: the master, or its substitute in a process without one."""
+    """Grants leases and receives reports: the master, or its substitute in a process without one.
+
+    Attributes:
+        report_s: seconds between two reports of progress, at least.
+    """
 
     leases: LeaseBook
+    report_s: float
 
     def request_lease(self) -> HeldLease | None:
         """Waits for a task, which is held from then on; None when the job is over."""

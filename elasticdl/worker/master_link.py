@@ -29,12 +29,11 @@ from elasticdl.rpc.patience import MasterGone
 from elasticdl.worker import stacks
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.child_stacks import ChildStacks
-from elasticdl.worker.leases import HeldLease, LeaseBook
+from elasticdl.worker.leases import REPORT_S, HeldLease, LeaseBook
 from elasticdl.worker.master_stream import MasterStream
 from elasticdl_client.errors import JobError
 from elasticdl_client.secret_values import hide
 
-_HEARTBEAT_S = 1.0
 _CALL_TIMEOUT_S = 10.0
 _LONG_POLL_S = 20.0
 _RETRY_S = 0.3
@@ -77,6 +76,8 @@ class MasterLink:
         self._save: Callable[[], None] = lambda: None
         self._beat_at_once = threading.Event()
         self.num_registrations = 0
+        self.heartbeat_s, self.report_s = 1.0, REPORT_S  # as the master says, which knows how many workers there are
+        self.tasks_ahead = 0  # that input processes of its own make ready
 
     def carry_ledger(self, applied: Callable[[], pb.AppliedSet | None]) -> None:
         """Local strategy: what to tell the master of the model's own ledger when registering."""
@@ -178,7 +179,7 @@ class MasterLink:
         """Waits at most that long; whether there is an answer, and the task, or None when the job is over."""
         reply: pb.LeaseReply = self.call(
             self._stub.RequestLease,
-            lambda: pb.LeaseRequest(worker_id=self.worker_id, incarnation=self._incarnation),
+            lambda: pb.LeaseRequest(worker_id=self.worker_id, incarnation=self._incarnation, ahead=self.tasks_ahead),
             timeout_s,
         )
         answer = reply.WhichOneof("answer")
@@ -398,7 +399,7 @@ class MasterLink:
                 if not is_transient(error):
                     raise
                 _log.debug("no heartbeat: %s", error.code())
-            self._beat_at_once.wait(_HEARTBEAT_S)
+            self._beat_at_once.wait(self.heartbeat_s)
 
     def _beat(self) -> None:
         activity, seconds = self.clock.read()
@@ -437,6 +438,8 @@ class MasterLink:
             self._is_taking_stacks = True
             threading.Thread(target=self._take_stacks, name="stacks", daemon=True).start()
         self._granted = (reply.whole_epochs, reply.newest_lease)
+        if reply.heartbeat_seconds > 0:
+            self.heartbeat_s, self.report_s = reply.heartbeat_seconds, reply.report_seconds
         for held in self.leases.revoke(reply.revoked):
             _log.info("Lease %d (%s) was taken back by the master", held.id, held.task_name)
         self.learn_partition(reply.partition)

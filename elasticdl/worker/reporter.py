@@ -16,7 +16,6 @@ from elasticdl.frameworks.framework import NO_SURPLUS, Surplus
 from elasticdl.worker.leases import LeaseLink
 
 _log = logging.getLogger("elasticdl.worker")
-_PAUSE_S = 0.1  # between reports of progress: a call costs this worker and the master as much as many a minibatch
 
 
 @dataclass(slots=True)
@@ -68,13 +67,13 @@ class Reporter:
             self._num_draining -= 1
 
     def _run(self) -> None:
-        told_at = 0.0
+        told_at = float("-inf")
         while True:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: bool(self._news))
-                self._changed.wait_for(self._is_urgent, max(0.0, told_at + _PAUSE_S - time.monotonic()))
+                self._changed.wait_for(self._is_urgent, max(0.0, told_at + self._link.report_s - time.monotonic()))
                 news = self._news.popleft()
                 self._busy = True
             told_at = time.monotonic()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from core_script import Like, Script, everything, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.fleet.servers import owned
-from elasticdl.master.core.values import BucketRange, PodState, PsAddress, TaskType
+from elasticdl.master.core.values import BucketRange, MessagePace, PodState, PsAddress, TaskType
 from elasticdl.protocol.values import Device, Role
+from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_status import DeviceStatus, JobStatus
 
@@ -322,3 +325,17 @@ def test_pods_that_vanished_unseen_are_replaced_after_a_list() -> None:
     script.tell(e.PodsListed((e.PodChanged("elasticdl-j-ps-0", Role.PS, 0, "elasticdl-j-ps-0/1", PodState.RUNNING),)))
     assert any(line.startswith(f"Relaunch the worker: {name} (Deleted") for line in script.log())
     assert [(command.index, command.slot) for command in script.told(c.CreatePod)] == [(2, 0), (3, 1)]
+
+
+def test_workers_of_a_large_job_speak_less_often_but_never_seem_silent() -> None:
+    script = running(2)
+    assert script.heartbeat(0).pace == MessagePace(1.0, 0.1)
+    workers, settings = script.job._workers, script.settings
+    for worker_id in range(2, 1000):
+        workers.join(worker_id, 7, 0.0)
+    assert workers.pace(settings) == MessagePace(2.0, 2.0)
+    for worker_id in range(1000, 5000):
+        workers.join(worker_id, 7, 0.0)
+    assert workers.pace(settings) == MessagePace(2.5, 2.5)
+    assert workers.pace(replace(settings, lease_timeout=2.0)) == MessagePace(1.0, 1.0)
+    assert workers.pace(replace(settings, strategy=DistributionStrategy.ALL_REDUCE)) == MessagePace(1.25, 1.25)

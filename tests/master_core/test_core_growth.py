@@ -77,6 +77,21 @@ def test_an_event_costs_as_much_with_many_workers_as_with_few(act: Act) -> None:
     assert costs[1] <= 1.2 * costs[0] + 20, costs
 
 
+@pytest.mark.parametrize("act", ACTS)
+def test_workers_that_hold_enough_and_ask_for_more_cost_nothing(act: Act) -> None:
+    """As all do that prepare the next task: each has asked for the one after it."""
+    costs = []
+    for num_workers in (FEW, MANY):
+        script = running(num_workers, records=100 * num_workers)
+        for worker_id in range(num_workers):
+            script.lease(worker_id)
+            script.lease(worker_id)
+            assert script.request(worker_id) is None
+        script.kill(1)  # as above
+        costs.append(lines_of(script, act(script)))
+    assert costs[1] <= 1.2 * costs[0] + 20, costs
+
+
 def test_a_task_that_comes_back_costs_as_much_with_many_tasks_as_with_few() -> None:
     costs = []
     for records in (2_000, 200_000):

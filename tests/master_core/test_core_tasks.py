@@ -79,6 +79,17 @@ def test_a_worker_with_input_processes_holds_a_lease_more_for_each() -> None:
     assert script.request() is None
 
 
+def test_a_worker_may_say_for_how_many_tasks_it_has_processes_of_its_own() -> None:
+    """As a script whose loader has them; no more than `MOST_AHEAD`, whatever it says."""
+    script = running(2, records=800, num_epochs=2)
+    for number in range(5):
+        assert isinstance(script.ask(e.LeaseRequested, 0, 7, ahead=3), c.LeaseGranted), number
+    assert script.request(0) is None
+    script.lease(1)
+    script.lease(1)
+    assert script.request(1) is None
+
+
 def test_near_the_end_a_worker_prepares_no_more_than_its_share() -> None:
     """Of eight tasks two workers would else hold five and three."""
     script = running(2, records=160, input_workers=3)

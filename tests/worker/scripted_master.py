@@ -33,6 +33,7 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         self.generation = 1
         self.revoked: list[int] = []
         self.checkpoint_request = 0
+        self.report_seconds = 0.0
         self.accepts = True
         self.num_streams = 0
         self.is_called = threading.Event()  # at the beginning of a call
@@ -97,7 +98,13 @@ class ScriptedMaster(pb_grpc.MasterServicer):
 
     def Heartbeat(self, request: Any, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
         self._note("Heartbeat", request)
-        return pb.HeartbeatReply(known=self.known, revoked=self.revoked, checkpoint_request=self.checkpoint_request)
+        return pb.HeartbeatReply(
+            known=self.known,
+            revoked=self.revoked,
+            checkpoint_request=self.checkpoint_request,
+            heartbeat_seconds=0.01 if self.report_seconds else 0.0,
+            report_seconds=self.report_seconds,
+        )
 
     def ReportProgress(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
         return self._note("ReportProgress", request)

@@ -199,6 +199,22 @@ def test_a_lease_lost_before_its_first_minibatch_gets_no_records(master: Scripte
     assert worker.leases.held() == []
 
 
+def test_a_worker_speaks_as_often_as_the_master_says(master: ScriptedMaster) -> None:
+    """The second minibatch comes with the third, after a pause that is longer than this test; the end comes at once."""
+    master.report_seconds = 1e6
+    worker = link(master)
+    worker.start_heartbeat()
+    master.hears("Heartbeat", times=5)
+    reporter = Reporter(worker, log_loss_steps=1)
+    for minibatch in range(3):
+        reporter.committed(7, minibatch, 0.1)
+        if not minibatch:
+            master.hears("ReportProgress")
+    reporter.finished(7, 3)
+    master.hears("FinishTask")
+    assert [list(report.committed) for report in master.hears("ReportProgress")] == [[0], [1, 2]]
+
+
 def test_a_refused_report_ends_the_lease(master: ScriptedMaster) -> None:
     worker = link(master)
     held = worker.leases.add(lease(0))

@@ -66,6 +66,11 @@ class LoaderPipeline:
         )
         self._batches: Iterator[Made] | None = None
 
+    @property
+    def num_ahead(self) -> int:
+        """Minibatches that the loader's processes make at once or keep ready."""
+        return int(self._loader.num_workers * (self._loader.prefetch_factor or 0))
+
     def start(self) -> None:
         """Starts the loader's processes."""
         if self._batches is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import signal
 import threading
@@ -79,10 +80,11 @@ def make_loop(
     if session.link is not None:
         session.link.carry_ledger(controller.final_ledger)
         session.link.carry_device(gradients.meter)
+        session.link.tasks_ahead = math.ceil(pipeline.num_ahead / data.plan.num_minibatches_per_task)
         _take_over_sigterm(termination, controller)
         pipeline.start()  # before there are connections that its processes could hold on to
     world, stop = _world_of(session, model, str(gradients.device))
-    drawer = MinibatchPrefetcher(data, 2 * num_per_step)
+    drawer = MinibatchPrefetcher(data, max(2 * num_per_step, 2 * pipeline.num_ahead))
     if num_per_step:
         shares: ScriptBatchSource = GlobalShares(data, drawer, pipeline, world, num_per_step)
     else:

@@ -7,9 +7,18 @@ The shell executes the commands of one event in their order.  Where a command ca
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from elasticdl.master.core.values import DataKind, Lease, Level, PsAddress, PsPartition, ScriptPlan, WorkerGroup
+from elasticdl.master.core.values import (
+    DataKind,
+    Lease,
+    Level,
+    MessagePace,
+    PsAddress,
+    PsPartition,
+    ScriptPlan,
+    WorkerGroup,
+)
 from elasticdl.protocol.values import Role, Shard
 
 # Answers ---------------------------------------------------------------------------------------------------------
@@ -89,6 +98,7 @@ class HeartbeatAnswer:
         newest_lease: with a fixed global batch: the newest training lease that it holds; to a PS: the newest of all.
         wants_stacks: the next heartbeat is to bring the stacks of all threads, at once.
         checkpoint_request: another number than before asks a worker for a checkpoint of the model that it holds.
+        pace: of a worker's messages.
     """
 
     known: bool
@@ -101,6 +111,7 @@ class HeartbeatAnswer:
     newest_lease: int = 0
     wants_stacks: bool = False
     checkpoint_request: int = 0
+    pace: MessagePace = field(default_factory=MessagePace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ class LeaseRequested:
     Attributes:
         at_once: no long poll: `NoLeaseNow` if there is nothing now.
         only: nothing of another type.
+        ahead: tasks that its own input processes make ready, beside the one being computed and the next.
     """
 
     call: int
@@ -98,6 +99,7 @@ class LeaseRequested:
     incarnation: int
     at_once: bool = False
     only: TaskType | None = None
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)

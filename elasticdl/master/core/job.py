@@ -285,7 +285,7 @@ class Job:
             if worker.waiting_call is not None:
                 self._out.reply(worker.waiting_call, NoLeaseNow())
                 self._workers.stop_waiting(worker)
-            self._workers.wait(worker, event.call, self._clock, event.at_once, event.only)
+            self._workers.wait(worker, event, self._clock)
 
     def _tick(self) -> None:
         self._fleet.find_hangs(self._clock)

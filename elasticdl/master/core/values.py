@@ -12,6 +12,8 @@ from enum import StrEnum
 from elasticdl.protocol.values import Role, Shard
 
 Place = tuple[Role, int]  # role, slot
+HEARTBEAT_S = 1.0  # between two heartbeats of a worker of a small job
+REPORT_S = 0.1  # between two of its reports of progress: a call costs as much as many a minibatch
 NUM_BUCKETS = 1024  # of the id space of every table, and of the flat dense vectors
 
 
@@ -148,6 +150,19 @@ class Position:
 
     lease: int
     minibatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePace:
+    """How often a worker speaks.
+
+    Attributes:
+        heartbeat: seconds between two of its heartbeats.
+        report: seconds between two of its reports of progress, at least.
+    """
+
+    heartbeat: float = HEARTBEAT_S
+    report: float = REPORT_S
 
 
 @dataclass(frozen=True, slots=True)

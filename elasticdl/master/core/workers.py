@@ -5,14 +5,19 @@ A worker is known by its id and the incarnation of its process.  Pods are in fle
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from elasticdl.master.core.events import LeaseRequested
+from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.slot_time import SlotTimes
-from elasticdl.master.core.values import Position, TaskType
+from elasticdl.master.core.values import HEARTBEAT_S, REPORT_S, MessagePace, Position, TaskType
 from elasticdl.protocol.values import Device
+
+MOST_PER_SECOND = 500.0  # heartbeats of all workers, and as many reports: a message takes about 0.6 ms
+MOST_AHEAD = 64  # tasks that a worker may hold for its input processes
 
 
 @dataclass(slots=True)
@@ -25,6 +30,7 @@ class Worker:
         has_joined: it has registered in this life of the master, not only in an earlier one.
         is_leaving: it was ended from outside, and gets no more tasks.
         only: type that its request asks for; None: any.
+        ahead: tasks that its own input processes make ready, as it said.
         world_version: of the world that it is in, as it said last; 0: in none.
         collective_seconds: for so long it had been inside one collective then.
         device: the accelerator that its model is on, as it said last; None: there is none.
@@ -45,6 +51,7 @@ class Worker:
     waiting_call: int | None = None  # of its request for a lease
     waiting_since: float = 0.0
     only: TaskType | None = None
+    ahead: int = 0
     world_version: int = 0
     collective_seconds: float = 0.0
     num_minibatches: float = 0.0
@@ -64,6 +71,7 @@ class Workers:
         self._absent: dict[int, Worker] = {}  # of an earlier life of the master, not registered in this one
         self._waiting: dict[int, Worker] = {}  # by call, the longest wait first
         self._hasty: dict[int, Worker] = {}  # those of them that want an answer at once
+        self._hopeful: dict[int, Worker] = {}  # those of them, by id, that may have less than they may hold
 
     def get(self, worker_id: int) -> Worker | None:
         return self._workers.get(worker_id)
@@ -87,6 +95,12 @@ class Workers:
     def is_one_staying(self) -> bool:
         """One worker stays, and no other."""
         return len(list(islice((one for one in self._workers.values() if not one.is_leaving), 2))) == 1
+
+    def pace(self, settings: JobSettings) -> MessagePace:
+        """How often a worker speaks: together they send no more than the master can take, and none seems silent."""
+        silence = min(settings.lease_timeout, settings.collective_timeout if settings.has_worlds else float("inf"))
+        longest, share = max(HEARTBEAT_S, silence / 4), len(self._workers) / MOST_PER_SECOND
+        return MessagePace(min(max(HEARTBEAT_S, share), longest), min(max(REPORT_S, share), longest))
 
     def is_heard(self, after: float) -> bool:
         """Some worker stays that is not stuck and has been heard since then."""
@@ -129,23 +143,44 @@ class Workers:
             worker.moved_at = clock
         worker.positions, worker.activity, worker.seconds = positions, activity, dict(seconds)
 
-    def wait(self, worker: Worker, call: int, clock: float, at_once: bool, only: TaskType | None) -> None:
-        """A worker that does not wait yet waits for a lease; see `LeaseRequested`."""
-        worker.waiting_call, worker.waiting_since, worker.only = call, clock, only
-        self._waiting[call] = worker
-        if at_once:
-            self._hasty[call] = worker
+    def wait(self, worker: Worker, request: LeaseRequested, clock: float) -> None:
+        """A worker that does not wait yet waits for a lease."""
+        worker.waiting_call, worker.waiting_since, worker.only = request.call, clock, request.only
+        worker.ahead = max(worker.ahead, min(request.ahead, MOST_AHEAD))
+        self._waiting[request.call] = self._hopeful[worker.id] = worker
+        if request.at_once:
+            self._hasty[request.call] = worker
 
     def stop_waiting(self, worker: Worker) -> None:
         """Its request is answered, or nothing waits for the answer any more."""
         if worker.waiting_call is not None:
             self._waiting.pop(worker.waiting_call)
+            self._hopeful.pop(worker.id, None)
             self._hasty.pop(worker.waiting_call, None)
             worker.waiting_call = None
 
     def waiting(self) -> list[Worker]:
         """Return the workers that wait for a lease, the longest wait first."""
         return list(self._waiting.values())
+
+    def hopeful(self, shrunk: Iterable[int], all_may_hope: bool) -> list[Worker]:
+        """Return those of the waiting workers that may get a lease, as far as that is known.
+
+        Args:
+            shrunk: workers that hold less than before.
+            all_may_hope: any worker may hold more than before.
+        """
+        if all_may_hope:
+            self._hopeful = {worker.id: worker for worker in self._waiting.values()}
+        for worker_id in shrunk:
+            worker = self._workers.get(worker_id)
+            if worker is not None and worker.waiting_call is not None:
+                self._hopeful[worker_id] = worker
+        return list(self._hopeful.values())
+
+    def has_enough(self, worker: Worker) -> None:
+        """It waits, and gets nothing until it holds less or may hold more."""
+        self._hopeful.pop(worker.id, None)
 
     def stop_long_waits(self, since: float) -> list[int]:
         """The calls of those that did not want to wait, or have waited since then; they wait no more."""

@@ -173,8 +173,8 @@ class Fleet:
         version = self._worlds.newest_version
         partition = self._news_of_partition(event)
         whole, newest = self._work.quota.all_held_by(worker.id, self._work.tasks)
-        request = self._checkpoints.num_requests
-        answer = HeartbeatAnswer(known, revoked, partition, stop, 0, version, whole, newest, wants_stacks, request)
+        asked, pace = self._checkpoints.num_requests, self._workers.pace(self._settings)
+        answer = HeartbeatAnswer(known, revoked, partition, stop, 0, version, whole, newest, wants_stacks, asked, pace)
         self._out.reply(event.call, answer)
 
     def _ps_heartbeat(self, event: HeartbeatReceived, clock: float) -> None:

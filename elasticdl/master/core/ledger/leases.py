@@ -15,7 +15,7 @@ from elasticdl.master.core.group.groups import WorkerGroups
 from elasticdl.master.core.plan.tasks import Tasks
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Lease, MetricArrays, Occasion, Position, TaskType
-from elasticdl.master.core.workers import Worker
+from elasticdl.master.core.workers import MOST_AHEAD, Worker
 from elasticdl.protocol.values import Shard
 
 MIN_PER_WORKER = 2  # the one being computed, and the next one, prefetched
@@ -53,6 +53,7 @@ class Leases:
         self._by_call: dict[int, Holding] = {}
         self._num_busy: Counter[TaskType] = Counter()
         self._finished: dict[int, None] = {}  # in order
+        self._shrunk: set[int] = set()  # workers that have lost or ended a lease since this was asked last
         self.is_shared = False  # AllReduce: a worker may hold more, for its world
         self.most_per_worker = MIN_PER_WORKER  # elsewhere
 
@@ -125,6 +126,11 @@ class Leases:
     def num_of_worker(self, worker_id: int) -> int:
         return len(self._by_worker.get(worker_id, ()))
 
+    def take_shrunk(self) -> set[int]:
+        """The workers a lease of whose has ended since the last call."""
+        shrunk, self._shrunk = self._shrunk, set()
+        return shrunk
+
     def of_type(self, task_type: TaskType) -> list[Lease]:
         return [holding.lease for holding in self._holdings.values() if holding.lease.type is task_type]
 
@@ -149,6 +155,7 @@ class Leases:
         del self._by_task[key_of(lease)]
         self._forget_call(holding)
         worker_id = holding.worker_id
+        self._shrunk.add(worker_id)
         self._count_busy(worker_id, -1)
         del self._by_worker[worker_id][lease.id]
         self._count_busy(worker_id, 1)
@@ -206,12 +213,16 @@ class Leases:
             assert self._by_task[key_of(holding.lease)] == holding.lease.id
             assert holding.lease.id >> 32 <= self.generation
             assert holding.lease.id > self.floor
-            assert len(self.of_worker(holding.worker_id)) <= self.most_per_worker or self.is_shared
+            assert len(self.of_worker(holding.worker_id)) <= self.most_per_worker + MOST_AHEAD or self.is_shared
 
 
-def most_per_worker(settings: JobSettings) -> int:
-    """With `--input_workers` one for each process, beside the one being computed and one whose end is not known yet."""
-    return MIN_PER_WORKER + settings.input_workers
+def most_per_worker(settings: JobSettings, ahead: int = 0) -> int:
+    """With `--input_workers` one for each process, beside the one being computed and one whose end is not known yet.
+
+    Args:
+        ahead: tasks for input processes of the worker's own.
+    """
+    return MIN_PER_WORKER + max(settings.input_workers, ahead)
 
 
 class LeaseQuota:
@@ -226,24 +237,33 @@ class LeaseQuota:
         """It holds less than it may."""
         held = self._leases.of_worker(worker.id)
         if not self._settings.has_worlds:
-            return len(held) < self._most(tasks)
+            return len(held) < self._most(worker, tasks)
         if not self._worlds.is_member(worker.id):
             return False
         if worker.only is TaskType.EVALUATION:
             return self.may_evaluate(worker)
         if not self._settings.fixed_global_batch:
-            return sum(lease.type is not TaskType.EVALUATION for lease in held) < self._most(tasks)
+            return sum(lease.type is not TaskType.EVALUATION for lease in held) < self._most(worker, tasks)
         return True
 
-    def _most(self, tasks: Tasks) -> int:
+    def _most(self, worker: Worker, tasks: Tasks) -> int:
         """Near the end of the plan a worker prepares no more than its share of what is left: others would be idle."""
-        most = most_per_worker(self._settings)
+        most = most_per_worker(self._settings, worker.ahead)
         if most == MIN_PER_WORKER or tasks.can_begin:
             return most
+        return min(most, MIN_PER_WORKER + self._share(tasks))
+
+    def _share(self, tasks: Tasks) -> int:
+        """A worker's share of the tasks that are left, as far as it matters."""
         settings = self._settings
         num_processes = settings.num_workers * settings.processes_per_worker
         num_workers = len(self._worlds.members) if settings.has_worlds else num_processes
-        return min(most, MIN_PER_WORKER + tasks.num_todo // max(1, num_workers))
+        return min(tasks.num_todo // max(1, num_workers), MOST_AHEAD + settings.input_workers)
+
+    def outlook(self, tasks: Tasks) -> tuple[object, ...]:
+        """What `may_ask` depends on beside the worker: while it is the same, a worker with enough has enough."""
+        worlds = (self._worlds.stands, self._worlds.newest_version) if self._settings.has_worlds else ()
+        return (*worlds, -1 if tasks.can_begin else self._share(tasks))
 
     def may_evaluate(self, worker: Worker) -> bool:
         """In worlds: on top of what it is training on."""
@@ -258,7 +278,7 @@ class LeaseQuota:
         held = [lease for lease in self._leases.of_worker(worker.id) if lease.type is TaskType.TRAINING]
         missing = sum(tasks.num_missing((lease.epoch, lease.task)) for lease in held)
         step = settings.fixed_global_batch // settings.minibatch_size
-        ahead = (most_per_worker(settings) - 1) * settings.num_minibatches_per_task
+        ahead = (most_per_worker(settings, worker.ahead) - 1) * settings.num_minibatches_per_task
         return worker.id == self._worlds.members[0] and missing < step + ahead
 
     def all_held_by(self, worker_id: int, tasks: Tasks) -> tuple[int, int]:

@@ -47,6 +47,7 @@ class Work:
         self.leases.is_shared = settings.has_worlds
         self.leases.most_per_worker = most_per_worker(settings)
         self.quota = LeaseQuota(settings, self.leases, worlds)
+        self._outlook: tuple[object, ...] = ()  # of the quota, when requests were looked at last
         self.tasks = Tasks(settings, ())
         self.evaluations = Evaluations(EvaluationSchedule(), ())
         self.callbacks = Callbacks({})
@@ -95,10 +96,14 @@ class Work:
         """Answer the requests for which there is a lease; workers without one come first."""
         if not self._has_something_to_grant:
             return
-        for worker in sorted(self._workers.waiting(), key=lambda w: self.leases.num_of_worker(w.id)):
+        before, self._outlook = self._outlook, self.quota.outlook(self.tasks)
+        hopeful = self._workers.hopeful(self.leases.take_shrunk(), self._outlook != before)
+        for worker in sorted(hopeful, key=lambda w: (self.leases.num_of_worker(w.id), w.waiting_call)):
             call = worker.waiting_call
-            is_out = worker.is_leaving or worker.stuck_since is not None
-            if call is None or is_out or not self.quota.may_ask(worker, self.tasks):
+            if call is None or worker.is_leaving or worker.stuck_since is not None:
+                continue
+            if not self.quota.may_ask(worker, self.tasks):
+                self._workers.has_enough(worker)
                 continue
             lease = self._grant(worker, call, clock)
             if lease is not None:
