@@ -118,9 +118,8 @@ def _rows(table: Any, numbers: Sequence[str], texts: Sequence[str]) -> memoryvie
         parts += [_of_one_length(compute.binary_length(values).to_numpy().astype(">i4")), values]
     joined = compute.binary_join_element_wise(*parts, load_package("pyarrow").scalar(b"", "large_binary"))
     _, ends, values = joined.buffers()
-    return memoryview(values)[
-        : numpy.frombuffer(ends, numpy.int64)[len(joined)]
-    ]  # a buffer may be longer than its values
+    size_bytes = int(numpy.frombuffer(ends, numpy.int64)[len(joined)])  # the buffer may be longer
+    return memoryview(values)[:size_bytes]
 
 
 def _of_one_length(values: Any) -> Any:

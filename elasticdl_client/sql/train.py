@@ -179,7 +179,9 @@ def _plan(reader: SnapshotReader, statement: Train, dialect: str) -> TrainingPla
     estimators.check_fits(estimator, found, columns.features, params, query.place)
     clause = clause_of(columns.features, dialect)
     ending = f"LABEL {written(label, dialect)} INTO {statement.model.name}"
-    explicit = f"{query.text} TO TRAIN {estimator} {clause} {ending}"
+    attributes = ", ".join(f"{key} = {one.value.place.text}" for key, one in statement.attributes.items())
+    options = f"WITH {attributes} " if attributes else ""
+    explicit = f"{query.text} TO TRAIN {estimator} {options}{clause} {ending}"
     schema = {name: statistics[name]["type"] for name in names}
     return TrainingPlan(schema, found, columns, clause, estimator, params, explicit, num_rows)
 

@@ -14,9 +14,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.sql import command
+from elasticdl_client.sql import command, train
+from elasticdl_client.sql.database import Database
 from elasticdl_client.sql.models import ModelRegistry
+from elasticdl_client.sql.parser import parse
 from elasticdl_client.sql.places import StatementError
+from elasticdl_client.sql.statement import Train
 
 SELECT = "SELECT * FROM staff"
 
@@ -155,6 +158,20 @@ def test_what_cannot_be_trained_is_pointed_at(
     assert caught.value.place.text == marked, str(caught.value)
     assert hint in caught.value.hint
     assert not (tmp_path / "models").exists()
+
+
+def test_the_explicit_statement_has_all_that_the_statement_says(database: str) -> None:
+    attributes = "train.num_epochs = 7, model.hidden_units = [4, 2], validation.select = 'SELECT * FROM staff'"
+    source = f"{SELECT} TO TRAIN DNNClassifier WITH {attributes} LABEL income INTO m"
+    (statement,) = parse(source, "sqlite")
+    assert isinstance(statement, Train)
+    with Database(database).snapshot() as reader:
+        (again,) = parse(train._plan(reader, statement, "sqlite").statement, "sqlite")
+    assert isinstance(again, Train)
+    assert {key: one.value.value for key, one in again.attributes.items()} == {
+        key: one.value.value for key, one in statement.attributes.items()
+    }
+    assert (again.query.text, len(again.columns)) == (statement.query.text, 1)
 
 
 def test_names_that_are_keywords_are_quoted_in_the_explicit_statement(
