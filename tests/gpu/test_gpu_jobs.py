@@ -84,6 +84,17 @@ def test_options_of_the_computation_train(strategy: str, flags: dict[str, object
 
 
 @pytest.mark.timeout(120)
+def test_a_killed_worker_with_shards_of_the_optimizer_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    flags = {"num_workers": 3, "shard_optimizer": True, "checkpoint_steps": 50}
+    job = all_reduce_job(TORCH, tmp_path, JOB.make_data(tmp_path), OWN_GPU_EACH, JOB, **flags).start()
+    run_life(job, [Kill(Role.WORKER, at_version=60)])
+    assert job.wait(100) == 0, job.story()
+    assert_exact(job, JOB)
+    assert "NCCL" in worker_logs(job)
+    assert job.metrics()["accuracy"] > 0.9
+
+
+@pytest.mark.timeout(120)
 def test_a_killed_worker_of_a_script_loses_and_repeats_nothing(tmp_path: Path) -> None:
     flags = {
         "job_name": "script",

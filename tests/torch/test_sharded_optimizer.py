@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from benchmarks import sharded_optimizer
 from elasticdl.collective import ElasticGroup, GroupLost
 from elasticdl.frameworks.framework import Share
 from elasticdl.frameworks.torch.computation import Computation
@@ -337,6 +338,13 @@ def test_loss_scale_clipping_parts_and_schedules_are_those_of_members_without_sh
     assert "loss_scale/steps" in states[True]
     for name, array in states[False].items():
         np.testing.assert_array_equal(states[True][name], array, err_msg=name)
+
+
+@pytest.mark.full  # 9 s of CPU time: three processes that import PyTorch
+def test_the_benchmark_measures_what_members_hold() -> None:
+    figures = sharded_optimizer.measure([3], width=64, device="cpu", num_turns=2)
+    assert figures["members_3_state_share_of_whole"] == pytest.approx(2 / 3, abs=0.02)
+    assert figures["members_3_steps_per_second_ratio_to_whole"] > 0
 
 
 class OwnAdam(torch.optim.Adam):
