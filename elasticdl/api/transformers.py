@@ -25,7 +25,7 @@ from elasticdl.api.pytorch import ElasticController, create_elastic_controller, 
 from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size, say_plain
 from elasticdl_client.errors import JobError
 
-_ONE_DEVICE = "give each worker one GPU; the workers of the job (--num_workers) train together"
+_ONE_DEVICE = "leave --processes_per_worker out: each GPU of a worker gets a process, and all of the job train together"
 _NO_WRAPPERS = (
     "leave it out: in a job each worker holds the whole model, and ElasticDL sums the gradients; where the model does "
     "not fit, train fewer parameters (peft), or use `torchrun` without ElasticDL"
@@ -544,7 +544,7 @@ def check_arguments(args: Any) -> None:
         "deepspeed": (bool(args.deepspeed), _NO_WRAPPERS),
         "fsdp": (bool(args.fsdp), _NO_WRAPPERS),
         "parallelism_config": (getattr(args, "parallelism_config", None) is not None, _NO_WRAPPERS),
-        "several GPUs in one worker": (args.n_gpu > 1, _ONE_DEVICE),
+        "several GPUs in one process": (args.n_gpu > 1, _ONE_DEVICE),
         "auto_find_batch_size": (bool(args.auto_find_batch_size), "give per_device_train_batch_size"),
         "dataloader_drop_last": (bool(args.dataloader_drop_last), _BY_LEDGER),
         "group_by_length": (bool(getattr(args, "group_by_length", False)) or "length" in sampling, _BY_LEDGER),

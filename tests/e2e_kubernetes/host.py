@@ -35,6 +35,13 @@ def kill(pod_uid: str, signal_number: signal.Signals = signal.SIGKILL) -> None:
     os.kill(process_of(pod_uid), signal_number)
 
 
+def kill_child(pod_uid: str) -> None:
+    """Kill one of the processes that a pod's main process has started."""
+    main = process_of(pod_uid)
+    children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+
+
 def inside_network(pod_uid: str) -> list[str]:
     """How a command begins that runs on this machine, in the network of the pod."""
     return ["nsenter", "--net", f"--target={process_of(pod_uid)}"]

@@ -44,6 +44,17 @@ def test_ten_kills_of_members_lose_nothing(open_space: OpenSpace) -> None:
     assert job.metrics()["accuracy"] >= 0.9
 
 
+def test_a_process_that_is_killed_costs_its_pod_and_no_sample(open_space: OpenSpace) -> None:
+    job = all_reduce_job(open_space("processes"), num_workers=2, processes_per_worker=2).submit()
+    wait_for_world(job, 2)
+    host.kill_child(job.the_pod(job.worker(0)).uid)
+    job.wait_for_pod(job.worker(2))
+    wait_for_world(job, 2)
+    job.wait_for_progress(4)
+    job.assert_ends_exactly()
+    assert "(4 processes)" in job.log(job.master)
+
+
 def test_a_member_that_hangs_or_is_cut_off_is_left_behind(open_space: OpenSpace) -> None:
     job = all_reduce_job(open_space("silence"), num_workers=3, encrypt=True).submit()
     wait_for_world(job, 3)

@@ -64,6 +64,17 @@ def test_a_killed_worker_of_a_zoo_model_loses_and_repeats_nothing(code: str, eng
 
 
 @pytest.mark.timeout(120)
+def test_the_processes_of_a_worker_sum_by_nccl(tmp_path: Path) -> None:
+    flags = {"num_workers": 1, "processes_per_worker": 2}
+    job = all_reduce_job(TORCH, tmp_path, JOB.make_data(tmp_path), OWN_GPU_EACH, JOB, **flags).start()
+    assert job.wait(100) == 0, job.story()
+    assert_exact(job, JOB)
+    assert "it sums by NCCL" in worker_logs(job)
+    assert "The model is on cuda:0" in worker_logs(job)
+    assert_logs_are_quiet(job)
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("strategy", ["Local", "AllReduceStrategy"])
 @pytest.mark.parametrize(
     "flags",

@@ -25,6 +25,16 @@ def test_another_number_of_servers_is_refused_with_what_works_instead() -> None:
     assert "--checkpoint_dir_for_init" in caught.value.hint
 
 
+def test_the_number_of_processes_is_fixed_and_one_in_the_journals_that_do_not_say_it() -> None:
+    several = dataclasses.replace(SPEC, processes_per_worker=2)
+    with pytest.raises(JobError, match="--processes_per_worker=2, not 1"):
+        check_fixed_flags(fixed_flags(several), SPEC)
+    older = {name: value for name, value in fixed_flags(SPEC).items() if name != "processes_per_worker"}
+    check_fixed_flags(older, SPEC)
+    with pytest.raises(JobError, match="--processes_per_worker=1, not 2"):
+        check_fixed_flags(older, several)
+
+
 def test_every_flag_that_differs_is_named() -> None:
     with pytest.raises(JobError, match="--seed=0, not 1, and --training_data=/d, not /e"):
         check_fixed_flags(fixed_flags(SPEC), dataclasses.replace(SPEC, seed=1, training_data="/e"))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.cluster.last_words import explained
 from tests.lines import next_line
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -82,6 +83,17 @@ def test_a_process_that_fails_ends_the_pod_with_its_code_and_its_last_lines(star
     assert pod.returncode == 1
     assert lines[:2] == ["[process 1] before", "[process 1] it went wrong"]
     assert lines[-2:] == ["before", "it went wrong"]  # where the reason of a pod's end is looked for
+
+
+def test_the_error_of_a_process_is_why_the_pod_has_ended(start: Start) -> None:
+    pod = start("""
+        if P == 0:
+            raise ValueError("no such column")
+        signal.pause()
+    """)
+    text = explained("exit code 1", "\n".join(lines_of(pod)))
+    assert text.startswith("exit code 1: ValueError: no such column\n")
+    assert "of_a_user.py" in text
 
 
 def test_a_process_that_is_killed_ends_the_pod(start: Start) -> None:
