@@ -62,23 +62,23 @@ def test_a_slow_survivor_is_not_waited_for_and_joins_later() -> None:
     assert not script.planned.members[1].is_source
 
 
-def test_a_slow_survivor_that_may_alone_hold_a_shard_is_waited_for() -> None:
+def test_a_slow_survivor_that_may_alone_hold_a_shard_is_called_with_the_others() -> None:
     script = standing(3, shard_optimizer=True)
     script.kill(1)
     script.all_leave(0)
-    script.moment()
-    script.moment()
     assert script.members == (0, 1, 2)
-    script.ready(2, script.version, "worker 1 is gone")
+    script.moment()
     assert script.members == (0, 2)
     assert all(member.is_source for member in script.planned.members)
 
 
-def test_a_silent_survivor_is_not_waited_for_whatever_it_holds() -> None:
+def test_a_silent_survivor_is_not_called_whatever_it_holds() -> None:
     script = standing(3, shard_optimizer=True)
+    script.silence(4, 2)
     script.kill(1)
+    script.silence(2, 2)
     script.all_leave(0)
-    script.silence(6, 2)
+    script.moment()
     assert script.members == (0,)
 
 

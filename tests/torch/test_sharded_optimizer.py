@@ -98,7 +98,7 @@ class TrainingMember:
                 others.release()
             if num_awaited:
                 raise Killed
-            framework.apply_gradient(gradient, None)
+            framework.apply_gradient(gradient, framework.learning_rate(0, session.ledger.steps))
             session.commit(plan)
 
         try:
@@ -262,6 +262,32 @@ def test_when_both_holders_of_a_shard_are_gone_training_continues_from_the_check
         assert master.hears("WorldFormed", 2)[-1].restored_from == str(saved.directory)
 
 
+def test_members_with_shards_continue_from_a_checkpoint_of_one_without(
+    framework: Make, minibatches: Make, digits: Any, tmp_path: Path
+) -> None:
+    states = {}
+    for is_sharded in (True, False):
+        place = tmp_path / str(is_sharded)
+        with training_members(framework, minibatches, digits, 1, place, False, optimizer=ADAM) as (master, alone):
+            enter(master, alone)
+            steps(alone, 0, 3)
+            all_do(alone, TrainingMember.save)
+        with training_members(framework, minibatches, digits, 3, place, is_sharded, optimizer=ADAM) as (
+            master,
+            members,
+        ):
+            enter(master, members)
+            assert [member.session.ledger.steps for member in members] == [3, 3, 3]
+            steps(members, 3, 5)
+            all_do(members, TrainingMember.save)
+            newest = members[0].model._checkpoints.newest()
+            assert newest is not None
+            states[is_sharded] = newest.arrays
+    assert states[True].keys() == states[False].keys()
+    for name, array in states[False].items():
+        np.testing.assert_array_equal(states[True][name], array, err_msg=name)
+
+
 def test_two_that_leave_together_take_no_shard_with_them(
     framework: Make, minibatches: Make, digits: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -323,11 +349,13 @@ def test_a_step_that_one_survivor_has_made_is_made_by_the_others_when_they_meet_
 def test_loss_scale_clipping_parts_and_schedules_are_those_of_members_without_shards(
     framework: Make, minibatches: Make, digits: Any, tmp_path: Path
 ) -> None:
+    """And the optimizer holds two groups of parameters, and some parameters in none."""
     options = {"precision": Precision.FP16, "clip_gradient_norm": 0.1, "part_size": 4}
+    symbols = {"optimizer": "scheduled.optimizer", "lr_scheduler": "scheduled.lr_scheduler"}
     states = {}
     for is_sharded in (True, False):
         with training_members(
-            framework, minibatches, digits, 3, tmp_path / str(is_sharded), is_sharded, computation=options
+            framework, minibatches, digits, 3, tmp_path / str(is_sharded), is_sharded, computation=options, **symbols
         ) as (master, members):
             enter(master, members)
             steps(members, 0, 3)

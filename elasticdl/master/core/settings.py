@@ -32,7 +32,7 @@ class JobSettings:
         collective_timeout: AllReduce: a member that is silent for this long is out of the world.
         min_workers: AllReduce: the fewest workers of a world, each with all its processes.
         fixed_global_batch: AllReduce: records of every step, of the whole world; 0: each member brings a minibatch.
-        shard_optimizer: AllReduce: a member may be the only one with a part of the model, so that all are waited for.
+        shard_optimizer: AllReduce: a member may be the only one with a part of the model, so that all are called.
         input_workers: processes of each worker that make minibatches, each of a task of its own; 0: there are none.
         hang_timeout: a worker with a history hangs after this long in one minibatch, at the earliest.
         straggler_window: seconds over which workers are compared; minutes, so that neither one large file nor the

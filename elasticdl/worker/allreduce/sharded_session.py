@@ -296,6 +296,7 @@ class ShardedSession(WorldSession):
         """Take the newest checkpoint, or initial values, to all members; return the directory of the checkpoint."""
         mine, directory = self._wanted()[self._rank], ""
         self._holds_model, self._held, self._spare = False, frozenset(), {}
+        self._framework.keep_shards(self._held)  # those of the model that is given up
         self._framework.keep_shards(mine)
         restored: dict[int, Arrays] = {}
         if self._rank == 0:

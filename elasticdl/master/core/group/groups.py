@@ -327,8 +327,9 @@ class WorkerGroups:
         ready_sources = [one for one in sources if one.is_ready]
         if len(ready) == len(called):
             return self._without_suspects(together(ready, joiners), clock)
-        if ready_sources and self._settings.shard_optimizer and len(ready_sources) < len(sources):
-            return []  # a slow one may hold what no other does
+        if ready_sources and self._settings.shard_optimizer:  # a slow one may hold what no other does
+            newest = max(one.ready_at or 0.0 for one in ready)
+            return together(called, joiners) if self._is_over(newest + SETTLE, clock) else []
         if ready_sources:  # the others are slow: they join later
             newest = max(one.ready_at or 0.0 for one in ready)
             return together(ready, joiners) if self._is_over(newest + SETTLE, clock) else []
