@@ -16,7 +16,7 @@ from elasticdl_client.computation_flags import COMPUTATION_DEFAULTS
 from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import FlagError
 from elasticdl_client.kubernetes import names
-from elasticdl_client.kubernetes.resources import exceeding
+from elasticdl_client.kubernetes.resources import exceeding, has_several_mig_devices
 from elasticdl_client.storage_kinds import is_remote
 
 if TYPE_CHECKING:
@@ -174,6 +174,12 @@ def _check_range(spec: JobSpec) -> None:
 def _check_processes(spec: JobSpec) -> None:
     """No GPU of a worker is idle in silence."""
     given, num_gpus, number = spec.processes_per_worker, spec.num_gpus_per_worker, spec.num_processes_per_worker
+    if has_several_mig_devices(spec.worker_resource_request, spec.worker_resource_limit):
+        raise FlagError(
+            f"--worker_resource_request={spec.worker_resource_request}: CUDA gives a process one MIG device; the "
+            "others would be idle.",
+            "Ask for one of them, and for more workers: --num_workers.",
+        )
     if number > num_gpus > 0:
         raise FlagError(
             f"--processes_per_worker={given} is more than the {num_gpus} GPUs of a worker, and each process needs one.",

@@ -257,7 +257,7 @@ def describe(event: JobEvent) -> str:
             is_told = first.startswith("exit code") or not exit_code
             return ", ".join(filter(None, (str(details.get("reason", "")), "" if is_told else exit_code, first)))
         case EventKind.WORKER_REGISTERED:
-            return "registered with the master"
+            return f"{first} has registered with the master" if first else "registered with the master"
         case EventKind.PS_READY:
             return f"ready, {first}" if first else "ready"
         case EventKind.GROUP_BROKEN:

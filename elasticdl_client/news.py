@@ -135,7 +135,8 @@ class News:
         if not new:
             return []
         self._newest = new[-1].number
-        followed = _Consequences(history, new)
+        partial = {event.number for event in new if _is_partial(event, history, now.processes_per_worker)}
+        followed = _Consequences(history, [event for event in new if event.number not in partial])
         lines: list[Headline] = []
         joined: list[JobEvent] = []
         reopened = [event for event in new if event.kind is EventKind.EPOCH_REOPENED]
@@ -146,7 +147,7 @@ class News:
             if event.kind is EventKind.GROUP_FORMED:
                 if not followed.is_told(event):
                     lines.append(Headline(followed.group_text(event)))
-            elif event.kind in _JOINS and not _is_later(event, history):
+            elif event.number in partial or (event.kind in _JOINS and not _is_later(event, history)):
                 continue  # as many as were wanted at first: the bar counts them
             elif event.kind is EventKind.WORKER_REGISTERED:
                 joined.append(event)
@@ -249,6 +250,14 @@ def _is_later(event: JobEvent, history: EventHistory) -> bool:
         return True
     begun = next((one.number for one in history.events if one.kind is EventKind.EPOCH_STARTED), event.number)
     return begun < event.number or any(one.kind in _LOSSES for one in history.chain(event))
+
+
+def _is_partial(event: JobEvent, history: EventHistory, num_processes: int) -> bool:
+    """Return whether a process has registered before the last of its worker."""
+    if event.kind is not EventKind.WORKER_REGISTERED or num_processes == 1:
+        return False
+    about = (one for one in history.events if one.kind is event.kind and one.subject == event.subject)
+    return sum(one.number <= event.number for one in about) % num_processes != 0
 
 
 def _join_lines(joined: Sequence[JobEvent], history: EventHistory, followed: _Consequences) -> list[Headline]:

@@ -88,6 +88,12 @@ def num_gpus(request: str, limit: str) -> int:
     return sum(int(amount) for name, amount in given.items() if name.endswith("/gpu"))
 
 
+def has_several_mig_devices(request: str, limit: str) -> bool:
+    """Return whether a container gets more than one part of a GPU (nvidia.com/mig-…): a process can use one alone."""
+    given = container_resources(request, limit)["limits"]
+    return sum(int(amount) for name, amount in given.items() if "/mig-" in name) > 1
+
+
 def quantity(text: str) -> Fraction:
     """A Kubernetes quantity as a number: cores, bytes, pieces.
 

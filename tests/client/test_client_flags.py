@@ -452,6 +452,7 @@ def test_each_gpu_of_a_worker_gets_a_process_unless_the_flags_say_otherwise(
         ({"processes_per_worker": 1}, "some would be idle"),
         ({"model_def": "", "job_command": "python train.py", "processes_per_worker": 3}, "some would be idle"),
         ({"distribution_strategy": "Local"}, "all but one would be idle"),
+        ({"worker_resource_request": "cpu=8,nvidia.com/mig-1g.10gb=2"}, "one MIG device"),
         ({"distribution_strategy": "Local", "worker_resource_request": "cpu=1", "processes_per_worker": 2}, "is 2"),
     ],
 )

@@ -12,6 +12,7 @@ from world_script import standing
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import PodState
 from elasticdl.protocol.values import Role
+from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
 from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
 from elasticdl_client.news import Headline, News, is_round
@@ -22,8 +23,9 @@ STATUS = JobStatus("job", JobPhase.RUNNING, epoch=1, num_epochs=3)
 class Reader:
     """The client that follows the job."""
 
-    def __init__(self, script: Script, news: News | None = None) -> None:
+    def __init__(self, script: Script, news: News | None = None, status: JobStatus = STATUS) -> None:
         self._script = script
+        self._status = status
         self._news = news or News()
         self.read()
 
@@ -31,7 +33,7 @@ class Reader:
         return [line.text for line in self.headlines()]
 
     def headlines(self) -> list[Headline]:
-        return self._news.lines(STATUS, self._script.job.events)
+        return self._news.lines(self._status, self._script.job.events)
 
 
 def lose(script: Script, worker_id: int, reason: str, message: str = "", node: str = "") -> None:
@@ -40,6 +42,18 @@ def lose(script: Script, worker_id: int, reason: str, message: str = "", node: s
         name, Role.WORKER, worker_id, f"{name}/1", PodState.FAILED, reason, 1 if reason == "Error" else None, message
     )
     script.tell(dataclasses.replace(gone, node=node))
+
+
+def test_a_worker_has_joined_when_its_last_process_has() -> None:
+    script = running(2, processes_per_worker=2, num_ps=0, strategy=DistributionStrategy.ALL_REDUCE)
+    reader = Reader(script, status=dataclasses.replace(STATUS, processes_per_worker=2))
+    script.kill(1)
+    assert reader.read() == ["worker-1 lost: Killed"]
+    script.pod(Role.WORKER, 2, PodState.RUNNING)
+    script.worker_joins(4)
+    assert reader.read() == []
+    script.worker_joins(5)
+    assert reader.read() == ["worker-2 (for worker-1) joined"]
 
 
 @pytest.mark.parametrize(
