@@ -1,7 +1,7 @@
 """One RecordIO file, read by record number.
 
-Opened chunks are checked once and kept, up to a limit; of large uncompressed chunks only the record offsets are
-kept, and ranges are read from the file.  Never parses a record.
+Opened chunks are checked once and kept, up to a limit; of uncompressed chunks that are large, or whose records are,
+only the record offsets are kept, and ranges are read from the file.  Never parses a record.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from elasticdl.data.files import LocalFile, open_file
-from elasticdl.data.recordio_format import ChunkFormatError, Compressor, RecordTable, decode_body
+from elasticdl.data.recordio_format import LARGE_RECORD_BYTES, ChunkFormatError, Compressor, RecordTable, decode_body
 from elasticdl.data.recordio_index import ChunkPlace, RecordIOIndex, chunk_error
 
 _KEPT_BODY_MAX_BYTES = 1 << 20
 _CACHE_SIZE_BYTES = 128 << 20
-_LARGE_BYTES = 4096  # of a record, on average: each is read to its place, without a copy
 _BECAME_SHORTER = "the file became shorter while it was being read"
 
 
@@ -98,7 +97,8 @@ class RecordIOFile:
     def _records(self, chunk: _OpenChunk, first: int, last: int) -> list[bytes]:
         begin, end = chunk.table.byte_range(first, last)
         offset = chunk.place.body_offset + begin
-        if chunk.body is None and isinstance(self._file, LocalFile) and end - begin >= _LARGE_BYTES * (last - first):
+        are_large = end - begin >= LARGE_RECORD_BYTES * (last - first)
+        if chunk.body is None and are_large and isinstance(self._file, LocalFile):
             records = self._file.pread_records(offset, chunk.table.ends(first, last), begin)
             if records is None:
                 raise chunk_error(self.path, self._file.size_bytes, _BECAME_SHORTER)
@@ -151,8 +151,9 @@ class RecordIOFile:
         except ChunkFormatError as error:
             raise chunk_error(self.path, place.offset, str(error)) from error
         can_be_read_again = self._file.is_local and header.compressor is Compressor.NONE
-        kept = not can_be_read_again or len(body) <= _KEPT_BODY_MAX_BYTES
-        return _OpenChunk(place, table, body if kept else None)
+        are_small = len(body) < LARGE_RECORD_BYTES * header.num_records
+        is_better_kept = are_small and len(body) <= _KEPT_BODY_MAX_BYTES
+        return _OpenChunk(place, table, body if is_better_kept or not can_be_read_again else None)
 
     def _pread(self, size_bytes: int, offset: int) -> bytes:
         """Exactly ``size_bytes`` bytes."""

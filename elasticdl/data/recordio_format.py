@@ -22,6 +22,7 @@ from elasticdl.kernels import _native
 
 MAGIC = 0x01020304
 HEADER_SIZE_BYTES = 20
+LARGE_RECORD_BYTES = 4096  # on average: from this on other threads run while records are copied
 
 _HEADER = struct.Struct("<5I")
 _LENGTH = struct.Struct("<I")
@@ -163,14 +164,14 @@ class RecordTable:
 
     def split(self, piece: bytes, first: int, last: int) -> list[bytes]:
         """Records ``first`` to ``last`` out of the bytes named by `byte_range`."""
-        if self._ends is None:
+        if self._ends is None and self._stride() < LARGE_RECORD_BYTES:
             stride = self._stride()
             if stride == _LENGTH.size:
                 return [b""] * (last - first)
             layout = np.dtype([("length", "<u4"), ("record", f"V{stride - _LENGTH.size}")])
             records: list[bytes] = np.frombuffer(piece, layout)["record"].tolist()
             return records
-        return _native.split_records(piece, self._ends[first:last], self.byte_range(first, last)[0])
+        return _native.split_records(piece, self.ends(first, last), self.byte_range(first, last)[0])
 
     def _stride(self) -> int:
         return _LENGTH.size + (self._record_length or 0)

@@ -138,23 +138,27 @@ def test_ranges_of_a_large_chunk(tmp_path: Path, compressor: Compressor, length_
         assert file.read(2999, 3000) == records[2999:]
 
 
+@pytest.mark.parametrize("chunk_size_bytes", [32 << 20, 100_000])
+@pytest.mark.parametrize("compressor", [Compressor.NONE, Compressor.SNAPPY])
 @pytest.mark.parametrize("length_of", [lambda i: 9000, lambda i: (0, 1, 20_000, 5000)[i % 4]], ids=["equal", "varying"])
-def test_large_records_are_read_to_their_places(tmp_path: Path, length_of: Callable[[int], int]) -> None:
-    """The second time: of a chunk of more than 1 MiB that was checked, ranges are read from the file again."""
+def test_large_records_are_read_to_their_places(
+    tmp_path: Path, length_of: Callable[[int], int], compressor: Compressor, chunk_size_bytes: int
+) -> None:
+    """Of an uncompressed chunk that was checked they are read from the file, each time."""
     path = tmp_path / "data"
-    records = [i.to_bytes(2, "big") * (length_of(i) // 2) + b"e" * (length_of(i) % 2) for i in range(1300)]
-    with RecordIOWriter(str(path), Compressor.NONE, chunk_size_bytes=32 << 20) as writer:
+    records = [i.to_bytes(2, "big") * (length_of(i) // 2) + b"e" * (length_of(i) % 2) for i in range(600)]
+    with RecordIOWriter(str(path), compressor, chunk_size_bytes) as writer:
         writer.write_all(records)
     with RecordIOFile(str(path)) as file:
-        assert len(file.index.chunks) == 1
-        assert file.read(0, 1300) == records
-        assert file.read(0, 1300) == records
+        assert file.read(0, 600) == records
+        assert file.read(0, 600) == records
         assert file.read(1, 2) == records[1:2]
-        assert file.read(3, 1100) == records[3:1100]
-        os.truncate(path, path.stat().st_size // 2)
-        with pytest.raises(DataError, match="became shorter"):
-            file.read(3, 1100)
-        assert file.read(3, 100) == records[3:100]
+        assert file.read(3, 500) == records[3:500]
+        if compressor is Compressor.NONE:
+            os.truncate(path, path.stat().st_size // 2)
+            with pytest.raises(DataError, match="became shorter"):
+                file.read(3, 500)
+            assert file.read(3, 100) == records[3:100]
 
 
 def test_a_file_without_bytes_has_no_records(tmp_path: Path) -> None:
