@@ -336,6 +336,6 @@ def test_workers_of_a_large_job_speak_less_often_but_never_seem_silent() -> None
     assert workers.pace(settings) == MessagePace(2.0, 2.0)
     for worker_id in range(1000, 5000):
         workers.join(worker_id, 7, 0.0)
-    assert workers.pace(settings) == MessagePace(2.5, 2.5)
+    assert workers.pace(settings) == MessagePace(2.0, 2.0)
     assert workers.pace(replace(settings, lease_timeout=2.0)) == MessagePace(1.0, 1.0)
     assert workers.pace(replace(settings, strategy=DistributionStrategy.ALL_REDUCE)) == MessagePace(1.25, 1.25)

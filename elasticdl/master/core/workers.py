@@ -17,6 +17,7 @@ from elasticdl.master.core.values import HEARTBEAT_S, REPORT_S, MessagePace, Pos
 from elasticdl.protocol.values import Device
 
 MOST_PER_SECOND = 500.0  # heartbeats of all workers, and as many reports: a message takes about 0.6 ms
+LONGEST_PAUSE = 2.0  # seconds: a longer silence means something to hangs.py and slot_time.py
 MOST_AHEAD = 64  # tasks that a worker may hold for its input processes
 
 
@@ -99,7 +100,7 @@ class Workers:
     def pace(self, settings: JobSettings) -> MessagePace:
         """How often a worker speaks: together they send no more than the master can take, and none seems silent."""
         silence = min(settings.lease_timeout, settings.collective_timeout if settings.has_worlds else float("inf"))
-        longest, share = max(HEARTBEAT_S, silence / 4), len(self._workers) / MOST_PER_SECOND
+        longest, share = max(HEARTBEAT_S, min(silence / 4, LONGEST_PAUSE)), len(self._workers) / MOST_PER_SECOND
         return MessagePace(min(max(HEARTBEAT_S, share), longest), min(max(REPORT_S, share), longest))
 
     def is_heard(self, after: float) -> bool:
