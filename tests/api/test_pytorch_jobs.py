@@ -102,6 +102,7 @@ def test_a_script_that_is_told_to_end_leaves_between_two_steps(num_workers: int,
         assert min(steps["1"]) == max(steps["0"]) + 1, job.story()
 
 
+@pytest.mark.full  # 9 s of a processor; tests/chaos/test_processes.py has a whole job, tests/worker that a command runs
 def test_the_processes_of_a_worker_run_a_script_together(tmp_path: Path) -> None:
     job = job_of(tmp_path, "--loaders 0", num_workers=1, processes_per_worker=2).start()
     assert job.wait(150) == 0, job.story()

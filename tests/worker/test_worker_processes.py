@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,13 +24,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a pod whose processes run a module with some code, in which `P` is the number of the process."""
     pods: list[subprocess.Popen[bytes]] = []
 
-    def started(code: str, number: int = 2, num_gpus: int = 0, **environment: str) -> subprocess.Popen[bytes]:
+    def started(
+        code: str, number: int = 2, num_gpus: int = 0, module: Sequence[str] = ("of_a_user", "word"), **environment: str
+    ) -> subprocess.Popen[bytes]:
         head = 'import os, signal, sys\nP = int(os.environ["ELASTICDL_PROCESS"])\n'
         (tmp_path / "of_a_user.py").write_text(head + textwrap.dedent(code))
         inherited = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
         env = {**inherited, "WORKER_ID": "6", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path, **environment}
-        command = [sys.executable, "-m", "elasticdl.worker.processes", str(number), str(num_gpus), "of_a_user", "word"]
+        command = [sys.executable, "-m", "elasticdl.worker.processes", str(number), str(num_gpus), *module]
         pods.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env))
         return pods[-1]
 
@@ -57,6 +59,12 @@ def test_each_process_has_an_id_and_gpus_of_its_own(start: Start) -> None:
     pod = start(code, CUDA_VISIBLE_DEVICES="4,GPU-5e1f,1,0")
     assert sorted(lines_of(pod)) == ["[process 0] 6 4,GPU-5e1f word", "[process 1] 7 1,0 word"]
     assert pod.returncode == 0
+
+
+def test_each_process_becomes_a_command_of_the_users(start: Start, tmp_path: Path) -> None:
+    command = ("elasticdl.worker.command", str(tmp_path), "python", "of_a_user.py", "word")
+    pod = start('print(os.environ["WORKER_ID"], sys.argv[1])', module=command)
+    assert sorted(lines_of(pod)) == ["[process 0] 6 word", "[process 1] 7 word"]
 
 
 def test_devices_of_another_vendor_are_those_that_the_pod_asks_for(start: Start) -> None:
