@@ -354,6 +354,25 @@ def test_dropping_a_model_removes_the_rows_of_its_training(tmp_path: Path) -> No
     assert not database.has_table([table])
 
 
+def test_jobs_load_a_model_from_the_storage_that_pods_have_written_it_to(server: str) -> None:
+    with psycopg.connect(server) as connection:
+        connection.execute("CREATE TABLE staff AS SELECT i AS age, 'a' || i % 2 AS pay FROM generate_series(1, 9) i")
+    database = Database(server)
+    models = ClusterModels("s3://bucket/models", ModelsTable(lambda: database, "models"), lambda: database)
+    inputs = [{"name": "age", "column": "age", "form": "number"}]
+    about = {"estimator": "DNNClassifier", "task": "binary", "label": "pay", "classes": ["a0", "a1"], "inputs": inputs}
+    models.record(models.add("m", about))
+    flags, said = JobFlags(("--image_name=i",), {}, Runtime.KUBERNETES), list[str]()
+    runtime = KubernetesRuntime(lambda: database)
+    session = Session(lambda: database, models, flags, True, False, said.append, runtime)
+    statements = "SELECT * FROM staff TO EVALUATE auc USING m; SELECT * FROM staff TO PREDICT guess.pay_guessed USING m"
+    command.execute(session, "postgres", statements)
+    for line, job_type in zip(said, (JobType.EVALUATE, JobType.PREDICT), strict=True):
+        _, name, *given = shlex.split(line)
+        spec = JobSpec.from_flags(job_type, dict(flag[2:].split("=", 1) for flag in given))
+        assert (name, spec.checkpoint_dir_for_init) == (job_type, "s3://bucket/models/m/1/export")
+
+
 def test_dropping_a_model_of_a_volume_says_the_job_that_deletes_its_files(tmp_path: Path) -> None:
     models, database = models_of(tmp_path, {})
     models.record(models.add("m", {}))
