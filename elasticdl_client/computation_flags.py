@@ -1,4 +1,4 @@
-"""The flags that say how a worker of a PyTorch model makes minibatches and computes a step; part of `JobSpec`."""
+"""The flags that say how a worker makes minibatches and computes steps, most of them for PyTorch; part of `JobSpec`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class ComputationFlags:
 
     precision: Precision = flag(
         Precision.FP32,
-        "PyTorch models: compute in fp32, or by autocast in bf16 or fp16, the latter with dynamic loss scaling.",
+        "Compute in fp32, or in bf16 or fp16, the latter with dynamic loss scaling: PyTorch models by autocast, Keras "
+        "models by a mixed policy, with AllReduceStrategy or Local.",
         Group.TRAINING,
         jobs=TRAIN_ONLY,
     )

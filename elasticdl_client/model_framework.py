@@ -31,8 +31,8 @@ _TELLING = {
 }
 
 _INSTEAD = {  # what a Keras model has in place of a flag
-    "precision": 'Leave it out; the module may call keras.mixed_precision.set_global_policy("mixed_bfloat16") itself.',
-    "compile": "Leave it out; steps of Keras models are compiled in any case.",
+    "precision": "Leave it out.",
+    "compile": "Leave it out; steps of Keras models are compiled, by XLA where it can, in any case.",
     "channels_last": "Leave it out; TensorFlow chooses the layout itself.",
     "clip_gradient_norm": "Leave it out, and give the Keras optimizer global_clipnorm.",
     "accumulate_steps": "Leave it out, and give a smaller --minibatch_size.",
@@ -79,8 +79,22 @@ def check_framework(spec: JobSpec) -> None:
 
 def _check_computation(spec: JobSpec) -> None:
     given = [name for name, default in COMPUTATION_DEFAULTS.items() if getattr(spec, name) != default]
-    if not given or framework_of(spec) is FrameworkName.TORCH:
+    framework = framework_of(spec) if given else None
+    if framework is FrameworkName.TENSORFLOW and "precision" in given:
+        _check_precision_of_keras(spec)
+        given.remove("precision")
+    if not given or framework is FrameworkName.TORCH:
         return
     raise ModelDefinitionError(
         f"--{given[0]} is for PyTorch models, and --model_def={spec.model_def} is none.", _INSTEAD[given[0]]
     )
+
+
+def _check_precision_of_keras(spec: JobSpec) -> None:
+    if spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER:
+        raise ModelDefinitionError(
+            f"--precision={spec.precision} with ParameterServerStrategy: parameter servers do not scale losses, and "
+            "Keras models on them compute as the module says.",
+            "Give --distribution_strategy=AllReduceStrategy or Local; or let the module call "
+            'keras.config.set_dtype_policy("mixed_bfloat16").',
+        )

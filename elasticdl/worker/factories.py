@@ -147,4 +147,5 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
         embedding_threshold=spec.embedding_threshold_bytes,
         mode=MODES[spec.job_type],
         needed=_NEEDED.get(spec.job_type, ()),
+        precision=spec.precision,
     )

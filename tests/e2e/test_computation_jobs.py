@@ -12,7 +12,7 @@ from elasticdl.protocol.values import Role
 from tests.chaos import jobs
 from tests.chaos.kills import Kill, run_life
 from tests.chaos.scenarios import assert_exact
-from tests.e2e.all_reduce_jobs import TORCH, all_reduce_job, worker_logs
+from tests.e2e.all_reduce_jobs import KERAS, TORCH, all_reduce_job, worker_logs
 
 JOB = replace(jobs.DIGITS, num_epochs=4, num_ps_pods=0)
 ALL_REDUCE, LOCAL = "AllReduceStrategy", "Local"
@@ -25,6 +25,19 @@ def custom_model():
 
 def loss(labels, predictions):
     return nn.functional.cross_entropy(predictions, labels) * 1000
+"""
+
+
+KERAS_STEEP = """
+def custom_model():
+    image = keras.Input((NUM_PIXELS,), name="image")
+    hidden = keras.layers.Dense(16, activation="relu")(keras.layers.Rescaling(1 / 16)(image))
+    return keras.Model(image, keras.layers.Dense(NUM_CLASSES, dtype="float32")(hidden))
+
+
+def loss(labels, predictions):
+    losses = keras.losses.sparse_categorical_crossentropy(labels, predictions, from_logits=True)
+    return tf.reduce_mean(losses) * 1000
 """
 
 
@@ -50,4 +63,19 @@ def test_a_job_with_loss_scaling_parts_and_clipping_is_exact_though_a_worker_is_
     with np.load(next(newest.glob("*.npz"))) as state:
         (scale,) = (float(state[name]) for name in state.files if name.endswith("loss_scale/scale"))
     assert 1 < scale < 65536  # a gradient 1,000 times as steep has overflowed
+    assert "not finite" not in worker_logs(running)
+
+
+@pytest.mark.full  # three TensorFlow workers; tests/keras/test_precision.py has the steps
+@pytest.mark.timeout(300)
+def test_a_keras_job_with_loss_scaling_is_exact_and_keeps_the_scale_though_a_worker_is_killed(tmp_path: Path) -> None:
+    flags: dict[str, object] = {"num_workers": 2, "precision": "fp16", "checkpoint_steps": 20}
+    running = all_reduce_job(KERAS, tmp_path, JOB.make_data(tmp_path), KERAS_STEEP, JOB, **flags).start()
+    run_life(running, [Kill(Role.WORKER, at_version=60)])
+    assert running.wait(200) == 0, running.story()
+    assert_exact(running, JOB)
+    newest = max((tmp_path / "job" / "checkpoints").glob("version-*"), key=lambda path: int(path.name[8:]))
+    with np.load(next(newest.glob("*.npz"))) as state:
+        (scale,) = (float(state[name]) for name in state.files if name.endswith("dynamic_scale"))
+    assert 1 <= scale < 2**15  # a gradient 1,000 times as steep has overflowed
     assert "not finite" not in worker_logs(running)

@@ -46,6 +46,7 @@ from elasticdl.frameworks.keras.optimizer import (
     make_optimizer,
     own_rate_at,
 )
+from elasticdl.frameworks.keras.precision import build_optimizer, check_policy, set_policy
 from elasticdl.frameworks.keras.prediction import arrays_of, load_weights
 from elasticdl.frameworks.keras.samples import Examples, take_apart, zeros_like_spec
 from elasticdl.frameworks.keras.saving.export import export_model
@@ -63,6 +64,7 @@ from elasticdl.frameworks.label_flaws import (
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers.placement import Placement
 from elasticdl.model_def import ModelDefinition
+from elasticdl_client.choices import Precision
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
 _LOOKUP = "keras.layers.StringLookup(vocabulary={}, num_oov_indices=0)"
@@ -83,6 +85,7 @@ class KerasFramework:
         embedding_threshold: int = 2 << 20,
         mode: Mode = Mode.TRAINING,
         needed: Collection[str] = (),
+        precision: Precision = Precision.FP32,
     ) -> None:
         """
         Args:
@@ -94,7 +97,10 @@ class KerasFramework:
             embedding_threshold: bytes; larger tables of `keras.layers.Embedding` live on the parameter servers.
             mode: that of the job's tasks.
             needed: symbols that the module or `compile` must have: loss, optimizer, eval_metrics_fn.
+            precision: that the model computes in; it is made the policy of this process.
         """
+        set_policy(precision)
+        self._precision = precision
         self._mode = mode
         self._needed = needed
         self._definition = definition
@@ -132,6 +138,7 @@ class KerasFramework:
     def report(self) -> ModelReport:
         """See `Framework.report`."""
         built = self._built()
+        check_policy(self._definition.path, built.model, self._precision)
         check_complete(built.definition, [name for name in self._needed if name != "eval_metrics_fn"])
         self._examples(built.inputs)
         optimizer = ""
@@ -416,7 +423,7 @@ class KerasFramework:
         built, optimizer = self._built(), self._optimizer()
         if optimizer is None:
             raise ModelDefinitionError(f"{self._definition.path} has no optimizer.")
-        optimizer.build(built.trainable)
+        build_optimizer(optimizer, built.trainable)
         weights = [*built.trainable, *built.non_trainable, *built.own]
         named = {f"model/{name}": v for name, v in zip(unique_names(weights), weights, strict=True)}
         slots = list(optimizer.variables)

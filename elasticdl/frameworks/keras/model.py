@@ -133,7 +133,9 @@ def _built(
     examples: Callable[[ModelInputs], Examples],
     mode: Mode,
 ) -> BuiltModel:
+    policy = keras.config.dtype_policy()
     keras.utils.clear_session(free_memory=False)  # names count from the start, whatever was built before
+    keras.config.set_dtype_policy(policy)  # that of --precision, or of the module, which is forgotten with the session
     keras.utils.set_random_seed(seed)
     with functions.accepted(), embedding_placement(placement), swap.making() if swap is not None else nullcontext():
         model = user_call(definition.model, f"{definition.path}: {definition.symbol}")

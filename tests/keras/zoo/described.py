@@ -120,3 +120,13 @@ def unknown_metric() -> list[str]:
 
 def nested_metrics() -> list[list[str]]:
     return [["accuracy"], ["mse"]]
+
+
+def mixed() -> keras.Model:
+    x = keras.Input((4,))
+    hidden = keras.layers.Dense(8, name="hidden")(x)
+    return keras.Model(x, keras.layers.Dense(1, activation="sigmoid", dtype="float32")(hidden))
+
+
+def steep(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    return keras.ops.mean(predictions) * 1e9

@@ -16,6 +16,7 @@ import tensorflow as tf
 from elasticdl.frameworks.framework import NUM_TOLD, Floats, LocalGradient, Mode, Share
 from elasticdl.frameworks.keras.model import BuiltModel, flat_tensor
 from elasticdl.frameworks.keras.operations import operations_of_graph, warn_of_chance
+from elasticdl.frameworks.keras.precision import build_optimizer
 from elasticdl.frameworks.keras.samples import KerasMinibatch, full_spec, take_apart
 from elasticdl.frameworks.keras.seeds import as_int64
 from elasticdl.frameworks.keras.step.lookups import IdOutOfRange, IdWatch
@@ -78,7 +79,7 @@ class AllReduceStep:
         elif learning_rate is not None:
             self._optimizer.learning_rate = learning_rate
         if self._apply is None:
-            self._optimizer.build(self._built.trainable)
+            build_optimizer(self._optimizer, self._built.trainable)
             signature = [tf.TensorSpec((self._length,)), tf.TensorSpec(())]
             self._apply = tf.function(self._applied, input_signature=signature, autograph=False)
         buffer = gradient.buffers[0]

@@ -17,6 +17,7 @@ from elasticdl.frameworks.framework import Floats, Ids, Mode, Parameters, Step
 from elasticdl.frameworks.keras.losses import TotalLoss
 from elasticdl.frameworks.keras.model import BuiltModel, assign_flat
 from elasticdl.frameworks.keras.operations import operations_of_graph, warn_of_chance
+from elasticdl.frameworks.keras.precision import build_optimizer
 from elasticdl.frameworks.keras.samples import KerasMinibatch, full_spec, take_apart
 from elasticdl.frameworks.keras.seeds import as_int64
 from elasticdl.frameworks.keras.step.clipping import Clipping
@@ -66,7 +67,7 @@ class CompiledSteps:
             self._optimizer.learning_rate = learning_rate
         key = ("train", minibatch.mode)
         if key not in self._functions:
-            self._optimizer.build(self._built.trainable)
+            build_optimizer(self._optimizer, self._built.trainable)
             signature = [spec, tf.TensorSpec((), tf.int64)]
             self._functions[key] = _compiled(self._training(minibatch.mode), signature)
         self._assigned_from = None

@@ -1,0 +1,56 @@
+"""`--precision` of Keras models: the dtype policy that the user's model is made under, and the scale of its loss.
+
+Variables, their gradients and the optimizer stay float32, as Keras's mixed policies have it; with float16 the optimizer
+scales the loss, see `make_optimizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from elasticdl_client.choices import Precision
+from elasticdl_client.errors import ModelDefinitionError
+
+_POLICIES = {Precision.BF16: "mixed_bfloat16", Precision.FP16: "mixed_float16"}
+_HALF = ("bfloat16", "float16")
+
+
+def set_policy(precision: Precision) -> None:
+    """Make the policy of a precision the one of all models that this process makes; with fp32 the module chooses."""
+    if precision in _POLICIES:
+        keras.config.set_dtype_policy(_POLICIES[precision])
+
+
+def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Make the slots of an optimizer once: a LossScaleOptimizer that is built again begins with a new scale."""
+    if not optimizer.built:
+        optimizer.build(variables)
+
+
+def check_policy(path: str, model: Any, precision: Precision) -> None:
+    """Check that a model has the policy of a precision, and outputs that losses, metrics and exports take.
+
+    Args:
+        path: of the user's module, for messages.
+
+    Raises:
+        ModelDefinitionError: the module sets another policy, or an output is not float32.
+    """
+    policy = _POLICIES.get(precision)
+    if policy is None:
+        return
+    if model.dtype_policy.name != policy:
+        raise ModelDefinitionError(
+            f"{path}: the model has the policy {model.dtype_policy.name}, and --precision={precision} is {policy}.",
+            "Leave --precision out, or let the module set no policy.",
+        )
+    for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
+        if keras.backend.standardize_dtype(output.dtype) in _HALF:
+            raise ModelDefinitionError(
+                f"{path}: an output of the model is {output.dtype} with --precision={precision}; losses, metrics and "
+                "exports take float32.",
+                'Give the last layer dtype="float32".',
+            )
