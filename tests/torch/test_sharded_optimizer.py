@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from threading import Semaphore
@@ -35,6 +35,13 @@ from tests.worker.world_master import ANSWER_S, WorldMaster, name_of
 Make = Callable[..., Any]
 State = dict[str, npt.NDArray[Any]]
 SGD, ADAM = "torch_conv.optimizer", "torch_conv.adam"
+
+
+def leave_when_planned(member: TrainingMember) -> None:
+    """Exchange headers until the world ends."""
+    with suppress(WorldEnded):
+        while True:
+            member.session.plan_step([])
 
 
 class Killed(BaseException):
@@ -262,6 +269,23 @@ def test_when_both_holders_of_a_shard_are_gone_training_continues_from_the_check
         assert master.hears("WorldFormed", 2)[-1].restored_from == str(saved.directory)
 
 
+def test_without_a_checkpoint_the_start_has_no_shard_of_the_model_that_is_given_up(
+    framework: Make, minibatches: Make, digits: Any, tmp_path: Path
+) -> None:
+    with training_members(framework, minibatches, digits, 4, tmp_path, True, optimizer=ADAM) as (master, members):
+        initial = members[0].framework.state()
+        enter(master, members)
+        steps(members, 0, 2)
+        all_do(members, lambda member: member.session.leave())
+        survivors = [members[0], members[3]]  # 1 and 2 hold the kernel of the convolution
+        enter(master, survivors, 0, 3)
+        for member in survivors:
+            state = member.framework.state()
+            assert state.keys() == initial.keys()
+            for name, array in initial.items():
+                np.testing.assert_array_equal(state[name], array, err_msg=name)
+
+
 def test_members_with_shards_continue_from_a_checkpoint_of_one_without(
     framework: Make, minibatches: Make, digits: Any, tmp_path: Path
 ) -> None:
@@ -344,6 +368,26 @@ def test_a_step_that_one_survivor_has_made_is_made_by_the_others_when_they_meet_
         assert newest is not None
         for name, array in wanted.items():
             np.testing.assert_array_equal(newest.arrays[name], array, err_msg=name)
+
+
+def test_members_that_a_newer_world_lacks_hand_their_shards_over_before_it(
+    framework: Make, minibatches: Make, digits: Any, tmp_path: Path
+) -> None:
+    """As when a job is scaled down: the master plans without them, and they live."""
+    with training_members(framework, minibatches, digits, 4, tmp_path, True, optimizer=ADAM) as (master, members):
+        enter(master, members)
+        steps(members, 0, 2)
+        master.plan(0, 3, sources=[0, 3])
+        begun = [member.does(leave_when_planned) for member in members]
+        for one in begun:
+            one.result(ANSWER_S)
+        survivors = [members[0], members[3]]
+        begun = [member.does(lambda member: member.session.enter()) for member in survivors]
+        assert [one.result(ANSWER_S) for one in begun] == [True, True]
+        assert [member.session.ledger.steps for member in survivors] == [2, 2]
+        steps(survivors, 2, 3)
+        for member in survivors:
+            assert len([name for name in member.framework.state() if name.startswith("optimizer/")]) == 3 * 6
 
 
 def test_loss_scale_clipping_parts_and_schedules_are_those_of_members_without_shards(

@@ -208,7 +208,7 @@ class GlobalBatches:
                 self.is_over = True
             elif held.lease.type != pb.TRAINING or held.lease.merged:
                 self._others.append(held)
-            elif held.id > self._newest:  # else it was there when the world was entered
+            elif held.id > self._newest and not held.revoked:  # else it was there when the world was entered
                 self._take_over(held)
 
     def _take_over(self, held: HeldLease) -> None:

@@ -160,6 +160,24 @@ class ShardedSession(WorldSession):
             if self._rank == stays[0]:
                 self._spare = found
 
+    def _hand_over_to_survivors(self) -> None:
+        """Bring all shards to a member of the newer world, if that has no holder of some: several leave together."""
+        if not self.is_split:
+            return
+        self._settle()
+        newer = self._watch.world
+        living = {(member.worker_id, member.incarnation) for member in newer.members}
+        stay = [k for k, one in enumerate(self._world.members) if (one.worker_id, one.incarnation) in living]
+        wanted = self._wanted()
+        lacks = bool(stay) and len(frozenset().union(*(wanted[rank] for rank in stay))) < len(self._sizes)
+        own = np.array([newer.version, stay[0] if lacks else -1], np.int64)
+        opinions = self._collective(lambda: self._group.gather(own))
+        target = int(opinions[opinions[:, 0].argmax(), 1])  # not all know of the same world
+        if target >= 0:
+            found = self._collective(lambda: self._collect(target))
+            if self._rank == target:
+                self._spare = found
+
     def _collect(self, writer: int) -> dict[int, Arrays]:
         """Bring all shards that one member lacks into its main memory; return them there, by number."""
         wanted = self._wanted()
@@ -235,6 +253,8 @@ class ShardedSession(WorldSession):
                     shown(world.version),
                     int((~held.any(axis=0)).sum()),
                 )
+                # The master gives them back when it hears of the older model.
+                self._link.leases.revoke([held.id for held in self._link.leases.held()])
             restored_from = self._begin_again()
         self._has_all_values = True
         return source, restored_from

@@ -301,6 +301,7 @@ class WorldSession:
             self.leave(f"worker {self._world.members[plan.first_with(StepFlag.LEAVING)].worker_id} leaves")
             raise WorldEnded("a member leaves")
         if newest > self.version:
+            self._hand_over_to_survivors()
             self.leave()
             raise WorldEnded("a newer world is planned")
         return plan
@@ -460,6 +461,9 @@ class WorldSession:
     def _hand_over(self, plan: StepPlan) -> None:
         """Before members leave: every member holds the whole model."""
 
+    def _hand_over_to_survivors(self) -> None:
+        """Before a newer world, perhaps without some members: the same."""
+
     def _receive(self, source: int, is_needed: bool) -> None:
         gives = self._rank == source
         if is_needed and not gives and not self._world.members[self._rank].is_source:
@@ -509,8 +513,8 @@ class WorldSession:
         mine = self._world
         members = {(member.worker_id, member.incarnation) for member in world.members}
         gone = [m.worker_id for m in mine.members if (m.worker_id, m.incarnation) not in members]
-        if mine.version and not self._is_forming and not gone:
-            return  # it leaves after the present step
+        if mine.version and not self._is_forming and (not gone or self.is_split):
+            return  # it leaves after the present step; if that does not end, see `standing`
         who = f" without worker {', '.join(map(str, gone))}" if gone else ""
         self._group.abandon(f"a newer world{who} is planned", older_than=world.version)
 
