@@ -25,6 +25,7 @@ from elasticdl.master.core.plan.evaluation import Evaluations, EvaluationSchedul
 from elasticdl.master.core.plan.tasks import MAX_TASKS, Tasks
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level, ReportedLease
+from elasticdl.master.core.workers import Worker
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 
@@ -69,20 +70,25 @@ class Registration:
                 incarnation=worker.incarnation,
             )
         if is_first_time:
-            self._learn_held(worker.id, event.held, begins, clock)
+            self._learn_held(worker, event.held, begins, clock)
             self._learn_local_ledger(event.applied, is_same)
         asks = self._settings.runs_command or self._settings.fixed_global_batch > 0
         plan = self.data.plan_in_force() if asks and self.is_planned else None
         self._out.reply(event.call, Registered(self._fleet.servers.partition, plan))
 
-    def _learn_held(self, worker_id: int, held: tuple[ReportedLease, ...], begins: bool, clock: float) -> None:
-        """After a restart: what the worker works on counts, not what the snapshot says that it does."""
+    def _learn_held(self, worker: Worker, held: tuple[ReportedLease, ...], begins: bool, clock: float) -> None:
+        """After a restart: what the worker works on counts, not what the snapshot says that it does.
+
+        One that has said farewell works on nothing; of its leases only the minibatches that are done count.
+        """
         names = {one.lease.id for one in held}
-        for lease in self._work.leases.of_worker(worker_id):
+        for lease in self._work.leases.of_worker(worker.id):
             if lease.id not in names:
                 self._work.give_back(lease)
         for one in held if begins else ():
-            self._work.hold(worker_id, one, clock)
+            self._work.hold(worker.id, one, clock)
+        for lease in self._work.leases.of_worker(worker.id) if worker.is_leaving else ():
+            self._work.give_back(lease)
 
     def _learn_local_ledger(self, applied: CommittedSet, is_same: bool) -> None:
         """Local strategy: the model is the worker's, and holds what it says.
