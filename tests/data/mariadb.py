@@ -1,4 +1,4 @@
-"""A MariaDB server of its own for tests: in a short directory, on a Unix socket, gone at the end."""
+"""A MariaDB server of its own for tests: in a short directory, on a Unix socket or also on TCP, gone at the end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pymysql
 
+from elasticdl.master.ports import free_ports
 from tests.data.postgres import short_directory
 from tests.lines import line_with
 
@@ -21,18 +22,25 @@ _OF_MYSQL_8 = (  # its default modes, under which a server takes fewer statement
     "NO_ENGINE_SUBSTITUTION"
 )
 _SMALL = (
-    *("--skip-networking", "--skip-log-bin", "--skip-innodb-doublewrite", "--innodb-flush-method=nosync"),
+    *("--skip-log-bin", "--skip-innodb-doublewrite", "--innodb-flush-method=nosync"),
     f"--sql-mode={_OF_MYSQL_8}",
     *("--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M", "--aria-pagecache-buffer-size=8M"),
 )
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """The URL of an empty database; MariaDB does not run as root, so then it runs as `mysql`."""
+def server(address: str = "", password: str = "") -> Iterator[str]:
+    """The URL of an empty database; MariaDB does not run as root, so then it runs as `mysql`.
+
+    Args:
+        address: it listens there, too, for the user `reader`; the port is that of the URL.
+        password: of `reader`.
+    """
     user = "mysql" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
     daemon = shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin")
     assert daemon, "there is no mariadbd: install MariaDB (Debian: apt-get install mariadb-server)"
+    port = free_ports(address, 1)[0] if address else 0
+    listening = (f"--bind-address={address}", f"--port={port}") if address else ("--skip-networking",)
     with short_directory(user) as directory:
         process_user = user if os.geteuid() == 0 else None
         data, socket = f"--datadir={directory}/data", f"{directory}/s"
@@ -40,14 +48,16 @@ def server() -> Iterator[str]:
         make = ["mariadb-install-db", *how, data]
         subprocess.run(make, check=True, cwd=directory, user=process_user, stdout=subprocess.DEVNULL)
         process = subprocess.Popen(
-            [daemon, "--no-defaults", data, f"--socket={socket}", f"--pid-file={directory}/pid", *_SMALL],
+            [daemon, "--no-defaults", data, f"--socket={socket}", f"--pid-file={directory}/pid", *_SMALL, *listening],
             cwd=directory, user=process_user, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
             line_with(process, "ready for connections")
-            url = f"mysql://root@/staff?unix_socket={socket}"
+            url = f"mysql://root@{f'{address}:{port}' if address else ''}/staff?unix_socket={socket}"
             with connect(url.replace("/staff", "/mysql")) as connection, connection.cursor() as cursor:
                 cursor.execute("CREATE DATABASE staff")
+                if address:
+                    cursor.execute("GRANT ALL ON staff.* TO reader@'%%' IDENTIFIED BY %s", [password])
             yield url
         finally:
             process.kill()

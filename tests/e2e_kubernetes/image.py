@@ -20,7 +20,7 @@ _INPUTS = (
 )  # fmt: skip
 _IGNORED = {"__pycache__", "build"}
 _OF_COMMANDS = (  # packages that `elasticdl tensorboard`, `analyze`, `dashboard` and `sql` need
-    "tensorboard", "datasketches", "starlette", "uvicorn", "sqlalchemy", "psycopg", "psycopg-binary",
+    "tensorboard", "datasketches", "starlette", "uvicorn", "sqlalchemy", "psycopg", "psycopg-binary", "pymysql",
 )  # fmt: skip
 
 

@@ -12,12 +12,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
 from elasticdl_client.kubernetes.names import USER_ID
-from tests.data import postgres
+from tests.data import mariadb, postgres
 from tests.data.conftest import test_data as census_data
 from tests.e2e_kubernetes import host
 from tests.e2e_kubernetes.conftest import OpenSpace
@@ -96,7 +97,7 @@ class Shop:
             self.run("UPDATE pace SET seconds = 0.001")
 
 
-def statement(space: Space, shop: Shop, sql: str, **flags: object) -> subprocess.Popen[str]:
+def statement(space: Space, datasource: str, sql: str, **flags: object) -> subprocess.Popen[str]:
     """`elasticdl sql` as a user runs it; the password is in the environment."""
     models = space.directory / "models"
     if not models.exists():
@@ -118,7 +119,7 @@ def statement(space: Space, shop: Shop, sql: str, **flags: object) -> subprocess
     return subprocess.Popen(
         [sys.executable, "-m", "elasticdl_client.main", "sql", sql, *given],
         cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "ELASTICDL_DATASOURCE": shop.pods_url},
+        env={**os.environ, "ELASTICDL_DATASOURCE": datasource},
     )  # fmt: skip
 
 
@@ -193,18 +194,20 @@ def test_a_join_is_trained_on_evaluated_and_predicted_though_workers_are_killed(
         joined = f"people JOIN (SELECT id, {', '.join(_OF_INCOMES)} FROM incomes) AS i USING (id)"
         train = f"SELECT * FROM {joined} WHERE NOT is_test LABEL income INTO census"
         flags = {"job_name": "train", "num_workers": 2, "num_ps_pods": 1, "num_epochs": _NUM_EPOCHS}
-        process = statement(space, shop, train, **flags)
+        process = statement(space, shop.pods_url, train, **flags)
         said = ends_after_a_kill(space, shop, process, "train", "elasticdl_train", counts["train"])
         assert "The model census@1 is trained: /models/census/1/export" in said
         test = f"SELECT * FROM {joined} WHERE is_test"
         explain = "TO EXPLAIN WITH explain.rows = 2000, explain.repeats = 2 USING census INTO why"
         evaluate = "TO EVALUATE auc, accuracy USING census INTO found"
         several = {"distribution_strategy": "AllReduceStrategy", "num_workers": 2, "num_minibatches_per_task": 4}
-        process = statement(space, shop, f"{test} TO PREDICT guess.guessed USING census", job_name="predict", **several)
+        process = statement(
+            space, shop.pods_url, f"{test} TO PREDICT guess.guessed USING census", job_name="predict", **several
+        )
         others: list[subprocess.Popen[str]] = []
 
         def begin_others() -> None:
-            others.extend(statement(space, shop, f"{test} {what}") for what in (evaluate, explain))
+            others.extend(statement(space, shop.pods_url, f"{test} {what}") for what in (evaluate, explain))
 
         said += ends_after_a_kill(
             space, shop, process, "predict", "elasticdl_inputs", counts["test"], meanwhile=begin_others
@@ -233,3 +236,24 @@ def test_a_join_is_trained_on_evaluated_and_predicted_though_workers_are_killed(
         ours = [one for one in secrets if "env.PGPASSWORD" in one["data"]]
         assert len(ours) == 4
         assert all(one["metadata"]["ownerReferences"][0]["kind"] == "ConfigMap" for one in ours)
+
+
+def test_a_table_of_mariadb_is_trained_on_and_predicted(open_space: OpenSpace) -> None:
+    space, address = open_space("mariadb"), node_address()
+    with mariadb.server(address, _PASSWORD) as url:
+        mariadb.execute(
+            url,
+            "CREATE TABLE plants (id INT PRIMARY KEY, height DOUBLE, `leaf width` DOUBLE, kind VARCHAR(9))",
+            "INSERT INTO plants SELECT seq, seq % 20, seq % 7, IF(seq % 20 > 9, 'tree', 'herb') FROM seq_1_to_2000",
+        )
+        pods_url = f"mysql://reader:{_PASSWORD}@{address}:{urlsplit(url).port}/staff"
+        flags = {"job_name": "train", "num_workers": 2, "num_ps_pods": 1, "num_epochs": 5}
+        said = ended(statement(space, pods_url, "SELECT * FROM plants LABEL kind INTO plant", **flags))
+        assert "The model plant@1 is trained: /models/plant/1/export" in said
+        several = {"job_name": "predict", "distribution_strategy": "AllReduceStrategy", "num_workers": 2}
+        ended(statement(space, pods_url, "SELECT * FROM plants TO PREDICT guess.guessed USING plant", **several))
+        found = mariadb.execute(url, "SELECT count(*), count(DISTINCT id), sum(guessed = kind) FROM guess")
+        assert found[0][:2] == (2000, 2000)
+        assert found[0][2] >= 1900
+        names = mariadb.execute(url, "SHOW TABLES")
+        assert sorted(name for (name,) in names) == ["elasticdl_models", "guess", "plants"]
