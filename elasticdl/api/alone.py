@@ -9,9 +9,9 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from elasticdl.frameworks.framework import Surplus
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol.values import REPORT_S, Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.leases import REPORT_S, HeldLease, LeaseBook
+from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl.worker.seeds import task_order
 from elasticdl_client.errors import JobError
 

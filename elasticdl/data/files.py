@@ -89,15 +89,13 @@ class LocalFile:
         return data
 
     def pread_records(self, offset: int, ends: NDArray[np.int64], begin: int) -> list[bytes] | None:
-        """Framed records from an offset on, each read to where it stays; None where the file ends before.
+        """Framed records from an offset on, each read to where it stays; None where the file has others, or its end.
 
         Args:
             ends: of the records with the lengths before them, counted from `begin`, where the first one begins.
         """
         try:
             return _native.read_records(self._descriptor, offset, ends, begin)
-        except ValueError:
-            return None
         except OSError as error:
             raise _unread(self.path, error) from error
 

@@ -18,6 +18,7 @@ from elasticdl.data.recordio_index import ChunkPlace, RecordIOIndex, chunk_error
 _KEPT_BODY_MAX_BYTES = 1 << 20
 _CACHE_SIZE_BYTES = 128 << 20
 _BECAME_SHORTER = "the file became shorter while it was being read"
+_BECAME_ANOTHER = "the file became another one, or shorter, while it was being read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class RecordIOFile:
         if chunk.body is None and are_large and isinstance(self._file, LocalFile):
             records = self._file.pread_records(offset, chunk.table.ends(first, last), begin)
             if records is None:
-                raise chunk_error(self.path, self._file.size_bytes, _BECAME_SHORTER)
+                raise chunk_error(self.path, offset, _BECAME_ANOTHER)
             return records
         if chunk.body is None:
             piece = self._pread(end - begin, offset)

@@ -215,12 +215,11 @@ def cut_records(records: list[bytes], head: bytes, begin: int, end: int) -> list
 def split_records(piece: bytes, ends: npt.NDArray[np.int64], begin: int) -> list[bytes]:
     """The records that end there without their lengths; the piece begins at `begin`, with the first one."""
 
-def read_records(descriptor: int, offset: int, ends: npt.NDArray[np.int64], begin: int) -> list[bytes]:
-    """`split_records` of what a file has at an offset, copied once.
+def read_records(descriptor: int, offset: int, ends: npt.NDArray[np.int64], begin: int) -> list[bytes] | None:
+    """`split_records` of what a file has at an offset, copied once; None if it has other lengths there, or none.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it ends before.
     """
 
 def receive_head(socket: int, records: RecordLayer | None, size: int, within_s: float) -> bytes:

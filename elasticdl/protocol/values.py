@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+HEARTBEAT_S = 1.0  # between two heartbeats of a worker of a small job
+REPORT_S = 0.1  # between two of its reports of progress: a call costs both sides as much as many a minibatch
+
 
 class Role(StrEnum):
     """The work of a pod; a pod has one role."""

@@ -77,6 +77,7 @@ class FsspecStorage:
         self._kind = KINDS[scheme]
         self._file_system = _file_system(scheme)
         self._pause = threading.Event()
+        self._jitter = random.Random()  # of its own: the user's code draws from the common one, at any moment
         self.can_write = self._kind.can_write
         self.pool = ThreadPoolExecutor(_CONNECTIONS, f"storage-{scheme}")
 
@@ -177,7 +178,7 @@ class FsspecStorage:
     def _times(self) -> Iterator[tuple[float, float]]:
         timeout_s, wait_s = self._policy.request_s, self._policy.first_wait_s
         while True:
-            yield timeout_s, wait_s * random.uniform(0.5, 1.0)  # so that workers do not come back all at once
+            yield timeout_s, wait_s * self._jitter.uniform(0.5, 1.0)  # so that workers do not come back all at once
             timeout_s, wait_s = timeout_s * 2, min(wait_s * 2, self._policy.longest_wait_s)
 
     def _once(self, verb: _Verb, timeout_s: float, *arguments: Any, **named: Any) -> Any:

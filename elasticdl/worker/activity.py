@@ -57,7 +57,8 @@ class ActivityClock:
         self._seconds: dict[Activity, float] = {}
         self._now = Activity.START
         self._since = time.monotonic()
-        self._has_no_task = False
+        self._asks_for_task = False
+        self._num_tasks = 0  # that are open
 
     def switch(self, activity: Activity) -> Activity:
         """Ends the present activity, begins another; returns the one that ended."""
@@ -72,20 +73,27 @@ class ActivityClock:
 
     @contextmanager
     def without_task(self) -> Iterator[None]:
-        """The input pipeline's thread waits for a task: a main thread that waits for input meanwhile is idle."""
-        self._set_without_task(True)
+        """A thread waits for a task: a main thread that waits for input meanwhile is idle, if no other task is open."""
+        self._set_asking(True)
         try:
             yield
         finally:
-            self._set_without_task(False)
+            self._set_asking(False)
 
-    def _set_without_task(self, value: bool) -> None:
+    def _set_asking(self, value: bool) -> None:
         with self._lock:
             self._settle()
-            self._has_no_task = value
+            self._asks_for_task = value
+
+    def add_tasks(self, number: int) -> None:
+        """Count more open tasks, whose minibatches are made or computed; fewer if `number` is negative."""
+        with self._lock:
+            self._settle()
+            self._num_tasks += number
 
     def _doing(self) -> Activity:
-        return Activity.IDLE if self._now is Activity.INPUT and self._has_no_task else self._now
+        has_no_task = self._asks_for_task and not self._num_tasks
+        return Activity.IDLE if self._now is Activity.INPUT and has_no_task else self._now
 
     def read(self) -> tuple[Activity, dict[str, float]]:
         """The present activity, and seconds by activity so far."""

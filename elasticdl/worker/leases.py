@@ -80,18 +80,10 @@ class LeaseBook:
             return [pb.HeldLease(lease=h.lease, committed=sorted(h.committed)) for h in self._held.values()]
 
 
-REPORT_S = 0.1  # a call costs this worker and the master as much as many a minibatch
-
-
 class LeaseLink(Protocol):
-    """Grants leases and receives reports: the master, or its substitute in a process without one.
-
-    Attributes:
-        report_s: seconds between two reports of progress, at least.
-    """
+    """Grants leases and receives reports: the master, or its substitute in a process without one."""
 
     leases: LeaseBook
-    report_s: float
 
     def request_lease(self) -> HeldLease | None:
         """Waits for a task, which is held from then on; None when the job is over."""
@@ -108,3 +100,13 @@ class LeaseLink(Protocol):
     def finish(self, lease: int, num_minibatches: int, surplus: Surplus) -> pb.Ack: ...
 
     def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack: ...
+
+
+class PacedLink(LeaseLink, Protocol):
+    """The same for a reporter.
+
+    Attributes:
+        report_s: seconds between two reports of progress, at least.
+    """
+
+    report_s: float

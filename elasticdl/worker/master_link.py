@@ -19,7 +19,7 @@ import grpc
 
 from elasticdl.frameworks.devices import DeviceMeter
 from elasticdl.frameworks.framework import NO_SURPLUS, Surplus
-from elasticdl.protocol.values import Device
+from elasticdl.protocol.values import HEARTBEAT_S, REPORT_S, Device
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect, is_transient
@@ -29,7 +29,7 @@ from elasticdl.rpc.patience import MasterGone
 from elasticdl.worker import stacks
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.child_stacks import ChildStacks
-from elasticdl.worker.leases import REPORT_S, HeldLease, LeaseBook
+from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl.worker.master_stream import MasterStream
 from elasticdl_client.errors import JobError
 from elasticdl_client.secret_values import hide
@@ -76,7 +76,7 @@ class MasterLink:
         self._save: Callable[[], None] = lambda: None
         self._beat_at_once = threading.Event()
         self.num_registrations = 0
-        self.heartbeat_s, self.report_s = 1.0, REPORT_S  # as the master says, which knows how many workers there are
+        self.heartbeat_s, self.report_s = HEARTBEAT_S, REPORT_S  # until the master says how many workers there are
         self.tasks_ahead = 0  # that input processes of its own make ready
 
     def carry_ledger(self, applied: Callable[[], pb.AppliedSet | None]) -> None:
@@ -121,7 +121,7 @@ class MasterLink:
         return reply
 
     def start_heartbeat(self) -> None:
-        """From now on a thread of its own says once a second what this worker does."""
+        """From now on a thread of its own says what this worker does, as often as the master wants."""
         self._children.watch()
         threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True).start()
 

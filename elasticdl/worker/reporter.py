@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from elasticdl.frameworks.framework import NO_SURPLUS, Surplus
-from elasticdl.worker.leases import LeaseLink
+from elasticdl.worker.leases import PacedLink
 
 _log = logging.getLogger("elasticdl.worker")
 
@@ -30,7 +30,7 @@ class _News:
 class Reporter:
     """One thread and a queue; the minibatches of a moment are reported together, the end of a task at once."""
 
-    def __init__(self, link: LeaseLink, log_loss_steps: int) -> None:
+    def __init__(self, link: PacedLink, log_loss_steps: int) -> None:
         self._link = link
         self._log_loss_steps = max(1, log_loss_steps)
         self._logged_at = -1

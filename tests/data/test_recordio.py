@@ -156,9 +156,24 @@ def test_large_records_are_read_to_their_places(
         assert file.read(3, 500) == records[3:500]
         if compressor is Compressor.NONE:
             os.truncate(path, path.stat().st_size // 2)
-            with pytest.raises(DataError, match="became shorter"):
+            with pytest.raises(DataError, match="became another one, or shorter"):
                 file.read(3, 500)
             assert file.read(3, 100) == records[3:100]
+
+
+def test_a_file_of_large_records_that_is_overwritten_while_it_is_read_is_named(tmp_path: Path) -> None:
+    """As by `cp`, which keeps the inode: the lengths that were checked are those of the old file."""
+    path = tmp_path / "data"
+    old, new = [b"a" * 9000, b"b" * 5000], [b"c" * 5000, b"d" * 9000]
+    for records in (old, new):
+        with RecordIOWriter(str(tmp_path / records[0].decode()[:1]), Compressor.NONE) as writer:
+            writer.write_all(records)
+    path.write_bytes((tmp_path / "a").read_bytes())
+    with RecordIOFile(str(path)) as file:
+        assert file.read(0, 2) == old
+        path.write_bytes((tmp_path / "c").read_bytes())
+        with pytest.raises(DataError, match="became another one"):
+            file.read(0, 2)
 
 
 def test_a_file_without_bytes_has_no_records(tmp_path: Path) -> None:

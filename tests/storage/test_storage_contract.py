@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import random
 import threading
 from collections.abc import Iterator
 from http.server import HTTPServer, SimpleHTTPRequestHandler
@@ -53,6 +54,16 @@ def test_what_is_published_is_listed_read_by_range_replaced_and_deleted(storage:
     assert not storage.exists(url)
     with pytest.raises(StorageFileMissing, match="does not exist"):
         storage.read(url, 0, 1)
+
+
+def test_a_read_leaves_the_random_numbers_of_the_user_alone(storage: Storage, tmp_path: Path) -> None:
+    """The next task is read while `feed` makes minibatches, whose randomness is seeded."""
+    url = url_of(tmp_path, "a")
+    storage.publish(url, CONTENT)
+    random.seed(1)
+    before = random.getstate()
+    assert storage.read(url, 0, 10) == CONTENT[:10]
+    assert random.getstate() == before
 
 
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.HELD])

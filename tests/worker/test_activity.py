@@ -17,6 +17,16 @@ def test_a_worker_that_waits_for_input_without_a_task_is_idle() -> None:
     assert set(clock.read()[1]) == {Activity.START, Activity.INPUT, Activity.IDLE}
 
 
+def test_a_worker_that_waits_for_the_feed_of_an_open_task_is_not_idle() -> None:
+    """Though the next task is asked for already, as it is while minibatches are made of this one."""
+    clock = ActivityClock()
+    clock.add_tasks(1)
+    with clock.during(Activity.INPUT), clock.without_task():
+        assert clock.read()[0] is Activity.INPUT
+        clock.add_tasks(-1)
+        assert clock.read()[0] is Activity.IDLE
+
+
 def test_a_prefetch_that_waits_for_a_task_does_not_make_a_computing_worker_idle() -> None:
     clock = ActivityClock()
     with clock.during(Activity.COMPUTE), clock.without_task():

@@ -18,7 +18,7 @@ from elasticdl.protocol.values import Device
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
-from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
@@ -121,6 +121,20 @@ def test_an_unknown_worker_registers_again_with_what_it_holds(master: ScriptedMa
     worker.start_heartbeat()
     again = master.hears("RegisterWorker", times=2)[1]
     assert [(held.lease.id, list(held.committed)) for held in again.held] == [(100, [0, 2])]
+
+
+def test_a_task_is_open_from_its_grant_to_its_end(master: ScriptedMaster) -> None:
+    master.leases.append(lease(0))
+    clock, worker = ActivityClock(), link(master)
+    tasks = TaskStream(worker, lambda task_type: Numbers(), lambda held: None, seed=5, shuffle=False, clock=clock)
+    held = tasks.peek()
+    assert held is not None
+    with clock.during(Activity.INPUT), clock.without_task():
+        assert clock.read()[0] is Activity.INPUT
+        tasks.close(held)
+        assert clock.read()[0] is Activity.IDLE
+        tasks.reopen([held])
+        assert clock.read()[0] is Activity.INPUT
 
 
 def test_a_revoked_lease_is_marked_and_forgotten(master: ScriptedMaster) -> None:

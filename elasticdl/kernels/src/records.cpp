@@ -120,8 +120,9 @@ int64_t read_into(int descriptor, std::vector<iovec>& buffers, int64_t offset) {
   return total;
 }
 
-// The same as `split_records` of what a file has at an offset, which is read to where it stays.
-py::list read_records(int descriptor, int64_t offset, const py::object& ends_object, int64_t begin) {
+// The same as `split_records` of what a file has at an offset, which is read to where it stays.  None where the file has
+// other lengths, or an earlier end.
+py::object read_records(int descriptor, int64_t offset, const py::object& ends_object, int64_t begin) {
   const Input<int64_t> ends(ends_object, "ends", 1);
   std::vector<py::ssize_t> sizes;
   sizes.reserve(ends.size());
@@ -133,11 +134,11 @@ py::list read_records(int descriptor, int64_t offset, const py::object& ends_obj
   }
   std::vector<char*> targets;
   py::list result = unfilled(sizes, targets);
-  char length[kLengthBytes];  // of all, one after the other
+  std::vector<uint32_t> lengths(sizes.size());
   std::vector<iovec> buffers;
   buffers.reserve(2 * sizes.size());
   for (size_t i = 0; i < sizes.size(); ++i) {
-    buffers.push_back({length, kLengthBytes});
+    buffers.push_back({&lengths[i], kLengthBytes});
     buffers.push_back({targets[i], static_cast<size_t>(sizes[i])});
   }
   int64_t found;
@@ -149,7 +150,10 @@ py::list read_records(int descriptor, int64_t offset, const py::object& ends_obj
     PyErr_SetFromErrno(PyExc_OSError);
     throw py::error_already_set();
   }
-  if (found < start - begin) throw py::value_error("the file ends before the records");
+  if (found < start - begin) return py::none();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (static_cast<py::ssize_t>(lengths[i]) != sizes[i]) return py::none();
+  }
   return result;
 }
 

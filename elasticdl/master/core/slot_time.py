@@ -25,7 +25,9 @@ from elasticdl_client.pod_times import PodTimes
 
 SECOND = 1_000_000  # microseconds
 _MOST_SECONDS = 1e10  # that a process may claim; a number, whatever it says
-_SILENCE = 2 * SECOND  # of a lost worker, for which it counts as doing what it did: heartbeats come once a second
+_SILENCE = (
+    2 * SECOND
+)  # of a lost worker, for which it counts as doing what it did: heartbeats come every one or two seconds
 
 _STATES = {  # of worker/activity.py
     "start": SlotState.STARTING,

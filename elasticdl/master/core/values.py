@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol.values import HEARTBEAT_S, REPORT_S, Role, Shard
 
 Place = tuple[Role, int]  # role, slot
-HEARTBEAT_S = 1.0  # between two heartbeats of a worker of a small job
-REPORT_S = 0.1  # between two of its reports of progress: a call costs as much as many a minibatch
 NUM_BUCKETS = 1024  # of the id space of every table, and of the flat dense vectors
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from elasticdl.master.core.events import LeaseRequested
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.slot_time import SlotTimes
-from elasticdl.master.core.values import HEARTBEAT_S, REPORT_S, MessagePace, Position, TaskType
-from elasticdl.protocol.values import Device
+from elasticdl.master.core.values import MessagePace, Position, TaskType
+from elasticdl.protocol.values import HEARTBEAT_S, REPORT_S, Device
 
 MOST_PER_SECOND = 500.0  # heartbeats of all workers, and as many reports: a message takes about 0.6 ms
 LONGEST_PAUSE = 2.0  # seconds: a longer silence means something to hangs.py and slot_time.py
@@ -98,7 +98,7 @@ class Workers:
         return len(list(islice((one for one in self._workers.values() if not one.is_leaving), 2))) == 1
 
     def pace(self, settings: JobSettings) -> MessagePace:
-        """How often a worker speaks: together they send no more than the master can take, and none seems silent."""
+        """The interval of messages: together no more than the master can take, as far as no worker seems silent."""
         silence = min(settings.lease_timeout, settings.collective_timeout if settings.has_worlds else float("inf"))
         longest, share = max(HEARTBEAT_S, min(silence / 4, LONGEST_PAUSE)), len(self._workers) / MOST_PER_SECOND
         return MessagePace(min(max(HEARTBEAT_S, share), longest), min(max(REPORT_S, share), longest))

@@ -46,7 +46,7 @@ class InterruptibleLeases:
     """Asks for leases as `MasterLink` does, until it is interrupted."""
 
     def __init__(self, link: MasterLink) -> None:
-        self.leases, self.report_s = link.leases, link.report_s
+        self.leases = link.leases
         self._link = link
         self._is_interrupted = threading.Event()
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from elasticdl.frameworks.framework import Surplus
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.input.batch_prefetcher import InterruptibleLeases, PrefetchInterrupted
-from elasticdl.worker.leases import REPORT_S, HeldLease, LeaseBook
+from elasticdl.worker.leases import HeldLease, LeaseBook
 
 
 class LocalLeases:
@@ -23,7 +23,6 @@ class LocalLeases:
 
     def __init__(self) -> None:
         self.leases = LeaseBook()
-        self.report_s = REPORT_S
         self._changed = threading.Condition()
         self._given: deque[HeldLease] = deque()
         self._is_interrupted = False

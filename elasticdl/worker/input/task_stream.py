@@ -68,7 +68,7 @@ class TaskStream:
         """Leases that were closed, or of another stream, are open here, before all others."""
         with self._lock:
             known = {held.id for held in self._open}
-            self._open = [*(held for held in leases if held.id not in known), *self._open]
+            self._keep_open([*(held for held in leases if held.id not in known), *self._open])
 
     @property
     def is_over(self) -> bool:
@@ -78,7 +78,7 @@ class TaskStream:
     def close(self, held: HeldLease) -> None:
         """The lease has been worked off, has failed or is lost."""
         with self._lock:
-            self._open = [other for other in self._open if other is not held]
+            self._keep_open([other for other in self._open if other is not held])
             self.errors.pop(held.id, None)
 
     def records(self, task_type: pb.TaskType, may_wait: Callable[[], bool] = lambda: True) -> Iterator[TaskRecords]:
@@ -103,7 +103,7 @@ class TaskStream:
         """
         with self._asking:
             with self._lock:
-                self._open = [held for held in self._open if self._link.leases.get(held.id) is held]
+                self._keep_open([held for held in self._open if self._link.leases.get(held.id) is held])
                 unseen = next((held for held in self._open if held.id not in seen), None)
             if unseen is not None or self._over:
                 return unseen
@@ -113,8 +113,12 @@ class TaskStream:
                 self._over = at_once is None
                 return None
             with self._lock:
-                self._open.append(held)
+                self._keep_open([*self._open, held])
             return held
+
+    def _keep_open(self, leases: list[HeldLease]) -> None:
+        self._clock.add_tasks(len(leases) - len(self._open))
+        self._open = leases
 
     def _read(self, held: HeldLease) -> TaskRecords:
         lease = held.lease
