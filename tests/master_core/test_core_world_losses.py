@@ -72,6 +72,18 @@ def test_a_slow_survivor_that_may_alone_hold_a_shard_is_called_with_the_others()
     assert all(member.is_source for member in script.planned.members)
 
 
+def test_a_joiner_on_its_way_is_not_waited_for_whatever_survivors_hold() -> None:
+    script = standing(3, wanted=4, shard_optimizer=True)
+    script.successor_starts(3)
+    script.moment()
+    assert script.members == (0, 1, 2, 3)
+    script.watch(3)
+    script.kill(1)
+    script.all_leave(0, 2)
+    script.moment()
+    assert script.members == (0, 2)
+
+
 def test_a_silent_survivor_is_not_called_whatever_it_holds() -> None:
     script = standing(3, shard_optimizer=True)
     script.silence(4, 2)
@@ -240,6 +252,32 @@ def test_members_that_cannot_form_a_world_are_left_out_in_turn() -> None:
     for worker_id in (0, 1):
         script.ready(worker_id, version, "forming took too long")
     assert script.members == (1, 2)
+
+
+def test_a_member_that_may_alone_hold_a_shard_is_left_out_after_some_attempts_with_it() -> None:
+    script = standing(4, shard_optimizer=True)
+    script.kill(3)
+    script.all_leave(0, 1, 2)
+    tried = []
+    for _ in range(4):
+        version = script.version
+        script.all_leave(0, 1, 2, reason="not all came within 5.0 s")
+        script.moment()
+        assert script.version == version + 1
+        tried.append(script.members)
+    assert tried == [(0, 1, 2)] * 3 + [(0, 1)]
+
+
+def test_one_of_a_world_that_has_lost_no_holder_is_left_out_at_once() -> None:
+    script = standing(4, shard_optimizer=True)
+    script.beat(0, waiting=6.0)
+    for worker_id in (1, 2, 3):
+        script.beat(worker_id, waiting=6.0)
+    script.tell(e.Tick())
+    script.moment(0.3)
+    assert script.members == (0, 1, 2, 3)
+    script.all_leave(0, 1, 2, 3, reason="not all came within 5.0 s")
+    assert script.members == (0, 1, 2)
 
 
 def test_what_one_member_tells_is_the_work_of_all() -> None:

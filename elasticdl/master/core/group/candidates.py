@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 BAR = 10.0  # seconds
 MAX_BAR = 600.0
+MAX_SPARED = 3  # attempts, each of about --collective_timeout: a fault that passes is over by then
 
 
 @dataclass(slots=True)
@@ -53,8 +54,18 @@ class Suspects:
 
     def __init__(self) -> None:
         self._num_tries = 0  # of leaving one member out, since a world formed last
+        self._num_spared = 0  # attempts with the same members, since then
         self._num_bars: dict[int, int] = {}
         self._until: dict[int, float] = {}
+
+    def spares(self) -> bool:
+        """Count an attempt at a world whose members may each hold what no other does.
+
+        Returns:
+            Whether it is made with the same members; after some it is not, so that the job does not wait without end.
+        """
+        self._num_spared += 1
+        return self._num_spared <= MAX_SPARED
 
     def of_failed_world(self, members: Sequence[tuple[int, bool]], clock: float) -> set[int]:
         """Return the workers that the next world excludes.
@@ -81,7 +92,7 @@ class Suspects:
 
     def has_formed(self, members: Iterable[int]) -> None:
         """These have formed a world: they are trusted again."""
-        self._num_tries = 0
+        self._num_tries = self._num_spared = 0
         for worker_id in members:
             self._num_bars.pop(worker_id, None)
             self._until.pop(worker_id, None)

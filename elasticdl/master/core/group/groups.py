@@ -329,7 +329,8 @@ class WorkerGroups:
             return self._without_suspects(together(ready, joiners), clock)
         if ready_sources and self._settings.shard_optimizer:  # a slow one may hold what no other does
             newest = max(one.ready_at or 0.0 for one in ready)
-            return together(called, joiners) if self._is_over(newest + SETTLE, clock) else []
+            holders = [one for one in called if one.is_ready or one.id in names]
+            return together(holders, joiners) if self._is_over(newest + SETTLE, clock) else []
         if ready_sources:  # the others are slow: they join later
             newest = max(one.ready_at or 0.0 for one in ready)
             return together(ready, joiners) if self._is_over(newest + SETTLE, clock) else []
@@ -356,6 +357,8 @@ class WorkerGroups:
         if {one.id for one in ready} < {member.worker_id for member in world.members}:
             return ready
         self._judged = world.version
+        if self._may_hold_alone(world, ready) and self._suspects.spares():
+            return ready
         named = [(member.worker_id, member.is_source) for member in world.members]
         suspects = self._suspects.of_failed_world(named, clock)
         if suspects and len(ready) > len(suspects):
@@ -363,6 +366,12 @@ class WorkerGroups:
             self._out.log(f"A world could not form ({self._broken}); it is tried without worker {names}", Level.WARNING)
             return [one for one in ready if one.id not in suspects]
         return ready
+
+    def _may_hold_alone(self, world: WorkerGroup, ready: list[Candidate]) -> bool:
+        """Whether a member of a world that could not form may hold a part of the model that no other member does."""
+        living = {(one.id, one.incarnation) for one in ready}
+        is_one_gone = any((member.worker_id, member.incarnation) not in living for member in self.formed_members)
+        return self._settings.shard_optimizer and is_one_gone and all(member.is_source for member in world.members)
 
     def _are_all_there(self, joiners: list[Candidate], clock: float) -> bool:
         """Whether no other worker is about to be ready."""
