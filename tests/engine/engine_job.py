@@ -40,7 +40,7 @@ class EngineJob(SimShell):
     def __init__(self, scheduler: Scheduler, plan: Plan, troubles: Troubles) -> None:
         self.scheduler = scheduler
         self.calls_of_workers = MasterCalls(scheduler, self)
-        written = Written(bool(plan.spec.checkpoint_dir))
+        written = Written(scheduler, bool(plan.spec.checkpoint_dir))
         self.room = Room(scheduler, Links(scheduler), self.calls_of_workers, plan, troubles, written)
         self.members: dict[Process, Member] = {}
         self.finished: list[Member] = []

@@ -32,11 +32,12 @@ from elasticdl.worker.checkpoint import AppliedRow, Arrays, Checkpoint
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import ElasticDLError
-from tests.engine.arithmetic import VALIDATION, Arithmetic, Plan, Records, ShardedArithmetic, Troubles
+from tests.engine.arithmetic import VALIDATION, Arithmetic, Plan, Records, ShardedArithmetic, Troubles, Violation
 from tests.engine.collectives import Links, SimulatedGroup
 from tests.engine.master_calls import Channel, MasterCalls, Stream
 from tests.engine.scheduler import Process, Scheduler, Threading, Time
 
+_WRITING_S = 2.0  # a checkpoint: longer than from the last step to the end of its process
 _WORKER = (
     elasticdl.worker.activity,
     elasticdl.worker.allreduce.replica,
@@ -54,10 +55,16 @@ _WORKER = (
 
 @dataclass
 class Written:
-    """The checkpoints of a job, on a disk that no fault reaches; stands for `StateCheckpoints`."""
+    """The checkpoints of a job, on a disk that no fault reaches; stands for `StateCheckpoints`.
 
+    Attributes:
+        begun: the newest: by which process, its number, and its step; None: a process has read one since.
+    """
+
+    scheduler: Scheduler
     is_wanted: bool
     place: str = "/checkpoints"
+    begun: tuple[Process, int, int] | None = None
     found: list[Checkpoint] = field(default_factory=list)
 
     def request(self) -> None:
@@ -69,9 +76,17 @@ class Written:
     def save(self, number: int, arrays: Arrays, applied: list[AppliedRow], counts: dict[str, int]) -> None:
         path: Any = f"{self.place}/{number}"
         state = {name: array.copy() for name, array in arrays.items()}
-        self.found.append(Checkpoint(path, state, copy.deepcopy(applied), counts | {"number": number}))
+        made = Checkpoint(path, state, copy.deepcopy(applied), counts | {"number": number})
+        begun = (self.scheduler.running.process, number, counts["steps"])
+        if begun == self.begun:
+            raise Violation(f"checkpoint {number} is written twice, without a step between")
+        self.begun = begun
+        self.found = [one for one in self.found if one.counts["number"] != number]
+        self.scheduler.sleep(_WRITING_S)
+        self.found.append(made)
 
     def newest(self) -> Checkpoint | None:
+        self.begun = None
         return max(self.found, key=lambda one: one.counts["number"], default=None)
 
 

@@ -27,6 +27,9 @@ def play(seed: int) -> EngineJob:
     spec, middle = _spec(draw), draw.choice([21, 40])
     spec = replace(spec, shard_optimizer=random.Random(f"shards {seed}").random() < _SHARE_SHARDED)
     shards = (Shard("a", 0, middle), Shard("b", middle, middle + 8))
+    num_minibatches = spec.num_epochs * sum(-(-(shard.end - shard.start) // _MINIBATCH) for shard in shards)
+    every = random.Random(f"checkpoints {seed}").choice([4, num_minibatches])  # in all of them: one after the last step
+    spec = replace(spec, checkpoint_steps=every)
     job = make_job(seed, spec, shards, _troubles(draw, shards[-1].end, spec))
     try:
         with installed(job.room, job.members.__getitem__):

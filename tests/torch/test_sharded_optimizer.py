@@ -334,6 +334,51 @@ def test_two_that_leave_together_take_no_shard_with_them(
         assert before.keys() == members[0].framework.shared_state().keys()
 
 
+def test_one_that_takes_shards_over_may_be_the_next_to_leave(
+    framework: Make, minibatches: Make, digits: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of four members two leave, and the oldest of the others, which has their shards, goes before the next group."""
+    with training_members(framework, minibatches, digits, 4, tmp_path, True, optimizer=ADAM) as (master, members):
+        enter(master, members)
+        steps(members, 0, 2)
+        begun = [m.does(TrainingMember.leave_together, StepFlag.LEAVING * (m in members[1:3])) for m in members]
+        for one in begun:
+            one.result(ANSWER_S)
+        enter(master, members[3:], 3)
+        assert members[3].session.ledger.steps == 2
+        slots = [name for name in members[3].framework.state() if name.startswith("optimizer/")]
+        assert len(slots) == 3 * len(members[3].framework.shard_sizes())
+        assert "are gone" not in caplog.text
+
+
+def test_one_that_leaves_hands_over_what_it_holds_and_no_more(
+    framework: Make, minibatches: Make, digits: Any, tmp_path: Path
+) -> None:
+    with training_members(framework, minibatches, digits, 4, tmp_path, True, optimizer=ADAM) as (master, members):
+        enter(master, members)
+        steps(members, 0, 1)
+        sessions: list[Any] = [member.session for member in members]
+        held = [session._held for session in sessions]
+        begun = [m.does(TrainingMember.leave_together, StepFlag.LEAVING * (m is members[2])) for m in members]
+        for one in begun:
+            one.result(ANSWER_S)
+        spare = [frozenset(session._spare) for session in sessions]
+        assert spare == [held[2] - held[0], frozenset(), frozenset(), held[2] - held[3]]
+        assert all(array.size for one in sessions[0]._spare.values() for array in one.values())
+
+
+def test_the_log_has_the_size_of_the_state_that_the_first_step_has_made(
+    framework: Make, minibatches: Make, digits: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with training_members(framework, minibatches, digits, 3, tmp_path, True, optimizer=ADAM) as (master, members):
+        caplog.set_level("INFO")
+        enter(master, members)
+        steps(members, 0, 2)
+        lines = [record.args for record in caplog.records if str(record.msg).startswith("Optimizer state: ")]
+        assert len(lines) == 3
+        assert all(isinstance(args, tuple) and args[-1] > 0 for args in lines)
+
+
 def test_a_step_that_one_survivor_has_made_is_made_by_the_others_when_they_meet_again(
     framework: Make, minibatches: Make, digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from elasticdl.worker.allreduce.shards import distance_of_holders, held_by, is_whole, owners, transfers
+from elasticdl.worker.allreduce.shards import distance_of_holders, held_by, in_pieces, is_whole, owners, transfers
 
 SIZES = [5, 300, 7, 7, 120, 1, 64, 64, 64, 900, 3]
 
@@ -59,6 +59,14 @@ def test_what_is_sent_is_what_is_lacking_and_comes_from_those_that_have_it() -> 
         lacking = {n for rank, own in enumerate(wanted) for n in own if not held[rank, n]}
         assert set(numbers) == lacking
         assert sorted(n for one in transfers(held, wanted, is_all=True) for n in one.shards) == list(range(len(SIZES)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pieces"),
+    [([0, 3, 0], [[0, 1, 2]]), ([0], [[0]]), ([], []), ([2, 2, 2], [[0, 1], [2]]), ([9, 0, 1], [[0], [1, 2]])],
+)
+def test_shards_are_sent_in_pieces_and_may_be_empty(sizes: list[int], pieces: list[list[int]]) -> None:
+    assert in_pieces(range(len(sizes)), sizes, 4) == pieces
 
 
 def test_a_shard_without_a_holder_is_noticed() -> None:

@@ -165,7 +165,7 @@ class AllReduceLoop:
             wishes |= StepFlag.OVER
         if self._session.rank == 0:
             ledger = self._session.ledger
-            if self._checkpoints.is_behind(ledger) if is_over else self._checkpoints.is_due(ledger):
+            if self._checkpoints.is_behind(ledger) and (is_over or self._checkpoints.is_due(ledger)):
                 wishes |= StepFlag.CHECKPOINT
         return wishes
 
@@ -177,7 +177,7 @@ class AllReduceLoop:
         """
         is_over = StepFlag.OVER in plan.wishes
         is_end = StepFlag.OVER in reduce(and_, plan.wishes_by_rank)
-        if StepFlag.CHECKPOINT in plan.wishes and (is_end or StepFlag.OVER not in plan.wishes_by_rank[0]):
+        if StepFlag.CHECKPOINT in plan.wishes:
             with self._clock.during(Activity.CHECKPOINT):
                 shards = self._session.collect()
                 if self._session.rank == 0:
@@ -254,14 +254,15 @@ class AllReduceLoop:
         """
 
         def update() -> None:
-            if gradient is not None:
-                epoch = min(part.name.epoch for part in plan.all_parts)
-                rate = self._framework.learning_rate(epoch, self._session.ledger.num_records // self._minibatch_size)
-                self._framework.apply_gradient(gradient, rate)
-            self._session.commit(plan, self._supply.reported(plan))
+            with self._clock.during(Activity.COMPUTE):
+                if gradient is not None:
+                    epoch = min(part.name.epoch for part in plan.all_parts)
+                    version = self._session.ledger.num_records // self._minibatch_size
+                    self._framework.apply_gradient(gradient, self._framework.learning_rate(epoch, version))
+                self._session.commit(plan, self._supply.reported(plan))
 
         try:
-            with self._clock.during(Activity.COMPUTE):
+            with self._clock.during(Activity.WORLD):
                 self._session.complete(update)
         except WorldEnded:
             raise
@@ -316,9 +317,13 @@ class AllReduceLoop:
         self._supply.other_is_done()
 
     def _save_last(self) -> None:
-        if self._session.rank == 0 and self._session.holds_all:
-            with self._clock.during(Activity.CHECKPOINT):
+        if self._session.rank != 0:
+            return
+        with self._clock.during(Activity.CHECKPOINT):
+            if self._session.holds_all:
                 self._checkpoints.save_last(self._session.ledger)
+            else:
+                self._checkpoints.wait()  # the end of the process would cut off one that is being written
 
 
 def _present(plan: StepPlan) -> list[int]:

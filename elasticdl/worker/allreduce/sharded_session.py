@@ -9,7 +9,7 @@ parameters, and shards, are then sent by those that hold them.  See `shards`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from elasticdl.collective import ElasticGroup, GroupLost
 from elasticdl.frameworks.framework import ShardsOptimizer
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.allreduce.shards import distance_of_holders, held_by, is_whole, owners, transfers
+from elasticdl.worker.allreduce.shards import distance_of_holders, held_by, in_pieces, is_whole, owners, transfers
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import ReplicaState, WorldSession, digest_of, shown
 from elasticdl.worker.ledger import packed, unpacked
@@ -67,7 +67,9 @@ class ShardedSession(WorldSession):
         self._owner_of = owners(self._sizes, 1)  # in this world
         self._held: frozenset[int] = frozenset()  # by the optimizer
         self._spare: dict[int, Arrays] = {}  # of members that have left, in main memory
+        self._all = frozenset(range(len(self._sizes)))
         self._has_settled = False  # in this world: no more is held than belongs to this member
+        self._has_logged_share = False  # in this world
         self._has_all_values = False  # of the parameters, after the newest step
         self._update: Callable[[], None] | None = None  # of a step whose sums are here, until it is known to be void
 
@@ -105,6 +107,9 @@ class ShardedSession(WorldSession):
             self.finish_reduce(copies)
             self._framework.end_exchange()
         self._has_all_values = True
+        if not self._has_logged_share:  # an optimizer may have no state before its first step
+            self._has_logged_share = True
+            self._log_share()
 
     def collect(self) -> Arrays:
         """Bring all shards that rank 0 lacks into its main memory; every member calls this between two steps.
@@ -115,7 +120,7 @@ class ShardedSession(WorldSession):
         Raises:
             WorldEnded: the world is broken.
         """
-        found = self._collective(lambda: self._collect(0))
+        found = self._collective(lambda: self._collect({0}, self._all))
         return {name: array for shard in found.values() for name, array in shard.items()}
 
     def digest(self) -> str:
@@ -143,22 +148,30 @@ class ShardedSession(WorldSession):
         self._framework.keep_shards(self._held)
         self._spare = {}
         self._has_settled = True
-        self._log_share()
 
     def _wanted(self) -> list[frozenset[int]]:
         """The shards of each member of this world, by rank."""
-        pods = [member.worker_id // self._processes_per_worker for member in self._world.members]
-        distance = distance_of_holders(pods)
+        distance = distance_of_holders(self._pods())
         return [held_by(rank, self._owner_of, self.size, distance) for rank in range(self.size)]
 
+    def _pods(self) -> list[int]:
+        """The pod of each member of this world, by rank."""
+        return [member.worker_id // self._processes_per_worker for member in self._world.members]
+
     def _hand_over(self, plan: StepPlan) -> None:
-        """Bring all shards to one member that stays: of two that leave together, both may hold the same ones."""
-        stays = [rank for rank, wishes in enumerate(plan.wishes_by_rank) if not wishes & StepFlag.LEAVING]
-        if stays and self.is_split:
-            self._settle()
-            found = self._collective(lambda: self._collect(stays[0]))
-            if self._rank == stays[0]:
-                self._spare = found
+        """Bring the shards of pods that leave to two members of others.
+
+        Of two that leave together, both may hold the same shards; and one of those members may be the next to leave.
+        """
+        pods = self._pods()
+        leaving = {pods[rank] for rank, wishes in enumerate(plan.wishes_by_rank) if wishes & StepFlag.LEAVING}
+        stays = [rank for rank, pod in enumerate(pods) if pod not in leaving]
+        if not stays or not self.is_split:
+            return
+        self._settle()
+        wanted = self._wanted()
+        theirs = frozenset[int]().union(*(wanted[rank] for rank, pod in enumerate(pods) if pod in leaving))
+        self._spare = self._collective(lambda: self._collect({stays[0], stays[-1]}, theirs))
 
     def _hand_over_to_survivors(self) -> None:
         """Bring all shards to a member of the newer world, if that has no holder of some: several leave together."""
@@ -174,19 +187,21 @@ class ShardedSession(WorldSession):
         opinions = self._collective(lambda: self._group.gather(own))
         target = int(opinions[opinions[:, 0].argmax(), 1])  # not all know of the same world
         if target >= 0:
-            found = self._collective(lambda: self._collect(target))
-            if self._rank == target:
-                self._spare = found
+            self._spare = self._collective(lambda: self._collect({target}, self._all))
 
-    def _collect(self, writer: int) -> dict[int, Arrays]:
-        """Bring all shards that one member lacks into its main memory; return them there, by number."""
-        wanted = self._wanted()
-        held = np.array([[number in own for number in range(len(self._sizes))] for own in wanted], np.bool_)
-        needs = [frozenset(range(len(self._sizes))) if rank == writer else frozenset() for rank in range(self.size)]
+    def _collect(self, targets: Collection[int], numbers: frozenset[int]) -> dict[int, Arrays]:
+        """Bring shards into the main memory of members that lack them; return those that came to this one, by number.
+
+        Args:
+            targets: ranks.
+            numbers: of the shards.
+        """
+        held = np.array([[number in own for number in range(len(self._sizes))] for own in self._wanted()], np.bool_)
+        needs = [numbers if rank in targets else frozenset() for rank in range(self.size)]
         found: dict[int, Arrays] = {}
         for transfer in transfers(held, needs):
             for number, arrays in self._send(transfer.giver, transfer.shards, self._shard):
-                if self._rank == writer:
+                if self._rank in targets and not held[self._rank, number]:
                     found[number] = arrays
         return found
 
@@ -202,7 +217,7 @@ class ShardedSession(WorldSession):
         Args:
             of: makes a shard, at the giver.
         """
-        for piece in self._pieces(numbers):
+        for piece in in_pieces(numbers, self._sizes, _PIECE_ELEMENTS):
             own = None
             if self._rank == giver:
                 own = {f"{number}/{name}": array for number in piece for name, array in of(number).items()}
@@ -210,17 +225,6 @@ class ShardedSession(WorldSession):
             for number in () if self._rank == giver else piece:
                 start = f"{number}/"
                 yield number, {name[len(start) :]: a for name, a in arrays.items() if name.startswith(start)}
-
-    def _pieces(self, numbers: Sequence[int]) -> list[list[int]]:
-        pieces: list[list[int]] = []
-        left = 0
-        for number in numbers:
-            if self._sizes[number] > left:
-                pieces.append([])
-                left = _PIECE_ELEMENTS
-            pieces[-1].append(number)
-            left -= self._sizes[number]
-        return pieces
 
     def _job_is_over(self) -> None:
         """Watcher thread: all members bring the shards together for the last checkpoint (see `AllReduceLoop`)."""
@@ -231,7 +235,8 @@ class ShardedSession(WorldSession):
 
     def _take_over(self, world: pb.World) -> tuple[int | None, str]:
         """See `WorldSession._take_over`."""
-        self._owner_of, self._has_settled = owners(self._sizes, self.size), False
+        self._owner_of = owners(self._sizes, self.size)
+        self._has_settled = self._has_logged_share = False
         newest, is_current = self._catch_up(world)
         if not is_current:
             self._holds_model, self._held, self._spare = False, frozenset(), {}

@@ -65,6 +65,24 @@ class ShardTransfer:
     shards: tuple[int, ...]
 
 
+def in_pieces(numbers: Sequence[int], sizes: Sequence[int], max_elements: int) -> list[list[int]]:
+    """Return parameters in groups whose sizes have a limit together; a larger parameter is a group of its own.
+
+    Args:
+        sizes: of all parameters, in elements.
+        max_elements: of a group.
+    """
+    pieces: list[list[int]] = []
+    left = 0
+    for number in numbers:
+        if not pieces or sizes[number] > left:
+            pieces.append([])
+            left = max_elements
+        pieces[-1].append(number)
+        left -= sizes[number]
+    return pieces
+
+
 def is_whole(held: npt.NDArray[np.bool_]) -> bool:
     """Whether each shard is held by a member.
 

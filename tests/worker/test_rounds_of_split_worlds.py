@@ -1,0 +1,106 @@
+"""What a member does in a round of a world in which no member holds all of the model; without other members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.allreduce.loop import AllReduceLoop
+from elasticdl.worker.allreduce.step_header import StepFlag, StepPlan
+from elasticdl.worker.ledger import Ledger
+from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.job_spec import JobSpec
+
+
+class SplitSession:
+    """Rank 0 of such a world, and what it was doing at each call."""
+
+    is_split, holds_all, rank, size, is_over = True, False, 0, 3, True
+
+    def __init__(self, clock: ActivityClock) -> None:
+        self.ledger = Ledger()
+        self.calls: list[tuple[str, Activity]] = []
+        self._clock = clock
+
+    def complete(self, update: Callable[[], None]) -> None:
+        self._add("barrier")
+        update()
+        self._add("exchange")
+
+    def commit(self, plan: StepPlan, reported: Any) -> None:
+        self._add("commit")
+
+    def collect(self) -> dict[str, Any]:
+        self._add("collect")
+        return {}
+
+    def _add(self, name: str) -> None:
+        self.calls.append((name, self._clock.read()[0]))
+
+
+class SplitCheckpoints:
+    """A writer that is behind until it has saved."""
+
+    model = None
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def is_behind(self, ledger: Ledger) -> bool:
+        return not self.calls
+
+    def is_due(self, ledger: Ledger) -> bool:
+        return True
+
+    def save(self, ledger: Ledger, others: Any, is_last: bool) -> None:
+        self.calls.append("save")
+
+    def wait(self) -> None:
+        self.calls.append("wait")
+
+
+def made_loop() -> tuple[Any, SplitSession, SplitCheckpoints]:
+    clock = ActivityClock()
+    clock.switch(Activity.COMPUTE)
+    session, checkpoints = SplitSession(clock), SplitCheckpoints()
+    supply = SimpleNamespace(is_over=False, reported=lambda plan: [])
+    outcomes = SimpleNamespace(link=None, framework=None, reporter=None, clock=clock)
+    spec = JobSpec(job_name="j", distribution_strategy=DistributionStrategy.ALL_REDUCE)
+    parts: Any = (spec, session, supply, None, checkpoints, outcomes, None)
+    return AllReduceLoop(*parts), session, checkpoints
+
+
+def agreed(*wishes: StepFlag) -> StepPlan:
+    return StepPlan(tuple(() for _ in wishes), 0, wishes)
+
+
+def test_waiting_for_others_in_a_step_is_no_computing() -> None:
+    loop, session, _ = made_loop()
+    loop._update(agreed(StepFlag.NOTHING), None)
+    assert session.calls == [
+        ("barrier", Activity.WORLD),
+        ("commit", Activity.COMPUTE),
+        ("exchange", Activity.WORLD),
+    ]
+
+
+def test_the_last_checkpoint_needs_no_member_to_know_of_the_end_but_rank_0() -> None:
+    loop, session, checkpoints = made_loop()
+    wishes = loop._wishes_if_split()
+    assert wishes == StepFlag.OVER | StepFlag.CHECKPOINT
+    assert loop._end_or_save(agreed(wishes, StepFlag.OVER, StepFlag.NOTHING))
+    assert session.calls == [("collect", Activity.CHECKPOINT)]
+    assert checkpoints.calls == ["save"]
+    assert loop._wishes_if_split() == StepFlag.OVER
+    loop._save_last()
+    assert checkpoints.calls == ["save", "wait"]
+
+
+def test_a_model_that_is_saved_is_not_saved_again_when_a_checkpoint_is_due() -> None:
+    loop, session, _ = made_loop()
+    session.is_over = False
+    assert loop._wishes_if_split() == StepFlag.CHECKPOINT
+    loop._end_or_save(agreed(StepFlag.CHECKPOINT, StepFlag.NOTHING))
+    assert loop._wishes_if_split() == StepFlag.NOTHING
