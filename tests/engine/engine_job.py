@@ -107,11 +107,15 @@ class EngineJob(SimShell):
     # Processes --------------------------------------------------------------------------------------------------------
 
     def begin_process(self, pod: SimPod, number: int) -> None:
-        process = Process(f"worker-{pod.index}.{number}", lambda code: self._exited(process, code))
-        worker = SimWorker(pod, pod.index, number)
+        for worker_id in self.settings.ids_in(pod.index):
+            self._begin_member(pod, worker_id, number)
+
+    def _begin_member(self, pod: SimPod, worker_id: int, number: int) -> None:
+        process = Process(f"worker-{worker_id}.{number}", lambda code: self._exited(process, code))
+        worker = SimWorker(pod, worker_id, number)
         worker.began = self.now
         self.workers.append(worker)
-        self.members[process] = Member(self.room, process, pod.index, pod.name)
+        self.members[process] = Member(self.room, process, worker_id, pod.name)
         self._pods[process] = pod
 
     def living_processes(self) -> list[Process]:
@@ -129,6 +133,9 @@ class EngineJob(SimShell):
         if code == 0:
             self.finished.append(self.members[process])
         self._end_process(process)
+        is_last = all(one.is_over for one, its in self._pods.items() if its is pod)
+        if not is_last and (code == 0 or process in self._terminating):
+            return  # its pod waits for the others
         if code == 0:
             self.end_pod(pod, "Completed", PodState.SUCCEEDED)
         else:
@@ -147,7 +154,7 @@ class EngineJob(SimShell):
         super().end_pod(pod, reason, phase)
 
     def leave(self, worker: SimWorker) -> None:
-        """SIGTERM; SIGKILL after the grace."""
+        """SIGTERM to all processes of its pod; SIGKILL after the grace."""
         for process, pod in self._pods.items():
             if pod is worker.pod and not process.is_over and process not in self._terminating:
                 self._terminating.add(process)
@@ -160,7 +167,8 @@ class EngineJob(SimShell):
 
     def check_time(self) -> None:
         """Compare the accounted seconds with the wanted ones; the last second of a killed process is unknown."""
-        wanted = self.wanted_seconds + self.num_wanted * (self.now + 0.3 - self.wanted_since)
+        num_processes = self.num_wanted * self.settings.processes_per_worker
+        wanted = self.wanted_seconds + num_processes * (self.now + 0.3 - self.wanted_since)
         seconds = self.job._accounting.worker_seconds(self.now + 0.3)
         assert abs(sum(seconds.values()) - wanted) < 1e-3, (wanted, seconds)
         assert min(seconds.values()) >= 0.0, seconds

@@ -5,11 +5,18 @@ A failure names its seed: `python -m tests.engine SEED` replays it with its log.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 
 import pytest
 
+from elasticdl.protocol.values import Shard
 from elasticdl.worker.ledger import Ledger
+from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.job_spec import JobSpec
+from tests.engine.arithmetic import Troubles
+from tests.engine.engine_job import make_job
+from tests.engine.member import installed
 from tests.engine.schedules import play
 
 _AT_ONCE = 8  # schedules of a test: the suite runs in several processes
@@ -29,6 +36,33 @@ def test_whatever_happens_to_members_every_record_is_in_the_model_once(first: in
 @pytest.mark.timeout(1800)
 def test_whatever_happens_to_members_for_long_every_record_is_in_the_model_once() -> None:
     play_all(range(1000, 3400))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_last_pod_writes_a_checkpoint_when_all_its_processes_are_told_to_end(seed: int) -> None:
+    spec = JobSpec(
+        job_name="j",
+        distribution_strategy=DistributionStrategy.ALL_REDUCE,
+        training_data="records",
+        minibatch_size=3,
+        num_workers=1,
+        processes_per_worker=2,
+        num_ps_pods=0,
+        checkpoint_dir="/checkpoints",
+    )
+    job = make_job(seed, spec, (Shard("a", 0, 300),), Troubles(random.Random(seed), compute_s=0.2))
+    with installed(job.room, job.members.__getitem__):
+        while min((member.steps for member in job.members.values()), default=0) < 3:
+            job.scheduler.step()
+        told = dict(job.members)
+        assert len(told) == 2
+        job.leave(job.workers[0])
+        while not all(process.is_over for process in told):
+            job.scheduler.step()
+    (left,) = job.room.written.found
+    first, second = told.values()
+    assert left.counts["steps"] == first.steps == second.steps
+    assert (left.arrays["counts"] == first.framework.counts).all()
 
 
 def test_a_seed_replays_its_schedule() -> None:

@@ -12,19 +12,24 @@ from elasticdl.protocol.values import Role
 from elasticdl_client.job_events import EventKind
 
 
-def two_by_two(**settings: object) -> WorldScript:
-    """Two workers of two processes each, in a world of four."""
-    script = WorldScript(num_workers=2, processes_per_worker=2, **settings)
-    for pod in (0, 1):
+def pods_of_two(num_workers: int, **settings: object) -> WorldScript:
+    """Workers of two processes each, in a world."""
+    script = WorldScript(num_workers=num_workers, processes_per_worker=2, **settings)
+    for pod in range(num_workers):
         script.pod(Role.WORKER, pod, PodState.RUNNING)
-    for worker_id in range(4):
+    for worker_id in range(2 * num_workers):
         script.worker_joins(worker_id)
     script.data_is_known()
-    for worker_id in range(4):
+    for worker_id in range(2 * num_workers):
         script.ready(worker_id)
-    assert script.members == (0, 1, 2, 3)
+    assert script.members == tuple(range(2 * num_workers))
     script.forms(steps=0)
     return script
+
+
+def two_by_two(**settings: object) -> WorldScript:
+    """Two workers of two processes each, in a world of four."""
+    return pods_of_two(2, **settings)
 
 
 def test_each_process_holds_a_lease_and_the_loss_of_a_pod_gives_back_those_of_all() -> None:
@@ -97,6 +102,30 @@ def test_a_world_needs_all_processes_of_the_fewest_workers() -> None:
     script.worker_joins(3)
     script.ready(3)
     assert script.members == (0, 1, 2, 3)
+
+
+def test_a_script_does_not_wait_for_the_other_of_its_pod_that_has_ended() -> None:
+    script = pods_of_two(1, runs_command=True, expects_data=True)
+    script.ask(e.TrainingStopRequested, 0, 7, "early")
+    script.ready(1, script.version, "worker 0 leaves")
+    script.watch(1)
+    script.silence(6, 0)
+    assert script.members == (1,)
+
+
+def test_a_later_world_needs_a_process_of_the_fewest_workers() -> None:
+    script = two_by_two(runs_command=True, expects_data=True, min_workers=2)
+    script.ask(e.TrainingStopRequested, 3, 7, "early")
+    script.all_leave(0, 1, 2)
+    script.silence(6, 3)
+    assert script.members == (0, 1, 2)
+    script.forms()
+    version = script.version
+    script.kill(1)
+    script.all_leave(0, 1)
+    script.moment()
+    assert script.version == version
+    assert "Training waits for workers: 1 with 2 of 2 processes can form a world, --min_workers=2" in script.log()
 
 
 def test_fewer_workers_are_fewer_pods() -> None:

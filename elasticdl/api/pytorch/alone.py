@@ -26,6 +26,12 @@ class StepGroup(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def leaves_as_one(self) -> bool: ...
+
+    @property
+    def holds_all(self) -> bool: ...
+
     def start(self) -> None: ...
 
     def enter(self) -> bool: ...
@@ -59,6 +65,7 @@ class LoneGroup:
         self.most_parts = 1
         self.rank = 0
         self.size = 1
+        self.leaves_as_one = self.holds_all = True
         self._state = state
         self._has_begun = False
         self._confirmed: list[MinibatchName] = []

@@ -75,7 +75,7 @@ class ScriptSteps:
         self.evaluations: list[ScriptEvaluation] = []
         self._wire = wire
         self._loop: Loop | None = None
-        self._is_inside = self._is_last = False  # of a world; no member continues after this one
+        self._is_inside = self._is_last = False  # of a world; no member continues after this one, which saves
         self._until_outside = ExitStack()
         self._has_rehearsed = self._has_entered = False
         self._num_given = 0  # batches of the script's present loop
@@ -159,7 +159,7 @@ class ScriptSteps:
         parts.data.close()
         if parts.data.session.link is not None:
             parts.data.session.link.say_farewell()
-        if is_idle and self._is_last:
+        if is_idle and self._is_last and parts.world.holds_all:
             parts.writer.save_last(parts.world.ledger)
 
     # Behind them ----------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class ScriptSteps:
         self._until_outside.enter_context(parts.termination.unbroken())
         self._is_inside, self._is_idle, self._has_entered = True, False, True
         self.rank, self.size = parts.world.rank, parts.world.size
-        self._is_last = self.size == 1
+        self._is_last = self.rank == 0 and parts.world.leaves_as_one
         self._num_names = parts.world.ledger.applied.num_names
         if -1 < self._epoch < self._progress.begun:
             # The source's script has run what comes after its loop, and this one's has not.

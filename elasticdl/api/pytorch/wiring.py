@@ -120,7 +120,9 @@ def _world_of(session: ScriptSession, model: Replica, device: str) -> tuple[Step
             "start it with --distribution_strategy=AllReduceStrategy",
         )
     group = ElasticGroup(own_host(os.environ["MASTER_ADDR"]), read_token(), device, spec.encrypt)
-    return WorldSession(session.link, group, model, spec.collective_timeout), group.close
+    num_processes = spec.num_processes_per_worker
+    world = WorldSession(session.link, group, model, spec.collective_timeout, processes_per_worker=num_processes)
+    return world, group.close
 
 
 def _num_per_step(wanted: int, data: DataShardService, session: ScriptSession) -> int:

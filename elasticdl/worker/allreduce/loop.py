@@ -69,7 +69,7 @@ class AllReduceLoop:
         self._skips_not_finite = spec.nan_policy is NanPolicy.SKIP  # out of the model; else they end the job
         self._quarantine = Quarantine.of(spec)  # of evaluation tasks
         self._is_idle = False  # no member had work in the last round
-        self._is_last = False  # no member continues after this one
+        self._is_last = False  # no member continues after this one, and it writes the last checkpoint
 
     def run(self) -> None:
         """Returns when the master says that the job is over."""
@@ -112,7 +112,7 @@ class AllReduceLoop:
             if not self._session.enter():
                 return False
         self._is_idle = False
-        self._is_last = self._session.size == 1
+        self._is_last = self._session.rank == 0 and self._session.leaves_as_one
         self._supply.confirmed(self._session.take_confirmed())
         self._supply.entered()
         self._checkpoints.begin(self._session.ledger)

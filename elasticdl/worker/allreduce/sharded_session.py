@@ -59,10 +59,9 @@ class ShardedSession(WorldSession):
             collective_timeout_s: see `WorldSession`.
             processes_per_worker: members in each pod.
         """
-        super().__init__(link, group, model, collective_timeout_s)
+        super().__init__(link, group, model, collective_timeout_s, processes_per_worker=processes_per_worker)
         self._model = model
         self._framework = framework
-        self._processes_per_worker = processes_per_worker
         self._sizes = framework.shard_sizes()
         self._owner_of = owners(self._sizes, 1)  # in this world
         self._held: frozenset[int] = frozenset()  # by the optimizer

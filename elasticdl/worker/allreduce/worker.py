@@ -73,7 +73,7 @@ def _session(
 ) -> WorldSession:
     timeout_s = spec.collective_timeout
     if not isinstance(model, ShardedReplica):
-        return WorldSession(link, group, model, timeout_s)
+        return WorldSession(link, group, model, timeout_s, processes_per_worker=spec.num_processes_per_worker)
     assert isinstance(framework, ShardsOptimizer)
     return ShardedSession(link, group, model, framework, timeout_s, spec.num_processes_per_worker)
 

@@ -174,11 +174,13 @@ class WorldSession:
         state: ReplicaState,
         collective_timeout_s: float,
         most_parts: int = 1,
+        processes_per_worker: int = 1,
     ) -> None:
         """
         Args:
             collective_timeout_s: limit of forming a world; in a step it bounds silence only, and the master counts it.
             most_parts: minibatches of one member in one step, at most; the same for all members.
+            processes_per_worker: of each pod; each of them is a member.
         """
         self.ledger = Ledger()
         self.most_parts = most_parts
@@ -186,6 +188,7 @@ class WorldSession:
         self._group = group
         self._state = state
         self._timeout_s = collective_timeout_s
+        self._processes_per_worker = processes_per_worker
         self._world = pb.World()  # entered, or being formed; version 0: outside
         self._is_forming = False
         self._rank = 0
@@ -207,14 +210,19 @@ class WorldSession:
         return len(self._world.members)
 
     @property
+    def leaves_as_one(self) -> bool:
+        """Whether all members are processes of one pod, which is told to end as a whole."""
+        return len({member.worker_id // self._processes_per_worker for member in self._world.members}) == 1
+
+    @property
     def is_split(self) -> bool:
         """Whether the state of the model is spread over the members of the world, so that none holds all of it."""
         return False
 
     @property
     def holds_all(self) -> bool:
-        """Whether this process has all of the model's state."""
-        return True
+        """Whether this process has all of the model's state, and is not changing it."""
+        return self._holds_model
 
     @property
     def version(self) -> int:
@@ -471,8 +479,10 @@ class WorldSession:
         arrays = self._group.broadcast(self._state.arrays() if gives else None, source)
         data = self._group.broadcast_bytes(packed(self.ledger) if gives else None, source)
         if is_needed and not gives:
+            held, self._holds_model = self._holds_model, False  # SIGTERM must not save a part of it
             self._state.load(arrays)
             self.ledger = unpacked(data)
+            self._holds_model = held
 
     def _tell(self, world: pb.World, restored_from: str) -> None:
         ledger = self.ledger

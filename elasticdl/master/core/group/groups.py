@@ -262,8 +262,13 @@ class WorkerGroups:
         self._num_wanted = num_wanted
         chosen = self._choose(clock)
         at_least, num_processes = self._settings.min_workers, self._settings.processes_per_worker
-        if chosen and len(chosen) < at_least * num_processes:
-            number = f"{len(chosen)}" + (f" of {num_processes} in each" if num_processes > 1 else "")
+        num_pods = len({self._settings.pod_of(one.id) for one in chosen})
+        # Only the first world waits for all processes: later a pod may have one that has ended.
+        is_short = num_pods < at_least or (self.formed is None and len(chosen) < at_least * num_processes)
+        if chosen and is_short:
+            number = f"{num_pods}"
+            if num_processes > 1:
+                number += f" with {len(chosen)} of {num_pods * num_processes} processes"
             self._complain(f"Training waits for workers: {number} can form a world, --min_workers={at_least}")
         elif chosen:
             self._plan(chosen, clock)
