@@ -191,6 +191,11 @@ def _check_processes(spec: JobSpec) -> None:
             f"--processes_per_worker={given} with {num_gpus} GPUs of a worker: {why}, and some would be idle.",
             "Leave it out: each GPU gets a process.",
         )
+    if number > 1 and num_gpus and "CUDA_VISIBLE_DEVICES" in spec.envs_dict():
+        raise FlagError(
+            f"--envs has CUDA_VISIBLE_DEVICES, and each of a worker's {number} processes is given GPUs of its own.",
+            "Leave it out of --envs.",
+        )
     is_local = spec.distribution_strategy == "Local"
     if number == 1 or not (is_local or spec.need_tf_config):
         return

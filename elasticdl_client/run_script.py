@@ -23,6 +23,7 @@ from elasticdl_client.flag_sources import FILE, SHORT, GivenFlags, gather
 from elasticdl_client.flags import Group, flag_of, is_bool_word, nearest, parse
 from elasticdl_client.inferred_flags import infer_runtime
 from elasticdl_client.job_spec import RUN, JobSpec, flag_defaults, flag_fields, unknown_flag
+from elasticdl_client.kubernetes.resources import num_gpus
 from elasticdl_client.worker_range import parse_flags
 from elasticdl_client.zoo_modules import Source, sources, within
 
@@ -142,6 +143,8 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> ScriptJob:
         notes += [_sharing_note(command)] if program.imports(_API) else []
     else:
         values["distribution_strategy"] = DistributionStrategy.ALL_REDUCE
+    if not program.modules and not is_local and "processes_per_worker" not in values:
+        notes += _processes_note(values)
     if not is_local and not values.get("yaml") and not values.get("dry_run"):
         values["wait"] = True
     return ScriptJob(dataclasses.replace(given, values=values, notes=tuple(notes)), command.shows_all)
@@ -317,6 +320,17 @@ def _check_no_group_flags(command: _Command, values: Mapping[str, object]) -> No
                 f"--{name} is for workers that train one model, and {command.script} has no elastic controller.",
                 f"Leave --{name} out, or use elasticdl.api.pytorch.create_elastic_controller (docs/start/pytorch.md).",
             )
+
+
+def _processes_note(values: Mapping[str, object]) -> list[str]:
+    """Return what follows from several GPUs, where it is not known whether the script uses our API."""
+    resources = (str(values.get(f"worker_resource_{name}", "")) for name in ("request", "limit"))
+    try:
+        number = num_gpus(*resources)
+    except FlagError:  # it is told with the place of the flag, when all are checked
+        return []
+    text = f"each of the {number} GPUs gets a process that runs the script; --processes_per_worker=1 starts it once."
+    return [text] if number > 1 else []
 
 
 def _sharing_note(command: _Command) -> str:

@@ -35,6 +35,7 @@ _PATIENCE_S = 1.5  # a line is shown so much later: a status is written once a s
 _TRACEBACK = "Traceback (most recent call last):"
 _JSON_ENTRY = '{"time": "'  # of --log_format=json
 _PROCESS = re.compile(r"\[process (\d+)\] ")  # begins each line of a process of a worker that has several
+_PROCESS_OF_ENTRY = re.compile(r'\{"time": ".*?"process": (\d+), ')  # in a string its quotes are escaped
 
 
 class Shown(Enum):
@@ -143,7 +144,8 @@ class _WorkerOutput:
             found = _PROCESS.match(line) if num_processes > 1 else None
             if found is None and num_processes > 1 and not line.startswith(_JSON_ENTRY):
                 continue  # the main process repeats at the end what one that has failed has printed
-            if found is not None and process not in (None, int(found[1])):
+            of_process = found or (_PROCESS_OF_ENTRY.match(line) if num_processes > 1 else None)
+            if of_process is not None and process is not None and int(of_process[1]) != process:
                 continue
             origin = found[0] if found is not None else ""
             output = self._processes.setdefault(origin, _ProcessOutput(shows_logs=self._shows_logs))

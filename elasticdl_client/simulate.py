@@ -63,6 +63,11 @@ def run(arguments: Sequence[str]) -> int:
             f"--distribution_strategy={spec.distribution_strategy} cannot be simulated, nor can a --job_command.",
             "Only jobs with parameter servers can: --distribution_strategy=ParameterServerStrategy.",
         )
+    if spec.num_processes_per_worker > 1:
+        raise FlagError(
+            f"Workers of {spec.num_processes_per_worker} processes cannot be simulated.",
+            f"Give {spec.num_processes_per_worker} times as many workers with one GPU each.",
+        )
     if spec.num_epochs <= 0 and spec.max_step <= 0:
         raise FlagError("The job never ends: --num_epochs=0 without --max_step.", "Give one of them.")
     if spec.max_workers == MAX_WORKERS:

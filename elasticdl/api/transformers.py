@@ -25,7 +25,7 @@ from elasticdl.api.pytorch import ElasticController, create_elastic_controller, 
 from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size, say_plain
 from elasticdl_client.errors import JobError
 
-_ONE_DEVICE = "leave --processes_per_worker out: each GPU of a worker gets a process, and all of the job train together"
+_ONE_DEVICE = "give --processes_per_worker the number of GPUs: each gets a process, and all of the job train together"
 _NO_WRAPPERS = (
     "leave it out: in a job each worker holds the whole model, and ElasticDL sums the gradients; where the model does "
     "not fit, train fewer parameters (peft), or use `torchrun` without ElasticDL"

@@ -311,8 +311,8 @@ class Master:
             pb_grpc.add_MasterServicer_to_server(servicer, server)
 
         num_polls = 2 if self._settings.has_worlds else 1  # of a worker at a time, besides its stream and other calls
-        num_processes = self._settings.num_workers * self._settings.processes_per_worker
-        num_workers = max(num_processes, _MAX_SCALED_WORKERS)  # threads are made when they are needed
+        num_workers = max(self._settings.num_workers, _MAX_SCALED_WORKERS)  # threads are made when they are needed
+        num_workers *= self._settings.processes_per_worker
         max_threads = (num_polls + 2) * num_workers + 2 * self._settings.num_ps + 16
         deadline = time.monotonic() + (_PORT_RETRY_S if generation > 1 else 0.0)
         while True:

@@ -122,9 +122,13 @@ def check_fixed_flags(before: Mapping[str, object], spec: JobSpec) -> None:
         f"--{name}={known.get(name)}, not {now}" for name, now in fixed_flags(spec).items() if known.get(name) != now
     ]
     if changed:
+        more = ""
+        if "processes_per_worker" not in before and spec.num_processes_per_worker > 1:  # each GPU had none of its own
+            flag = "--processes_per_worker=1" if spec.job_command else "gpu=1 in --worker_resource_request"
+            more = f"{flag} continues this job with one process in each worker; else "
         raise JobError(
             f"the journal was written for a job with {', and '.join(changed)}",
-            "a job continues with the flags that it began with; start a new one under another --job_name: with "
+            f"{more}a job continues with the flags that it began with; start a new one under another --job_name: with "
             "--checkpoint_dir_for_init it begins with this one's model, on any number of parameter servers",
         )
 

@@ -434,6 +434,7 @@ def test_a_model_def_that_no_file_can_have_is_refused() -> None:
         ({"runtime": "local"}, 1),  # nothing is asked for
         ({"worker_resource_request": "cpu=8", "processes_per_worker": 3}, 3),
         ({"model_def": "", "job_command": "python train.py", "processes_per_worker": 2}, 2),
+        ({"worker_resource_request": "cpu=8,gpu=1", "envs": "CUDA_VISIBLE_DEVICES=0"}, 1),
         ({"model_def": "", "job_command": "python train.py", "distribution_strategy": "ParameterServerStrategy"}, 1),
     ],
 )
@@ -454,6 +455,7 @@ def test_each_gpu_of_a_worker_gets_a_process_unless_the_flags_say_otherwise(
         ({"distribution_strategy": "Local"}, "all but one would be idle"),
         ({"worker_resource_request": "cpu=8,nvidia.com/mig-1g.10gb=2"}, "one MIG device"),
         ({"distribution_strategy": "Local", "worker_resource_request": "cpu=1", "processes_per_worker": 2}, "is 2"),
+        ({"envs": "A=1,CUDA_VISIBLE_DEVICES=0"}, "--envs has CUDA_VISIBLE_DEVICES"),
     ],
 )
 def test_gpus_that_would_be_idle_are_refused(flags: dict[str, object], said: str) -> None:

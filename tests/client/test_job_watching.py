@@ -215,6 +215,9 @@ def test_since_and_roles_of_local_pods(
     ]
     (logs / "elasticdl-job-worker-2.log").write_text("\n".join(entries) + "\n")
     assert run("logs", "job", "--pod=worker-2", "--since=5m") == entries[1] + "\n"
+    lines = [f"[process 1] {stamps[0]} INFO old", f"[process 1] {stamps[1]} INFO new"]
+    (logs / "elasticdl-job-worker-3.log").write_text("\n".join(lines) + "\n")
+    assert run("logs", "job", "--pod=worker-3", "--since=5m") == lines[1] + "\n"
     shown = run("logs", "job", "--pod=worker-0", "--timestamps").splitlines()
     offset = datetime.fromtimestamp(now - 3600).astimezone().isoformat(timespec="seconds")
     assert shown[1] == f"{offset} older words"

@@ -196,6 +196,19 @@ def test_a_script_of_the_image_is_not_looked_for_here() -> None:
     )
 
 
+def test_a_script_of_the_image_that_would_run_once_for_each_gpu_is_noted() -> None:
+    def notes(*flags: str) -> list[str]:
+        found = read(["--image_name=i", *flags, "/app/train.py"], {}).given.notes
+        return [note for note in found if "gets a process" in note]
+
+    (note,) = notes("--worker_resource_request=cpu=8,gpu=8")
+    assert note.startswith("each of the 8 GPUs")
+    assert not notes("--worker_resource_request=cpu=8,gpu=8", "--processes_per_worker=1")
+    assert not notes("--worker_resource_request=cpu=8,gpu=1")
+    assert not notes("--worker_resource_request=gpu=many")
+    assert not notes()
+
+
 def test_the_objects_of_a_run_are_printed_with_its_command(project: Path) -> None:
     flags = ("--image_name=i:1", "--dry_run")
     done = subprocess.run(

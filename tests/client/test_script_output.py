@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,18 @@ def test_of_a_worker_of_several_processes_rank_0_is_shown_or_each_line_after_its
     assert show(rank_0, now) == ["one"]
     lines = ["[process 1] one", "[process 0] 2026-11-24 15:52:15,958 INFO of ours", "[process 0] 10%"]
     assert show(everything, now) == [f"[worker-0] {line}" for line in [*lines, "[process 0] zero"]]
+
+
+def test_of_the_json_entries_of_several_processes_those_of_rank_0_are_shown(tmp_path: Path) -> None:
+    rank_0 = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1, Shown.RANK_0)
+    everything = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1, Shown.ALL_WORKERS)
+    fields = {"time": "2026-11-24T15:52:15.958+00:00", "logger": 'a "process": 0, b', "pod": "worker-0"}
+    entries = [json.dumps({**fields, "process": process, "message": "m"}) for process in (0, 1)]
+    entries.append(json.dumps({**fields, "message": "of the main process"}))
+    append(tmp_path, 0, "\n".join([*entries, ""]))
+    now = status(0, world=(1, 0), processes_per_worker=2)
+    assert show(rank_0, now) == entries[1:]
+    assert show(everything, now) == entries
 
 
 def test_an_error_that_the_job_tells_is_not_shown_a_second_time(tmp_path: Path) -> None:

@@ -31,8 +31,12 @@ def test_the_number_of_processes_is_fixed_and_one_in_the_journals_that_do_not_sa
         check_fixed_flags(fixed_flags(several), SPEC)
     older = {name: value for name, value in fixed_flags(SPEC).items() if name != "processes_per_worker"}
     check_fixed_flags(older, SPEC)
-    with pytest.raises(JobError, match="--processes_per_worker=1, not 2"):
+    with pytest.raises(JobError, match="--processes_per_worker=1, not 2") as caught:
         check_fixed_flags(older, several)
+    assert caught.value.hint.startswith("gpu=1 in --worker_resource_request continues this job")
+    with pytest.raises(JobError) as caught:
+        check_fixed_flags(older, dataclasses.replace(several, model_def="", job_command="python train.py"))
+    assert caught.value.hint.startswith("--processes_per_worker=1 continues this job")
 
 
 def test_every_flag_that_differs_is_named() -> None:

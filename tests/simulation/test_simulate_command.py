@@ -69,6 +69,7 @@ def test_json_has_the_same_for_programs_and_a_file_may_hold_the_flags(directory:
         (["--cluster=cluster.yaml", "--step_seconds=slow", "--records=10", *JOB], "--step_seconds=slow"),
         (["--cluster=cluster.yaml", *SIZE, *JOB, "-o", "xml"], "xml is not a format"),
         (["--cluster=cluster.yaml", *SIZE, *JOB, "--num_epochs=0"], "never ends"),
+        (["--cluster=cluster.yaml", *SIZE, *JOB, "--processes_per_worker=2"], "of 2 processes cannot be simulated"),
     ],
 )
 def test_a_mistake_is_said_at_once(directory: Path, arguments: list[str], what: str) -> None:

@@ -80,6 +80,34 @@ def test_gpus_that_cannot_be_shared_out_end_the_pod_with_the_reason(start: Start
     assert pod.returncode == 1
 
 
+def test_a_pod_that_sees_fewer_gpus_than_it_asks_for_ends_with_the_reason(start: Start) -> None:
+    pod = start("print(P)", num_gpus=2, CUDA_VISIBLE_DEVICES="3")
+    assert "asks for 2 GPUs and sees 1: 3" in "".join(lines_of(pod))
+    assert pod.returncode == 1
+
+
+def test_a_long_line_comes_in_pieces_that_begin_with_their_process(start: Start) -> None:
+    lines = lines_of(start('print("ab" * 100_000 if P else "short")'))
+    assert all(line.startswith("[process ") for line in lines)
+    assert "".join(line.removeprefix("[process 1] ") for line in lines if "ab" in line) == "ab" * 100_000
+
+
+def test_a_process_that_prints_without_end_does_not_hold_up_the_end_of_the_pod(start: Start) -> None:
+    pod = start("""
+        if P == 1:
+            signal.pause()
+        while True:
+            os.write(1, b"x\\n" * 32768)
+    """)
+    assert pod.stdout is not None
+    pod.stdout.read(1 << 16)  # it prints
+    children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children")
+    os.kill(int(children.read_text().split()[-1]), signal.SIGUSR1)
+    while os.read(pod.stdout.fileno(), 1 << 20):
+        pass
+    assert pod.wait() == 128 + signal.SIGUSR1
+
+
 def test_a_process_that_fails_ends_the_pod_with_its_code_and_its_last_lines(start: Start) -> None:
     pod = start("""
         if P == 1:

@@ -33,6 +33,7 @@ _FROM_OUTSIDE = (_TERMINATED, 128 + signal.SIGKILL)
 _KEPT_LINES = 60  # of each process, for the end of the pod's log, where the reason of its failure is looked for
 _MAX_LINE_BYTES = 1 << 16
 _READ_BYTES = 1 << 16
+_LAST_READS = 16  # of what an ended process has left in its pipe, which holds 1 MiB at most; an orphan may still print
 _JSON_ENTRY = b'{"time": "'  # it names its process itself
 
 _log = logging.getLogger("elasticdl.worker")
@@ -47,11 +48,19 @@ def environments(environment: Mapping[str, str], number: int, num_gpus: int) -> 
         num_gpus: that the pod asks for; it may see others on the local runtime.
 
     Raises:
-        ElasticDLError: the GPUs cannot be shared out evenly.
+        ElasticDLError: the GPUs cannot be shared out evenly, or are fewer than the pod asks for.
     """
     first, gpus = int(environment["WORKER_ID"]), Gpus.of(environment)
     if not gpus.shares(1)[0] and VARIABLE not in environment:  # devices of another vendor
         gpus = Gpus(map(str, range(num_gpus)))
+    seen = gpus.shares(1)[0]
+    if len(seen) < num_gpus:
+        if VARIABLE in environment:
+            hint = f"Leave {VARIABLE} out of --envs and of the image: each process is given its own."
+        else:  # a device plugin that shares GPUs in time counts its users
+            hint = "A worker of several processes needs GPUs of its own: ask for gpu=1 where workers share them."
+        names = f": {', '.join(seen)}" if seen else ""
+        raise ElasticDLError(f"The pod asks for {num_gpus} GPUs and sees {len(seen)}{names}.", hint)
     return [
         {"WORKER_ID": str(first + process), PROCESS_VARIABLE: str(process), NUM_PROCESSES_VARIABLE: str(number)}
         | ({VARIABLE: ",".join(names)} if names else {})
@@ -142,7 +151,8 @@ class Supervisor:
                     elif not self._forward(key.data):
                         selector.unregister(key.fd)
         for process in self._processes:
-            self._forward(process)
+            for _ in range(_LAST_READS):
+                self._forward(process)
             self._end_line(process, b"\n")
         failed = self._failed
         if failed is None or failed.exit_code is None:
@@ -177,19 +187,21 @@ class Supervisor:
                 os.kill(process.pid, number)
 
     def _forward(self, process: _Process) -> bool:
-        """Print what a process has printed since the last time; False: it will print nothing any more."""
+        """Print some of what a process has printed, so that none holds up the others; False: it will print no more."""
         with suppress(BlockingIOError):
-            while data := os.read(process.output, _READ_BYTES):
-                self._split(process, data)
-            return False
+            data = os.read(process.output, _READ_BYTES)
+            self._split(process, data)
+            return bool(data)
         return True
 
     def _split(self, process: _Process, data: bytes) -> None:
         """A carriage return ends a line, too: a progress bar is written over and over."""
         for part in data.splitlines(keepends=True):
             process.line += part
-            if part.endswith((b"\n", b"\r")) or len(process.line) >= _MAX_LINE_BYTES:
+            if part.endswith((b"\n", b"\r")):
                 self._end_line(process, b"")
+            elif len(process.line) >= _MAX_LINE_BYTES:  # it comes in pieces, each a line
+                self._end_line(process, b"\n")
 
     def _end_line(self, process: _Process, end: bytes) -> None:
         line, process.line = process.line, b""
