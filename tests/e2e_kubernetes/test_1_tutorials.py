@@ -24,7 +24,7 @@ from tests.house.documents import clone, halves, run_blocks, run_page
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 PAGES = REPOSITORY / "docs" / "tutorials"
-NUM_EPOCHS = 60
+NUM_EPOCHS = 100  # so many that on a busy machine workers come back before the end
 NODE_DIRECTORY = "/srv/elasticdl-data"  # of manifests/volume.yaml; the node's containers are Docker's
 
 
