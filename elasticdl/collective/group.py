@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from types import TracebackType
@@ -175,11 +175,7 @@ class ElasticGroup:
             GroupLost: the world is over.
             ValueError: the buffer cannot be summed in place.
         """
-        world = self._current()
-        tensor = memory.shared_tensor(buffer)
-        if world.size == 1 or tensor.numel() == 0:
-            return Reduction(world, None, tensor)
-        return Reduction(world, world.begin(tensor, lambda links: links.all_reduce(tensor)), tensor)
+        return self._begin(buffer, lambda links, tensor: links.all_reduce(tensor))
 
     def begin_copy(self, buffer: Any, source: int) -> Reduction:
         """Begin to copy the source's buffer into that of every member; as `begin_reduce`.
@@ -188,11 +184,14 @@ class ElasticGroup:
             GroupLost: the world is over.
             ValueError: the buffer cannot be written in place.
         """
+        return self._begin(buffer, lambda links, tensor: links.broadcast(tensor, source))
+
+    def _begin(self, buffer: Any, operation: Callable[[Any, Any], Any]) -> Reduction:
         world = self._current()
         tensor = memory.shared_tensor(buffer)
         if world.size == 1 or tensor.numel() == 0:
             return Reduction(world, None, tensor)
-        return Reduction(world, world.begin(tensor, lambda links: links.broadcast(tensor, source)), tensor)
+        return Reduction(world, world.begin(tensor, lambda links: operation(links, tensor)), tensor)
 
     def broadcast(self, arrays: Mapping[str, NDArray[Any]] | None, source: int) -> dict[str, NDArray[Any]]:
         """Gives the source's arrays to all.  Names, types and shapes travel with them.

@@ -7,7 +7,7 @@ from core_script import Like, Script, everything, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import PodState, ReportedLease
+from elasticdl.master.core.values import Lease, PodState, ReportedLease
 from elasticdl.protocol.values import Role
 
 WORKER, PS = "elasticdl-j-worker", "elasticdl-j-ps"
@@ -300,7 +300,8 @@ def test_the_end_of_a_worker_that_said_farewell_is_nobodys_fault(reason: str) ->
         assert script.told(c.CreatePod) == [c.CreatePod(f"{WORKER}-{worker_id + 1}", Role.WORKER, worker_id + 1)]
 
 
-def test_a_restarted_master_does_not_wait_for_a_worker_that_said_farewell() -> None:
+def restarted() -> tuple[Script, Lease]:
+    """The second life of a master, to which no worker has spoken yet, and the lease that worker 0 holds."""
     script = running(2)
     lease = script.lease(0)
     script.restart_master()
@@ -308,6 +309,11 @@ def test_a_restarted_master_does_not_wait_for_a_worker_that_said_farewell() -> N
     pods += [e.PodChanged(f"{WORKER}-{k}", Role.WORKER, k, f"{WORKER}-{k}/1", PodState.RUNNING) for k in (0, 1)]
     script.tell(e.PodsListed(tuple(pods)))
     script.ps_joins(held=1)
+    return script, lease
+
+
+def test_a_restarted_master_does_not_wait_for_a_worker_that_said_farewell() -> None:
+    script, lease = restarted()
     script.worker_joins(1)
     assert script.heartbeat(0, leaving=True).known
     script.sets_are_read({})
@@ -316,13 +322,7 @@ def test_a_restarted_master_does_not_wait_for_a_worker_that_said_farewell() -> N
 
 def test_a_worker_that_said_farewell_holds_no_lease_that_it_brings_to_a_restarted_master() -> None:
     """Its registration comes after its farewell: another thread has sent it."""
-    script = running(2)
-    lease = script.lease(0)
-    script.restart_master()
-    pods = [e.PodChanged(f"{PS}-0", Role.PS, 0, f"{PS}-0/1", PodState.RUNNING)]
-    pods += [e.PodChanged(f"{WORKER}-{k}", Role.WORKER, k, f"{WORKER}-{k}/1", PodState.RUNNING) for k in (0, 1)]
-    script.tell(e.PodsListed(tuple(pods)))
-    script.ps_joins(held=1)
+    script, lease = restarted()
     script.heartbeat(0, leaving=True)
     script.worker_joins(0, (ReportedLease(lease, (0,)),))
     script.worker_joins(1)

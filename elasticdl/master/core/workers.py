@@ -72,7 +72,7 @@ class Workers:
         self._absent: dict[int, Worker] = {}  # of an earlier life of the master, not registered in this one
         self._waiting: dict[int, Worker] = {}  # by call, the longest wait first
         self._hasty: dict[int, Worker] = {}  # those of them that want an answer at once
-        self._hopeful: dict[int, Worker] = {}  # those of them, by id, that may have less than they may hold
+        self._hopeful: dict[int, Worker] = {}  # those of them, by id, that may be granted one
 
     def get(self, worker_id: int) -> Worker | None:
         return self._workers.get(worker_id)

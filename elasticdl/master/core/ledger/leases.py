@@ -127,7 +127,7 @@ class Leases:
         return len(self._by_worker.get(worker_id, ()))
 
     def take_shrunk(self) -> set[int]:
-        """The workers a lease of whose has ended since the last call."""
+        """Return the workers that have lost or ended a lease since the last call."""
         shrunk, self._shrunk = self._shrunk, set()
         return shrunk
 
