@@ -15,7 +15,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
 from elasticdl.worker.master_stream import MasterStream
-from tests.master.actors import MasterJob, running
+from tests.master.actors import MasterJob, running, wait_until
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 
 
@@ -77,8 +77,7 @@ def test_a_stream_that_has_ended_between_two_messages_fails_neither(master: Scri
     master.stop()
     next_life = ScriptedMaster(port=master.port)
     try:
-        for reader in [one for one in threading.enumerate() if one.name == "answers"]:
-            reader.join(30)
+        wait_until(lambda: stream._stream is not None and stream._stream.is_broken, "the end of the stream", 30)
         assert stream.heartbeat(beat(), 30, wait_for_ready=True).known
         assert len(next_life.hears("Heartbeat")) == 1
     finally:
