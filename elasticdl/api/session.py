@@ -5,6 +5,7 @@ There is one session in a process.  Nothing here knows of a framework.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -67,7 +68,15 @@ class ScriptSession:
         logging.getLogger("elasticdl").setLevel(spec.log_level)
         _end_with_our_threads()
         link.start_heartbeat()
+        if spec.num_processes_per_worker > 1:
+            atexit.register(_report_end, link, os.getpid())  # the first registered, so the last to be called
         return cls(link, spec, clock)
+
+
+def _report_end(link: MasterLink, process_id: int) -> None:
+    """At the end of the process: the exit code of the pod says whether it has ended well."""
+    if os.getpid() == process_id:  # not a process that the script has forked
+        link.report_end()
 
 
 def _end_with_our_threads() -> None:

@@ -137,6 +137,7 @@ def heartbeat_received(call: int, message: pb.HeartbeatRequest) -> events.Heartb
         Stacks(message.stacks.where, message.stacks.text) if message.HasField("stacks") else None,
         _cpu_use(message.cpu) if message.HasField("cpu") else None,
         _device(message.device) if message.HasField("device") else None,
+        message.ended,
     )
 
 

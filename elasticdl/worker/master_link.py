@@ -38,6 +38,7 @@ _CALL_TIMEOUT_S = 10.0
 _LONG_POLL_S = 20.0
 _RETRY_S = 0.3
 _FAREWELL_S = 1.5
+_END_S = 30.0  # the master may be starting again
 _RATE_S = 0.5  # between two looks at the learning rate
 
 Answer = TypeVar("Answer")
@@ -347,11 +348,18 @@ class MasterLink:
     def report_time(self) -> None:
         """The last word of a worker whose work is done: how its time went since the last heartbeat."""
         try:
-            self._beat_once(is_leaving=False)
+            self._beat_once()
         except (MasterGone, grpc.RpcError) as error:
             _log.debug("Could not report the last second to the master: %s", error)
 
-    def _beat_once(self, is_leaving: bool) -> None:
+    def report_end(self) -> None:
+        """Report that a script ends by itself, so that its silence does not count while others of its pod work."""
+        try:
+            self._beat_once(has_ended=True, patience_s=_END_S)
+        except (MasterGone, grpc.RpcError) as error:
+            _log.warning("Could not notify the master that worker %d has ended its script: %s", self.worker_id, error)
+
+    def _beat_once(self, is_leaving: bool = False, has_ended: bool = False, patience_s: float = _FAREWELL_S) -> None:
         """One heartbeat whose answer says nothing new.
 
         Raises:
@@ -365,8 +373,9 @@ class MasterLink:
             activity=activity,
             seconds=seconds,
             leaving=is_leaving,
+            ended=has_ended,
         )
-        self.call(self._stub.Heartbeat, lambda: message, _FAREWELL_S, _FAREWELL_S)
+        self.call(self._stub.Heartbeat, lambda: message, _FAREWELL_S, patience_s)
 
     def partition(self, newer_than: int = 0, timeout_s: float | None = None) -> pb.Partition:
         """Waits until a complete partition newer than a version is known; after the time-out the one known now."""

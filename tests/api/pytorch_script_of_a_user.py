@@ -61,6 +61,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--slow", type=float, default=0.0, help="seconds of each step")
     parser.add_argument("--bad-record", type=int, default=-1)
     parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--end-worker", default="", help="ends after the step --end-at, before the end of the data")
+    parser.add_argument("--end-at", type=int, default=-1)
     parser.add_argument("--nan-at", type=int, default=-1, help="from that step on worker 0 tells of a loss of NaN")
     parser.add_argument("--amp", action="store_true")
     parser.add_argument("--compile", action="store_true")
@@ -121,6 +123,8 @@ def main() -> int:
                     rates = [group["lr"] for group in optimizer.param_groups]
                     notes.write(f"{controller.num_steps} {digest(model)} {rates} {epoch}\n")
                     notes.flush()
+                if worker == given.end_worker and number == given.end_at:
+                    return 0
             by_epoch.step()
     (given.notes / f"end-{worker}").write_text(f"{digest(model)} {controller.rank} {by_epoch.last_epoch}")
     return 0

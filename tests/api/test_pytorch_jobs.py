@@ -109,6 +109,16 @@ def test_the_processes_of_a_worker_run_a_script_together(tmp_path: Path) -> None
     assert set(check(tmp_path, job)) == {"0", "1"}, job.story()
 
 
+def test_a_process_that_ends_before_the_data_says_so_and_the_others_of_its_pod_train_the_rest(tmp_path: Path) -> None:
+    flags = {"num_workers": 1, "processes_per_worker": 2}
+    job = job_of(tmp_path, "--loaders 0 --end-worker 1 --end-at 5 --slow 0.01", **flags).start()
+    assert job.wait(150) == 0, job.story()
+    assert [(c.records, c.committed, c.lost) for c in coverage_of(job)] == [(RECORDS, RECORDS, 0)] * 2
+    assert ended(tmp_path) == ["0"]
+    assert "Worker 0 (process 1) has ended its script" in job.master_log(), job.story()
+    assert "Relaunch" not in job.master_log(), job.story()
+
+
 def test_three_workers_with_a_fixed_global_batch_make_its_steps(tmp_path: Path) -> None:
     flags = {"num_workers": 3, "min_workers": 3, "fixed_global_batch": 32, "minibatch_size": 8}
     job = job_of(tmp_path, "--loaders 0", **flags).start()

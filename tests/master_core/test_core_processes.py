@@ -78,6 +78,61 @@ def test_a_script_that_has_ended_is_waited_for_while_another_of_its_pod_works() 
     assert not [one for one in script.history if isinstance(one, c.DeletePod)]
 
 
+def test_a_script_that_has_said_its_end_is_not_waited_for_before_the_end_of_the_data() -> None:
+    script = two_by_two(runs_command=True, records=80)
+    lease = script.ask_at_once(3).lease
+    script.beat(3, ended=True)
+    assert script.job._work.leases.get(lease.id, 3) is None
+    script.all_leave(0, 1, 2, reason="worker 3 is gone")
+    assert script.members == (0, 1, 2)
+    script.forms()
+    script.silence(200, 3)
+    assert not [one for one in script.history if isinstance(one, c.DeletePod)]
+    assert script.stands
+    kinds = [event.kind for event in script.job.events.events]
+    assert EventKind.POD_DRAINING not in kinds
+    assert EventKind.WORKER_HUNG not in kinds
+
+
+def test_the_next_master_knows_which_scripts_have_ended() -> None:
+    script = two_by_two(runs_command=True, records=80)
+    script.beat(3, ended=True)
+    script.restarts(0, 1)
+    for worker_id in range(3):
+        script.worker_joins(worker_id)
+    script.silence(200, 3)
+    assert not [one for one in script.history if isinstance(one, c.DeletePod)]
+
+
+def test_a_pod_whose_scripts_have_all_ended_is_replaced_if_it_stays() -> None:
+    script = two_by_two(runs_command=True, records=80)
+    for worker_id in (2, 3):
+        script.beat(worker_id, ended=True)
+    script.silence(75, 2, 3)
+    assert script.last(c.DeletePod).name == "elasticdl-j-worker-1"
+
+
+def test_a_script_that_fails_after_its_last_word_is_a_fault_of_its_pod() -> None:
+    script = two_by_two(runs_command=True, records=80)
+    for worker_id in (2, 3):
+        script.beat(worker_id, ended=True)
+    script.pod(Role.WORKER, 1, PodState.FAILED, "Error")
+    assert script.job._work.retry_budget.num_faults == 1
+
+
+def test_a_first_world_does_not_wait_for_a_script_that_has_ended() -> None:
+    script = WorldScript(num_workers=1, processes_per_worker=2, runs_command=True)
+    script.pod(Role.WORKER, 0, PodState.RUNNING)
+    for worker_id in (0, 1):
+        script.worker_joins(worker_id)
+    script.ready(0)
+    script.moment()
+    assert script.members == ()
+    script.beat(1, ended=True)
+    script.moment()
+    assert script.members == (0,)
+
+
 def test_the_next_master_finds_all_processes_of_its_pods() -> None:
     script = two_by_two(records=80)
     leases = [script.ask_at_once(worker_id).lease for worker_id in range(4)]

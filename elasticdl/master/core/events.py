@@ -129,6 +129,7 @@ class HeartbeatReceived:
         stacks: the answer to `HeartbeatAnswer.wants_stacks`.
         cpu: of a worker.
         device: of a worker; None: it computes on no accelerator.
+        ended: a script ends by itself, while others of its pod may continue.
     """
 
     call: int
@@ -147,6 +148,7 @@ class HeartbeatReceived:
     stacks: Stacks | None = None
     cpu: CpuUse | None = None
     device: Device | None = None
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ class Worker:
         moved_at: when its positions changed last, or it got a lease.
         stuck_since: since then it hangs, as far as its heartbeats say, and its leases are gone.
         has_joined: it has registered in this life of the master, not only in an earlier one.
-        is_leaving: it was ended from outside, and gets no more tasks.
+        is_leaving: it was ended from outside, or ends by itself, and gets no more tasks.
+        has_ended: its script has come to its end, so it is silent.
         only: type that its request asks for; None: any.
         ahead: tasks that its own input processes make ready, as it said.
         world_version: of the world that it is in, as it said last; 0: in none.
@@ -49,6 +50,7 @@ class Worker:
     has_joined: bool = True
     has_committed: bool = False
     is_leaving: bool = False
+    has_ended: bool = False
     waiting_call: int | None = None  # of its request for a lease
     waiting_since: float = 0.0
     only: TaskType | None = None
@@ -204,14 +206,15 @@ class Workers:
     def snapshot(self) -> dict[str, Any]:
         return {
             "workers": [
-                [w.id, w.incarnation, w.has_committed, w.is_leaving, w.stuck_since is not None]
+                [w.id, w.incarnation, w.has_committed, w.is_leaving, w.stuck_since is not None, w.has_ended]
                 for w in self._workers.values()
             ]
         }
 
     def restore(self, saved: Mapping[str, Any], clock: float) -> None:
-        for worker_id, incarnation, has_committed, is_leaving, *is_stuck in saved["workers"]:
+        for worker_id, incarnation, has_committed, is_leaving, *rest in saved["workers"]:
             worker = Worker(worker_id, incarnation, clock, clock, has_joined=False, has_committed=has_committed)
             worker.is_leaving = is_leaving
-            worker.stuck_since = clock if any(is_stuck) else None
+            worker.stuck_since = clock if any(rest[:1]) else None
+            worker.has_ended = any(rest[1:])
             self._workers[worker_id] = self._absent[worker_id] = worker

@@ -165,6 +165,8 @@ class Fleet:
         self._workers.times.report(worker.id, worker.incarnation, event.seconds)
         if event.leaving:
             self._worker_leaves(worker, clock)
+        if event.ended:
+            self._script_ends(worker)
         revoked = self._work.leases.renew(worker.id, event.positions, clock)
         wants_stacks = self.hangs.on_heartbeat(worker, event, clock)
         self._stragglers.on_heartbeat(worker, event, clock)
@@ -235,6 +237,16 @@ class Fleet:
             self._work.lose_worker(worker.id)
             self._out.persist()
             self._out.log(f"Worker {self._settings.name_of(worker.id)} was told to end; its leases are back")
+
+    def _script_ends(self, worker: Worker) -> None:
+        """A process of a pod is silent from now on; it has left its world by itself."""
+        if not worker.is_leaving:
+            worker.is_leaving = worker.has_ended = True
+            self._workers.times.committed(worker.id)  # it has reported what it has trained
+            self.pods.touch(worker.id)
+            self._work.lose_worker(worker.id)
+            self._out.persist()
+            self._out.log(f"Worker {self._settings.name_of(worker.id)} has ended its script")
 
     def _in_pod(self, index: int) -> list[Worker]:
         """The processes of a worker's pod that have registered."""
@@ -429,7 +441,8 @@ class Fleet:
         processes = self._in_pod(record.index)
         # Those beside one that fails by its own fault do not leave: they are killed.
         is_whole = len(processes) == self._settings.processes_per_worker
-        was_leaving = is_whole and all(one.is_leaving for one in processes)
+        is_signalled = not all(one.has_ended for one in processes)
+        was_leaving = is_whole and is_signalled and all(one.is_leaving for one in processes)
         is_done = self._settings.runs_command and event.phase is PodState.SUCCEEDED and not record.is_leaving
         if is_done:
             for worker_id in self._settings.ids_in(record.index):
@@ -556,6 +569,7 @@ class Fleet:
         heard = [one for one in processes if one is not None and not self._is_silent(one.heard_at, clock)]
         if heard and self._settings.runs_command and self._work.is_covered:
             processes = [*heard]  # a script that has come to its end is silent while another one saves the model
+        processes = [one for one in processes if one is None or not one.has_ended] or processes
         for worker in processes:
             why = self._why_given_up(record, None if worker is None else worker.heard_at, clock)
             if not why and worker is not None and worker.stuck_since is not None:

@@ -264,7 +264,7 @@ class WorkerGroups:
         at_least, num_processes = self._settings.min_workers, self._settings.processes_per_worker
         num_pods = len({self._settings.pod_of(one.id) for one in chosen})
         # Only the first world waits for all processes: later a pod may have one that has ended.
-        is_short = num_pods < at_least or (self.formed is None and len(chosen) < at_least * num_processes)
+        is_short = num_pods < at_least or (self.formed is None and self._num_awaited(chosen) > 0)
         if chosen and is_short:
             number = f"{num_pods}"
             if num_processes > 1:
@@ -276,6 +276,11 @@ class WorkerGroups:
         long = takewhile(lambda one: clock - one[1].since >= self._settings.long_poll, self._watches.items())
         for worker_id, _ in list(long):
             self._answer_watch(worker_id, NoLeaseNow())
+
+    def _num_awaited(self, chosen: list[Candidate]) -> int:
+        """How many processes of the fewest workers have not come yet; those that have ended do not come."""
+        wanted = self._settings.min_workers * self._settings.processes_per_worker
+        return wanted - len(chosen) - sum(one.has_ended for one in self._workers.all())
 
     def _announce(self) -> None:
         """Answer the watches of workers that do not know the newest world."""
