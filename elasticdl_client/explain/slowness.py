@@ -27,13 +27,14 @@ _IN_COLLECTIVE = "world"  # the activity of a worker that waits for the other me
 _STACK_FRAME = re.compile(r"^  (?P<path>.+):\d+ in (?P<function>.+)$", re.MULTILINE)
 _OWN = re.compile(r"/elasticdl/(api|collective|data|frameworks|layers|rpc|worker)/")
 _DATASET = ("__getitem__", "__getitems__", "__iter__", "__next__", "collate_fn")
+_SILENT = re.compile(r"(process \d+: )?silent ")
 _TOLD = (EventKind.WORKER_HUNG, EventKind.WORKER_SLOW)  # have a diagnosis of their own
 
 
 def hangs(facts: Facts) -> Iterator[Diagnosis]:
     """Workers that held a lease and committed nothing, and those of which nothing was heard."""
     for event in facts.of(EventKind.WORKER_HUNG):
-        yield _silent(facts, event) if event.message.startswith("silent") else _hung(facts, event)
+        yield _silent(facts, event) if _SILENT.match(event.message) else _hung(facts, event)
     for event in facts.of(EventKind.POD_GIVEN_UP):
         if not any(one.kind in _TOLD for one in facts.history.chain(event)):
             yield _given_up(facts, event)

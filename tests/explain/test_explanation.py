@@ -299,6 +299,17 @@ def test_a_hang_is_told_with_its_stack_and_successor() -> None:
     assert found[Trouble.WORKER_SILENT].count == 1
 
 
+def test_a_silent_process_is_told_from_one_that_hangs_and_both_are_named() -> None:
+    log = Log()
+    log.add(EventKind.WORKER_HUNG, "worker-0", "process 1: silent for 12 s: stopped by a signal", where="")
+    at = "/zoo/model.py:7 in <module>"
+    message = f"process 2: starting for 601 s (start), at {at}"
+    log.add(EventKind.WORKER_HUNG, "worker-1", message, activity="start", where=at, stacks="MainThread\n  <module>")
+    found = {one.trouble: one for one in diagnosed(log)}
+    assert any("process 1" in line for line in found[Trouble.WORKER_SILENT].why)
+    assert "process 2" in found[Trouble.CODE_HANGS].seen
+
+
 OURS = "/venv/lib/python3.12/site-packages/elasticdl"
 LOOP = f"  {OURS}/worker/loop.py:3 in run"
 WAIT = "  /usr/lib/python3.12/threading.py:327 in Condition.wait"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from core_script import Like
 from world_script import WorldScript
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import PodState
+from elasticdl.master.core.values import PodState, Stacks
 from elasticdl.protocol.values import Role
 from elasticdl_client.job_events import EventKind
 
@@ -131,6 +132,61 @@ def test_a_first_world_does_not_wait_for_a_script_that_has_ended() -> None:
     script.beat(1, ended=True)
     script.moment()
     assert script.members == (0,)
+
+
+def start_without_the_last(**settings: object) -> WorldScript:
+    """Two workers of two processes, three of which are ready."""
+    values: dict[str, object] = {"min_workers": 2, "step_timeout": 50.0, "num_workers": 2, "processes_per_worker": 2}
+    script = WorldScript(**(values | settings))
+    for pod in (0, 1):
+        script.pod(Role.WORKER, pod, PodState.RUNNING)
+    for worker_id in range(3):
+        script.worker_joins(worker_id)
+    script.data_is_known()
+    for worker_id in range(3):
+        script.ready(worker_id)
+    return script
+
+
+def test_a_process_that_never_registers_is_named_and_its_pod_replaced() -> None:
+    script = start_without_the_last()
+    script.silence(31)
+    assert script.job.status().message == "waiting for worker 1 (process 1) to form a world"
+    script.silence(91)
+    given_up = next(event for event in script.job.events.events if event.kind is EventKind.POD_GIVEN_UP)
+    assert (given_up.subject, given_up.message) == ("worker-1", "process 1 has run for 121 s and never registered")
+    assert script.last(c.CreatePod).index == 2
+
+
+def test_a_first_world_begins_without_a_script_that_never_registers() -> None:
+    script = start_without_the_last(runs_command=True)
+    script.silence(118)
+    assert script.members == ()
+    script.silence(4)
+    assert script.members == (0, 1, 2)
+    script.forms(steps=0)
+    script.silence(120)
+    assert not [one for one in script.history if isinstance(one, c.DeletePod)]
+
+
+@pytest.mark.parametrize("activity", ["start", "compile"])
+def test_a_process_that_hangs_before_it_is_ready_is_found_and_named(activity: str) -> None:
+    script = start_without_the_last()
+    script.worker_joins(3)
+    stacks = None
+    for second in range(120):
+        script.now += 1.0
+        for worker_id in range(2 if script.job._workers.get(3) is None else 3):
+            script.beat(worker_id)
+        if script.job._workers.get(3) is not None:
+            answer = script.beat(3, activity=activity, seconds={activity: float(second)}, stacks=stacks)
+            stacks = Stacks("data.py:3 in records", "thread MainThread:\n  …") if answer.wants_stacks else None
+        script.tell(e.Tick())
+    hung = next(event for event in script.job.events.events if event.kind is EventKind.WORKER_HUNG)
+    assert hung.subject == "worker-1"
+    assert hung.message.startswith("process 1: starting for 51 s")
+    given_up = next(event for event in script.job.events.events if event.kind is EventKind.POD_GIVEN_UP)
+    assert (given_up.subject, given_up.message) == ("worker-1", "process 1 is stuck")
 
 
 def test_the_next_master_finds_all_processes_of_its_pods() -> None:

@@ -24,7 +24,7 @@ from elasticdl.master.core.commands import (
 from elasticdl.master.core.fleet.fleet import Fleet
 from elasticdl.master.core.fleet.members import Members
 from elasticdl.master.core.fleet.registration import Registration
-from elasticdl.master.core.group.groups import WorkerGroups
+from elasticdl.master.core.group.groups import LATE, WorkerGroups
 from elasticdl.master.core.ledger.checkpoints import Checkpoints
 from elasticdl.master.core.ledger.reconciliation import EstimatorSession, Reconciler
 from elasticdl.master.core.ledger.work import Work
@@ -455,7 +455,8 @@ class Job:
         if not self._data.has_model:
             return "waiting for a worker to load the model definition"
         if self.settings.has_worlds and not self._worlds.num_formed:
-            return "waiting for workers to form a world"
+            late = ", ".join(map(self.settings.name_of, self._worlds.awaited(self._clock, LATE)))
+            return f"waiting for {f'worker {late}' if late else 'workers'} to form a world"
         if self._is_recovering:
             return "the master has restarted: waiting for workers to register again"
         return ""

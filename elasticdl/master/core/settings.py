@@ -123,6 +123,11 @@ class JobSettings:
         """Parameter servers of ours."""
         return 0 if self.runs_command else self.num_ps
 
+    @property
+    def start_timeout(self) -> float:
+        """Seconds after which a worker that runs and has not registered is given up."""
+        return self.step_timeout + self.lease_timeout + self.silence_timeout
+
     def pod_name(self, role: str, index: int) -> str:
         return f"elasticdl-{self.job_name}-{role}-{index}"
 

@@ -564,30 +564,30 @@ class Fleet:
         if record.role is Role.PS:
             server = self.servers.get(record.index)
             is_known = server is not None and not server.is_lost and server.incarnation
-            return self._why_given_up(record, server.heard_at if server is not None and is_known else None, clock)
-        processes = [self._workers.get(worker_id) for worker_id in self._settings.ids_in(record.index)]
-        heard = [one for one in processes if one is not None and not self._is_silent(one.heard_at, clock)]
+            why = self._why_given_up(record, server.heard_at if server is not None and is_known else None, clock)
+            return why and f"it {why}"
+        processes = {worker_id: self._workers.get(worker_id) for worker_id in self._settings.ids_in(record.index)}
+        heard = {n: one for n, one in processes.items() if one and not self._is_silent(one.heard_at, clock)}
         if heard and self._settings.runs_command and self._work.is_covered:
-            processes = [*heard]  # a script that has come to its end is silent while another one saves the model
-        processes = [one for one in processes if one is None or not one.has_ended] or processes
-        for worker in processes:
+            processes = {**heard}  # a script that has come to its end is silent while another one saves the model
+        processes = {n: one for n, one in processes.items() if one is None or not one.has_ended} or processes
+        for worker_id, worker in processes.items():
             why = self._why_given_up(record, None if worker is None else worker.heard_at, clock)
             if not why and worker is not None and worker.stuck_since is not None:
                 grace = min(self._settings.silence_timeout, self._settings.step_timeout)
-                why = "it is stuck" if clock - worker.stuck_since > grace else ""
+                why = "is stuck" if clock - worker.stuck_since > grace else ""
             if why:
-                return why
+                return f"{self._settings.process_of(worker_id) or 'it'} {why}"
         return ""
 
     def _why_given_up(self, record: PodRecord, heard_at: float | None, clock: float) -> str:
         """Why a process is not counted on any more that was heard last then, or never; empty: it is."""
         settings = self._settings
         if heard_at is not None:
-            return f"it has been silent for {clock - heard_at:.0f} s" if self._is_silent(heard_at, clock) else ""
+            return f"has been silent for {clock - heard_at:.0f} s" if self._is_silent(heard_at, clock) else ""
         since = None if settings.runs_command else record.running_since  # a command need not know of us
-        limit = settings.step_timeout + settings.lease_timeout + settings.silence_timeout
-        is_late = since is not None and clock - since > limit
-        return f"it has run for {clock - (since or 0.0):.0f} s and never registered" if is_late else ""
+        is_late = since is not None and clock - since > settings.start_timeout
+        return f"has run for {clock - (since or 0.0):.0f} s and never registered" if is_late else ""
 
     def _is_silent(self, heard_at: float, clock: float) -> bool:
         """For so long that its process is given up."""

@@ -3,7 +3,8 @@
 A pause is judged by the worker's own history: `HISTORY` times its longest minibatch of the kind, but not less than
 `hang_timeout`, and never more than `step_timeout`.  That one alone counts before there is a history, and for work that
 takes as long as it takes: compiling, loading, exporting, saving, waiting for others.  Without a task a worker hangs
-only while it starts, in the user's code.  A worker that is not heard is not judged here but by its silence.
+only before its first one, in the user's code: while it starts, or compiles on a sample of the data.  A worker that is
+not heard is not judged here but by its silence.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _NO_STACKS = Stacks("", "")
 OWN_WORK = frozenset({"compute", "repeat", "input", "evaluate"})  # activities; else it compiles, waits, saves
 IN_COLLECTIVE = ("world",)
 WAITING_FOR_MEMBERS = (*IN_COLLECTIVE, "join")
-STARTING = "start"
-UNBOUNDED_WORK = frozenset({STARTING, "compile", "export", "checkpoint"})  # says nothing of the next minibatch
+STARTING = ("start", "compile")
+UNBOUNDED_WORK = frozenset({*STARTING, "export", "checkpoint"})  # says nothing of the next minibatch
 
 
 @dataclass(slots=True)
@@ -101,6 +102,8 @@ class Hangs:
             watch.is_unbounded, watch.stacks = False, None
         if event.positions != worker.positions:
             watch.waited = _waited(event.seconds)
+        if event.activity != worker.activity and self._is_starting(worker):
+            worker.moved_at = clock
         watch.grown = _grown(worker.seconds, event.seconds)
         if worker.stuck_since is not None and watch.hung is None and worker.seconds:  # an earlier master has found it
             watch.hung = _Hung(_the_only(watch.grown), event.seconds)
@@ -117,7 +120,7 @@ class Hangs:
         soon = threshold - min(LOOK_AHEAD, threshold / 2)
         if event.positions != worker.positions:
             return False
-        has_work = bool(event.positions) or (event.activity == STARTING and self._is_starting(worker))
+        has_work = bool(event.positions) or (event.activity in STARTING and self._is_starting(worker))
         if has_work and self._stood(worker, event.seconds, clock) > soon:
             return True
         may_be_held_up = self._may_be_held_up(worker, soon, clock)
@@ -130,8 +133,8 @@ class Hangs:
         return clock - worker.moved_at - max(0.0, _waited(seconds) - self._watch(worker).waited)
 
     def _is_starting(self, worker: Worker) -> bool:
-        """It loads the user's module and makes the model; what a script does first is its own."""
-        return worker.activity == STARTING and not self._settings.runs_command
+        """It loads the user's module, makes the model and tries it; what a script does first is its own."""
+        return worker.activity in STARTING and not worker.positions and not self._settings.runs_command
 
     def _may_be_held_up(self, worker: Worker, seconds: float, clock: float) -> bool:
         """Whether a worker can have held the others up for longer than that: it has not moved, and does not wait."""

@@ -26,6 +26,7 @@ from elasticdl_client.job_events import Detail, EventKind
 
 SETTLE = 0.2  # seconds that a new world waits for workers that may be ready a moment later
 MAX_SETTLE = 1.0  # of the first that is ready
+LATE = 30.0  # seconds for which a process waits for those beside it before the status names them
 HOLDER_LEASES = 3  # lease timeouts of silence after which even the last member that has the model is given up
 _MAX_COMPLAINT = 160  # characters of what a member has met; its own log has the whole
 
@@ -264,7 +265,8 @@ class WorkerGroups:
         at_least, num_processes = self._settings.min_workers, self._settings.processes_per_worker
         num_pods = len({self._settings.pod_of(one.id) for one in chosen})
         # Only the first world waits for all processes: later a pod may have one that has ended.
-        is_short = num_pods < at_least or (self.formed is None and self._num_awaited(chosen) > 0)
+        awaited = self.awaited(clock) if chosen and self.formed is None else []
+        is_short = num_pods < at_least or (awaited and len(chosen) < at_least * num_processes)
         if chosen and is_short:
             number = f"{num_pods}"
             if num_processes > 1:
@@ -277,10 +279,24 @@ class WorkerGroups:
         for worker_id, _ in list(long):
             self._answer_watch(worker_id, NoLeaseNow())
 
-    def _num_awaited(self, chosen: list[Candidate]) -> int:
-        """How many processes of the fewest workers have not come yet; those that have ended do not come."""
-        wanted = self._settings.min_workers * self._settings.processes_per_worker
-        return wanted - len(chosen) - sum(one.has_ended for one in self._workers.all())
+    def awaited(self, clock: float, after: float = 0.0) -> list[int]:
+        """Return the processes that the first world waits for: those beside others that are ready.
+
+        One that has ended does not come, and one that is not ready after the time in which a worker must have started
+        is not waited for.
+
+        Args:
+            clock: now.
+            after: seconds for which another one has been ready, at least.
+        """
+        ready = [one for one in self._candidates.values() if one.is_ready and self._is_alive(one, clock)]
+        since = min((one.ready_at for one in ready if one.ready_at is not None), default=clock)
+        if self.formed is not None or not after <= clock - since <= self._settings.start_timeout:
+            return []
+        pods = sorted({self._settings.pod_of(one.id) for one in ready})
+        beside = {worker_id for pod in pods for worker_id in self._settings.ids_in(pod)} - {one.id for one in ready}
+        known = {worker_id: self._workers.get(worker_id) for worker_id in sorted(beside)}
+        return [worker_id for worker_id, worker in known.items() if worker is None or not worker.has_ended]
 
     def _announce(self) -> None:
         """Answer the watches of workers that do not know the newest world."""
