@@ -153,6 +153,11 @@ class StateCheckpoints:
             raise
         versions.prune(self._directory, self._keep)
 
+    def newest_directory(self) -> str:
+        """Return that of the newest complete one, unread; empty: there is none."""
+        found = _newest_first(self._directory) if self._directory is not None else []
+        return str(found[0]) if found else ""
+
     def newest(self) -> Checkpoint | None:
         """The newest whole one of this job; what is wrong with newer ones is logged.
 

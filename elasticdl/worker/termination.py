@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -20,6 +21,7 @@ from elasticdl.worker.activity import Activity, ActivityClock
 EXIT_CODE = 128 + signal.SIGTERM
 LIMIT_S = 8.0  # of the 10 s that a pod has between SIGTERM and SIGKILL
 PATIENCE_S = 5.0  # for the minibatch
+SAVING_S = 2.0  # longer, for a checkpoint that is being written then
 
 _log = logging.getLogger("elasticdl.worker")
 
@@ -34,14 +36,19 @@ class Termination:
     def __init__(self, clock: ActivityClock) -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._is_asked = False
+        self._asked_at: float | None = None
         self._is_busy = False
         self._farewell: Callable[[bool], None] = lambda is_idle: None
 
     @property
     def is_asked(self) -> bool:
         """SIGTERM has come: begin nothing new."""
-        return self._is_asked
+        return self._asked_at is not None
+
+    @property
+    def seconds(self) -> float:
+        """Since SIGTERM has come; 0 before."""
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     def install(self) -> None:
         """Takes SIGTERM over; to be called once, in the main thread."""
@@ -64,7 +71,7 @@ class Termination:
 
     def _set_busy(self, is_busy: bool) -> None:
         with self._changed:
-            if self._is_asked:
+            if self.is_asked:
                 self._is_busy = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: False)  # until the process ends
@@ -83,11 +90,13 @@ class Termination:
 
     def _leave(self) -> None:
         with self._changed:
-            self._is_asked = True
+            self._asked_at = time.monotonic()
             activity, _ = self._clock.read()
             if self._is_busy and activity is not Activity.COMPILE:
                 _log.info("SIGTERM: this worker leaves after the present minibatch")
                 self._changed.wait_for(lambda: not self._is_busy, PATIENCE_S)
+                if self._clock.read()[0] is Activity.CHECKPOINT:
+                    self._changed.wait_for(lambda: not self._is_busy, SAVING_S)
             is_idle = not self._is_busy
         self._farewell(is_idle)
         _log.info("SIGTERM: this worker has left")

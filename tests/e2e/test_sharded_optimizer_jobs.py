@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,3 +37,23 @@ def test_a_job_with_a_sharded_optimizer_is_exact_though_a_worker_is_killed(tmp_p
         slots = {name for name in state.files if name.startswith("optimizer/")}
     assert slots == {f"optimizer/{name.removeprefix('model/')}/{slot}" for name in parameters for slot in SLOTS}
     assert "this worker holds that of" in worker_logs(running)
+
+
+@pytest.mark.timeout(300)
+def test_all_workers_that_are_told_to_end_at_once_write_a_checkpoint_together(tmp_path: Path) -> None:
+    running = all_reduce_job(
+        TORCH, tmp_path, JOB.make_data(tmp_path), "", JOB, num_workers=3, shard_optimizer=True, checkpoint_steps=10_000
+    ).start()
+
+    def is_trained_by_all() -> bool:
+        status = running.status()
+        return status is not None and len(status.world) == 3 and status.model_version >= 30
+
+    running.wait_until("a world of three", is_trained_by_all)
+    for pod in running.pods(Role.WORKER):
+        os.kill(pod.pid, signal.SIGTERM)
+    assert running.wait(200) == 0, running.story()
+    assert_exact(running, JOB)
+    found = re.search(r"the last checkpoint is written, after step (\d+)", worker_logs(running))
+    assert found is not None, running.story()
+    assert f"Restored the model at step {found[1]} from" in worker_logs(running), running.story()

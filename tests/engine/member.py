@@ -85,6 +85,10 @@ class Written:
         self.scheduler.sleep(_WRITING_S)
         self.found.append(made)
 
+    def newest_directory(self) -> str:
+        numbers = [one.counts["number"] for one in self.found]
+        return f"{self.place}/{max(numbers)}" if numbers else ""
+
     def newest(self) -> Checkpoint | None:
         self.begun = None
         return max(self.found, key=lambda one: one.counts["number"], default=None)

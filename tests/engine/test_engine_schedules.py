@@ -65,6 +65,41 @@ def test_the_last_pod_writes_a_checkpoint_when_all_its_processes_are_told_to_end
     assert (left.arrays["counts"] == first.framework.counts).all()
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("num_workers", "num_processes"), [(4, 1), (2, 1), (2, 2), (1, 4)])
+def test_shards_are_saved_when_all_pods_are_told_to_end_within_a_moment(
+    num_workers: int, num_processes: int, seed: int
+) -> None:
+    spec = JobSpec(
+        job_name="j",
+        distribution_strategy=DistributionStrategy.ALL_REDUCE,
+        training_data="records",
+        minibatch_size=3,
+        num_workers=num_workers,
+        processes_per_worker=num_processes,
+        num_ps_pods=0,
+        checkpoint_dir="/checkpoints",
+        shard_optimizer=True,
+    )
+    job = make_job(seed, spec, (Shard("a", 0, 600),), Troubles(random.Random(seed), compute_s=0.1))
+    draw = random.Random(seed)
+    with installed(job.room, job.members.__getitem__):
+        while min((member.steps for member in job.members.values()), default=0) < 3 or len(job.job.status().world) < 2:
+            job.scheduler.step()
+        told = dict(job.members)
+        assert len(told) == num_workers * num_processes
+        for worker in {worker.pod.index: worker for worker in job.workers}.values():
+            job.scheduler.at(draw.choice([0.0, 0.8]), lambda worker=worker: job.leave(worker))
+        while not all(process.is_over for process in told):
+            job.scheduler.step()
+    newest = job.room.written.newest()
+    assert newest is not None
+    last = max(told.values(), key=lambda member: member.steps)
+    assert newest.counts["steps"] == last.steps
+    assert (newest.arrays["counts"] == last.framework.counts).all()
+    last.framework.check_checkpoint(newest.arrays)
+
+
 def test_a_seed_replays_its_schedule() -> None:
     assert [play(7).log, play(7).scheduler.now] == [play(7).log, play(7).scheduler.now]
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from functools import reduce
 from operator import and_
 
 import grpc
+import numpy as np
 
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.framework import Batch, ComputeGradient, FeedError, Framework, LocalGradient, Mode, Share
@@ -35,6 +37,7 @@ from elasticdl_client.job_spec import JobSpec
 _log = logging.getLogger("elasticdl.worker")
 _PATIENCE_S = 0.1  # between two looks while no member has work
 _LAST_REPORTS_S = 1.0
+_TOGETHER_S = 1.0  # after SIGTERM, for which a member that cannot save the model alone waits for that of the others
 
 
 class AllReduceLoop:
@@ -69,6 +72,7 @@ class AllReduceLoop:
         self._skips_not_finite = spec.nan_policy is NanPolicy.SKIP  # out of the model; else they end the job
         self._quarantine = Quarantine.of(spec)  # of evaluation tasks
         self._is_idle = False  # no member had work in the last round
+        self._has_ended_with_all = False  # after SIGTERM
         self._is_last = False  # no member continues after this one, and it writes the last checkpoint
 
     def run(self) -> None:
@@ -76,17 +80,20 @@ class AllReduceLoop:
         self._clock.switch(Activity.COMPUTE)
         self._session.start()
         self._supply.start()
-        while not self._supply.is_over and self._enter():
+        while not self._supply.is_over:
             try:
-                with self._termination.unbroken():
-                    self._live()
+                if not self._visit():
+                    break
             except WorldEnded as ended:
                 _log.debug("Left the world: %s", ended)
         self._session.leave()
         self._reporter.drain()
         self._save_last()
         if self.lacks_checkpoint:
-            _log.warning("The last checkpoint lacks the newest steps: members that held a part of them were lost")
+            _log.warning(
+                "The last checkpoint (%s) lacks the newest steps: members that held a part of them were lost",
+                self._checkpoints.newest() or "there is none",
+            )
 
     @property
     def lacks_checkpoint(self) -> bool:
@@ -104,8 +111,32 @@ class AllReduceLoop:
         self._link.say_farewell()
         if is_idle and self._is_last:
             self._save_last()
+        is_saved = self._has_ended_with_all or (self._is_last and not self._checkpoints.is_behind(self._session.ledger))
+        if not is_saved and not self._session.has_handed_over:
+            _log.warning(
+                "This worker leaves with a part of the optimizer's state. If no other has it, training continues from "
+                "%s, not from step %d",
+                self._checkpoints.newest() or "the start",
+                self._session.ledger.steps,
+            )
 
     # -- worlds
+
+    def _visit(self) -> bool:
+        """Enter the next world and live in it; what a member alone holds it does not take with it between two worlds.
+
+        Returns:
+            False: the job is over.
+        """
+        with ExitStack() as stack:
+            if self._session.is_sharded:
+                stack.enter_context(self._termination.unbroken())
+            if not self._enter():
+                return False
+            if not self._session.is_sharded:
+                stack.enter_context(self._termination.unbroken())
+            self._live()
+            return True
 
     def _enter(self) -> bool:
         with self._clock.during(Activity.JOIN):
@@ -133,18 +164,18 @@ class AllReduceLoop:
         Returns:
             False: all members of a world that is split know that the job is over, and the last checkpoint is written.
         """
-        is_leaving = self._termination.is_asked
+        leaving = self._wish_to_leave()
         wishes = self._wishes_if_split()
-        parts = [] if is_leaving or wishes & StepFlag.OVER else self._take_parts()
-        wishes |= self._supply.wish
+        parts = [] if (leaving | wishes) & (StepFlag.LEAVING | StepFlag.OVER) else self._take_parts()
+        wishes |= self._supply.wish | leaving
         other = self._supply.take_other()
         if other is not None and other.lease.type == pb.EVALUATION:
             wishes |= StepFlag.EVALUATION
-        if is_leaving:
-            wishes |= StepFlag.LEAVING
         with self._clock.during(Activity.WORLD):
             plan = self._session.plan_step(parts, wishes)
         self._supply.confirmed(self._session.take_confirmed())
+        if plan.ends_all:
+            self._end_with_all()
         if self._session.is_split and self._end_or_save(plan):
             return StepFlag.OVER not in reduce(and_, plan.wishes_by_rank)
         is_step = self._supply.agree(plan)
@@ -154,6 +185,35 @@ class AllReduceLoop:
         elif is_step:
             self._step(plan)
         return True
+
+    def _wish_to_leave(self) -> StepFlag:
+        """Return what follows from SIGTERM; a member that cannot save the model alone waits a moment for the others."""
+        if not self._termination.is_asked:
+            return StepFlag.NOTHING
+        session = self._session
+        if not (session.is_sharded and session.size > 1 and self._checkpoints.is_wanted):
+            return StepFlag.LEAVING
+        is_alone = self._termination.seconds >= _TOGETHER_S
+        return StepFlag.ENDING | (StepFlag.LEAVING if is_alone else StepFlag.NOTHING)
+
+    def _end_with_all(self) -> None:
+        """All members were told to end, and each part of the model is still held by one: write the last checkpoint.
+
+        Raises:
+            WorldEnded: always.
+        """
+        session, reason = self._session, "all members were told to end"
+        with self._clock.during(Activity.CHECKPOINT):
+            shards = session.collect()
+            if session.rank == 0 and self._checkpoints.is_behind(session.ledger):
+                _log.info("SIGTERM to all workers: the last checkpoint is written, after step %d", session.ledger.steps)
+                self._checkpoints.save(session.ledger, shards)
+            with suppress(WorldEnded):
+                session.gather(np.zeros(1, np.int64))  # rank 0 has all
+            self._checkpoints.wait()
+        self._has_ended_with_all = True
+        session.leave(reason)
+        raise WorldEnded(reason)
 
     def _wishes_if_split(self) -> StepFlag:
         """Return what concerns a world in which no member alone can write a checkpoint."""

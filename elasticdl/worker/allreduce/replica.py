@@ -174,6 +174,15 @@ class CheckpointWriter:
         """Whether the newest checkpoint lacks minibatches."""
         return self._checkpoints.is_wanted and ledger.applied.num_names > self._saved_at[0]
 
+    @property
+    def is_wanted(self) -> bool:
+        """There is a place for checkpoints."""
+        return self._checkpoints.is_wanted
+
+    def newest(self) -> str:
+        """Return the directory of the newest whole checkpoint; empty: there is none."""
+        return self._checkpoints.newest_directory()
+
     def save_last(self, ledger: Ledger) -> None:
         """Write the ledger if it has not been written yet; return when it is on disk."""
         self.wait()

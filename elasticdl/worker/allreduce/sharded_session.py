@@ -69,8 +69,14 @@ class ShardedSession(WorldSession):
         self._all = frozenset(range(len(self._sizes)))
         self._has_settled = False  # in this world: no more is held than belongs to this member
         self._has_logged_share = False  # in this world
+        self._has_handed_over = False  # since it has entered a world
         self._has_all_values = False  # of the parameters, after the newest step
         self._update: Callable[[], None] | None = None  # of a step whose sums are here, until it is known to be void
+
+    @property
+    def is_sharded(self) -> bool:
+        """See `WorldSession.is_sharded`."""
+        return True
 
     @property
     def is_split(self) -> bool:
@@ -81,6 +87,11 @@ class ShardedSession(WorldSession):
     def holds_all(self) -> bool:
         """See `WorldSession.holds_all`."""
         return self._has_all_values and len(self._held) == len(self._sizes)
+
+    @property
+    def has_handed_over(self) -> bool:
+        """See `WorldSession.has_handed_over`."""
+        return self._has_handed_over or not (self._holds_model and self._held)
 
     # -- a step
 
@@ -165,12 +176,15 @@ class ShardedSession(WorldSession):
         pods = self._pods()
         leaving = {pods[rank] for rank, wishes in enumerate(plan.wishes_by_rank) if wishes & StepFlag.LEAVING}
         stays = [rank for rank, pod in enumerate(pods) if pod not in leaving]
+        if stays and not self.is_split:
+            self._has_handed_over = True
         if not stays or not self.is_split:
             return
         self._settle()
         wanted = self._wanted()
         theirs = frozenset[int]().union(*(wanted[rank] for rank, pod in enumerate(pods) if pod in leaving))
         self._spare = self._collective(lambda: self._collect({stays[0], stays[-1]}, theirs))
+        self._has_handed_over = True
 
     def _hand_over_to_survivors(self) -> None:
         """Bring all shards to a member of the newer world, if that has no holder of some: several leave together."""
@@ -235,7 +249,7 @@ class ShardedSession(WorldSession):
     def _take_over(self, world: pb.World) -> tuple[int | None, str]:
         """See `WorldSession._take_over`."""
         self._owner_of = owners(self._sizes, self.size)
-        self._has_settled = self._has_logged_share = False
+        self._has_settled = self._has_logged_share = self._has_handed_over = False
         newest, is_current = self._catch_up(world)
         if not is_current:
             self._holds_model, self._held, self._spare = False, frozenset(), {}
@@ -251,15 +265,17 @@ class ShardedSession(WorldSession):
             self._move(source, bool(have_values.any()), held, [bool(one) for one in have_values])
         else:
             if newest >= 0:
-                _log.warning(
-                    "World %s: all members that held the optimizer's state of %d parameters are gone: training "
-                    "continues from the last checkpoint, or from the start",
-                    shown(world.version),
-                    int((~held.any(axis=0)).sum()),
-                )
                 # The master gives them back when it hears of the older model.
                 self._link.leases.revoke([held.id for held in self._link.leases.held()])
             restored_from = self._begin_again()
+            if newest >= 0 and self._rank == 0:
+                _log.warning(
+                    "World %s: all members that held the optimizer's state of %d parameters are gone: training "
+                    "continues from %s",
+                    shown(world.version),
+                    int((~held.any(axis=0)).sum()),
+                    restored_from or "the start",
+                )
         self._has_all_values = True
         return source, restored_from
 

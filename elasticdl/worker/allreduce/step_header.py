@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ class StepFlag(IntFlag):
     FAILED = 8  # user code raised at this member on a minibatch of rank 0's lease
     CHECKPOINT = 16  # rank 0: bring the optimizer's state here, a checkpoint is due
     OVER = 32  # the master says that the job is over
+    ENDING = 64  # it was told to end, and leaves soon: at once if all are
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,11 @@ class StepPlan:
     def wishes(self) -> StepFlag:
         """Of all members together."""
         return reduce(or_, self.wishes_by_rank)
+
+    @property
+    def ends_all(self) -> bool:
+        """Whether all members were told to end before the end of the job."""
+        return StepFlag.ENDING in reduce(and_, self.wishes_by_rank) and StepFlag.OVER not in self.wishes
 
     def first_with(self, wish: StepFlag) -> int:
         """The lowest rank that wants something."""

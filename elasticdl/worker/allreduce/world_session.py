@@ -215,6 +215,11 @@ class WorldSession:
         return len({member.worker_id // self._processes_per_worker for member in self._world.members}) == 1
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether a member alone may hold a part of the model's state, in this world or in another."""
+        return False
+
+    @property
     def is_split(self) -> bool:
         """Whether the state of the model is spread over the members of the world, so that none holds all of it."""
         return False
@@ -223,6 +228,11 @@ class WorldSession:
     def holds_all(self) -> bool:
         """Whether this process has all of the model's state, and is not changing it."""
         return self._holds_model
+
+    @property
+    def has_handed_over(self) -> bool:
+        """Whether other members hold what this one holds of the model, as far as it knows."""
+        return True
 
     @property
     def version(self) -> int:
@@ -304,6 +314,8 @@ class WorldSession:
         headers = [StepProposal.of(row) for row in gathered]
         plan = StepPlan.of(headers, self._rank)
         newest = max(header.version for header in headers)
+        if plan.ends_all:  # its caller leaves when the model is saved
+            return plan
         if plan.wishes & StepFlag.LEAVING:
             self._hand_over(plan)
             self.leave(f"worker {self._world.members[plan.first_with(StepFlag.LEAVING)].worker_id} leaves")
