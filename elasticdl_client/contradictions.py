@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticdl_client.choices import (
-    JobType,
     NanPolicy,
     Precision,
     PredictionFormat,
@@ -17,7 +16,6 @@ from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import FlagError
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.resources import exceeding, has_several_mig_devices
-from elasticdl_client.storage_kinds import is_remote
 
 if TYPE_CHECKING:
     from elasticdl_client.job_spec import JobSpec
@@ -67,7 +65,6 @@ def check(spec: JobSpec) -> None:
     _check_computation(spec)
     _check_input(spec)
     _check_prediction(spec)
-    _check_analysis(spec)
     _check_parameter_server(spec)
     _check_all_reduce(spec)
     _check_code(spec)
@@ -307,14 +304,6 @@ def _check_prediction(spec: JobSpec) -> None:
         raise FlagError(
             f"--prediction_format={spec.prediction_format} is of files, and --prediction_outputs is a table.",
             "Leave --prediction_format out.",
-        )
-
-
-def _check_analysis(spec: JobSpec) -> None:
-    if spec.job_type is JobType.ANALYZE and is_remote(spec.output):
-        raise FlagError(
-            f"--output={spec.output} is a URL, and an analysis is written to a mounted directory alone.",
-            "Name a file of a directory that all pods mount.",
         )
 
 

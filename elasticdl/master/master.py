@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import re
 import secrets
 import threading
 import time
@@ -40,8 +41,9 @@ from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.handshake import check_encryption
 from elasticdl.rpc.servers import serve
 from elasticdl.storage.fsspec_storage import storage_of
-from elasticdl.storage.paths import check_writable, path_of
+from elasticdl.storage.paths import check_writable, path_of, remove_file
 from elasticdl_client import end_hook, last_checkpoint, scaling
+from elasticdl_client.any_path import AnyPath
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
@@ -418,14 +420,14 @@ def _post_end(environment: RuntimeEnvironment, end: JobStatus, stop: threading.E
 
 def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
     """Choose the initial model of the job, once: there may be a newer one in the next life of the master."""
-    for flag in ("output", "checkpoint_dir", "bad_records_dir", "tensorboard_log_dir"):
-        check_writable(path_of(getattr(spec, flag)), flag)
-    if spec.metrics_output:
-        check_writable(path_of(spec.metrics_output).parent, "metrics_output")
+    files = {"metrics_output", "output"} if spec.job_type is JobType.ANALYZE else {"metrics_output"}
+    for flag in ("output", "checkpoint_dir", "bad_records_dir", "tensorboard_log_dir", "metrics_output"):
+        if place := getattr(spec, flag):
+            check_writable(path_of(place).parent if flag in files else path_of(place), flag)
     if spec.job_type is JobType.TRAIN:
         return {"initial_checkpoint": _initial_checkpoint(settings)}
     if spec.job_type is JobType.ANALYZE:
-        _remove_parts(Path(spec.prediction_outputs))
+        _remove_parts(path_of(spec.prediction_outputs))
         return {"initial_checkpoint": "", "initial_version": 0}
     if is_remote(spec.prediction_outputs):
         _check_unused_storage(spec.prediction_outputs)
@@ -449,10 +451,11 @@ def _check_unused_storage(url: str) -> None:
         )
 
 
-def _remove_parts(directory: Path) -> None:
+def _remove_parts(directory: AnyPath) -> None:
     """Remove the files that an unfinished analysis has left beside its output."""
-    for part in [*directory.glob("part-*"), *directory.glob(".*.part-*")]:
-        part.unlink(missing_ok=True)
+    for file in directory.iterdir() if directory.is_dir() else ():
+        if re.match(r"(\..*\.)?part-", file.name):
+            remove_file(file)
 
 
 def _initial_checkpoint(settings: JobSettings) -> str:

@@ -39,12 +39,14 @@ class FaultyProxy:
         fault_of: asked of each request; None: it is answered as the server does.
         requests: all of them, in order.
         held: set once a request is held.
+        address: that it listens on.
     """
 
     target: int
     fault_of: Callable[[Request], Fault | None] = lambda request: None
     requests: list[Request] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)
+    address: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         self._closing = threading.Event()
@@ -67,7 +69,7 @@ class FaultyProxy:
 
             do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815  as http.server names them
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((self.address, 0), Handler)
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))

@@ -21,24 +21,25 @@ ALL_REDUCE = {"distribution_strategy": "AllReduceStrategy", "num_workers": 1}
 SERVERS = {"distribution_strategy": "ParameterServerStrategy", "num_workers": 1, "num_ps_pods": 2}
 
 
-class SecondUpload:
-    """Holds the second upload of a file name for ever."""
+class HeldUpload:
+    """Holds the n-th upload of a file name for ever."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, n: int) -> None:
         self._name = name
+        self._n = n
         self._num_seen = 0
 
     def fault_of(self, request: Request) -> Fault | None:
         if request.method != "PUT" or not request.path.endswith(self._name):
             return None
         self._num_seen += 1
-        return Fault.HELD if self._num_seen == 2 else None
+        return Fault.HELD if self._num_seen == self._n else None
 
 
 def train(proxy: FaultyProxy, tmp_path: Path, code: str, flags: dict[str, object], victim: Role, name: str) -> LocalJob:
     """A job whose victim is killed while it uploads its second file of that name."""
     data, url = write_parquet(tmp_path), f"s3://bucket/{tmp_path.name}"
-    proxy.fault_of = SecondUpload(name).fault_of
+    proxy.fault_of = HeldUpload(name, 2).fault_of
     places = {"checkpoint_dir": f"{url}/checkpoints", "checkpoint_steps": 10, "output": f"{url}/model"}
     places["tensorboard_log_dir"] = f"{url}/events"
     training = job(tmp_path, code, data, **places, **flags).start()

@@ -18,13 +18,17 @@ from elasticdl.frameworks.framework import FeedError, TaskRecords
 from elasticdl.master import tensorboard
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
+from elasticdl.protocol.values import Role
 from elasticdl.storage.paths import RemotePath
 from elasticdl.storage.tensorboard_copy import refresh
 from elasticdl.worker.input.quarantine import Quarantine
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
+from tests.analyze.test_analyze_jobs import NUM_ROWS, check, job, write_table
+from tests.chaos.kills import running
 from tests.master.actors import held_port
 from tests.storage.faulty_proxy import Fault, FaultyProxy
+from tests.storage.test_remote_jobs import HeldUpload
 from tests.worker.test_quarantine import looked_through
 
 
@@ -108,3 +112,22 @@ def test_event_files_in_storage_are_shown_by_the_command(proxy: FaultyProxy, tmp
         finally:
             process.kill()
             process.wait()
+
+
+@pytest.mark.timeout(180)
+def test_an_analysis_in_storage_counts_each_row_once_though_a_worker_is_killed_in_an_upload(
+    proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    rows, url = write_table(tmp_path / "table.csv"), f"s3://bucket/{tmp_path.name}"
+    RemotePath(url).storage.publish(f"{url}/table.csv", tmp_path / "table.csv")
+    proxy.fault_of = HeldUpload("part-00005.sketch", 1).fault_of
+    places = {"output": f"{url}/statistics.json", "missing_values": "?"}
+    analysis = job(tmp_path, f"{url}/table.csv", num_workers=1, records_per_task=1000, **places).start()
+    analysis.wait_until("an upload that is held", proxy.held.is_set)
+    analysis.kill(running(analysis, Role.WORKER)[0])
+    assert analysis.wait() == 0, analysis.story()
+    assert f"analysis: records {NUM_ROWS}, analyzed {NUM_ROWS}, repeated 0, lost 0" in "\n".join(analysis.output)
+    (tmp_path / "statistics.json").write_bytes(RemotePath(f"{url}/statistics.json").read_bytes())
+    check(tmp_path, rows)
+    left = [name for name in RemotePath(url).files() if not name.startswith(".elasticdl/")]  # the index of the table
+    assert left == ["statistics.json", "table.csv"]

@@ -12,7 +12,8 @@ import pytest
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.storage.fsspec_storage import storage_of
-from elasticdl.worker.inference.remote_parts import RemoteParts
+from elasticdl.storage.paths import path_of
+from elasticdl.worker.inference.output_parts import Parts
 from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl_client.errors import FlagError
@@ -34,7 +35,7 @@ def test_a_part_is_published_when_its_lease_is_confirmed_and_a_lost_one_changes_
     proxy: FaultyProxy, tmp_path: Path
 ) -> None:
     url = f"s3://bucket/{tmp_path.name}/predictions"
-    kept, lost = RemoteParts(url, "csv", lambda number: True), RemoteParts(url, "csv", lambda number: False)
+    kept, lost = (Parts(path_of(url), "csv", lambda number, counts=counts: counts) for counts in (True, False))
     proxy.once_each(Fault.UNAVAILABLE, method="PUT")
     for task in (100000, 2, 99999):
         with kept.writing(lease(task, task)) as path:

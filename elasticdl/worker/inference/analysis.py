@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from elasticdl.analysis.analysis import Analysis
@@ -16,6 +14,7 @@ from elasticdl.analysis.sketch import check_library
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Mode, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.storage.paths import path_of, remove_directory
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.factories import Readers
 from elasticdl.worker.inference.loop import OnePassLoop
@@ -26,7 +25,8 @@ from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.strategy import Values
-from elasticdl_client.errors import DataError
+from elasticdl_client.any_path import AnyPath
+from elasticdl_client.errors import DataError, StorageError
 from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
@@ -57,7 +57,7 @@ class AnalysisWork:
         self._link = link
         self._spec = spec
         self._clock = clock
-        self._parts = Parts(Path(spec.prediction_outputs), _EXTENSION, link.confirm)
+        self._parts = Parts(path_of(spec.prediction_outputs), _EXTENSION, link.confirm)
 
     def run(self, held: HeldLease, values: Values, batches: TaskBatches, check: Callable[[], None]) -> None:
         analysis = Analysis()
@@ -75,7 +75,7 @@ class AnalysisWork:
         with self._clock.during(Activity.COMPUTE):
             whole = merged(part.read_bytes() for part in self._parts.finished())
             found = {"data": self._spec.data, **whole.statistics(self._spec.num_buckets, self._spec.vocabulary_size)}
-        output = Path(self._spec.output)
+        output = path_of(self._spec.output)
         with self._parts.writing_file(held, output) as path:
             path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         _log.info("Statistics of %d records and %d columns are in %s", whole.num_records, len(whole.sketches), output)
@@ -106,8 +106,16 @@ def make_analysis_loop(link: MasterLink, readers: Readers, spec: JobSpec, clock:
         lambda held: nothing,
         AnalysisWork(link, spec, clock),
         Quarantine.of(spec),
-        lambda: shutil.rmtree(spec.prediction_outputs, ignore_errors=True),
+        lambda: _remove_parts(path_of(spec.prediction_outputs)),
     )
+
+
+def _remove_parts(directory: AnyPath) -> None:
+    """Remove the parts of a job that has ended; another worker may do so, too."""
+    try:
+        remove_directory(directory)
+    except (OSError, StorageError) as error:
+        _log.warning("The parts of the analysis are left in %s: %s", directory, error)
 
 
 def columns_of(spec: JobSpec, metadata: Metadata) -> Columns:

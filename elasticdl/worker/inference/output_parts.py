@@ -5,6 +5,7 @@ A job that makes one pass over its data and keeps something of each task uses th
 * `writing(held)` gives the name of a file of the lease's own.  When the block ends, the master is asked whether the
   lease still counts, and only then the file becomes ``part-<task>.<extension>``.  So a task that is done twice, by a
   worker that was lost and by its successor, leaves one file, and a killed worker leaves none under a part's name.
+  In storage the file is written on this machine and published whole: an upload that was begun is no file.
 * the master grants one TRAIN_END lease when every task is finished, if the job's settings say `has_last_task`
   (master/settings.py).  Its worker finds all parts in `finished()`, in the order of the data, may put them
   together into one file with `writing_file(held, path)`, and removes what killed workers have left with `sweep()`.
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from elasticdl.storage.durable import sync_directory
-from elasticdl.storage.paths import RemotePath
+from elasticdl.storage.paths import RemotePath, remove_file
 from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl_client.any_path import AnyPath
@@ -30,9 +31,9 @@ _PREFIX = "part-"
 
 
 class Parts:
-    """The parts of one job in one directory that all of its workers see."""
+    """The parts of one job in one directory that all of its workers see, also in storage."""
 
-    def __init__(self, directory: Path, extension: str, confirm: Callable[[int], bool]) -> None:
+    def __init__(self, directory: AnyPath, extension: str, confirm: Callable[[int], bool]) -> None:
         """
         Args:
             extension: of the files, without a dot.
@@ -48,6 +49,7 @@ class Parts:
 
         Raises:
             LeaseLost: another worker has the task by now.
+            StorageError: the part cannot be published.
         """
         with self.writing_named(held, part_name(held, self._extension)) as temporary:
             yield temporary
@@ -59,14 +61,16 @@ class Parts:
             yield temporary
 
     @contextmanager
-    def writing_file(self, held: HeldLease, final: Path) -> Iterator[Path]:
+    def writing_file(self, held: HeldLease, final: AnyPath) -> Iterator[Path]:
         """The same for any file."""
         with confirmed_file(held, final, self._confirm) as temporary:
             yield temporary
 
-    def finished(self) -> list[Path]:
+    def finished(self) -> list[AnyPath]:
         """All parts, in the order of the data."""
-        return sorted(self._directory.glob(f"{_PREFIX}*.{self._extension}"), key=lambda part: (len(part.name), part))
+        suffix = f".{self._extension}"
+        found = [file for file in self._files() if file.name.startswith(_PREFIX) and file.suffix == suffix]
+        return sorted(found, key=lambda part: (len(part.name), part.name))
 
     def names(self) -> list[str]:
         """Of all parts, in the order of the data."""
@@ -74,8 +78,12 @@ class Parts:
 
     def sweep(self) -> None:
         """Removes what was begun and has not become a part; only when every task is finished."""
-        for left in self._directory.glob(f".*{_PREFIX}*"):
-            left.unlink(missing_ok=True)
+        for left in self._files():
+            if left.name.startswith(".") and _PREFIX in left.name:
+                remove_file(left)
+
+    def _files(self) -> list[AnyPath]:
+        return list(self._directory.iterdir()) if self._directory.is_dir() else []
 
 
 def part_name(held: HeldLease, extension: str) -> str:

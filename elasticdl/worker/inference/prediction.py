@@ -10,7 +10,6 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +23,9 @@ from elasticdl.frameworks.framework import Batch, FeedError, Inference, Surplus
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl.protocol.values import Shard
-from elasticdl.storage.paths import DONE_FILE
+from elasticdl.storage.paths import DONE_FILE, path_of
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.inference.output_parts import Parts
-from elasticdl.worker.inference.remote_parts import RemoteParts
 from elasticdl.worker.inference.row_writers import Columns, RowWriter, columns_of, format_of, open_rows
 from elasticdl.worker.inference.table_parts import TableParts
 from elasticdl.worker.input.batches import TaskBatches
@@ -38,7 +36,6 @@ from elasticdl_client.choices import PredictionFormat
 from elasticdl_client.data_sources import is_table, split_columns
 from elasticdl_client.errors import DataError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.storage_kinds import is_remote
 
 Name = tuple[int, int]  # task, minibatch
 Process = Callable[[Any, Name], None]
@@ -59,7 +56,7 @@ class PredictionWork:
         self._model = model
         self._clock = clock
         self._process = make_process(definition, link.worker_id)
-        self._parts: Parts | RemoteParts | None = None
+        self._parts: Parts | None = None
         self._table: TableParts | None = None
         self._carried: CarriedColumns | None = None
         if is_table(spec.prediction_outputs):
@@ -67,11 +64,7 @@ class PredictionWork:
             self._table = TableParts(spec.prediction_outputs, self._carried.names[0], link.confirm)
         elif spec.prediction_outputs:
             self._format: PredictionFormat = format_of(spec.prediction_format)
-            self._parts = (
-                RemoteParts(spec.prediction_outputs, self._format.value, link.confirm)
-                if is_remote(spec.prediction_outputs)
-                else Parts(Path(spec.prediction_outputs), self._format.value, link.confirm)
-            )
+            self._parts = Parts(path_of(spec.prediction_outputs), self._format.value, link.confirm)
             self._carried = CarriedColumns(spec, definition) if spec.prediction_columns else None
         elif self._process is None:
             raise ModelDefinitionError(
