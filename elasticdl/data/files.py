@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.kernels import _native
-from elasticdl.storage.remote_file import PositionedStream, RemoteFile
+from elasticdl.storage.remote_file import PositionedStream, RemoteFile, read_together
 from elasticdl_client.errors import DataError
 from elasticdl_client.storage_kinds import is_remote
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _BUFFER_BYTES = 1 << 18
+_GAP_BYTES = 4 << 10  # between two ranges: copying a page costs less than another system call
 
 
 class DataFile(Protocol):
@@ -41,8 +42,8 @@ class DataFile(Protocol):
         """Bytes from an offset on: fewer than asked for only at the end of the file."""
         ...
 
-    def pread_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of several ranges, (offset, size), in ascending order."""
+    def pread_all(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of several ranges, (offset, size), in ascending order: near ones are views of one read."""
         ...
 
     def scan(self) -> BinaryIO:
@@ -99,8 +100,11 @@ class LocalFile:
         except OSError as error:
             raise _unread(self.path, error) from error
 
-    def pread_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return [self.pread(size_bytes, offset) for offset, size_bytes in ranges]
+    def pread_all(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        return read_together([(offset, offset + size) for offset, size in ranges], self._read, _GAP_BYTES)
+
+    def _read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.pread(end - start, start) for start, end in spans]
 
     def scan(self) -> BinaryIO:
         try:

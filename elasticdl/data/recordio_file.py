@@ -31,7 +31,7 @@ class _OpenChunk:
 
     place: ChunkPlace
     table: RecordTable
-    body: bytes | None
+    body: bytes | memoryview | None
 
     @property
     def size_bytes(self) -> int:
@@ -104,12 +104,7 @@ class RecordIOFile:
             if records is None:
                 raise chunk_error(self.path, offset, _BECAME_ANOTHER)
             return records
-        if chunk.body is None:
-            piece = self._pread(end - begin, offset)
-        elif end - begin == len(chunk.body):
-            piece = chunk.body
-        else:
-            piece = chunk.body[begin:end]
+        piece = self._pread(end - begin, offset) if chunk.body is None else memoryview(chunk.body)[begin:end]
         return chunk.table.split(piece, first, last)
 
     def _open(self, number: int) -> _OpenChunk:
@@ -144,7 +139,7 @@ class RecordIOFile:
                 self._cached_bytes -= oldest.size_bytes
         return chunk
 
-    def _verify(self, place: ChunkPlace, compressed: bytes) -> _OpenChunk:
+    def _verify(self, place: ChunkPlace, compressed: bytes | memoryview) -> _OpenChunk:
         header = place.header
         try:
             body = decode_body(header, compressed)

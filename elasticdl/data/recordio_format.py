@@ -91,7 +91,7 @@ def encode_chunk(records: Sequence[bytes], compressor: Compressor) -> bytes:
     return ChunkHeader(zlib.crc32(body), compressor, len(body), len(records)).to_bytes() + body
 
 
-def decode_body(header: ChunkHeader, compressed: bytes) -> bytes:
+def decode_body(header: ChunkHeader, compressed: bytes | memoryview) -> bytes | memoryview:
     """The uncompressed body of a chunk after its checksum was found right.
 
     Raises:
@@ -118,7 +118,7 @@ def _compress(body: bytes, compressor: Compressor) -> bytes:
     return body
 
 
-def _decompress(compressed: bytes, compressor: Compressor) -> bytes:
+def _decompress(compressed: bytes | memoryview, compressor: Compressor) -> bytes | memoryview:
     if compressor is Compressor.SNAPPY:
         return bytes(cramjam.snappy.decompress(compressed))
     if compressor is Compressor.GZIP:
@@ -131,7 +131,7 @@ class RecordTable:
 
     __slots__ = ("_ends", "_record_length", "num_records")
 
-    def __init__(self, body: bytes, num_records: int) -> None:
+    def __init__(self, body: bytes | memoryview, num_records: int) -> None:
         """Walks the length prefixes of the whole body once.
 
         Raises:
@@ -162,7 +162,7 @@ class RecordTable:
             return np.arange(first + 1, last + 1, dtype=np.int64) * self._stride()
         return self._ends[first:last]
 
-    def split(self, piece: bytes, first: int, last: int) -> list[bytes]:
+    def split(self, piece: bytes | memoryview, first: int, last: int) -> list[bytes]:
         """Records ``first`` to ``last`` out of the bytes named by `byte_range`."""
         if self._ends is None and self._stride() < LARGE_RECORD_BYTES:
             stride = self._stride()
@@ -177,7 +177,7 @@ class RecordTable:
         return _LENGTH.size + (self._record_length or 0)
 
 
-def _equal_length(body: bytes, num_records: int) -> int | None:
+def _equal_length(body: bytes | memoryview, num_records: int) -> int | None:
     """The length of every record if all are equally long, else None."""
     if num_records == 0 or len(body) % num_records or len(body) // num_records < _LENGTH.size:
         return None
@@ -186,7 +186,7 @@ def _equal_length(body: bytes, num_records: int) -> int | None:
     return stride - _LENGTH.size if bool((lengths == stride - _LENGTH.size).all()) else None
 
 
-def _walk(body: bytes, num_records: int) -> NDArray[np.int64]:
+def _walk(body: bytes | memoryview, num_records: int) -> NDArray[np.int64]:
     """The end of each record in the body."""
     if num_records * _LENGTH.size > len(body):
         raise ChunkFormatError(f"a chunk of {len(body)} bytes cannot hold the {num_records} records its header names")
@@ -196,7 +196,7 @@ def _walk(body: bytes, num_records: int) -> NDArray[np.int64]:
     return ends
 
 
-def _fault(body: bytes, num_records: int, ends: Sequence[int]) -> ChunkFormatError:
+def _fault(body: bytes | memoryview, num_records: int, ends: Sequence[int]) -> ChunkFormatError:
     """Why the walk that found these ends did not end with the body."""
     for number, end in enumerate(ends):
         if end > len(body):

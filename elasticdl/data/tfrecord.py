@@ -43,22 +43,17 @@ class TFRecordFile:
 
     def read(self, start: int, end: int) -> list[bytes]:
         places = self._offsets[start : end + 1].tolist()
-        first = places[0]
-        data = self._bytes(first, places[-1])
+        framed = self._file.pread_all([(begin, after - begin) for begin, after in itertools.pairwise(places)])
         records = []
-        for begin, after in itertools.pairwise(places):
-            record = data[begin - first + _HEAD.size : after - first - _TAIL.size]
-            (checksum,) = _TAIL.unpack_from(data, after - first - _TAIL.size)
+        for (begin, after), data in zip(itertools.pairwise(places), framed, strict=True):
+            if len(data) < after - begin:
+                raise self._damaged(begin + len(data), "the file has become shorter since it was indexed")
+            record = bytes(data[_HEAD.size : -_TAIL.size])
+            (checksum,) = _TAIL.unpack_from(data, len(data) - _TAIL.size)
             if masked_crc(record) != checksum:
                 raise self._damaged(begin, "the checksum of the record that begins here is wrong")
             records.append(record)
         return records
-
-    def _bytes(self, start: int, end: int) -> bytes:
-        data = self._file.pread(end - start, start)
-        if len(data) < end - start:
-            raise self._damaged(start + len(data), "the file has become shorter since it was indexed")
-        return data
 
     def _index(self) -> Arrays:
         with pread_in_order(self._file) as pread:

@@ -91,7 +91,7 @@ class TarFile:
             if len(content) < size:
                 raise self._damaged(offset, "the file has become shorter since it was indexed")
         contents = iter(found)
-        return [None if offset < 0 else next(contents) for offset in offsets]
+        return [None if offset < 0 else bytes(next(contents)) for offset in offsets]
 
     def _index(self) -> Arrays:
         columns: dict[str, int] = {}

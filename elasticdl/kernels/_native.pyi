@@ -206,13 +206,13 @@ def buckets(ids: Ids) -> npt.NDArray[np.uint16]:
 def crc32c(data: Any, checksum: int = 0) -> int:
     """Castagnoli's checksum of bytes-like data, going on from an earlier one."""
 
-def record_ends(body: bytes, num_records: int) -> npt.NDArray[np.int64]:
+def record_ends(body: bytes | memoryview, num_records: int) -> npt.NDArray[np.int64]:
     """Where the records of a RecordIO chunk end, up to the first whose length lies beyond the body."""
 
 def cut_records(records: list[bytes], head: bytes, begin: int, end: int) -> list[bytes] | None:
     """The bytes [begin, end) of each record; None if a record has other bytes than `head` before them."""
 
-def split_records(piece: bytes, ends: npt.NDArray[np.int64], begin: int) -> list[bytes]:
+def split_records(piece: bytes | memoryview, ends: npt.NDArray[np.int64], begin: int) -> list[bytes]:
     """The records that end there without their lengths; the piece begins at `begin`, with the first one."""
 
 def read_records(descriptor: int, offset: int, ends: npt.NDArray[np.int64], begin: int) -> list[bytes] | None:

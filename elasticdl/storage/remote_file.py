@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -38,36 +39,25 @@ class RemoteFile:
 
     def pread(self, size_bytes: int, offset: int) -> bytes:
         """Return bytes from an offset on: fewer than asked for only at the end of the file."""
-        (data,) = self.pread_all([(offset, size_bytes)])
+        end = max(offset, min(offset + size_bytes, self.size_bytes))
+        (data,) = self._read([(offset, end)])
         return data
 
-    def pread_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of several ranges, (offset, size), in ascending order, as `pread` does."""
+    def pread_all(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of several ranges, (offset, size), in ascending order, as `pread` does.
+
+        Near ranges are views of one answer: to copy large ones costs as much as to receive them.
+        """
         wanted = [(offset, max(offset, min(offset + size, self.size_bytes))) for offset, size in ranges]
-        joined: list[list[int]] = []
-        for start, end in wanted:
-            if joined and start - joined[-1][1] <= _GAP_BYTES:
-                joined[-1][1] = max(joined[-1][1], end)
-            else:
-                joined.append([start, end])
-        parts = [
-            (start, min(start + PART_BYTES, end)) for first, end in joined for start in range(first, end, PART_BYTES)
-        ]
-        others = [self.fetch(start, end) for start, end in parts[1:]]
-        pieces = [self._storage.read(self.path, *parts[0], self._etag)] if parts else []
-        pieces += [other.result() for other in others]
-        spans: list[bytes] = []
-        for start, end in joined:
-            count = -(-(end - start) // PART_BYTES)
-            spans.append(b"".join(pieces[:count]))  # one part alone is not copied
-            del pieces[:count]
-        found, number = [], 0
-        for start, end in wanted:
-            while end > joined[number][1]:
-                number += 1
-            first = joined[number][0]
-            found.append(spans[number][start - first : end - first])
-        return found
+        return read_together(wanted, self._read, _GAP_BYTES)
+
+    def _read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each span, (start, end), all read at once: large ones in parts."""
+        parts = [[(at, min(at + PART_BYTES, end)) for at in range(start, end, PART_BYTES)] for start, end in spans]
+        first, *others = [part for of_span in parts for part in of_span] or [(0, 0)]
+        futures = [self.fetch(*part) for part in others]
+        pieces = iter([self._storage.read(self.path, *first, self._etag), *(other.result() for other in futures)])
+        return [b"".join(itertools.islice(pieces, len(of_span))) for of_span in parts]
 
     def fetch(self, start: int, end: int) -> Future[bytes]:
         """Starts to read a range."""
@@ -79,6 +69,31 @@ class RemoteFile:
 
     def close(self) -> None:
         """Does nothing: nothing is open between two reads."""
+
+
+def read_together(
+    ranges: Sequence[tuple[int, int]], read: Callable[[Sequence[tuple[int, int]]], Sequence[bytes]], gap_bytes: int
+) -> list[memoryview]:
+    """Return the bytes of ranges, (start, end), in ascending order, as views of what is read of spans of them.
+
+    Args:
+        read: returns the bytes of each span, (start, end): of one range, or of near ones of `PART_BYTES` together.
+        gap_bytes: between two ranges of a span, at most.
+    """
+    spans: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if spans and start - spans[-1][1] <= gap_bytes and end - spans[-1][0] <= PART_BYTES:
+            spans[-1] = spans[-1][0], max(spans[-1][1], end)
+        else:
+            spans.append((start, end))
+    remaining = zip(spans, (memoryview(data) for data in read(spans)), strict=True)
+    found: list[memoryview] = []
+    span, view = (0, -1), memoryview(b"")
+    for start, end in ranges:
+        while end > span[1]:
+            span, view = next(remaining)
+        found.append(view[start - span[0] : end - span[0]])
+    return found
 
 
 class PositionedStream(io.RawIOBase):

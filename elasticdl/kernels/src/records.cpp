@@ -15,10 +15,10 @@ namespace {
 constexpr int64_t kLengthBytes = sizeof(uint32_t);
 
 // Where the records end, up to the first whose length lies beyond the body.
-py::object record_ends(const py::bytes& body, int64_t num_records) {
-  char* data = nullptr;
-  py::ssize_t size = 0;
-  if (PyBytes_AsStringAndSize(body.ptr(), &data, &size) != 0) throw py::error_already_set();
+py::object record_ends(const py::buffer& body, int64_t num_records) {
+  const py::buffer_info held = body.request();
+  const char* data = static_cast<const char*>(held.ptr);
+  const py::ssize_t size = held.size * held.itemsize;
   std::vector<int64_t> ends;
   {
     const py::gil_scoped_release released;
@@ -82,11 +82,11 @@ py::list copies_of(const std::vector<Span>& spans) {
 }
 
 // The records without their lengths; `ends` are counted from `begin`, where the first one begins.
-py::list split_records(const py::bytes& piece, const py::object& ends_object, int64_t begin) {
+py::list split_records(const py::buffer& piece, const py::object& ends_object, int64_t begin) {
   const Input<int64_t> ends(ends_object, "ends", 1);
-  char* data = nullptr;
-  py::ssize_t size = 0;
-  if (PyBytes_AsStringAndSize(piece.ptr(), &data, &size) != 0) throw py::error_already_set();
+  const py::buffer_info held = piece.request();
+  const char* data = static_cast<const char*>(held.ptr);
+  const py::ssize_t size = held.size * held.itemsize;
   std::vector<Span> spans;
   spans.reserve(ends.size());
   int64_t start = 0;
