@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import glob
 import logging
 import os
@@ -43,7 +44,7 @@ def find_remote_files(source: str) -> list[str]:
         ) from error
     found = storage.list(source)
     if any(one.url.endswith(f"/{MANIFEST}") for one in found):
-        _log.warning("%s in %s is not compared: the files would have to be fetched whole", MANIFEST, source)
+        _warn_of_manifest(source)
     files = [one.url for one in found if not one.is_directory and is_data(one.url)]
     if files and not all(url.lower().endswith(_IMAGES) for url in files):
         return files
@@ -59,6 +60,11 @@ def find_remote_files(source: str) -> list[str]:
             f"Name one of them: {', '.join(directories[:5])}.",
         )
     raise DataError(f"The data directory {source} is empty.", "Write data into it or name another one.")
+
+
+@functools.cache  # a process opens a source several times
+def _warn_of_manifest(source: str) -> None:
+    _log.warning("%s in %s is not compared: the files would have to be fetched whole", MANIFEST, source)
 
 
 def _hold_images(storage: Storage, directories: list[str]) -> bool:

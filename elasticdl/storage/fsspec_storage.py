@@ -240,6 +240,7 @@ def _file_system(scheme: str) -> Any:
 
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     if KINDS[scheme].module == "s3fs":
+        _hush("botocore", "aiobotocore")  # each process says where it found credentials and endpoint
         options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * _CONNECTIONS}
     try:
         file_system = fsspec.filesystem(scheme, **options)
@@ -248,6 +249,13 @@ def _file_system(scheme: str) -> Any:
     if KINDS[scheme].module == "s3fs":
         file_system.retries = 1
     return file_system
+
+
+def _hush(*libraries: str) -> None:
+    """Log the warnings of libraries alone, if the user has set no level."""
+    for logger in map(logging.getLogger, libraries):
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)
 
 
 def _final_error(url: str, error: BaseException, causes: Sequence[BaseException]) -> StorageError | None:

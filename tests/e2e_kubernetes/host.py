@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.e2e_kubernetes.kubectl import REPOSITORY
+from tests.e2e_kubernetes.kubectl import REPOSITORY, kubectl
 from tests.e2e_kubernetes.waiting import wait_until
 
 CLUSTER = REPOSITORY.parent / "shared" / "cluster"
@@ -20,6 +21,12 @@ CLUSTER_HOME = Path(os.environ.get("CLUSTER_HOME", Path.home() / ".cache" / "dev
 def owns_the_cluster() -> bool:
     """Whether the cluster is the one of `../shared/cluster/up`, whose daemons may be stopped."""
     return (CLUSTER / "up").exists() and (CLUSTER_HOME / "run" / "kube-apiserver.pid").exists()
+
+
+def node_address() -> str:
+    """The address of this machine that pods reach."""
+    addresses = json.loads(kubectl("get", "nodes", "-o", "json"))["items"][0]["status"]["addresses"]
+    return str(next(one["address"] for one in addresses if one["type"] == "InternalIP"))
 
 
 def process_of(pod_uid: str) -> int:

@@ -19,8 +19,8 @@ _INPUTS = (
     "tests/e2e_kubernetes/zoo", "tests/e2e_kubernetes/image.py",
 )  # fmt: skip
 _IGNORED = {"__pycache__", "build"}
-_OF_COMMANDS = (  # packages that `elasticdl tensorboard`, `analyze`, `dashboard` and `sql` need
-    "tensorboard", "datasketches", "starlette", "uvicorn", "sqlalchemy", "psycopg", "psycopg-binary", "pymysql",
+_OF_COMMANDS = (  # packages that `elasticdl tensorboard`, `analyze`, `dashboard`, `sql` and storage need
+    "tensorboard", "datasketches", "starlette", "uvicorn", "sqlalchemy", "psycopg", "psycopg-binary", "pymysql", "s3fs",
 )  # fmt: skip
 
 

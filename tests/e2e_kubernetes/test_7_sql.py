@@ -177,16 +177,11 @@ def showing_the_password() -> list[str]:
     return found
 
 
-def node_address() -> str:
-    addresses = json.loads(kubectl("get", "nodes", "-o", "json"))["items"][0]["status"]["addresses"]
-    return str(next(one["address"] for one in addresses if one["type"] == "InternalIP"))
-
-
 def test_a_join_is_trained_on_evaluated_and_predicted_though_workers_are_killed(
     open_space: OpenSpace, census_data: Path
 ) -> None:
     """The short form on the whole census, which two tables share."""
-    space, address = open_space("sql"), node_address()
+    space, address = open_space("sql"), host.node_address()
     with postgres.server(address, _PASSWORD) as url:
         shop = Shop(url, address)
         shop.run(_PACED)
@@ -239,7 +234,7 @@ def test_a_join_is_trained_on_evaluated_and_predicted_though_workers_are_killed(
 
 
 def test_a_table_of_mariadb_is_trained_on_and_predicted(open_space: OpenSpace) -> None:
-    space, address = open_space("mariadb"), node_address()
+    space, address = open_space("mariadb"), host.node_address()
     with mariadb.server(address, _PASSWORD) as url:
         mariadb.execute(
             url,
