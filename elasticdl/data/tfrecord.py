@@ -1,4 +1,4 @@
-"""TFRecord files, read by record number, without TensorFlow.
+"""TFRecord files, read by record number, and records framed as in them, without TensorFlow.
 
 A record is framed by its length (8 bytes, little-endian), the masked crc32c of the length, the data, and the masked
 crc32c of the data (the format of tf.io.TFRecordWriter, uncompressed).  The index holds where each record begins;
@@ -81,6 +81,12 @@ class TFRecordFile:
             f"TFRecord file {self._path}, byte {offset}: {what}.",
             "The file was cut off, changed or is compressed: write it again, uncompressed, or remove it.",
         )
+
+
+def framed(record: bytes) -> bytes:
+    """Return a record as it stands in a TFRecord file."""
+    length = len(record).to_bytes(8, "little")
+    return length + _TAIL.pack(masked_crc(length)) + record + _TAIL.pack(masked_crc(record))
 
 
 def masked_crc(data: bytes) -> int:

@@ -19,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
+from elasticdl.data.tfrecord import framed
 from elasticdl.storage.paths import RemotePath, path_of
 from elasticdl_client.errors import JobError, StorageError
 from elasticdl_client.goodput import goodput
@@ -168,19 +169,18 @@ class EventFiles:
             JobError: the package that knows the format is not installed.
         """
         try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer.record_writer import RecordWriter
+            from tensorboard.compat.proto import event_pb2, summary_pb2  # its writer of records would import boto3, too
         except ImportError as error:
             raise JobError(
                 f"--tensorboard_log_dir: the master has no package tensorboard ({error})",
                 "install it where the master runs: pip install tensorboard",
             ) from error
-        self._events, self._summaries, self._record_writer = event_pb2, summary_pb2, RecordWriter
+        self._events, self._summaries = event_pb2, summary_pb2
         self._directory = directory
         self._generation = generation
         self._num_files = 0
         self._path = directory  # of the newest file
-        self._writer: Any = None
+        self._file: BinaryIO | None = None
         self._retry_at = 0.0
 
     def open(self) -> None:
@@ -199,7 +199,7 @@ class EventFiles:
 
     def write(self, step: int, values: Mapping[str, float], at: float) -> None:
         """Numbers by tag; none: a life of the master begins at this step.  Logs a failure once, and continues."""
-        if self._writer is None and time.monotonic() < self._retry_at:
+        if self._file is None and time.monotonic() < self._retry_at:
             return
         event = self._events.Event(wall_time=at, step=step)
         if values:
@@ -208,7 +208,7 @@ class EventFiles:
         else:
             event.session_log.status = self._events.SessionLog.START
         try:
-            if self._writer is None:
+            if self._file is None:
                 self._open()
             self._write(event)
         except OSError as error:
@@ -224,12 +224,12 @@ class EventFiles:
         self._end_file()
 
     def _end_file(self) -> None:
-        if self._writer is not None:
+        if self._file is not None:
             try:
-                self._writer.close()
+                self._file.close()
             except OSError as error:
                 logger.warning("TensorBoard's file was not closed: %s", error)
-            self._writer = None
+            self._file = None
 
     def _open(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -237,12 +237,13 @@ class EventFiles:
         # TensorBoard reads the files of a directory in the order of their names.
         name = f"events.out.tfevents.{int(time.time()):010d}.{self._generation:06d}.{self._num_files:04d}"
         self._path = self._directory / f"{name}.{socket.gethostname()}.{os.getpid()}"
-        self._writer = self._record_writer(self._path.open("xb"))
+        self._file = self._path.open("xb")
         self._write(self._events.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def _write(self, event: Any) -> None:
-        self._writer.write(event.SerializeToString())
-        self._writer.flush()
+        assert self._file is not None
+        self._file.write(framed(event.SerializeToString()))
+        self._file.flush()
 
 
 class PublishedEventFiles(EventFiles):
