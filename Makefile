@@ -28,7 +28,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 say = @echo "==> $(1)"
 
-.PHONY: help setup demo zoo test test-full test-versions coverage test-estimator e2e e2e-together e2e-alone e2e-quiet e2e-full chaos fuzz stress lint format bench wheels docs clean
+.PHONY: help setup demo zoo test compiled test-full test-versions coverage test-estimator e2e e2e-together e2e-alone e2e-quiet e2e-full chaos fuzz stress lint format bench wheels docs clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with everything"
@@ -96,6 +96,11 @@ zoo: $(ESTIMATOR)/.installed
 test: $(NATIVE)
 	$(call say,running all tests that are not marked long$(comma) three at a time$(comma) as some wait (about a quarter of an hour))
 	@$(BIN)/python -m pytest -m "not (full or cluster or estimator)" -n 3 --dist loadfile --max-worker-restart 0 --durations 20 --durations-min 5
+
+# Else the processes of `make test` would each compile it, all at once: 35 s of processor time for each.
+compiled: $(NATIVE)
+	$(call say,collecting the tests$(comma) which compiles them and all that they import)
+	@ELASTICDL_SKIPS= $(BIN)/python -m pytest --collect-only --quiet | tail -20
 
 test-full: $(NATIVE)
 	$(call say,running all tests that need no cluster)
