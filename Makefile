@@ -95,7 +95,7 @@ zoo: $(ESTIMATOR)/.installed
 
 test: $(NATIVE)
 	$(call say,running all tests that are not marked long$(comma) three at a time$(comma) as some wait (about a quarter of an hour))
-	@$(BIN)/python -m pytest -m "not (full or cluster or estimator)" -n 3 --dist loadfile --max-worker-restart 0 --durations 20 --durations-min 5
+	@$(BIN)/python -m pytest -m "not (full or cluster or estimator)" -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 --durations-min 5
 
 # Else the processes of `make test` would each compile it, all at once: 35 s of processor time for each.
 compiled: $(NATIVE)

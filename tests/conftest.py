@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 import elasticdl  # noqa: F401  before any test imports gRPC, which it configures
 from elasticdl.cluster.local.framework_import import import_less_with_keras
-from tests import skips
+from tests import durations, skips
 
 # The frameworks are a million objects that stay: collections would walk through all of them again and again.
 gc.disable()
@@ -27,16 +27,27 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none; torch is imported only if there is such a test."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none, and begin with the longest files if other processes run beside."""
+    if _is_beside_others(config):
+        order = {
+            file: place
+            for place, file in enumerate(durations.longest_first((i.nodeid for i in items), durations.read()))
+        }
+        items.sort(key=lambda item: order[item.nodeid.partition("::")[0]])
     need_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if need_gpu and not has_gpu():
         for item in need_gpu:
             item.add_marker(pytest.mark.skip(reason="there is no GPU"))
 
 
+def _is_beside_others(config: pytest.Config) -> bool:
+    """Whether this is one of the processes of pytest-xdist."""
+    return hasattr(config, "workerinput")
+
+
 def has_gpu() -> bool:
-    import torch
+    import torch  # only if there is a test that needs one
 
     return bool(torch.cuda.is_available())
 
@@ -52,8 +63,11 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A run that must be whole fails if a test was skipped for a reason that is not on the list."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None or hasattr(session.config, "workerinput"):  # a process of pytest-xdist
+    if reporter is None or _is_beside_others(session.config):
         return
+    if session.config.getoption("numprocesses", None):
+        reports = (report for found in reporter.stats.values() for report in found if hasattr(report, "duration"))
+        durations.write((report.nodeid, report.duration) for report in reports)
     found = skips.unlisted(str(report.longrepr[2]) for report in reporter.stats.get("skipped", ()))
     if found and session.exitstatus == pytest.ExitCode.OK:
         reporter.write_line("")
