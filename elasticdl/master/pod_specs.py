@@ -15,7 +15,7 @@ from elasticdl.model_def import framework_of
 from elasticdl.protocol.values import Role
 from elasticdl.rpc.handshake import ENCRYPT_VARIABLE
 from elasticdl.rpc.patience import MASTER_TIMEOUT_VARIABLE
-from elasticdl_client.choices import DistributionStrategy, FrameworkName
+from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
 from elasticdl_client.tf_config import tf_config
@@ -111,7 +111,8 @@ class PodSpecs:
     def _preloaded(self, framework: str) -> str:
         """Return the imports of a standby process for its pods: collectives need torch, whatever the framework."""
         is_all_reduce = self.spec.distribution_strategy is DistributionStrategy.ALL_REDUCE
-        uses_engine = is_all_reduce and framework in (FrameworkName.TENSORFLOW, FrameworkName.CUSTOM)
+        has_collectives = is_all_reduce and self.spec.job_type is JobType.TRAIN
+        uses_engine = has_collectives and framework in (FrameworkName.TENSORFLOW, FrameworkName.CUSTOM)
         return framework + ENGINE if uses_engine else framework
 
     def _populated(self, environment: Mapping[str, str]) -> dict[str, str]:

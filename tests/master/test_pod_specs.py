@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.protocol.values import Role
-from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.job_spec import JobSpec
 
 VARIABLE = "GOMP_SPINCOUNT"
@@ -46,3 +50,19 @@ def test_a_variable_that_a_pod_inherits_encrypts_nothing() -> None:
     """ELASTICDL_ENCRYPT=false is the default of a flag in the user's shell, and the local runtime hands it on."""
     assert not variables(JobSpec(envs="ELASTICDL_ENCRYPT=false"), Role.PS)["ELASTICDL_ENCRYPT"]
     assert variables(JobSpec(encrypt=True), Role.PS)["ELASTICDL_ENCRYPT"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("job_type", "preloaded"),
+    [(JobType.TRAIN, "tensorflow+torch"), (JobType.EVALUATE, "tensorflow"), (JobType.PREDICT, "tensorflow")],
+)
+def test_a_standby_imports_torch_for_a_keras_model_only_where_workers_have_collectives(
+    job_type: JobType, preloaded: str
+) -> None:
+    spec = JobSpec(
+        job_type=job_type,
+        model_zoo=str(Path(__file__).parents[2] / "model_zoo"),
+        model_def="digits.digits_functional.custom_model",
+        distribution_strategy=DistributionStrategy.ALL_REDUCE,
+    )
+    assert PodSpecs(spec, "python", "master:1").of(CreatePod("pod", Role.WORKER, 0, slot=0)).framework == preloaded
