@@ -348,8 +348,11 @@ class ShardsOptimizer(Protocol):
         """Return the values of the parameter that a shard is of, under any one name; a copy."""
         ...
 
-    def load_shard(self, number: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Do the inverse of `shard`, unless it is not kept, and of `parameter`, where that is among the arrays."""
+    def load_shards(self, shards: Mapping[int, Mapping[str, npt.NDArray[Any]]]) -> None:
+        """Do the inverse of `shard`, unless it is not kept, and of `parameter`, where that is among the arrays.
+
+        A call takes time for all parameters: load many shards at once.
+        """
         ...
 
     def shards_of(self, state: Mapping[str, npt.NDArray[Any]]) -> dict[int, dict[str, npt.NDArray[Any]]]:

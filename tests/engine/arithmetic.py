@@ -267,11 +267,12 @@ class ShardedArithmetic(Arithmetic):
     def parameter(self, number: int) -> dict[str, npt.NDArray[Any]]:
         return {"parameter": self.counts[self._parts[number]].copy()}
 
-    def load_shard(self, number: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        if "parameter" in arrays:
-            self.counts[self._parts[number]] = arrays["parameter"]
-        if f"shard {number}" in arrays and number in self._kept:
-            self._shards[number] = arrays[f"shard {number}"].copy()
+    def load_shards(self, shards: Mapping[int, Mapping[str, npt.NDArray[Any]]]) -> None:
+        for number, arrays in shards.items():
+            if "parameter" in arrays:
+                self.counts[self._parts[number]] = arrays["parameter"]
+            if f"shard {number}" in arrays and number in self._kept:
+                self._shards[number] = arrays[f"shard {number}"].copy()
 
     def shards_of(self, state: Mapping[str, npt.NDArray[Any]]) -> dict[int, dict[str, npt.NDArray[Any]]]:
         names = {number: f"shard {number}" for number in range(_NUM_SHARDS)}
@@ -303,8 +304,7 @@ class ShardedArithmetic(Arithmetic):
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         super().load_state(state)
         self._shards = {}
-        for number, arrays in self.shards_of(state).items():
-            self.load_shard(number, arrays)
+        self.load_shards(self.shards_of(state))
 
     def check_checkpoint(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Check that a checkpoint is whole."""

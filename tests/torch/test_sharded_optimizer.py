@@ -34,7 +34,7 @@ from tests.worker.world_master import ANSWER_S, WorldMaster, name_of
 
 Make = Callable[..., Any]
 State = dict[str, npt.NDArray[Any]]
-SGD, ADAM = "torch_conv.optimizer", "torch_conv.adam"
+SGD, ADAM, ADAGRAD = "torch_conv.optimizer", "torch_conv.adam", "torch_conv.adagrad"
 
 
 def leave_when_planned(member: TrainingMember) -> None:
@@ -206,7 +206,7 @@ def life(master: WorldMaster, members: Members) -> State:
     return newest.arrays
 
 
-@pytest.mark.parametrize("optimizer", [SGD, ADAM])
+@pytest.mark.parametrize("optimizer", [SGD, ADAM, ADAGRAD])
 def test_a_life_with_a_join_a_leave_and_a_kill_makes_the_same_bits_as_without_shards(
     optimizer: str, framework: Make, minibatches: Make, digits: Any, tmp_path: Path
 ) -> None:
@@ -284,6 +284,21 @@ def test_without_a_checkpoint_the_start_has_no_shard_of_the_model_that_is_given_
             assert state.keys() == initial.keys()
             for name, array in initial.items():
                 np.testing.assert_array_equal(state[name], array, err_msg=name)
+
+
+def test_state_that_an_optimizer_makes_when_it_is_constructed_is_there_for_owned_parameters_alone(
+    framework: Make, minibatches: Make, digits: Any, tmp_path: Path
+) -> None:
+    with training_members(framework, minibatches, digits, 4, tmp_path, True, optimizer=ADAGRAD) as (master, members):
+        plain = framework("torch_conv.custom_model", {"dropout": 0.0}, optimizer=ADAGRAD).state()
+        assert not any(name.startswith("optimizer/") for name in members[0].framework.state())
+        enter(master, members)
+        for member in members:
+            state = member.framework.state()
+            slots = [name for name in state if name.startswith("optimizer/")]
+            assert 0 < len(slots) < sum(name.startswith("optimizer/") for name in plain)
+            for name in slots:
+                np.testing.assert_array_equal(state[name], plain[name], err_msg=name)
 
 
 def test_members_with_shards_continue_from_a_checkpoint_of_one_without(

@@ -272,9 +272,9 @@ class TorchFramework:
         """See `ShardsOptimizer.parameter`."""
         return self._state().parameter(self._shard_names()[number])
 
-    def load_shard(self, number: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """See `ShardsOptimizer.load_shard`."""
-        self._state().load_part(self._shard_names()[number], arrays)
+    def load_shards(self, shards: Mapping[int, Mapping[str, npt.NDArray[Any]]]) -> None:
+        """See `ShardsOptimizer.load_shards`."""
+        self._state().load_parts(array for arrays in shards.values() for array in arrays.items())
 
     def shards_of(self, state: Mapping[str, npt.NDArray[Any]]) -> dict[int, dict[str, npt.NDArray[Any]]]:
         """See `ShardsOptimizer.shards_of`."""

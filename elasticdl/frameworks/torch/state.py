@@ -1,13 +1,14 @@
 """Model and optimizer as arrays by name, and back.
 
 `model/NAME` are parameters and buffers, `optimizer/NAME/SLOT` what the optimizer keeps for a parameter, and
-`group/K/SETTING` what it has changed in a group's settings itself.  Slots come into being with the first step, so a
-state without them is that of an optimizer that has made none.
+`group/K/SETTING` what it has changed in a group's settings itself.  Slots come into being with the first step (those
+of Adagrad when it is constructed), so a state without them is that of an optimizer that has made none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,9 @@ class ModuleState:
         self._held = {name for key, name in self._names.items() if key in held}  # by the optimizer
         self._kept: Collection[str] = frozenset() if is_sharded else self._held
         self._settings = [_settings(group) for group in optimizer.param_groups]
+        self._is_eager = is_sharded and bool(optimizer.state)
+        if is_sharded:
+            self.keep(self._kept)
 
     def arrays(self) -> Arrays:
         """Copies of everything.
@@ -116,6 +120,7 @@ class ModuleState:
         slots = self._load_model(arrays)
         self._load_slots({name: slots[name] for name in slots if name in self._kept})
         self._load_settings(arrays)
+        self._make_missing()
 
     # -- the optimizer's state in part
 
@@ -125,6 +130,7 @@ class ModuleState:
         for parameter in list(self._optimizer.state):
             if self._names[id(parameter)] not in self._kept:
                 del self._optimizer.state[parameter]
+        self._make_missing()
 
     def shared_arrays(self) -> Arrays:
         """Return copies of everything but slots."""
@@ -144,19 +150,22 @@ class ModuleState:
         """Return a copy of one parameter."""
         return {f"model/{name}": as_array(self._built.parameters[name])}
 
-    def load_part(self, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Do the inverse of `slots_of`, if they are kept, and of `parameter`, if it is there."""
-        if f"model/{name}" in arrays:
-            with torch.no_grad():
-                self._built.parameters[name].copy_(_tensor(arrays[f"model/{name}"]))
+    def load_parts(self, parts: Iterable[tuple[str, npt.NDArray[Any]]]) -> None:
+        """Do the inverse of `slots_of`, of slots that are kept, and of `parameter`; others stay as they are.
+
+        Args:
+            parts: arrays of any parameters, by name.
+        """
+        arrays = dict(parts)
+        with torch.no_grad():
+            for name, value in arrays.items():
+                if name.startswith("model/"):
+                    self._built.parameters[name.removeprefix("model/")].copy_(_tensor(value))
         slots = self._slots(arrays, [])
-        if name in self._kept and slots:
-            others = {
-                other: self._optimizer.state[parameter]
-                for other, parameter in self._built.parameters.items()
-                if parameter in self._optimizer.state and other != name
-            }
-            self._load_slots({**others, **slots})
+        others = dict(self._optimizer.state)
+        self._load_slots({name: slots[name] for name in slots if name in self._kept})
+        for parameter, values in others.items():
+            self._optimizer.state.setdefault(parameter, values)
 
     def slots_by_parameter(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Arrays]:
         """Return the slots among `arrays`, by the name of their parameter."""
@@ -218,6 +227,18 @@ class ModuleState:
         by_name = {self._names.get(id(p), ""): index for p, index in zip(parameters, numbers, strict=True)}
         state = {by_name[name]: values for name, values in slots.items()}
         self._optimizer.load_state_dict({"state": state, "param_groups": plain["param_groups"]})
+
+    def _make_missing(self) -> None:
+        """Make the first slots of parameters that lack them, if the optimizer makes slots when it is constructed."""
+        if not self._is_eager:
+            return
+        kind, state = type(self._optimizer), self._optimizer.state
+        for group in self._optimizer.param_groups:
+            options = {name: group[name] for name in inspect.signature(kind).parameters if name in group}
+            lacking = [p for p in group["params"] if self._names.get(id(p)) in self._kept and p not in state]
+            if lacking:
+                made = kind(**{**options, "params": lacking}).state
+                state.update({parameter: made[parameter] for parameter in lacking})
 
     def _load_settings(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         for k, (group, initial) in enumerate(zip(self._optimizer.param_groups, self._settings, strict=True)):

@@ -213,9 +213,9 @@ class ShardedSession(WorldSession):
         needs = [numbers if rank in targets else frozenset() for rank in range(self.size)]
         found: dict[int, Arrays] = {}
         for transfer in transfers(held, needs):
-            for number, arrays in self._send(transfer.giver, transfer.shards, self._shard):
-                if self._rank in targets and not held[self._rank, number]:
-                    found[number] = arrays
+            for shards in self._send(transfer.giver, transfer.shards, self._shard):
+                if self._rank in targets:
+                    found |= {number: arrays for number, arrays in shards.items() if not held[self._rank, number]}
         return found
 
     def _shard(self, number: int) -> Arrays:
@@ -224,8 +224,8 @@ class ShardedSession(WorldSession):
     def _shard_with_parameter(self, number: int) -> Arrays:
         return self._shard(number) | self._framework.parameter(number)
 
-    def _send(self, giver: int, numbers: Sequence[int], of: Callable[[int], Arrays]) -> Iterator[tuple[int, Arrays]]:
-        """Send shards of one member to all, some at a time; gives all that arrive, at the giver nothing.
+    def _send(self, giver: int, numbers: Sequence[int], of: Callable[[int], Arrays]) -> Iterator[dict[int, Arrays]]:
+        """Send shards of one member to all, some at a time; gives those that arrive, at the giver nothing.
 
         Args:
             of: makes a shard, at the giver.
@@ -235,9 +235,13 @@ class ShardedSession(WorldSession):
             if self._rank == giver:
                 own = {f"{number}/{name}": array for number in piece for name, array in of(number).items()}
             arrays = self._group.broadcast(own, giver)
-            for number in () if self._rank == giver else piece:
-                start = f"{number}/"
-                yield number, {name[len(start) :]: a for name, a in arrays.items() if name.startswith(start)}
+            if self._rank == giver:
+                continue
+            shards: dict[int, Arrays] = {number: {} for number in piece}
+            for name, array in arrays.items():
+                number, _, rest = name.partition("/")
+                shards[int(number)][rest] = array
+            yield shards
 
     def _job_is_over(self) -> None:
         """Watcher thread: all members bring the shards together for the last checkpoint (see `AllReduceLoop`)."""
@@ -315,12 +319,10 @@ class ShardedSession(WorldSession):
             self._receive_shared(source, is_needed, has_ledger=is_current)
         for transfer in transfers(held, wanted, is_all=not has_values):
             of = self._shard if has_values else self._shard_with_parameter
-            for number, arrays in self._send(transfer.giver, transfer.shards, of):
-                is_new = number in mine and not held[self._rank, number]
-                if is_new or not has_values:
-                    self._framework.load_shard(number, arrays)
-        for number in mine & self._spare.keys() - self._held:
-            self._framework.load_shard(number, self._spare[number])
+            for shards in self._send(transfer.giver, transfer.shards, of):
+                new = {k: arrays for k, arrays in shards.items() if k in mine and not held[self._rank, k]}
+                self._framework.load_shards(new if has_values else shards)
+        self._framework.load_shards({number: self._spare[number] for number in mine & self._spare.keys() - self._held})
         self._held |= mine
 
     def _receive_shared(self, source: int, is_needed: bool, has_ledger: bool) -> None:
@@ -347,9 +349,8 @@ class ShardedSession(WorldSession):
             self._receive_shared(0, is_needed=True, has_ledger=self._rank == 0)
             listed = self._group.broadcast_bytes(" ".join(map(str, restored)).encode(), 0)
             numbers = [int(number) for number in listed.split()]
-            for number, arrays in self._send(0, numbers, restored.__getitem__):
-                if number in mine:
-                    self._framework.load_shard(number, arrays)
+            for shards in self._send(0, numbers, restored.__getitem__):
+                self._framework.load_shards({number: arrays for number, arrays in shards.items() if number in mine})
         self._held = mine
         return directory
 

@@ -38,6 +38,10 @@ def adam(params: list[torch.Tensor]) -> torch.optim.Optimizer:
     return torch.optim.Adam(params, lr=0.01)
 
 
+def adagrad(params: list[torch.Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(params, lr=0.05, initial_accumulator_value=0.1)
+
+
 def feed(records: list[bytes], mode: str, metadata: object) -> object:
     rows = torch.from_numpy(np.frombuffer(b"".join(records), np.float32).reshape(len(records), 65).copy())
     images = rows[:, :64].reshape(-1, 1, 8, 8)
