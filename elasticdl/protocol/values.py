@@ -44,3 +44,8 @@ class Shard:
 
     def __len__(self) -> int:
         return self.end - self.start
+
+
+def pod_and_process(worker_id: int, processes_per_worker: int) -> tuple[int, int]:
+    """Return the index of the pod that a worker's process is in, and its number in the pod."""
+    return divmod(worker_id, processes_per_worker)

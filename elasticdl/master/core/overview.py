@@ -92,9 +92,8 @@ def with_processes(status: JobStatus, state: JobState, fleet: Fleet, worlds: Wor
 
 
 def _devices(workers: Workers, settings: JobSettings) -> tuple[DeviceStatus, ...]:
-    num_processes = settings.processes_per_worker
     found = (
-        DeviceStatus(one.id // num_processes, **asdict(one.device), process=one.id % num_processes)
+        DeviceStatus(settings.pod_of(one.id), **asdict(one.device), process=settings.number_in_pod(one.id))
         for one in workers.all()
         if one.device is not None
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticdl.master.core.values import TaskType
+from elasticdl.protocol.values import pod_and_process
 from elasticdl_client.choices import DistributionStrategy, NanPolicy, Remedy
 
 
@@ -137,7 +138,11 @@ class JobSettings:
 
     def pod_of(self, worker_id: int) -> int:
         """Index of the pod that a process is in."""
-        return worker_id // self.processes_per_worker
+        return pod_and_process(worker_id, self.processes_per_worker)[0]
+
+    def number_in_pod(self, worker_id: int) -> int:
+        """Which process of its pod one is, from 0."""
+        return pod_and_process(worker_id, self.processes_per_worker)[1]
 
     def subject_of(self, worker_id: int) -> str:
         """Of the events about a process: its pod."""
@@ -145,7 +150,7 @@ class JobSettings:
 
     def process_of(self, worker_id: int) -> str:
         """Return which process of its pod one is, for people; empty where a pod has one."""
-        return f"process {worker_id % self.processes_per_worker}" if self.processes_per_worker > 1 else ""
+        return f"process {self.number_in_pod(worker_id)}" if self.processes_per_worker > 1 else ""
 
     def name_of(self, worker_id: int) -> str:
         """Return the name of a process for people, as it follows the word worker."""

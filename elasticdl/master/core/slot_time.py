@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from elasticdl.protocol.values import pod_and_process
 from elasticdl_client.goodput import SlotState
 from elasticdl_client.pod_times import PodTimes
 
@@ -305,7 +306,7 @@ class SlotTimes:
     def _repeat(self, slot: _Slot) -> None:
         """Count what is pending as computed again."""
         self._sums[SlotState.REPEATED] += slot.pending
-        pod, process = divmod(slot.worker_id, self._processes_per_worker)
+        pod, process = pod_and_process(slot.worker_id, self._processes_per_worker)
         if not process:
             self.pods.lose(pod, slot.pending)
 
@@ -353,7 +354,7 @@ class SlotTimes:
                 of_pod[SlotState.REPEATED] = of_pod.get(SlotState.REPEATED, 0) + repeated
             else:
                 self._sums[state] += us
-        pod, process = divmod(slot.worker_id, self._processes_per_worker)
+        pod, process = pod_and_process(slot.worker_id, self._processes_per_worker)
         if slot.life is SlotUse.LIVE and not process:
             self.pods.add(pod, slot.settled, until, of_pod)
         slot.settled = until

@@ -164,10 +164,6 @@ class ShardedSession(WorldSession):
         distance = distance_of_holders(self._pods())
         return [held_by(rank, self._owner_of, self.size, distance) for rank in range(self.size)]
 
-    def _pods(self) -> list[int]:
-        """The pod of each member of this world, by rank."""
-        return [member.worker_id // self._processes_per_worker for member in self._world.members]
-
     def _hand_over(self, plan: StepPlan) -> None:
         """Bring the shards of pods that leave to two members of others.
 

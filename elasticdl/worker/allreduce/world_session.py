@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.collective import ElasticGroup, GroupLost, Peer, Reduction
+from elasticdl.protocol.values import pod_and_process
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan, StepProposal
@@ -212,7 +213,7 @@ class WorldSession:
     @property
     def leaves_as_one(self) -> bool:
         """Whether all members are processes of one pod, which is told to end as a whole."""
-        return len({member.worker_id // self._processes_per_worker for member in self._world.members}) == 1
+        return len(set(self._pods())) == 1
 
     @property
     def is_sharded(self) -> bool:
@@ -398,6 +399,10 @@ class WorldSession:
         return self._collective(lambda: self._group.broadcast_bytes(data, source))
 
     # -- inside
+
+    def _pods(self) -> list[int]:
+        """Return the pod of each member of this world, by rank."""
+        return [pod_and_process(member.worker_id, self._processes_per_worker)[0] for member in self._world.members]
 
     def _collective(self, call: Callable[[], Answer]) -> Answer:
         try:
