@@ -14,6 +14,7 @@ from tests.engine.member import installed
 
 _MINIBATCH = 3
 _SHARE_SHARDED = 0.3
+_SHARE_SEVERAL = 0.3  # of jobs with several processes in a pod
 _LIMIT_S = 150.0  # after the last fault: no remedy of the master for workers that hang helps before
 
 
@@ -26,6 +27,9 @@ def play(seed: int) -> EngineJob:
     draw = random.Random(seed)
     spec, middle = _spec(draw), draw.choice([21, 40])
     spec = replace(spec, shard_optimizer=random.Random(f"shards {seed}").random() < _SHARE_SHARDED)
+    several = random.Random(f"processes {seed}")
+    if several.random() < _SHARE_SEVERAL:
+        spec = replace(spec, processes_per_worker=several.choice([2, 3]), num_workers=min(spec.num_workers, 2))
     shards = (Shard("a", 0, middle), Shard("b", middle, middle + 8))
     num_minibatches = spec.num_epochs * sum(-(-(shard.end - shard.start) // _MINIBATCH) for shard in shards)
     every = random.Random(f"checkpoints {seed}").choice([4, num_minibatches])  # in all of them: one after the last step
