@@ -178,6 +178,7 @@ class JobStatus:
     world: tuple[int, ...] = ()  # AllReduce: the group that stands, by rank: process P of N in worker W is W * N + P
     num_worlds: int = 0  # AllReduce: how many groups have formed
     engine: str = ""  # AllReduce: what sums in the group that stands, such as NCCL 2.28.9; empty: it has one member
+    optimizer_shares: tuple[float, ...] = ()  # that each member of `world` holds of the optimizer's state; empty: all
     world_seconds: float = 0.0  # AllReduce: that the changes of the group took, altogether
     staleness: tuple[int, ...] = ()  # gradients by the updates that they missed: 0, 1, 2, 3-4, 5-8, … over all servers
     gradients_refused: int = 0  # too stale, or too late for their round: computed again
@@ -214,6 +215,7 @@ class JobStatus:
         if values.get("scaling") is not None:
             values["scaling"] = ScalingStatus(**_known(ScalingStatus, values["scaling"]))
         values["world"] = tuple(values.get("world", ()))
+        values["optimizer_shares"] = tuple(values.get("optimizer_shares", ()))
         values["staleness"] = tuple(values.get("staleness", ()))
         return cls(**values)
 

@@ -91,7 +91,15 @@ def group_text(status: JobStatus) -> str:
     processes = f"{len(status.world)} processes of " if status.processes_per_worker > 1 else ""
     names = f"worker{'s' if len(workers) > 1 else ''} {', '.join(workers)}"
     engine = f"; it sums by {status.engine}" if status.engine else ""
-    return f"number {status.num_worlds}, of {processes}{names}{engine}"
+    return f"number {status.num_worlds}, of {processes}{names}{engine}{_optimizer_text(status.optimizer_shares)}"
+
+
+def _optimizer_text(shares: Sequence[float]) -> str:
+    known = [share for share in shares if share]
+    if not known:
+        return ""
+    least, most = f"{min(known):.0%}", f"{max(known):.0%}"
+    return f"; optimizer's state: {least if least == most else f'{least} to {most}'} in each"
 
 
 def devices_text(status: JobStatus) -> str:

@@ -138,6 +138,7 @@ def heartbeat_received(call: int, message: pb.HeartbeatRequest) -> events.Heartb
         _cpu_use(message.cpu) if message.HasField("cpu") else None,
         _device(message.device) if message.HasField("device") else None,
         message.ended,
+        message.optimizer_share,
     )
 
 

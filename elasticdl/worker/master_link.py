@@ -67,6 +67,7 @@ class MasterLink:
         self._applied: Callable[[], pb.AppliedSet | None] = lambda: None
         self._granted = (0, 0)
         self._standing: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
+        self._optimizer_share: Callable[[], float] = lambda: 0.0
         self._rate: Callable[[], float | None] = lambda: None
         self._told_rate = (-_RATE_S, 0.0)  # when, what
         self._device: Callable[[], Device | None] = lambda: None
@@ -87,6 +88,10 @@ class MasterLink:
     def carry_standing(self, standing: Callable[[], tuple[int, float]]) -> None:
         """AllReduce: what heartbeats say, (version of the world it is in, seconds inside the present collective)."""
         self._standing = standing
+
+    def carry_optimizer_share(self, share: Callable[[], float]) -> None:
+        """AllReduce with shards: set the provider of the share of the optimizer's state that this worker holds."""
+        self._optimizer_share = share
 
     def carry_rate(self, rate: Callable[[], float | None]) -> None:
         """Set the provider of the learning rate in reports of progress."""
@@ -429,6 +434,7 @@ class MasterLink:
                 stacks=taken,
                 cpu=cpu_use(),
                 device=_device_message(self._device()),
+                optimizer_share=self._optimizer_share(),
             ),
             timeout=_CALL_TIMEOUT_S,
         )

@@ -203,6 +203,12 @@ def test_the_page_of_a_job_counts_workers_and_names_their_processes() -> None:
     assert "Group:        number 3, of 8 processes of workers 1, 2" in page
 
 
+def test_the_page_of_a_job_says_which_share_of_the_optimizers_state_each_member_holds() -> None:
+    status = dataclasses.replace(STATUS, world=(0, 1, 2), num_worlds=1, optimizer_shares=(0.5, 0.75, 0.0))
+    assert "; optimizer's state: 50% to 75% in each\n" in words.page(dataclasses.replace(JOB, status=status), NOW)
+    assert JobStatus.from_json(status.to_json()) == status
+
+
 def test_the_json_of_a_job_has_these_keys() -> None:
     plain = json.loads(words.structured(JOB.to_plain(), "json"))
     assert set(plain) == {
@@ -213,6 +219,7 @@ def test_the_json_of_a_job_has_these_keys() -> None:
         *("ps", "staleness", "gradients_refused", "world", "num_worlds", "lost_pods", "elapsed_seconds", "eta_seconds"),
         *("worker_seconds", "ps_seconds", "records", "records_processed", "learning_rate", "event_counts"),
         *("world_seconds", "pods_lost", "checkpoint_at", "scaling", "devices", "engine", "processes_per_worker"),
+        "optimizer_shares",
     }
     assert plain["pods"][1]["message"].startswith("Unschedulable")
     assert "tasks_total: 20" in words.structured(JOB.to_plain(), "yaml")

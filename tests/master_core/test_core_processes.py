@@ -33,6 +33,14 @@ def two_by_two(**settings: object) -> WorldScript:
     return pods_of_two(2, **settings)
 
 
+def test_the_status_has_the_share_of_the_optimizers_state_of_each_member() -> None:
+    script = two_by_two(shard_optimizer=True)
+    for worker_id in range(4):
+        script.beat(worker_id, optimizer_share=0.25 * worker_id)
+    assert script.job.status().optimizer_shares == (0.0, 0.25, 0.5, 0.75)
+    assert two_by_two().job.status().optimizer_shares == ()
+
+
 def test_each_process_holds_a_lease_and_the_loss_of_a_pod_gives_back_those_of_all() -> None:
     script = two_by_two(records=80)
     leases = {worker_id: script.ask_at_once(worker_id).lease for worker_id in range(4)}

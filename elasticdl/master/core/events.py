@@ -130,6 +130,7 @@ class HeartbeatReceived:
         cpu: of a worker.
         device: of a worker; None: it computes on no accelerator.
         ended: a script ends by itself, while others of its pod may continue.
+        optimizer_share: that it holds of the optimizer's state, where members divide that; else 0.
     """
 
     call: int
@@ -149,6 +150,7 @@ class HeartbeatReceived:
     cpu: CpuUse | None = None
     device: Device | None = None
     ended: bool = False
+    optimizer_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import compress
 
@@ -88,7 +89,13 @@ def with_processes(status: JobStatus, state: JobState, fleet: Fleet, worlds: Wor
         world=worlds.members,
         num_worlds=worlds.num_formed,
         engine=worlds.engine,
+        optimizer_shares=_optimizer_shares(workers, worlds.members) if settings.shard_optimizer else (),
     )
+
+
+def _optimizer_shares(workers: Workers, members: Sequence[int]) -> tuple[float, ...]:
+    known = (workers.get(worker_id) for worker_id in members)
+    return tuple(0.0 if one is None else round(one.optimizer_share, 4) for one in known)
 
 
 def _devices(workers: Workers, settings: JobSettings) -> tuple[DeviceStatus, ...]:

@@ -36,6 +36,7 @@ class Worker:
         world_version: of the world that it is in, as it said last; 0: in none.
         collective_seconds: for so long it had been inside one collective then.
         device: the accelerator that its model is on, as it said last; None: there is none.
+        optimizer_share: that it holds of the optimizer's state, as it said last; 0: members do not divide that.
         num_minibatches: that it has computed, as far as they were committed in this life of the master.
     """
 
@@ -59,6 +60,7 @@ class Worker:
     collective_seconds: float = 0.0
     num_minibatches: float = 0.0
     device: Device | None = None
+    optimizer_share: float = 0.0
 
 
 class Workers:

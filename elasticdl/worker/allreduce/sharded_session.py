@@ -71,6 +71,7 @@ class ShardedSession(WorldSession):
         self._has_logged_share = False  # in this world
         self._has_handed_over = False  # since it has entered a world
         self._has_all_values = False  # of the parameters, after the newest step
+        link.carry_optimizer_share(self.optimizer_share)
         self._update: Callable[[], None] | None = None  # of a step whose sums are here, until it is known to be void
 
     @property
@@ -136,6 +137,15 @@ class ShardedSession(WorldSession):
     def digest(self) -> str:
         """Of the bytes of all but shards: equal in all members after the same step."""
         return digest_of(self._framework.shared_state())
+
+    @property
+    def _num_held(self) -> int:
+        """Elements of the parameters whose shards this member holds."""
+        return sum(self._sizes[number] for number in self._held)
+
+    def optimizer_share(self) -> float:
+        """Return the share of the optimizer's state that this member holds, from any thread."""
+        return self._num_held / max(1, sum(self._sizes))
 
     def standing(self) -> tuple[int, float]:
         """See `WorldSession.standing`.  When the job is over, members that do not come are waited for no longer."""
@@ -351,11 +361,10 @@ class ShardedSession(WorldSession):
         return directory
 
     def _log_share(self) -> None:
-        own, total = sum(self._sizes[number] for number in self._held), max(1, sum(self._sizes))
         _log.info(
             "Optimizer state: this worker holds that of %d of %d parameters, %.0f %% of their elements (%.1f MiB)",
             len(self._held),
             len(self._sizes),
-            100.0 * own / total,
+            100.0 * self.optimizer_share(),
             self._framework.shard_bytes() / _MIB,
         )
