@@ -177,6 +177,29 @@ def test_a_first_world_begins_without_a_script_that_never_registers() -> None:
     assert not [one for one in script.history if isinstance(one, c.DeletePod)]
 
 
+def test_a_first_world_does_not_wait_for_a_process_in_one_that_did_not_form() -> None:
+    """Which it leaves when the next one is planned; the master has forgotten the one that did not form."""
+    script = WorldScript(num_workers=1, processes_per_worker=2)
+    script.pod(Role.WORKER, 0, PodState.RUNNING)
+    for worker_id in (0, 1):
+        script.worker_joins(worker_id)
+    script.data_is_known()
+    for worker_id in (0, 1):
+        script.ready(worker_id)
+    version = script.version
+    script.restarts(0)
+    for worker_id in (0, 1):
+        script.worker_joins(worker_id)
+    script.ready(0, version, "not all members came")
+    for _ in range(10):
+        script.now += 1.0
+        script.beat(0)
+        script.heartbeat(1, world_version=version, waiting_seconds=script.now)
+        script.tell(e.Tick())
+    assert script.members == (0,)
+    assert script.version > version
+
+
 @pytest.mark.parametrize("activity", ["start", "compile"])
 def test_a_process_that_hangs_before_it_is_ready_is_found_and_named(activity: str) -> None:
     script = start_without_the_last()

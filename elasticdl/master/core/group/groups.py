@@ -283,7 +283,8 @@ class WorkerGroups:
         """Return the processes that the first world waits for: those beside others that are ready.
 
         One that has ended does not come, and one that is not ready after the time in which a worker must have started
-        is not waited for.
+        is not waited for.  One that has been ready before may be in a world that did not form, which it leaves when the
+        next is planned.
 
         Args:
             clock: now.
@@ -296,7 +297,11 @@ class WorkerGroups:
         pods = sorted({self._settings.pod_of(one.id) for one in ready})
         beside = {worker_id for pod in pods for worker_id in self._settings.ids_in(pod)} - {one.id for one in ready}
         known = {worker_id: self._workers.get(worker_id) for worker_id in sorted(beside)}
-        return [worker_id for worker_id, worker in known.items() if worker is None or not worker.has_ended]
+        return [worker_id for worker_id, worker in known.items() if worker is None or not self._has_come(worker)]
+
+    def _has_come(self, worker: Worker) -> bool:
+        """It has been ready, or says that it is in a world of an earlier life of the master; or it has ended."""
+        return worker.has_ended or worker.id in self._candidates or worker.world_version > 0
 
     def _announce(self) -> None:
         """Answer the watches of workers that do not know the newest world."""
