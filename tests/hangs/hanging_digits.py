@@ -1,7 +1,7 @@
 """The digits in NumPy, by user code that hangs once in a job, where the environment says.
 
-HANG_IN: model, feed, loss, callback, or pause: the loss waits for the file HANG_MARK.over.  HANG_MARK: a file that the
-first process to hang makes, so that no other does.
+HANG_IN: model, sample (the first minibatch of a process), feed, loss, callback, or pause: the loss waits for the file
+HANG_MARK.over. HANG_MARK: a file that the first process to hang makes, so that no other does.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class HangingFramework(numpy_digits.NumpyFramework):
 
 
 def feed(batches: Iterator[Batch]) -> Iterator[Batch]:
+    if _may_hang("sample"):
+        threading.Event().wait()
     for count, batch in enumerate(batches):
         yield batch
         if count > _AFTER and _may_hang("feed"):

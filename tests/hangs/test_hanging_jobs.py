@@ -95,6 +95,23 @@ def test_the_event_names_the_line_and_no_record_is_lost(
         assert "the group formed again" in diagnosis.done.lower()
 
 
+@pytest.mark.parametrize("hangs_in", ["model", "sample"])
+def test_a_process_that_hangs_before_it_is_ready_is_named_and_its_pod_replaced(
+    digits: Path, tmp_path: Path, hangs_in: str
+) -> None:
+    job = job_of(tmp_path, digits, hangs_in, **ALONE, processes_per_worker=2).start()
+    assert_exact(job, 1437)
+    event = events_of(job, EventKind.WORKER_HUNG)[0]
+    assert line_of(event) == "threading.Event().wait()"
+    process = re.match(r"process [01]: starting for", event.message)
+    assert process is not None, event
+    given_up = events_of(job, EventKind.POD_GIVEN_UP)[0]
+    assert (given_up.cause, given_up.message) == (event.number, f"{process[0][:9]} is stuck")
+    diagnosis = the_trouble(job.job_dir, Trouble.CODE_HANGS)
+    assert event.number in diagnosis.events
+    assert process[0][:9] in diagnosis.seen
+
+
 def test_a_script_that_hangs_is_replaced(tmp_path: Path) -> None:
     command = f"{sys.executable} {hanging_script.__file__} {tmp_path / 'mark'} 100"
     flags = {"job_name": "script", "job_command": command, "num_workers": 1, "step_timeout": LIMIT_S}
