@@ -100,7 +100,7 @@ def serve_both() -> None:
         pb_grpc.add_MasterServicer_to_server(Idle(), server)  # type: ignore[no-untyped-call]
 
     gated, gated_port = servers.serve(register, "127.0.0.1", 0, TOKEN, 8)
-    servers.Gate = TokenOnly  # type: ignore[attr-defined,assignment]  # nothing else of the server is another
+    servers.Gate = TokenOnly  # type: ignore[attr-defined,assignment,misc]  # nothing else of the server is another
     plain, plain_port = servers.serve(register, "127.0.0.1", 0, TOKEN, 8)
     print(gated_port, plain_port, flush=True)
     for _ in sys.stdin:

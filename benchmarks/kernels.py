@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.kernels import _native
-from elasticdl.rpc.memory import keep_large_buffers
+from elasticdl.rpc.resource_use import keep_large_buffers
 
 BATCH = 100_000
 NEW_ROWS = 1_000  # of one call while a table is filled

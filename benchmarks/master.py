@@ -36,9 +36,9 @@ import numpy as np
 
 from benchmarks.master_process import JOURNAL_BYTES, PODS
 from benchmarks.measured_job import ROOT, BenchmarkError
-from elasticdl.master.ports import free_ports
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.addresses import free_ports
 from elasticdl.rpc.channels import connect
 from elasticdl.rpc.job_secret import TOKEN_FILE_VARIABLE
 from elasticdl.rpc.servers import serve

@@ -25,13 +25,12 @@ import grpc
 
 from elasticdl.cluster.cluster import CannotResize, EventType, Pod, PodEvent, PodPhase, PodSpec
 from elasticdl.cluster.local.protocol import pod_from_message, pod_to_message
-from elasticdl.master.file_journal import FileJournal
-from elasticdl.master.local_environment import LocalEnvironment, read_spec
+from elasticdl.master.local_environment import FileJournal, LocalEnvironment, read_spec
 from elasticdl.master.master import Master
+from elasticdl.master.servicer import answer_each
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import OPTIONS, TOKEN_KEY
-from elasticdl.rpc.exchange import answer_each
 from elasticdl.rpc.job_secret import TOKEN_FILE_VARIABLE, read_certificate, read_token
 from elasticdl_client.job_status import JobStatus
 

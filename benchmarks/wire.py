@@ -35,7 +35,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
 from elasticdl.rpc.job_secret import TOKEN_FILE_VARIABLE
-from elasticdl.rpc.memory import keep_large_buffers
+from elasticdl.rpc.resource_use import keep_large_buffers
 from elasticdl_client.certificates import make_certificate
 
 TOKEN = "benchmark"

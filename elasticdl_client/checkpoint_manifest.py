@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.errors import CheckpointError
+from elasticdl_client.storage_kinds import AnyPath
 
 MANIFEST = "MANIFEST.json"
 _HINT = "take another checkpoint, or train again from the beginning"

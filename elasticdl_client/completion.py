@@ -10,7 +10,7 @@ from elasticdl_client.errors import FlagError
 from elasticdl_client.help import COMMANDS, JOBS
 from elasticdl_client.job_spec import RUN, flag_fields
 from elasticdl_client.jobs.options import FORMATS, options_of
-from elasticdl_client.rbac import FLAGS as RBAC_FLAGS
+from elasticdl_client.kubernetes.rbac import FLAGS as RBAC_FLAGS
 from elasticdl_client.simulate import FLAGS as SIMULATE_FLAGS
 from elasticdl_client.sql.arguments import BOOLEAN as SQL_BOOLEAN
 from elasticdl_client.sql.arguments import FLAGS as SQL_FLAGS

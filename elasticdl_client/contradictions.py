@@ -11,9 +11,9 @@ from elasticdl_client.choices import (
     Runtime,
     TrackerName,
 )
-from elasticdl_client.computation_flags import COMPUTATION_DEFAULTS
 from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import FlagError
+from elasticdl_client.flag_groups import COMPUTATION_DEFAULTS
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.resources import exceeding, has_several_mig_devices
 

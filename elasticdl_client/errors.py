@@ -74,3 +74,7 @@ class JobFailed(JobError):
 
     def __str__(self) -> str:
         return f"{super().__str__()}\n\n{self.explanation}" if self.explanation else super().__str__()
+
+
+class ImageError(ElasticDLError):
+    """Something of the world refused: the engine, the builder, the registry, the disk; not a mistake in a flag."""

@@ -131,8 +131,9 @@ def of_command(command: str, width: int) -> str:
 
 
 def _of_later_command(command: str, width: int) -> str:
-    from elasticdl_client import rbac, simulate
+    from elasticdl_client import simulate
     from elasticdl_client.jobs import options
+    from elasticdl_client.kubernetes import rbac
     from elasticdl_client.sql import arguments as sql
 
     lines = [f"elasticdl {command}: {COMMANDS[command]}.", ""]

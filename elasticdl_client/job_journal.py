@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elasticdl_client.goodput import PodTimes
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_events import from_journal as history_from_journal
 from elasticdl_client.job_series import JobSeries
-from elasticdl_client.pod_times import PodTimes
 
 
 @dataclass(frozen=True, slots=True)

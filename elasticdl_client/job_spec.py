@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from elasticdl_client import contradictions, retired
+from elasticdl_client import contradictions, flags
 from elasticdl_client.checks import (
     above,
     at_least,
@@ -38,19 +38,23 @@ from elasticdl_client.choices import (
     Tls,
     TrackerName,
 )
-from elasticdl_client.computation_flags import COMPUTATION_DEFAULTS, ComputationFlags
 from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import FlagError
+from elasticdl_client.flag_groups import (
+    COMPUTATION_DEFAULTS,
+    ComputationFlags,
+    ModelFlags,
+    OnePassFlags,
+    StrategyFlags,
+    fields_of_analysis,
+)
 from elasticdl_client.flags import TRAIN_ONLY, WITH_MODEL, Flag, Group, flag, flag_of, nearest, parses
 from elasticdl_client.flags import check as check_flag
 from elasticdl_client.flags import parse as parse_flag
 from elasticdl_client.kubernetes.flags import KubernetesFlags
 from elasticdl_client.kubernetes.resources import num_gpus
-from elasticdl_client.model_flags import ModelFlags
-from elasticdl_client.one_pass_flags import OnePassFlags, fields_of_analysis
 from elasticdl_client.params import parse_envs, parse_params, parse_size, parse_trackers
 from elasticdl_client.secret_values import hide_in_flag, is_secret_env
-from elasticdl_client.strategy_flags import StrategyFlags
 from elasticdl_client.worker_range import MAX_WORKERS, parse_flags
 
 _EVALUATED = frozenset({JobType.TRAIN, JobType.EVALUATE})
@@ -381,7 +385,7 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
         Raises:
             FlagError: an unknown flag, a value of a wrong type or out of range, a contradiction, or one missing.
         """
-        given = parse_flags(retired.resolve(mapping))
+        given = parse_flags(flags.resolve_retired(mapping))
         values: dict[str, object] = {}
         known = flag_fields(job_type)
         for name, value in given.items():

@@ -1,27 +1,48 @@
-"""Checks before a local job starts: paths, symbols, the port.  Writes nothing."""
+"""Checks before a local job starts: paths, symbols, the port.  Writes nothing.
+
+Checks of a data source before a local job starts: that it is there, its kind, parameters and columns.
+
+Columns are looked up where that is cheap: in the header of CSV files, in tables of SQLite, in the schema of Parquet and
+Arrow files where pyarrow is installed.  Writes nothing.
+"""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import glob
 import importlib.util
+import io
+import json
 import os
 import shlex
 import shutil
 import socket
+import sqlite3
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import parse_qs, quote
 
 from elasticdl_client import requirements_file
 from elasticdl_client.checkpoint_manifest import MANIFEST
 from elasticdl_client.choices import JobType
-from elasticdl_client.data_checks import absolute_sources, check_sources
-from elasticdl_client.data_sources import is_table
-from elasticdl_client.errors import FlagError, JobError
+from elasticdl_client.data_sources import (
+    check_kind_of_storage,
+    check_params,
+    is_table,
+    is_url,
+    known_type,
+    split_columns,
+    split_sources,
+    type_by_ending,
+)
+from elasticdl_client.errors import DataError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
-from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import check_model_source, reads_data_itself
-from elasticdl_client.storage_kinds import check_installed, is_remote
+from elasticdl_client.storage_kinds import check_installed, check_url, is_remote
 from elasticdl_client.trained_model import check_unused, look_at
+from elasticdl_client.zoo_modules import framework_of
 
 _DATA_FLAGS = ("training_data", "validation_data", "prediction_data", "data")
 _PATH_FLAGS = (
@@ -151,3 +172,189 @@ def _check_port(name: str, port: int, hint: str) -> None:
             wanted.bind(("", port))
         except OSError as error:
             raise JobError(f"--{name}={port} cannot be used: {error.strerror}.", hint) from error
+
+
+_LONGEST_HEADER = 1 << 20
+
+
+def absolute_sources(origin: str) -> str:
+    """The same sources with absolute paths."""
+    return ",".join(_absolute_source(source) for source in split_sources(os.path.expanduser(origin)))
+
+
+def check_sources(name: str, spec: JobSpec, origin: str) -> None:
+    """Checks one of a job's data flags.
+
+    Args:
+        name: of the flag.
+        origin: its value, with absolute paths.
+
+    Raises:
+        DataError: a source is not there, or not what the flags say.
+    """
+    for source in split_sources(origin):
+        if is_url(source):
+            _check_table(name, spec, source)
+        elif is_remote(source):
+            _check_storage(name, spec, source)
+        else:
+            _check_path(name, source)
+            _check_kind(name, spec, source)
+
+
+def _absolute_source(source: str) -> str:
+    scheme, mark, rest = source.partition("://")
+    if not mark:
+        return os.path.abspath(os.path.expanduser(source))
+    path, question, query = rest.partition("?")
+    if scheme == "sqlite" and path.startswith("/") and not path.startswith("//"):
+        return f"sqlite:///{os.path.abspath(path[1:])}{question}{query}"
+    return source
+
+
+def _check_path(name: str, source: str) -> None:
+    if not os.path.exists(source):
+        if glob.has_magic(source) and glob.glob(source, recursive=True):
+            return
+        raise DataError(f"--{name}: {source} does not exist.", "Name a file, a directory of files, or a pattern.")
+    if not os.access(source, os.R_OK):
+        raise DataError(f"--{name}: {source} cannot be read.", "Check its permissions.")
+    if os.path.isdir(source):
+        if not any(not entry.startswith((".", "_")) for entry in os.listdir(source)):
+            raise DataError(f"--{name}: the directory {source} is empty.", "Write data into it, or name another one.")
+    elif os.path.isfile(source) and os.path.getsize(source) == 0:
+        raise DataError(f"--{name}: the file {source} is empty.", "Write data into it, or name another one.")
+
+
+def _check_storage(name: str, spec: JobSpec, url: str) -> None:
+    """Check a URL without a request; the job's first request checks the rest."""
+    check_url(url)
+    check_installed(url)
+    params = spec.data_reader_params_dict()
+    given = params.pop("reader_type", None)
+    if given is not None:
+        kind = known_type(given)
+        check_kind_of_storage(kind, url)
+        check_params(kind, params, f"--{name}")
+
+
+def _check_kind(name: str, spec: JobSpec, source: str) -> None:
+    params = spec.data_reader_params_dict()
+    given = params.pop("reader_type", None)
+    files = _files(source)
+    if given is None and (not files or (os.path.isdir(source) and type_by_ending(files) == "RecordIO")):
+        return  # what is in a directory decides: images, a saved data set, RecordIO
+    kind = known_type(given) if given is not None else type_by_ending(files)
+    check_params(kind, params, source)
+    if kind in ("Parquet", "Arrow") and files and _wanted_columns(spec):
+        columns = _schema(kind, files[0])
+        if columns:
+            _check_columns(name, spec, files[0], columns)
+    if kind == "JSONL" and files:
+        _check_first_object(name, files[0])
+    header = str(params.get("header", True)).lower() != "false"
+    if kind == "CSV" and header and files:
+        delimiter = str(params.get("delimiter", "\t" if files[0].lower().endswith(".tsv") else ","))
+        columns = _header(files[0], delimiter) if len(delimiter) == 1 else []
+        if columns:
+            _check_columns(name, spec, files[0], columns)
+
+
+def _files(source: str) -> list[str]:
+    paths = [source]
+    if os.path.isdir(source):
+        paths = [os.path.join(source, entry) for entry in sorted(os.listdir(source))]
+    elif not os.path.exists(source):
+        paths = sorted(glob.glob(source, recursive=True))
+    return [path for path in paths if os.path.isfile(path) and not os.path.basename(path).startswith((".", "_"))]
+
+
+def _header(path: str, delimiter: str) -> list[str]:
+    with open(path, "rb") as file:
+        text = file.read(_LONGEST_HEADER).decode("utf-8-sig", errors="replace")
+    return [field.strip() for field in next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])]
+
+
+def _check_first_object(name: str, path: str) -> None:
+    with open(path, "rb") as file:
+        line = file.readline(_LONGEST_HEADER)
+    if not line.endswith(b"\n") and len(line) == _LONGEST_HEADER:
+        return  # the reader parses it
+    text = line.decode("utf-8-sig", errors="replace").strip()
+    try:
+        is_object = not text or isinstance(json.loads(text), dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        raise DataError(
+            f"--{name}: the first line of {path} is not a JSON object: {text[:100]}",
+            "JSON Lines have one object a line; write an array as lines, for example with jq -c '.[]'.",
+        )
+
+
+def _schema(kind: str, path: str) -> list[str]:
+    """The columns of a Parquet or Arrow file, those of structs as `outer.inner`; none where they cannot be read."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:  # the reader names the package
+        return []
+    try:
+        if kind == "Parquet":
+            schema = pq.read_schema(path)
+        else:
+            with pa.memory_map(path) as file:
+                schema = pa.ipc.open_file(file).schema
+    except (pa.ArrowException, OSError):  # the reader says what is wrong, or the file is an Arrow stream
+        return []
+    table = schema.empty_table()
+    while any(pa.types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
+    return [str(name) for name in table.column_names]
+
+
+def _check_table(name: str, spec: JobSpec, url: str) -> None:
+    check_params("SQL", set(spec.data_reader_params_dict()) - {"reader_type"}, f"--{name}")
+    scheme, _, rest = url.partition("://")
+    path, _, query = rest.partition("?")
+    table = parse_qs(query).get("table", [""])[0]
+    if not table:
+        raise DataError(f"--{name}: the URL of {scheme} names no table.", "Write it after the URL: ?table=NAME.")
+    if scheme != "sqlite":
+        return
+    path = path.removeprefix("/")
+    if not os.path.isfile(path):
+        raise DataError(
+            f"--{name}: the database {path} does not exist.", "sqlite:////data/data.db is an absolute path."
+        )
+    try:
+        connection = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
+        try:
+            columns = [row[1] for row in connection.execute("select * from pragma_table_info(?)", (table,))]
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise DataError(f"--{name}: {path} cannot be read: {error}.", "Name a database of SQLite.") from error
+    if not columns:
+        raise DataError(f"--{name}: {path} has no table {table}.", "Write its name after the URL: ?table=NAME.")
+    _check_columns(name, spec, f"the table {table} of {path}", columns)
+
+
+def _wanted_columns(spec: JobSpec) -> list[tuple[str, str]]:
+    """Columns that flags name, each with the flag."""
+    params: Mapping[str, object] = spec.data_reader_params_dict()
+    wanted = [("--columns", column) for column in split_columns(spec.columns)]
+    wanted += [("--prediction_columns", column) for column in split_columns(spec.prediction_columns)]
+    if spec.label_column and spec.job_type is not JobType.PREDICT:
+        wanted.append(("--label_column", spec.label_column))
+    dtypes = params.get("column_dtypes", {})
+    wanted += [("column_dtypes", str(column)) for column in dtypes] if isinstance(dtypes, dict) else []
+    return wanted
+
+
+def _check_columns(name: str, spec: JobSpec, where: str, columns: Sequence[str]) -> None:
+    for flag, column in _wanted_columns(spec):
+        if column not in columns:
+            raise DataError(
+                f"--{name}: {where} has no column {column}, which {flag} names.", f"It has: {', '.join(columns)}."
+            )

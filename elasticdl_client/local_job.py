@@ -15,7 +15,6 @@ from pathlib import Path
 from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase, PodSpec, RestartPolicy
 from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl.protocol.values import Role
-from elasticdl_client.agent_process import tail
 from elasticdl_client.choices import MasterRestartPolicy
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_dir import JobDir
@@ -23,6 +22,7 @@ from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobPhase, JobStatus
+from elasticdl_client.local import tail
 from elasticdl_client.progress import Display
 from elasticdl_client.script_output import LogFiles, ScriptOutput, Shown
 

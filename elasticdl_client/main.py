@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from elasticdl_client import colors, inferred_flags, support
+from elasticdl_client import flag_sources, support, terminal_text
 from elasticdl_client import help as help_text
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError
@@ -74,7 +74,7 @@ class Commands:
 
     def rbac(self) -> NoReturn:
         """Prints the service account and the rights that a master needs."""
-        from elasticdl_client import rbac
+        from elasticdl_client.kubernetes import rbac
 
         self._print("rbac", lambda: rbac.run(self.arguments))
 
@@ -151,7 +151,7 @@ class Commands:
             print_help(job_type)
         given = gather(job_type, self.arguments, os.environ)
         try:
-            inferred = inferred_flags.infer(job_type, given)
+            inferred = flag_sources.infer(job_type, given)
         except FlagError as error:
             raise given.located(error) from None
         _start(job_type, inferred, Shown.GLANCE)
@@ -238,7 +238,7 @@ def run(arguments: Sequence[str]) -> NoReturn:
 
 
 def _print_error(error: ElasticDLError) -> None:
-    print(f"{colors.paint('error:', colors.Color.RED, sys.stderr)} {error}", file=sys.stderr)
+    print(f"{terminal_text.paint('error:', terminal_text.Color.RED, sys.stderr)} {error}", file=sys.stderr)
 
 
 def main() -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TextIO
 
 from elasticdl_client import goodput
-from elasticdl_client.durations import age
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_status import EpochCoverage, JobStatus
 from elasticdl_client.news import Headline, News, metrics_text
+from elasticdl_client.terminal_text import age
 
 _MIN_INTERVAL_S, _MAX_INTERVAL_S = 2.0, 600.0
 _INTERVAL_SHARE = 0.5  # of the time that the job is followed: a log of a long job is no longer than it is read

@@ -19,9 +19,8 @@ from pathlib import Path
 
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.errors import FlagError
-from elasticdl_client.flag_sources import FILE, SHORT, GivenFlags, gather
+from elasticdl_client.flag_sources import FILE, SHORT, GivenFlags, gather, infer_runtime
 from elasticdl_client.flags import Group, flag_of, is_bool_word, nearest, parse
-from elasticdl_client.inferred_flags import infer_runtime
 from elasticdl_client.job_spec import RUN, JobSpec, flag_defaults, flag_fields, unknown_flag
 from elasticdl_client.kubernetes.resources import num_gpus
 from elasticdl_client.worker_range import parse_flags

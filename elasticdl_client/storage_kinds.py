@@ -1,11 +1,16 @@
-"""The kinds of storage that URLs name: the package that each needs, and the extra that installs it.  Reads nothing."""
+"""The kinds of storage that URLs name: the package that each needs, and the extra that installs it.  Reads nothing.
+
+The port `AnyPath`: what readers of models ask a path, of a file system (`pathlib.Path`) or of storage.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from types import MappingProxyType
+from typing import Literal, Protocol, Self
 
 from elasticdl_client.errors import StorageError
 from elasticdl_client.secret_values import hide
@@ -101,3 +106,37 @@ def missing_package(url: str, module: str) -> StorageError:
         f"{scheme}:// needs the package {module}, which is not installed.",
         f"Install it: pip install '{kind.requirement}'{extra}; in an image, name it in the zoo's requirements.txt.",
     )
+
+
+class AnyPath(Protocol):
+    """A file or directory.
+
+    What is not there is a `FileNotFoundError`; storage that does not answer is a `StorageError`.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def suffix(self) -> str: ...
+
+    @property
+    def parent(self) -> Self: ...
+
+    def __truediv__(self, name: str, /) -> Self: ...
+
+    def exists(self) -> bool: ...
+
+    def is_file(self) -> bool: ...
+
+    def is_dir(self) -> bool: ...
+
+    def iterdir(self) -> Iterator[Self]:
+        """Yield what is in the directory, in any order."""
+        ...
+
+    def read_bytes(self) -> bytes: ...
+
+    def open(self, mode: Literal["rb"], /) -> BufferedReader:
+        """Open the file, to be read in order."""
+        ...

@@ -13,10 +13,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.choices import DistributionStrategy, FrameworkName
 from elasticdl_client.errors import CheckpointError, FlagError
+from elasticdl_client.storage_kinds import AnyPath
 
 _FLAG = "--checkpoint_dir_for_init"
 _PREFIX = "version-"

@@ -11,8 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from elasticdl_preprocessing.layer import PACKAGE, ElementwiseLayer
-from elasticdl_preprocessing.tensors import Tensor, as_tensor, map_values, spec_like
+from elasticdl_preprocessing.layer import PACKAGE, ElementwiseLayer, Tensor, as_tensor, map_values, spec_like
 
 _SHOWN = 5
 

@@ -8,8 +8,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from elasticdl_preprocessing.layer import PACKAGE, PreprocessingLayer
-from elasticdl_preprocessing.tensors import (
+from elasticdl_preprocessing.layer import (
+    PACKAGE,
+    PreprocessingLayer,
     Tensor,
     as_tensor,
     dtype_name,

@@ -7,8 +7,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from elasticdl_preprocessing.layer import PACKAGE, ElementwiseLayer, PreprocessingLayer
-from elasticdl_preprocessing.tensors import Tensor, as_tensor, dtype_name, is_ragged, is_sparse, keep_cells, symbolic
+from elasticdl_preprocessing.layer import (
+    PACKAGE,
+    ElementwiseLayer,
+    PreprocessingLayer,
+    Tensor,
+    as_tensor,
+    dtype_name,
+    is_ragged,
+    is_sparse,
+    keep_cells,
+    symbolic,
+)
 
 
 @keras.saving.register_keras_serializable(package=PACKAGE)

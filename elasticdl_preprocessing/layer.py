@@ -1,12 +1,15 @@
-"""The base of this package's layers: they take tensors as they come and have nothing that is trained."""
+"""The base of this package's layers: they take tensors as they come and have nothing that is trained.
+
+The three kinds of tensors that a layer gets, dense, sparse and ragged, and work on their values alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
-
-from elasticdl_preprocessing.tensors import Tensor, as_tensor, map_values, spec_like
+import tensorflow as tf
 
 PACKAGE = "elasticdl_preprocessing"
 
@@ -38,3 +41,76 @@ class ElementwiseLayer(PreprocessingLayer):
 
     def compute_output_spec(self, inputs: Any) -> Any:
         return spec_like(inputs, self.output_dtype)
+
+
+Tensor = Any  # tf.Tensor, tf.SparseTensor or tf.RaggedTensor; TensorFlow is untyped here
+
+
+def as_tensor(inputs: Any) -> Tensor:
+    """Return a layer's input as a tensor; sparse and ragged ones stay what they are."""
+    if isinstance(inputs, (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)):
+        return inputs
+    if isinstance(inputs, tf.compat.v1.ragged.RaggedTensorValue):
+        return tf.ragged.constant(inputs.to_list(), inputs.dtype)
+    return tf.convert_to_tensor(inputs)
+
+
+def map_values(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """The same tensor with other values; cells that a sparse tensor does not store stay unstored."""
+    if isinstance(inputs, tf.SparseTensor):
+        return with_sparse_values(inputs, function(inputs.values))
+    if isinstance(inputs, tf.RaggedTensor):
+        return inputs.with_flat_values(function(inputs.flat_values))
+    return function(inputs)
+
+
+def with_sparse_values(inputs: Tensor, values: Tensor) -> Tensor:
+    """A sparse tensor with other values; what is known of its shape stays known."""
+    result = tf.SparseTensor(inputs.indices, values, inputs.dense_shape)
+    return _with_shape(result, inputs.shape)
+
+
+def keep_cells(inputs: Tensor, kept: Callable[[Tensor], Tensor]) -> Tensor:
+    """A sparse or ragged tensor without some of its cells.
+
+    Args:
+        kept: values [n] to whether each is kept, bool [n].
+    """
+    if isinstance(inputs, tf.SparseTensor):
+        return _with_shape(tf.sparse.retain(inputs, kept(inputs.values)), inputs.shape)
+    return tf.ragged.boolean_mask(inputs, inputs.with_flat_values(kept(inputs.flat_values)))
+
+
+def spec_like(inputs: Any, dtype: str) -> Any:
+    """The symbolic tensor of a layer that changes values and dtype only."""
+    return symbolic(inputs, inputs.shape, dtype, sparse=is_sparse(inputs), ragged=is_ragged(inputs))
+
+
+def symbolic(inputs: Any, shape: Any, dtype: str, sparse: bool = False, ragged: bool = False) -> Any:
+    """A symbolic tensor; a ragged one has as many ragged dimensions as `inputs` has, if `inputs` is ragged."""
+    if not ragged:
+        return keras.KerasTensor(shape, dtype, sparse=sparse)
+    splits = getattr(inputs, "row_splits_dtype", None)
+    rank = getattr(inputs, "ragged_rank", None)
+    return keras.KerasTensor(shape, dtype, ragged=True, ragged_rank=rank, row_splits_dtype=splits)
+
+
+def is_sparse(inputs: Any) -> bool:
+    """Whether a tensor, or a symbolic one, is sparse."""
+    return isinstance(inputs, tf.SparseTensor) or bool(getattr(inputs, "sparse", False))
+
+
+def is_ragged(inputs: Any) -> bool:
+    """Whether a tensor, or a symbolic one, is ragged."""
+    return isinstance(inputs, tf.RaggedTensor) or bool(getattr(inputs, "ragged", False))
+
+
+def dtype_name(inputs: Any) -> str:
+    """The dtype of a tensor, or of a symbolic one."""
+    return str(keras.backend.standardize_dtype(inputs.dtype))
+
+
+def _with_shape(result: Tensor, shape: Any) -> Tensor:
+    if shape.rank is not None:
+        result.set_shape(shape)
+    return result

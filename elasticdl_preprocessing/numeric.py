@@ -9,8 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from elasticdl_preprocessing.layer import PACKAGE, ElementwiseLayer
-from elasticdl_preprocessing.tensors import Tensor
+from elasticdl_preprocessing.layer import PACKAGE, ElementwiseLayer, Tensor
 
 
 @keras.saving.register_keras_serializable(package=PACKAGE)

@@ -11,8 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from elasticdl_preprocessing.layer import PACKAGE, PreprocessingLayer
-from elasticdl_preprocessing.tensors import Tensor, as_tensor, keep_cells
+from elasticdl_preprocessing.layer import PACKAGE, PreprocessingLayer, Tensor, as_tensor, keep_cells
 
 COMBINERS = ("sum", "mean", "sqrtn")
 

@@ -16,11 +16,11 @@ from pathlib import Path
 # Runs from a checkout, installed or not.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from elasticdl.data.datasets import Split
 from elasticdl.data.datasets.catalogue import NAMES, open_dataset
 from elasticdl.data.datasets.clicks import ClickLog
 from elasticdl.data.datasets.images import image_splits
 from elasticdl.data.datasets.shards import write_split
-from elasticdl.data.datasets.split import Split
 from elasticdl.data.recordio import Compressor
 from elasticdl_client.errors import DataError, ElasticDLError
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl.analysis.cells import Cells
-from elasticdl.analysis.moments import Moments, Numbers
-from elasticdl.data.extras import need
-from elasticdl.data.text_types import common_type
+from elasticdl.analysis.cells import Cells, Moments, Numbers
+from elasticdl.data.sources import need
+from elasticdl.data.text_rows import common_type
 
 EXACT_DISTINCT = 50_000  # where more values differ, they are sketched
 _KLL_K = 800

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from elasticdl.api.alone import tasks_of
+from elasticdl.api.session import tasks_of
 from elasticdl.data.factory import create_reader, open_source
 from elasticdl.data.reader import Metadata, Reader
 from elasticdl.protocol.values import Shard

@@ -3,7 +3,7 @@
 It knows nothing of the master, of tasks and of frameworks: the caller gives the members of a world and ends it.
 """
 
-from elasticdl.collective.errors import GroupLost
+from elasticdl.collective.engine import GroupLost
 from elasticdl.collective.group import ElasticGroup, Peer, Reduction
 
 __all__ = ["ElasticGroup", "GroupLost", "Peer", "Reduction"]

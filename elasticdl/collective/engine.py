@@ -1,7 +1,8 @@
 """The port to the engines: what a world needs of one.  Above it nothing knows the mesh or NCCL.
 
 Every member calls the same verbs in the same order.  Tensors are torch's, contiguous, and belong to the collective
-until its work has ended.  Every verb but `interrupt` is called by one thread.
+until its work has ended.  Every verb but `interrupt` is called by one thread.  When the world is over, for any reason,
+its members get a `GroupLost`.
 """
 
 from __future__ import annotations
@@ -45,3 +46,18 @@ class Links(Protocol):
     def close(self) -> None:
         """Frees everything.  May wait until what was interrupted has ended."""
         ...
+
+
+class GroupLost(Exception):
+    """The world cannot continue: a peer is gone, it could not be formed, or a member abandoned it.
+
+    Attributes:
+        what: a description of what happened.
+        rank: of the peer at which it was seen first, if known.  It need not be the one that failed: a member that has
+            lost the group closes its own connections.
+    """
+
+    def __init__(self, what: str, rank: int | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.rank = rank

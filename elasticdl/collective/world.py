@@ -15,8 +15,7 @@ from contextlib import contextmanager, suppress
 from threading import Event, Lock, Thread
 
 from elasticdl.collective import nccl
-from elasticdl.collective.engine import Links, PendingCollective, Tensor
-from elasticdl.collective.errors import GroupLost
+from elasticdl.collective.engine import GroupLost, Links, PendingCollective, Tensor
 from elasticdl.collective.rendezvous import Rendezvous, RendezvousServer, link
 from elasticdl.collective.torch_store import store_of
 from elasticdl.kernels._native import Mesh, RecordLayer

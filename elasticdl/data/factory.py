@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from elasticdl.data.columns import Selection
-from elasticdl.data.extras import need
 from elasticdl.data.huggingface import huggingface_reader, is_saved_dataset
 from elasticdl.data.image_folder import holds_images, image_reader
 from elasticdl.data.npz import npz_reader
-from elasticdl.data.reader import Metadata, Reader
+from elasticdl.data.reader import Metadata, PartsReader, Reader
 from elasticdl.data.recordio import RecordIOReader
-from elasticdl.data.shard_files import PartsReader
-from elasticdl.data.sources import find_files, reading, shard_not_of_source
+from elasticdl.data.sources import find_files, need, reading, shard_not_of_source
 from elasticdl.data.sql import sql_reader
 from elasticdl.data.text import TextReader
 from elasticdl.data.text_rows import TextRules
@@ -155,10 +153,10 @@ def _create(wanted: _Wanted, kind: str) -> Reader:
             return _text_reader(wanted, kind == "CSV")
         case "Parquet" | "Arrow":
             need("pyarrow", f"{kind} files", "pyarrow")
-            from elasticdl.data import arrow_files
+            from elasticdl.data import arrow
 
             open_files: Callable[[str, Sequence[str], Selection, int], Reader] = (
-                arrow_files.parquet_reader if kind == "Parquet" else arrow_files.arrow_reader
+                arrow.parquet_reader if kind == "Parquet" else arrow.arrow_reader
             )
             return open_files(wanted.source, wanted.parts, wanted.selection, wanted.seed)
         case "JSONL":

@@ -9,9 +9,8 @@ from typing import Any
 
 from elasticdl.data.checksums import check_directory
 from elasticdl.data.columns import ColumnType, Selection, check_same, describe
-from elasticdl.data.extras import need
-from elasticdl.data.reader import Metadata
-from elasticdl.data.shard_files import PartsReader
+from elasticdl.data.reader import Metadata, PartsReader
+from elasticdl.data.sources import need
 from elasticdl_client.errors import DataError
 
 
@@ -29,9 +28,9 @@ class SavedDataset:
             DataError: it cannot be read, or has several splits and none was named.
         """
         datasets = need("datasets", "Hugging Face data sets", "datasets")
-        from elasticdl.data import arrow_columns
+        from elasticdl.data import arrow
 
-        self._encode = arrow_columns.encode
+        self._encode = arrow.encode
         self._path = path
         try:
             found = datasets.load_from_disk(path)
@@ -48,16 +47,16 @@ class SavedDataset:
                     f"Name one: --data_reader_params='split={next(iter(found))}'; it has {', '.join(found)}.",
                 )
             found = found[split]
-        flat = arrow_columns.flat_schema(found.data.schema)
+        flat = arrow.flat_schema(found.data.schema)
         wanted = selection.of(flat.names, path)
-        self.types = {name: arrow_columns.column_type(flat.field(name), path) for name in wanted}
+        self.types = {name: arrow.column_type(flat.field(name), path) for name in wanted}
         self._rows: Any = found.with_format("arrow")
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def read(self, start: int, end: int) -> list[bytes]:
-        from elasticdl.data.arrow_columns import flat_table
+        from elasticdl.data.arrow import flat_table
 
         table = self._rows[start:end]
         table.validate(full=True)

@@ -17,8 +17,7 @@ import numpy as np
 from elasticdl.data.checksums import check_content, read_manifest
 from elasticdl.data.columns import ColumnType, Selection, describe
 from elasticdl.data.index_cache import Arrays, cached
-from elasticdl.data.reader import Metadata
-from elasticdl.data.shard_files import PartsReader
+from elasticdl.data.reader import Metadata, PartsReader
 from elasticdl.data.table_encoder import Numbers, TableColumn, Texts, encode_table
 from elasticdl_client.errors import DataError
 

@@ -21,12 +21,11 @@ import pyarrow as pa
 import pyarrow.json as pj
 import pyarrow.types as kinds
 
-from elasticdl.data.arrow_columns import column_type, encode, flat_schema, flat_table
+from elasticdl.data.arrow import column_type, encode, flat_schema, flat_table
 from elasticdl.data.columns import ColumnType, Selection, describe
 from elasticdl.data.files import DataFile, open_file
 from elasticdl.data.index_cache import Arrays, cached
-from elasticdl.data.reader import Metadata
-from elasticdl.data.shard_files import PartsReader
+from elasticdl.data.reader import Metadata, PartsReader
 from elasticdl_client.errors import DataError
 
 _log = logging.getLogger(__name__)

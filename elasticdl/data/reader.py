@@ -2,14 +2,22 @@
 
 A reader knows how many records it has without being told and reads any range of them without reading what comes
 before.  It never parses a record: that is the business of the user's `feed`.
+
+The base of readers with one shard a part: `PartsReader` counts, checks ranges and keeps opened parts.
+
+A part is what can be opened by name and read by record number: a file, a table.  Never looks into one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from elasticdl.data.checksums import OncePerFile, check_file
+from elasticdl.data.sources import no_records, reading, shard_not_of_source
 from elasticdl.protocol.values import Shard
 
 
@@ -48,3 +56,97 @@ class Reader(Protocol):
         ...
 
     def metadata(self) -> Metadata: ...
+
+
+_KEPT_OPEN = 256  # parts; a process may not have many more files open
+
+
+class ShardPart(Protocol):
+    """Records of one shard by number.  Safe to use from several threads."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, end: int) -> Sequence[bytes]:
+        """Records ``start`` to ``end`` - 1; the range is one of the part."""
+        ...
+
+
+class PartsReader:
+    """The `Reader` over parts, each a shard of its name.  Parts without records are left out."""
+
+    def __init__(
+        self,
+        source: str,
+        names: Sequence[str],
+        open_part: Callable[[str], ShardPart],
+        metadata: Callable[[], Metadata],
+        check: Callable[[str], None] | None = check_file,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            source: as the user named it; for messages.
+            names: of the parts.
+            open_part: by its name.
+            metadata: asked for once at most.
+            check: of a part that is a file or directory, before its first record is given; None: there is none.
+        """
+        self._source = source
+        self._names = sorted(names)
+        self._known = frozenset(names)
+        self._open_part = open_part
+        self._make_metadata = metadata
+        self._check = None if check is None else OncePerFile(check)
+        self._metadata: Metadata | None = None
+        self._parts: OrderedDict[str, ShardPart] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def shards(self) -> list[Shard]:
+        found = []
+        for name in self._names:
+            with reading(name):
+                count = len(self._open(name))
+                if not count and self._check is not None:
+                    self._check(name)  # nothing of it will be read
+            if count:
+                found.append(Shard(name, 0, count))
+        if not found:
+            raise no_records(self._source)
+        return found
+
+    def read(self, shard: Shard) -> Sequence[bytes]:
+        if shard.name not in self._known:
+            raise shard_not_of_source(shard, self._source)
+        with reading(shard.name):
+            part = self._checked(shard.name)
+            if not 0 <= shard.start <= shard.end <= len(part):
+                raise shard_not_of_source(shard, self._source, len(part))
+            return part.read(shard.start, shard.end) if len(shard) else []
+
+    def metadata(self) -> Metadata:
+        if self._metadata is None:
+            with reading(self._source):
+                self._metadata = self._make_metadata()
+        return self._metadata
+
+    def _checked(self, name: str) -> ShardPart:
+        """Return a part that was checked; one that is opened for it is checked before and after that."""
+        if self._check is None:
+            return self._open(name)
+        with self._lock:
+            is_open = name in self._parts
+        self._check(name, is_open)
+        part = self._open(name)
+        if not is_open:
+            self._check(name)  # what was opened is what was checked
+        return part
+
+    def _open(self, name: str) -> ShardPart:
+        with self._lock:
+            part = self._parts.get(name)
+            if part is None:
+                part = self._parts[name] = self._open_part(name)
+                if len(self._parts) > _KEPT_OPEN:
+                    self._parts.popitem(last=False)
+            self._parts.move_to_end(name)
+            return part

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from elasticdl.data.default_feed import FeedColumns, missing_number, wrong_cell, wrong_row
 from elasticdl.data.example_parser import parse_all, parse_examples
-from elasticdl.data.text_types import split_rows
+from elasticdl.data.text_rows import split_rows
 from elasticdl_client.errors import DataError
 
 Column: TypeAlias = "NDArray[Any] | list[Any]"  # a list of bytes, or of lists of them

@@ -24,8 +24,7 @@ from elasticdl.data.files import DataFile, open_file
 from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.data.reader import Metadata
 from elasticdl.data.sources import no_records, shard_not_of_source
-from elasticdl.data.text_rows import TextRules, rows_from
-from elasticdl.data.text_types import guess_types
+from elasticdl.data.text_rows import TextRules, guess_types, rows_from
 from elasticdl.protocol.values import Shard
 from elasticdl_client.errors import DataError
 

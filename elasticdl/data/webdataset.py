@@ -20,8 +20,7 @@ from elasticdl.data.columns import ColumnType, Selection, describe
 from elasticdl.data.files import FileView, open_file
 from elasticdl.data.image_folder import ENDINGS
 from elasticdl.data.index_cache import Arrays, cached
-from elasticdl.data.reader import Metadata
-from elasticdl.data.shard_files import PartsReader
+from elasticdl.data.reader import Metadata, PartsReader
 from elasticdl.data.table_encoder import Numbers, TableColumn, Texts, encode_table
 from elasticdl_client.errors import DataError
 

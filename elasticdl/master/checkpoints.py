@@ -16,9 +16,9 @@ from typing import Any
 from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of
 from elasticdl.storage.versions import PREFIX, complete, is_complete
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.errors import CheckpointError
+from elasticdl_client.storage_kinds import AnyPath
 
 FORMAT = 2
 _TAIL = struct.Struct("<QII8s")  # of a part: size and checksum of the index before it, format, magic

@@ -24,10 +24,10 @@ from elasticdl.master.ps_calls import PsCalls, PsUnreachable
 from elasticdl.protocol.values import Role, Shard
 from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.errors import CheckpointError, ElasticDLError, StorageError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.secret_values import hide
+from elasticdl_client.storage_kinds import AnyPath
 
 logger = logging.getLogger("elasticdl.master")
 Work = Callable[[], None]

@@ -1,7 +1,7 @@
 """The journal: what only the master knows, kept so that its next life knows it, and beside it the status for people.
 
 Owns the port `Journal` and the form of a snapshot.  It never looks inside one: what is in it is the business of
-`master/core`.  Adapters: file_journal.py and kubernetes/journal.py.
+`master/core`.  Adapters: local_environment.py and kubernetes/journal.py.
 """
 
 from __future__ import annotations

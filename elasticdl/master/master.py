@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from elasticdl.data.sql_output import check_unused_table
+from elasticdl.data.sql import check_unused_table
 from elasticdl.master import checkpoints, messages
 from elasticdl.master.core.commands import EndJob
 from elasticdl.master.core.events import ScaleRefused, ScaleRequested
@@ -29,7 +29,6 @@ from elasticdl.master.effects import Crashed, Effects
 from elasticdl.master.environment import RuntimeEnvironment, UserRequest
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalWriteError, Superseded, save_patiently
-from elasticdl.master.ports import free_ports
 from elasticdl.master.ps_calls import PsCalls
 from elasticdl.master.servicer import MasterServicer
 from elasticdl.master.settings import check_fixed_flags, data_kinds, describe, fixed_flags, settings_of
@@ -38,22 +37,22 @@ from elasticdl.master.tensorboard import watcher
 from elasticdl.master.tracking import Watchers, check_packages, trackers
 from elasticdl.protocol.values import Role, Shard
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.addresses import free_ports
 from elasticdl.rpc.handshake import check_encryption
 from elasticdl.rpc.servers import serve
 from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.paths import check_writable, path_of, remove_file
 from elasticdl_client import end_hook, last_checkpoint, scaling
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
-from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import reads_data_itself
 from elasticdl_client.secret_values import hide
-from elasticdl_client.storage_kinds import is_remote
+from elasticdl_client.storage_kinds import AnyPath, is_remote
 from elasticdl_client.trained_model import ModelKind, check_unused, look_at
+from elasticdl_client.zoo_modules import framework_of
 
 if TYPE_CHECKING:
     from elasticdl.master.metrics_server import MetricsServer

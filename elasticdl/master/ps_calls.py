@@ -19,8 +19,8 @@ from elasticdl.master.core.values import PsAddress
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.errors import CheckpointError, ElasticDLError
+from elasticdl_client.storage_kinds import AnyPath
 
 _QUESTION_TIMEOUT_S = 10.0
 _SAVE_TIMEOUT_S = 1800.0  # some 200 GB on a slow disk; a PS that dies ends its call at once

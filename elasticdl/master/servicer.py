@@ -2,6 +2,8 @@
 """The service `Master`: every call becomes an event, and waits for the core's answer.
 
 It runs in the threads of the gRPC server and knows nothing of the job but its generation and specification.
+
+The server's side of `Exchange`: each message of a worker's stream is answered as the call that it stands for.
 """
 
 from __future__ import annotations
@@ -12,13 +14,21 @@ from typing import Any, NoReturn
 
 import grpc
 
-from elasticdl.master import messages, replies
+from elasticdl.master import messages
 from elasticdl.master.core.commands import Answer, LeaseGranted, NoLeaseNow
 from elasticdl.master.core.events import CallAbandoned, Event, LeaseQuestioned, SampleRequested, WorldWatched
 from elasticdl.master.inbox import Inbox, InboxClosed
+from elasticdl.master.messages import (
+    ack,
+    heartbeat_reply,
+    lease_reply,
+    ps_registration_reply,
+    registration_reply,
+    sample_reply,
+    watch_reply,
+)
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
-from elasticdl.rpc.exchange import answer_each
 from elasticdl.rpc.validation import InvalidMessage
 
 _MAX_WAIT_S = 60.0
@@ -50,7 +60,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         self, request: pb.RegisterWorkerRequest, context: grpc.ServicerContext
     ) -> pb.RegisterWorkerReply:
         answer = self._ask(lambda call: messages.worker_joined(call, request), context)
-        return replies.registration_reply(answer, self._generation, self._job_spec)
+        return registration_reply(answer, self._generation, self._job_spec)
 
     def ReportModel(self, request: pb.ModelReport, context: grpc.ServicerContext) -> pb.Ack:
         try:
@@ -65,11 +75,11 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         call, answer = self._poll(lambda n: messages.lease_requested(n, request), context)
         if isinstance(answer, LeaseGranted) and not context.is_active():
             self._inbox.post(CallAbandoned(call))  # no worker will hear of this lease
-        return replies.lease_reply(answer, self._generation)
+        return lease_reply(answer, self._generation)
 
     def Sample(self, request: pb.SampleRequest, context: grpc.ServicerContext) -> pb.SampleReply:
         _, answer = self._poll(lambda n: SampleRequested(n, request.worker_id, request.incarnation), context)
-        return replies.sample_reply(answer)
+        return sample_reply(answer)
 
     def ReadyForWorld(self, request: pb.ReadyForWorldRequest, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(lambda call: messages.ready_for_world(call, request), context)
@@ -78,7 +88,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         _, answer = self._poll(
             lambda n: WorldWatched(n, request.worker_id, request.incarnation, request.known_version), context
         )
-        return replies.watch_reply(answer, self._generation)
+        return watch_reply(answer, self._generation)
 
     def WorldFormed(self, request: pb.WorldFormedRequest, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(lambda call: messages.world_formed(call, request), context)
@@ -101,7 +111,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:
         answer = self._ask(lambda call: messages.heartbeat_received(call, request), context)
-        return replies.heartbeat_reply(answer, self._generation)
+        return heartbeat_reply(answer, self._generation)
 
     def ReportProgress(self, request: pb.ProgressReport, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(lambda call: messages.progress_reported(call, request), context)
@@ -131,7 +141,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
 
     def RegisterPs(self, request: pb.RegisterPsRequest, context: grpc.ServicerContext) -> pb.RegisterPsReply:
         answer = self._ask(lambda call: messages.ps_joined(call, request), context)
-        return replies.ps_registration_reply(answer, self._generation, self._job_spec)
+        return ps_registration_reply(answer, self._generation, self._job_spec)
 
     def PsReady(self, request: pb.PsReadyRequest, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(lambda call: messages.ps_ready(call, request), context)
@@ -151,7 +161,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
             context.cancel()
 
     def _ack(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> pb.Ack:
-        return replies.ack(self._ask(make_event, context), self._generation)
+        return ack(self._ask(make_event, context), self._generation)
 
     def _ask(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> Answer:
         call, future = self._post(make_event, context)
@@ -188,3 +198,19 @@ def _wait_s(context: grpc.ServicerContext) -> float:
 def _refuse_closed(context: Any) -> NoReturn:
     context.abort(grpc.StatusCode.UNAVAILABLE, "the master ends")
     raise AssertionError("abort returns")
+
+
+def answer_each(
+    servicer: pb_grpc.MasterServicer, messages: Iterator[pb.WorkerMessage], context: grpc.ServicerContext
+) -> Iterator[pb.MasterMessage]:
+    """Answer the messages of a stream, one after another, by the methods of a servicer."""
+    for message in messages:
+        match message.WhichOneof("call"):
+            case "heartbeat":
+                yield pb.MasterMessage(heartbeat=servicer.Heartbeat(message.heartbeat, context))
+            case "progress":
+                yield pb.MasterMessage(ack=servicer.ReportProgress(message.progress, context))
+            case "finished":
+                yield pb.MasterMessage(ack=servicer.FinishTask(message.finished, context))
+            case _:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "WorkerMessage: it holds no call")

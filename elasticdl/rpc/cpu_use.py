@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.memory import control_groups
+from elasticdl.rpc.resource_use import control_groups
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STEAL = 8  # of the fields of a line of /proc/stat, from 0; proc(5)

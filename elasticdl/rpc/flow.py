@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from elasticdl.rpc.memory import available_bytes
+from elasticdl.rpc.resource_use import available_bytes
 
 _LEAST_BYTES = 1 << 30
 

@@ -2,6 +2,8 @@
 
 Readers take an `AnyPath` and never ask which kind it is.  Writers use the functions here: a file appears whole or not
 at all, on a file system by a rename, in storage by being published.
+
+Files that are on disk, and stay there when the machine crashes.
 """
 
 from __future__ import annotations
@@ -17,13 +19,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Literal
 
-from elasticdl.storage.durable import sync_directory
 from elasticdl.storage.fsspec_storage import FsspecStorage, storage_of
 from elasticdl.storage.port import FileStatus
 from elasticdl.storage.remote_file import RemoteFile
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.errors import StorageError, StorageFileMissing
-from elasticdl_client.storage_kinds import is_remote
+from elasticdl_client.storage_kinds import AnyPath, is_remote
 
 DONE_FILE = "_SUCCESS"  # in a directory of storage: lists the files of the set, and is published last
 _COPY_BYTES = 1 << 20
@@ -242,3 +242,12 @@ def check_writable(path: AnyPath, flag: str) -> None:
         probe.unlink()
     except StorageError as error:
         raise StorageError(f"--{flag}={path} cannot be written: {error.what}", error.hint) from error
+
+
+def sync_directory(path: Path) -> None:
+    """Makes renames and creations inside a directory survive a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

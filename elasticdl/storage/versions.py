@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticdl.storage.paths import make_directory, remove_directory, remove_file, writing
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.checkpoint_manifest import MANIFEST, with_checksum
 from elasticdl_client.errors import CheckpointError, StorageError
+from elasticdl_client.storage_kinds import AnyPath
 
 PREFIX = "version-"
 

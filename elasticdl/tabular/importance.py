@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.data.sql import parse
-from elasticdl.data.sql_output import OutputTable
+from elasticdl.data.sql import OutputTable, parse
 from elasticdl.storage.paths import on_this_machine, path_of
 from elasticdl_client.data_sources import is_table
 

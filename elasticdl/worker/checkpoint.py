@@ -21,10 +21,10 @@ import numpy.typing as npt
 from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of, writing
 from elasticdl.worker.ledger import UNKNOWN
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.errors import CheckpointError, StorageError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.storage_kinds import AnyPath
 
 _log = logging.getLogger("elasticdl.worker")
 _PIECE_BYTES = 1 << 20

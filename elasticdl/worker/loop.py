@@ -11,7 +11,7 @@ import grpc
 
 from elasticdl.frameworks.framework import FeedError, Mode
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.memory import keep_large_buffers
+from elasticdl.rpc.resource_use import keep_large_buffers
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.input.batches import LeaseLost, NotFinite, TaskBatches
 from elasticdl.worker.input.quarantine import Quarantine, inspected

@@ -24,8 +24,8 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect, is_transient
 from elasticdl.rpc.cpu_use import cpu_use
-from elasticdl.rpc.memory import used_share
 from elasticdl.rpc.patience import MasterGone
+from elasticdl.rpc.resource_use import used_share
 from elasticdl.worker import stacks
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.child_stacks import ChildStacks

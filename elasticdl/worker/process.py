@@ -12,8 +12,7 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from elasticdl.cluster.local.framework_import import no_garbage_collection
-from elasticdl.cluster.local.standby import FRAMEWORK_VARIABLE, report_ready
+from elasticdl.cluster.local.standby import FRAMEWORK_VARIABLE, no_garbage_collection, report_ready
 from elasticdl.frameworks.callback_rules import check_job
 from elasticdl.frameworks.framework import ModelReport
 from elasticdl.frameworks.internals import check_internals
@@ -22,8 +21,8 @@ from elasticdl.ps.client import check_model
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.rpc.logs import log_to_stdout
-from elasticdl.rpc.memory import available_bytes, keep_large_buffers
 from elasticdl.rpc.patience import read_master_timeout_s
+from elasticdl.rpc.resource_use import available_bytes, keep_large_buffers
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.export.exporter import Exporter

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl_client.chaos.faults import Fault, FaultKind, Victim
-from elasticdl_client.explain import recovery as explained
+from elasticdl_client.explain import diagnosis as explained
 from elasticdl_client.explain.diagnosis import Facts, plural
 from elasticdl_client.goodput import goodput, summary
 from elasticdl_client.job_events import EventKind, JobEvent

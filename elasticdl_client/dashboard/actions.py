@@ -13,10 +13,9 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
-from elasticdl_client import scaling
+from elasticdl_client import job_dir, scaling
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
-from elasticdl_client.jobs import holders
 from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.options import Options
 from elasticdl_client.jobs.store import JobStore
@@ -103,7 +102,7 @@ def _resume_here(job: JobInfo, options: Options) -> None:
             stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + _START_TIMEOUT_S
-    while not holders.holders(directory):
+    while not job_dir.holders(directory):
         with suppress(subprocess.TimeoutExpired):
             if client.wait(_LOOK_S):
                 raise JobError(f"Job {job.name} was not resumed: {said.read_text(errors='replace').strip()[-2000:]}")

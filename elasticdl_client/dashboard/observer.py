@@ -21,12 +21,12 @@ from elasticdl_client.dashboard.lanes import Lane, lanes_of
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.explain.diagnosis import Diagnosis, Facts
 from elasticdl_client.explain.explanation import explain
+from elasticdl_client.goodput import PodTimes
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_series import JobSeries, SeriesPoint, joined
 from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.store import JobStore
 from elasticdl_client.jobs.stores import JobStores
-from elasticdl_client.pod_times import PodTimes
 
 logger = logging.getLogger("elasticdl.dashboard")
 

@@ -8,9 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from elasticdl_client import goodput
-from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, evidence_of, one_line
+from elasticdl_client.explain.diagnosis import (
+    Cost,
+    Diagnosis,
+    Facts,
+    Trouble,
+    as_sentences,
+    evidence,
+    evidence_of,
+    group_change,
+    one_line,
+    recovery,
+)
 from elasticdl_client.explain.failures import is_library, of_function, user_symbols
-from elasticdl_client.explain.recovery import as_sentences, evidence, group_change, recovery
 from elasticdl_client.goodput import PsState, SlotState
 from elasticdl_client.job_events import EventKind, JobEvent
 from elasticdl_client.job_status import PsStatus

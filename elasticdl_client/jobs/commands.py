@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from elasticdl_client import colors, scaling
+from elasticdl_client import scaling, terminal_text
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
-from elasticdl_client.explain import words as explain_words
+from elasticdl_client.explain import explanation as explain_words
 from elasticdl_client.explain.diagnosis import Facts
 from elasticdl_client.explain.explanation import Question, explain
 from elasticdl_client.job_dir import is_elsewhere
@@ -72,7 +72,7 @@ def _list(options: Options, places: JobStores) -> int:
         _print_lines(f"job/{job.name}" for job in jobs)
     elif jobs:
         text = words.job_table(jobs, with_namespace=options.all_namespaces, wide=options.output == "wide")
-        print(colors.paint_phases(text, sys.stdout))
+        print(terminal_text.paint_phases(text, sys.stdout))
     else:
         print(f"No jobs found {places.where}.", file=sys.stderr)
     return 0
@@ -86,7 +86,7 @@ def _status(options: Options, places: JobStores) -> int:
     if options.output:
         print(words.structured(job.to_plain(), options.output))
     else:
-        print(colors.paint_phases(words.page(job, time.time()), sys.stdout))
+        print(terminal_text.paint_phases(words.page(job, time.time()), sys.stdout))
     return 0
 
 
@@ -101,7 +101,7 @@ def _logs(options: Options, places: JobStores) -> int:
             text = words.json_text(plain)
         else:
             text = f"[{line.pod}] {line.text}" if request.is_of_many else line.text
-            text = colors.paint_log_line(text, sys.stdout)
+            text = terminal_text.paint_log_line(text, sys.stdout)
             text = f"{line.time} {text}" if timestamps and line.time else text
         print(text, flush=options.follow)
     return 0

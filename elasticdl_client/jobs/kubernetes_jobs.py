@@ -1,6 +1,8 @@
 """The jobs of a cluster: a ConfigMap that owns each, its master's status in another, and its pods.
 
 The API's state of pods takes precedence over the master's: it is true without a master, too.
+
+Faults of a job on Kubernetes, with the rights of a user of its namespace: pods are deleted without grace.
 """
 
 from __future__ import annotations
@@ -8,21 +10,23 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from elasticdl_client import scaling
-from elasticdl_client.chaos.cluster_faults import ClusterFaults
+from elasticdl_client.chaos.faults import Fault, FaultKind, Victim
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus, PodStatus
-from elasticdl_client.jobs import cluster_end, cluster_logs, cluster_tensorboard, pods
+from elasticdl_client.jobs import cluster_logs, cluster_objects, pods
 from elasticdl_client.jobs.cluster_objects import Object, delete_object, list_objects, read_pod
 from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
-from elasticdl_client.kubernetes import access, api, events, names
+from elasticdl_client.jobs.tensorboard import show
+from elasticdl_client.kubernetes import api, events, names, rbac
+from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.kubernetes.rbac import Right
 from elasticdl_client.worker_range import WorkerRange
 
@@ -83,11 +87,11 @@ class KubernetesJobs:
         Raises:
             ClusterError: the cluster does not answer.
         """
-        return not access.missing_of_user(self._connection, job.namespace, _RIGHTS[verb])
+        return not rbac.missing_of_user(self._connection, job.namespace, _RIGHTS[verb])
 
     def delete(self, job: JobInfo, wait_s: float | None) -> None:
         """See `JobStore`."""
-        cluster_end.delete(self._connection, job, wait_s)
+        cluster_objects.delete_job(self._connection, job, wait_s)
 
     def resume(self, job: JobInfo) -> int:
         """See `JobStore`; returns when the pod of the new master is made.
@@ -147,7 +151,7 @@ class KubernetesJobs:
                 f"Submit jobs that are to be stopped with --checkpoint_dir; `{job.command('delete')}` ends this one.",
             )
         self._annotate(job, owner, {names.STOP_ANNOTATION: "true"}, "stop")
-        return wait_s is not None and cluster_end.wait_until(lambda: self._has_stopped(job), wait_s)
+        return wait_s is not None and cluster_objects.wait_until(lambda: self._has_stopped(job), wait_s)
 
     def _has_stopped(self, job: JobInfo) -> bool:
         found = self.find(job.name)
@@ -179,7 +183,7 @@ class KubernetesJobs:
         owner = self._owner(job)
         if owner is None or pods.is_going(owner):
             raise JobError(f"Job {job.name} has no ConfigMap {names.job_object(job.name)} any more.")
-        return cluster_tensorboard.show(self._connection, job, owner, port)
+        return show(self._connection, job, owner, port)
 
     def _owner(self, job: JobInfo) -> Object | None:
         found = _config_maps(self._connection, job.namespace, job.name)
@@ -191,7 +195,7 @@ class KubernetesJobs:
         if pod is None:
             return
         delete_object(self._connection, "pod", job.namespace, name)
-        is_gone = cluster_end.wait_until(
+        is_gone = cluster_objects.wait_until(
             lambda: read_pod(self._connection, job.namespace, name) is None, _REPLACE_TIMEOUT_S
         )
         if not is_gone:
@@ -322,3 +326,77 @@ def _spec(owner: Object | None) -> JobSpec | None:
 
 def _created_at(thing: Object) -> float:
     return datetime.fromisoformat(thing["metadata"]["creationTimestamp"].replace("Z", "+00:00")).timestamp()
+
+
+_RIGHTS_TO_KILL = (Right("", "pods", ("delete", "list")),)
+_MASTER_RIGHTS = (Right("", "pods", ("create", "delete", "get", "list")),)
+_CONFLICT = 409
+_IMPOSSIBLE = {
+    FaultKind.STOP: "--stop is for local jobs: the first process of a container ignores SIGSTOP from inside, and users "
+    "of a namespace have no access to its nodes.",
+    FaultKind.FILL_DISK: "--fill_disk is for local jobs: the volume of a job in a cluster is not mounted here.",
+}
+
+
+class ClusterFaults:
+    """A fault injector (see `FaultInjector`).
+
+    Args:
+        connection: to the cluster.
+        job: in it.
+        make_master: gives the job a new master when its pod is gone, as `elasticdl resume` does.
+    """
+
+    def __init__(self, connection: Connection, job: JobInfo, make_master: Callable[[], object]) -> None:
+        self._connection = connection
+        self._job = job
+        self._make_master = make_master
+
+    def check(self, faults: Sequence[Fault]) -> None:
+        """See `FaultInjector`."""
+        for fault in faults:
+            if fault.kind in _IMPOSSIBLE:
+                raise FlagError(_IMPOSSIBLE[fault.kind], "Give --kill alone.")
+        needed = _MASTER_RIGHTS if any(fault.role == "master" for fault in faults) else _RIGHTS_TO_KILL
+        missing = rbac.missing_of_user(self._connection, self._job.namespace, needed)
+        if missing:
+            raise JobError(
+                f"These rights in the namespace {self._job.namespace} are missing: {rbac.described(missing)}.",
+                "`elasticdl rbac --print --for=user --user=NAME` prints a Role that has them.",
+            )
+
+    def running(self, role: str) -> list[Victim]:
+        """See `FaultInjector`."""
+        found = list_objects(self._connection, "pod", self._job.namespace, self._job.name)
+        return [
+            Victim(
+                role if role == "master" else f"{role}-{pods.label(pod, names.INDEX_LABEL)}",
+                str(pod["metadata"]["name"]),
+                role,
+                int(pods.label(pod, names.INDEX_LABEL) or 0),
+                str(pod["metadata"]["uid"]),
+            )
+            for pod in sorted(found, key=pods.sort_key)
+            if pods.label(pod, names.ROLE_LABEL) == role
+            and pods.pod_status(pod).phase == "Running"
+            and not pods.is_going(pod)
+        ]
+
+    def inject(self, fault: Fault, victim: Victim | None) -> None:
+        """See `FaultInjector`; a master's pod, which nothing else replaces, is made again at once."""
+        assert victim is not None, fault
+        options = {"gracePeriodSeconds": 0, "preconditions": {"uid": victim.uid}}
+        try:
+            delete_object(self._connection, "pod", self._job.namespace, victim.name, body=options)
+        except ClusterError as error:
+            if error.status == _CONFLICT:  # its successor has the name already
+                return
+            raise
+        if fault.role == "master":
+            self._make_master()
+
+    def undo(self, fault: Fault, victim: Victim | None) -> None:
+        """See `FaultInjector`; all faults here are kills, and a master without a pod is what one can leave behind."""
+        assert victim is not None, fault
+        if fault.role == "master" and read_pod(self._connection, self._job.namespace, victim.name) is None:
+            self._make_master()

@@ -18,11 +18,22 @@ from elasticdl_client import scaling
 from elasticdl_client.chaos.faults import FaultInjector
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
-from elasticdl_client.job_dir import JobDir, home, read_journal, read_whole_spec, registered
+from elasticdl_client.job_dir import (
+    JobDir,
+    first_of,
+    holders,
+    home,
+    read_journal,
+    read_whole_spec,
+    registered,
+    send,
+    wait_for_end,
+)
 from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
-from elasticdl_client.jobs import holders, log_files, tensorboard
+from elasticdl_client.jobs import log_files
+from elasticdl_client.jobs import tensorboard as cluster_tensorboard
 from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
 from elasticdl_client.worker_range import WorkerRange
@@ -121,14 +132,14 @@ class LocalJobs:
         Raises:
             JobError: the job writes no event files, or TensorBoard is not installed.
         """
-        return tensorboard.show_local(job, port)
+        return cluster_tensorboard.show_local(job, port)
 
     def stop(self, job: JobInfo, wait_s: float | None) -> bool:
         """See `JobStore`; it is what the first Ctrl-C does."""
-        processes = holders.holders(Path(job.directory))
-        for process in holders.first_of(processes):
-            holders.send(process, signal.SIGINT)
-        return holders.wait_for_end(processes, wait_s or 0.0)
+        processes = holders(Path(job.directory))
+        for process in first_of(processes):
+            send(process, signal.SIGINT)
+        return wait_for_end(processes, wait_s or 0.0)
 
     def resume(self, job: JobInfo) -> int:
         """See `JobStore`; the job runs in the foreground, as it did before.
@@ -165,7 +176,7 @@ def _read(directory: Path) -> JobInfo | None:
     except (OSError, ValueError, TypeError, KeyError):
         created_at, name, text = directory.stat().st_mtime, directory.name, ""
     status, note = _status(directory, name)
-    runs = bool(holders.holders(directory))
+    runs = bool(holders(directory))
     if not runs and status.exit_code is None:  # it may have ended since that was read
         status, note = _status(directory, name)
     if not runs:
@@ -197,14 +208,14 @@ def _status(directory: Path, name: str) -> tuple[JobStatus, str]:
 
 
 def _end(job: JobInfo, directory: Path) -> None:
-    processes = holders.holders(directory)
-    for process in holders.first_of(processes):
-        holders.send(process, signal.SIGTERM)
-    if holders.wait_for_end(processes, _END_TIMEOUT_S):
+    processes = holders(directory)
+    for process in first_of(processes):
+        send(process, signal.SIGTERM)
+    if wait_for_end(processes, _END_TIMEOUT_S):
         return
     for process in processes:  # the kernel ends the pods with the agent
-        holders.send(process, signal.SIGKILL)
-    if not holders.wait_for_end(processes, _KILL_TIMEOUT_S):
+        send(process, signal.SIGKILL)
+    if not wait_for_end(processes, _KILL_TIMEOUT_S):
         listed = ", ".join(map(str, processes))
         raise JobError(f"Job {job.name} does not end; its client and agent are the processes {listed}.")
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+from elasticdl_client import job_dir
 from elasticdl_client.errors import JobError
-from elasticdl_client.jobs import holders
 from elasticdl_client.jobs.job import JobInfo
 from elasticdl_client.jobs.store import LogLine, LogRequest
 
@@ -110,7 +110,7 @@ def _with_times(lines: Iterator[LogLine]) -> Iterator[LogLine]:
 
 
 def _lines(job: JobInfo, request: LogRequest, logs: Path, pattern: str) -> Iterator[LogLine]:
-    processes = holders.holders(Path(job.directory)) if request.follow else []
+    processes = job_dir.holders(Path(job.directory)) if request.follow else []
     files: dict[Path, GrowingFile] = {}
     is_first_look = True
     last = not processes
@@ -127,7 +127,7 @@ def _lines(job: JobInfo, request: LogRequest, logs: Path, pattern: str) -> Itera
         if last:
             return
         is_first_look = False
-        last = holders.wait_for_end(processes, _LOOK_S)  # then once more, for what they printed last
+        last = job_dir.wait_for_end(processes, _LOOK_S)  # then once more, for what they printed last
 
 
 def _lives_before(job: JobInfo, request: LogRequest, paths: Sequence[Path]) -> Iterator[LogLine]:

@@ -1,18 +1,37 @@
 """`elasticdl tensorboard JOB`: shows the event files of a job.
 
-Of a local job TensorBoard runs here, in the place of this process.  Of a job of a cluster see cluster_tensorboard.py.
+Of a local job TensorBoard runs here, in the place of this process.  Of a job of a cluster a pod with the job's image
+and volumes runs it meanwhile.  The pod belongs to the job's ConfigMap, so it goes with the job; no job counts it among
+its pods.  A port of this machine is carried to it through the API server, one connection of its own for each of the
+browser's.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import json
 import os
+import secrets
+import select
+import socket
 import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.jobs import pods
+from elasticdl_client.jobs.cluster_objects import Object, delete_object, read_pod
 from elasticdl_client.jobs.job import JobInfo
+from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.pods import Manifest, owned
+from elasticdl_client.kubernetes.volumes import mount_of, parse_volumes
 from elasticdl_client.storage_kinds import check_installed, is_remote
 
 HOST = "127.0.0.1"
@@ -66,3 +85,166 @@ def show_local(job: JobInfo, port: int) -> int:
     print(f"The event files of job {job.name} are in {directory}", flush=True)
     arguments = [f"--host={HOST}", *([f"--port={port}"] if port else [])]
     os.execv(sys.executable, [sys.executable, *command_of(directory, *arguments)])
+
+
+PORT = 6006
+_START_S = 180.0
+_DEADLINE_S = 24 * 3600  # a pod whose client was killed ends by itself
+_LOOK_S = 0.5
+_READY = f"http://{HOST}:{PORT}"  # TensorBoard prints it when it listens
+_CHUNK_BYTES = 1 << 16
+
+
+def pod_of(data: Mapping[str, str], spec: JobSpec, owner_uid: str) -> Manifest:
+    """The pod: the master's as it was made, without its rights, its labels and its command.
+
+    Args:
+        data: of the job's ConfigMap.
+
+    Raises:
+        JobError: the job writes no event files, or to no volume.
+    """
+    directory = log_dir_of(spec)
+    is_mounted = mount_of(directory, parse_volumes(spec.volume)) is not None
+    if not (is_mounted or is_remote(directory) or spec.cluster_spec or spec.cluster_spec_json):
+        raise JobError(
+            f"--tensorboard_log_dir={directory} of job {spec.job_name} is on no mount of its --volume: the event files "
+            "are inside of its master's pod.",
+            "Name a directory on a volume next time.",
+        )
+    manifest: Manifest = copy.deepcopy(json.loads(data[names.MASTER_POD_KEY]))
+    app = f"{names.job_object(spec.job_name)}-tensorboard"
+    name = f"{app}-{secrets.token_hex(3)}"
+    manifest["metadata"] = {"name": name, "namespace": spec.namespace, "labels": {names.APP_LABEL: app}}
+    pod = manifest["spec"]
+    pod |= {"restartPolicy": "Never", "automountServiceAccountToken": False}
+    pod |= {"terminationGracePeriodSeconds": 1, "activeDeadlineSeconds": _DEADLINE_S}
+    pod.pop("serviceAccountName", None)
+    (container, *_) = pod["containers"]
+    arguments = command_of(directory, f"--host={HOST}", f"--port={PORT}")
+    container |= {"name": "tensorboard", "command": ["python", *arguments]}
+    container.pop("args", None)
+    return owned(manifest, spec.job_name, owner_uid)
+
+
+def show(connection: Connection, job: JobInfo, owner: Object, port: int) -> int:
+    """Shows the job's event files until Ctrl-C.
+
+    Args:
+        owner: the job's ConfigMap.
+        port: of this machine; 0: a free one.
+
+    Raises:
+        JobError: there is nothing to show, or TensorBoard does not start.
+        ClusterError: the cluster does not answer, or refuses.
+    """
+    spec = JobSpec.from_json(owner["data"][names.SPEC_KEY])
+    manifest = pod_of(owner["data"], spec, owner["metadata"]["uid"])
+    name = manifest["metadata"]["name"]
+    with _listener(port) as listener:
+        with connection.doing(f"create the pod {name} in namespace {job.namespace}"):
+            connection.core.create_namespaced_pod(job.namespace, manifest)
+        try:
+            _wait_until_ready(connection, job.namespace, name)
+            print(
+                f"TensorBoard of job {job.name} at http://{HOST}:{listener.getsockname()[1]}/ (Ctrl-C ends it)",
+                flush=True,
+            )
+            _serve(connection, job.namespace, name, listener)
+        finally:
+            delete_object(connection, "pod", job.namespace, name)
+    return 0
+
+
+def _listener(port: int) -> socket.socket:
+    try:
+        return socket.create_server((HOST, port))
+    except OSError as error:
+        raise JobError(
+            f"--port={port} cannot be used: {error.strerror}.", "Leave it out to use a free port."
+        ) from error
+
+
+def _wait_until_ready(connection: Connection, namespace: str, name: str) -> None:
+    """Until TensorBoard answers."""
+    deadline, told = time.monotonic() + _START_S, ""
+    pause = threading.Event()
+    while time.monotonic() < deadline:
+        pod = read_pod(connection, namespace, name)
+        status = pods.pod_status(pod) if pod is not None else None
+        if status is None or status.phase in ("Succeeded", "Failed"):
+            why = status.message if status is not None else "it was deleted"
+            raise JobError(
+                f"The pod {name} has ended: {why}. {_last_words(connection, namespace, name)}".rstrip(),
+                "The job's image needs the package tensorboard.",
+            )
+        if status.phase == "Running" and _READY in _last_words(connection, namespace, name):
+            return
+        if status.message and status.message != told:
+            print(f"note: {name}: {status.message}", file=sys.stderr)
+            told = status.message
+        pause.wait(_LOOK_S)
+    raise JobError(f"The pod {name} does not start within {_START_S:.0f} s: {told or 'the reason is unknown'}.")
+
+
+def _last_words(connection: Connection, namespace: str, name: str) -> str:
+    try:
+        with connection.doing(f"read the log of pod {name}"):
+            text = connection.core.read_namespaced_pod_log(name, namespace, tail_lines=5)
+    except ClusterError:
+        return ""
+    return " ".join(str(text).split())
+
+
+def _end_quietly(args: threading.ExceptHookArgs) -> None:
+    """The package's threads carry bytes until a side ends the connection; they call that an error."""
+    is_theirs = args.thread is not None and args.thread.name.startswith("Kubernetes port forward")
+    if not (is_theirs and issubclass(args.exc_type, OSError)):
+        threading.__excepthook__(args)
+
+
+def _serve(connection: Connection, namespace: str, name: str, listener: socket.socket) -> None:
+    """Carry connections to the pod, without end."""
+    threading.excepthook = _end_quietly
+    while True:
+        local, _ = listener.accept()
+        threading.Thread(target=_carry, args=(connection, namespace, name, local), daemon=True).start()
+
+
+def _carry(connection: Connection, namespace: str, name: str, local: socket.socket) -> None:
+    """One connection, until one side ends it."""
+    with local:
+        try:
+            remote = _connect(connection, namespace, name)
+        except ClusterError as error:
+            print(f"warning: {error.what}", file=sys.stderr)
+            return
+        with closing(remote):
+            pump(local, remote)
+
+
+def pump(left: Any, right: Any) -> None:
+    """Carries bytes both ways until one side ends."""
+    while True:
+        readable, _, _ = select.select([left, right], [], [])
+        for source in readable:
+            try:
+                data = source.recv(_CHUNK_BYTES)
+                (right if source is left else left).sendall(data)
+            except OSError:
+                return
+            if not data:
+                return
+
+
+def _connect(connection: Connection, namespace: str, name: str) -> Any:
+    """A socket to TensorBoard's port in the pod; the kubernetes package changes the client that it is made with."""
+    from kubernetes.client import ApiClient, CoreV1Api
+    from kubernetes.stream import portforward
+
+    core = CoreV1Api(ApiClient(connection.client.configuration))
+    with connection.doing(f"forward a port to pod {name}"):
+        forward = portforward(core.connect_get_namespaced_pod_portforward, name, namespace, ports=str(PORT))
+        remote = forward.socket(PORT)
+        remote.setblocking(True)
+        return remote

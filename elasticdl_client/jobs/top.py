@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from elasticdl_client import colors, goodput, progress
-from elasticdl_client.durations import age
+from elasticdl_client import goodput, progress, terminal_text
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.jobs import words
 from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.kubernetes.api import ClusterError
+from elasticdl_client.terminal_text import age
 
 LOOK_S = 1.0
 _NONE = "-"
@@ -168,6 +168,6 @@ def _redraw(list_jobs: Callable[[], Sequence[JobInfo]], table: Table, stream: Te
         while True:
             jobs = _try(list_jobs)
             shown = table(jobs) if jobs is not None else "The cluster does not answer; it is asked again."
-            text = Text.from_ansi(colors.paint_phases(shown, stream), no_wrap=True, overflow="ellipsis")
+            text = Text.from_ansi(terminal_text.paint_phases(shown, stream), no_wrap=True, overflow="ellipsis")
             live.update(text, refresh=True)
             pause.wait(LOOK_S)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from elasticdl_client import colors, progress
+from elasticdl_client import progress, terminal_text
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.jobs import words
@@ -141,7 +141,7 @@ class _Page:
 
         for headline in self._news.lines(job.status, history):
             self._console.print(headline.text, style="yellow" if headline.is_trouble else None, markup=False)
-        page = colors.paint_phases(words.page(job, time.time()), self._console.file)
+        page = terminal_text.paint_phases(words.page(job, time.time()), self._console.file)
         self._live.update(Text.from_ansi(page, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def say(self, line: str) -> None:

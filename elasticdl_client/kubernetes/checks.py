@@ -11,14 +11,19 @@ from typing import Any
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import commands, names
-from elasticdl_client.kubernetes.access import described, missing_of_service_account, missing_of_user
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.kubernetes.objects import role_pod
+from elasticdl_client.kubernetes.pod_template import UID_RANGE, worker_priorities
 from elasticdl_client.kubernetes.pods import image_pull_secrets, pod_manifest
-from elasticdl_client.kubernetes.priority import worker_priorities
-from elasticdl_client.kubernetes.rbac import EXPIRY_RIGHTS, MASTER_RIGHTS, USER_RIGHTS
+from elasticdl_client.kubernetes.rbac import (
+    EXPIRY_RIGHTS,
+    MASTER_RIGHTS,
+    USER_RIGHTS,
+    described,
+    missing_of_service_account,
+    missing_of_user,
+)
 from elasticdl_client.kubernetes.resources import container_resources, quantity
-from elasticdl_client.kubernetes.security import UID_RANGE
 from elasticdl_client.kubernetes.volumes import parse_volumes
 
 _KUEUE = "kueue.x-k8s.io"

@@ -1,6 +1,8 @@
 """All objects of a job as manifests, in the order in which they are created.  Nothing here talks to a cluster.
 
 The first is the ConfigMap that owns the others.
+
+A job's objects as YAML, for `kubectl apply` and for people.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from elasticdl_client.choices import Tls
+from elasticdl_client.errors import FlagError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.kubernetes import cluster_plugin, names, pod_template
+from elasticdl_client.kubernetes import cluster_spec, names, pod_template
 from elasticdl_client.kubernetes.cluster_spec import adapt_service
 from elasticdl_client.kubernetes.code import Archive, config_maps
 from elasticdl_client.kubernetes.pods import Manifest, owned, pod_manifest
@@ -162,7 +166,7 @@ def _service(spec: JobSpec, role: str, index: int, port: int) -> Manifest:
     manifest["metadata"]["annotations"] = names.job_labels(spec.job_name)
     manifest["spec"] = {"selector": selector, "ports": [{"name": "grpc", "port": port, "targetPort": port}]}
     adapt_service(manifest, spec.cluster_spec_json)
-    return cluster_plugin.with_service(spec.cluster_spec, manifest) if spec.cluster_spec else manifest
+    return cluster_spec.with_service(spec.cluster_spec, manifest) if spec.cluster_spec else manifest
 
 
 def _network_policy(spec: JobSpec) -> Manifest:
@@ -179,3 +183,32 @@ def _network_policy(spec: JobSpec) -> Manifest:
 def _object(spec: JobSpec, kind: str, name: str, version: str = "v1", **content: object) -> Manifest:
     metadata = {"name": name, "namespace": spec.namespace, "labels": names.job_labels(spec.job_name)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
+
+
+def to_yaml(manifests: list[Manifest]) -> str:
+    """One document for each object, nothing abbreviated."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Writes every object in full: people read this, and kubectl's readers differ over aliases."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    return str(yaml.dump_all(manifests, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120))
+
+
+def write(path: str, text: str) -> None:
+    """Writes a file that only the user can read: the job's token is in it.
+
+    Raises:
+        FlagError: it cannot be written.
+    """
+    draft = f"{path}.tmp"
+    try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+        os.replace(draft, path)
+    except OSError as error:
+        raise FlagError(f"--yaml={path} cannot be written: {error.strerror}.", "Name another file.") from error

@@ -12,11 +12,10 @@ from typing import Any, Protocol
 
 from elasticdl_client.choices import LOG_FORMAT_VARIABLE, ImagePullPolicy, LogFormat
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.kubernetes import cluster_plugin, code, names, placement, pod_template
+from elasticdl_client.kubernetes import cluster_spec, code, names, placement, pod_template
 from elasticdl_client.kubernetes.cluster_spec import adapt_pod
-from elasticdl_client.kubernetes.priority import worker_priorities
+from elasticdl_client.kubernetes.pod_template import parse_user, pod_security, worker_priorities
 from elasticdl_client.kubernetes.resources import Resources, container_resources, quantity
-from elasticdl_client.kubernetes.security import parse_user, pod_security
 from elasticdl_client.kubernetes.volumes import parse_volumes, pod_volumes
 from elasticdl_client.tf_config import tf_config
 
@@ -89,7 +88,7 @@ def pod_manifest(
     for template in (spec.pod_template, getattr(spec, f"{role}_pod_template")):
         pod_template.apply(manifest, pod_template.load(template))
     if spec.cluster_spec:
-        manifest = cluster_plugin.with_pod(spec.cluster_spec, manifest)
+        manifest = cluster_spec.with_pod(spec.cluster_spec, manifest)
     else:
         adapt_pod(manifest, role, spec.cluster_spec_json)
     return owned(manifest, spec.job_name, owner_uid)

@@ -1,12 +1,22 @@
-"""Rights that a namespace must grant: to masters, so that they can run in it, and to users, to submit jobs."""
+"""Rights that a namespace must grant: to masters, so that they can run in it, and to users, to submit jobs.
+
+`elasticdl rbac`: prints what a namespace must grant, for `kubectl apply`.  It talks to no cluster.
+
+Access reviews: the rights of the user and of the master's service account.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
+from elasticdl_client.errors import FlagError
+from elasticdl_client.flags import nearest, parse, split_arguments
 from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.api import ClusterError, Connection
 
 Manifest = dict[str, Any]
 RBAC_GROUP = "rbac.authorization.k8s.io"
@@ -111,3 +121,142 @@ def _binding(role: Manifest, subject: dict[str, str]) -> Manifest:
 
 def _metadata(name: str, namespace: str) -> dict[str, Any]:
     return {"name": name, "namespace": namespace, "labels": {names.APP_LABEL: names.APP}}
+
+
+USAGE = "elasticdl rbac --print [--flag=value …] | kubectl apply -f -"
+FLAGS = {
+    "print": "Print the YAML of a ServiceAccount, a Role and a RoleBinding. It is all that this command does.",
+    "for": "Whose rights: master, or user, for those that submit jobs and look after them. [master]",
+    "user": "With --for=user: the name of a user, as the cluster knows it.",
+    "group": "With --for=user: the name of a group instead.",
+    "namespace": "Where jobs are to run; the same as theirs. [default]",
+    "service_account": "The same as --service_account of jobs. [elasticdl]",
+}
+_DEFAULTS = {
+    "print": True,
+    "for": "master",
+    "user": "",
+    "group": "",
+    "namespace": "default",
+    "service_account": "elasticdl",
+}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Prints the manifests; the exit code.
+
+    Raises:
+        FlagError: the command line is wrong.
+    """
+    import yaml
+
+    long = ["--namespace" if argument == "-n" else argument for argument in arguments]
+    texts = split_arguments(long, _DEFAULTS)
+    for name in texts:
+        if name not in _DEFAULTS:
+            near = nearest(name, list(_DEFAULTS))
+            hint = f"Did you mean --{near}?" if near else "`elasticdl rbac --help` lists its flags."
+            raise FlagError(f"Unknown flag --{name} of `elasticdl rbac`.", hint)
+    values = {name: parse(name, texts.get(name, default), default) for name, default in _DEFAULTS.items()}
+    wanted = _manifests({name: str(value) for name, value in values.items()})
+    print(yaml.safe_dump_all(wanted, sort_keys=False), end="")
+    return 0
+
+
+def _manifests(values: dict[str, str]) -> list[Manifest]:
+    subjects = {name: values[name] for name in ("user", "group") if values[name]}
+    if values["for"] not in ("master", "user"):
+        raise FlagError(f"--for is master or user, not '{values['for']}'.", "Choose one of these.")
+    if values["for"] == "master":
+        if subjects:
+            raise FlagError(f"--{next(iter(subjects))} is for the rights of a user.", "Give --for=user, too.")
+        return manifests(values["namespace"], values["service_account"])
+    if len(subjects) != 1:
+        raise FlagError(
+            "--for=user needs the name of one user or group.",
+            "Give --user=NAME, as `kubectl auth whoami` shows it, or --group=NAME.",
+        )
+    ((kind, name),) = subjects.items()
+    return user_manifests(values["namespace"], kind.capitalize(), name)
+
+
+_AT_ONCE = 8
+
+
+def missing_of_user(connection: Connection, namespace: str, rights: Sequence[Right]) -> list[Right]:
+    """Return those of `rights` that the user of the connection lacks.
+
+    Raises:
+        ClusterError: the cluster does not answer, or does not tell.
+    """
+    from kubernetes.client import AuthorizationV1Api
+
+    api = AuthorizationV1Api(connection.client)
+
+    def review(attributes: dict[str, str]) -> Any:
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        return api.create_self_subject_access_review({**body, "spec": {"resourceAttributes": attributes}})
+
+    return _missing(connection, namespace, rights, review)
+
+
+def missing_of_service_account(
+    connection: Connection, namespace: str, account: str, rights: Sequence[Right]
+) -> list[Right] | None:
+    """Return those of `rights` that a service account lacks; None if the user may not ask.
+
+    Raises:
+        ClusterError: the cluster does not answer.
+    """
+    from kubernetes.client import AuthorizationV1Api
+
+    api = AuthorizationV1Api(connection.client)
+    subject = {
+        "user": f"system:serviceaccount:{namespace}:{account}",
+        "groups": ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"],
+    }
+
+    def review(attributes: dict[str, str]) -> Any:
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "LocalSubjectAccessReview",
+            "metadata": {"namespace": namespace},
+            "spec": {**subject, "resourceAttributes": attributes},
+        }
+        return api.create_namespaced_local_subject_access_review(namespace, body)
+
+    try:
+        return _missing(connection, namespace, rights, review)
+    except ClusterError as error:
+        if error.status == 403:
+            return None
+        raise
+
+
+def described(rights: Sequence[Right]) -> str:
+    """Describe rights: ``create, delete pods; get pods/log``."""
+    return "; ".join(f"{', '.join(right.verbs)} {right.resource}" for right in rights)
+
+
+def _missing(
+    connection: Connection, namespace: str, rights: Sequence[Right], review: Callable[[dict[str, str]], Any]
+) -> list[Right]:
+    single = [Right(right.group, right.resource, (verb,)) for right in rights for verb in right.verbs]
+
+    def is_allowed(right: Right) -> bool:
+        with connection.doing(f"ask about rights in the namespace {namespace}"):
+            return bool(review(_attributes(namespace, right)).status.allowed)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        allowed = list(pool.map(is_allowed, single))
+    refused = [right for right, may in zip(single, allowed, strict=True) if not may]
+    return [
+        Right(group, resource, tuple(verb for right in found for verb in right.verbs))
+        for (group, resource), found in groupby(refused, lambda right: (right.group, right.resource))
+    ]
+
+
+def _attributes(namespace: str, right: Right) -> dict[str, str]:
+    resource, _, subresource = right.resource.partition("/")
+    found = {"namespace": namespace, "group": right.group, "resource": resource, "verb": right.verbs[0]}
+    return found | ({"subresource": subresource} if subresource else {})

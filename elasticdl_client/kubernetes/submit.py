@@ -15,12 +15,12 @@ from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
-from elasticdl_client.kubernetes import api, code, commands, follow, names, written
+from elasticdl_client.kubernetes import api, code, commands, follow, names, objects
 from elasticdl_client.kubernetes.checks import check, gives_users
 from elasticdl_client.kubernetes.code import Archive
 from elasticdl_client.kubernetes.objects import job_manifests, public_manifests
+from elasticdl_client.kubernetes.pod_template import CHOSEN_BY_CLUSTER, DEFAULT_USER
 from elasticdl_client.kubernetes.pods import Manifest, owned
-from elasticdl_client.kubernetes.security import CHOSEN_BY_CLUSTER, DEFAULT_USER
 from elasticdl_client.kubernetes.volumes import mount_of, parse_volumes
 from elasticdl_client.model_source import check_model_source
 from elasticdl_client.requirements_file import check_installable
@@ -129,12 +129,12 @@ def _write(spec: JobSpec, archive: Archive | None) -> None:
     if spec.yaml:
         if archive is not None and (note := code.publish(archive)):
             _note(note)
-        written.write(spec.yaml, written.to_yaml(_manifests(placed, archive)))
+        objects.write(spec.yaml, objects.to_yaml(_manifests(placed, archive)))
         said = f"ElasticDL job {spec.job_name} YAML has been dumped into file {spec.yaml}."
         print(said, file=sys.stderr if spec.dry_run else sys.stdout)
         _note("the Secret in it holds the job's token and passwords: keep the file to yourself, make one for each job.")
     if spec.dry_run:
-        sys.stdout.write(written.to_yaml(public_manifests(placed, archive)))
+        sys.stdout.write(objects.to_yaml(public_manifests(placed, archive)))
         sys.stdout.flush()
         _note("tokens and passwords are shown as ***: --yaml=FILE writes the objects as they would be created.")
 

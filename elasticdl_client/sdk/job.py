@@ -1,18 +1,23 @@
-"""JobHandle: the handle of a job of either runtime.  It looks and asks; the job needs neither it nor this process."""
+"""JobHandle: the handle of a job of either runtime.  It looks and asks; the job needs neither it nor this process.
+
+The display of a job in a notebook: a bar and lines in the output of the cell, redrawn in place.
+"""
 
 from __future__ import annotations
 
+import html
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any, TextIO
 
-from elasticdl_client import report, scaling
+from elasticdl_client import progress, report, scaling
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError, JobFailed
-from elasticdl_client.explain import words as explain_words
+from elasticdl_client.explain import explanation as explain_words
 from elasticdl_client.explain.diagnosis import Facts
 from elasticdl_client.explain.explanation import explain
 from elasticdl_client.job_events import EventHistory
@@ -25,7 +30,6 @@ from elasticdl_client.jobs.stores import JobStores
 from elasticdl_client.kubernetes.api import ClusterError
 from elasticdl_client.news import News
 from elasticdl_client.progress import Display
-from elasticdl_client.sdk.notebook import open_display
 
 _LOOK_S = 0.5
 _WIDTH = 100
@@ -344,3 +348,54 @@ def _require_start(info: JobInfo) -> None:
                 f"The job {info.name} does not start; its master is pending: {pod.message}",
                 f"The job is left as it is: `{info.command('delete')}` deletes it.",
             )
+
+
+_MAX_NEWS = 12  # lines that stay below the bar
+
+
+def open_display(stream: TextIO, news: News) -> progress.Display:
+    """Return the display of a job: a widget in a notebook, else what the stream can show."""
+    return NotebookDisplay(news) if in_notebook() else progress.open_display(stream, news)
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook; a terminal's IPython is none."""
+    module = sys.modules.get("IPython")
+    shell: Any = module.get_ipython() if module is not None else None
+    return shell is not None and getattr(shell, "kernel", None) is not None
+
+
+class NotebookDisplay:
+    """Shows a job in one output of a cell (see `Display`)."""
+
+    def __init__(self, news: News) -> None:
+        from IPython.display import HTML, display
+
+        self._html = HTML
+        self._news = news
+        self._lines: list[str] = []
+        self._status: JobStatus | None = None
+        self._handle = display(HTML("starting"), display_id=True)
+
+    def update(self, status: JobStatus, history: EventHistory | None = None) -> None:
+        """See `Display`."""
+        self._status = status
+        self._lines += [headline.text for headline in self._news.lines(status, history)]
+        self._draw()
+
+    def say(self, line: str) -> None:
+        """See `Display`."""
+        self._lines.append(line)
+        self._draw()
+
+    def close(self) -> None:
+        """What was drawn last stays."""
+
+    def _draw(self) -> None:
+        del self._lines[:-_MAX_NEWS]
+        parts = []
+        if self._status is not None:
+            done, total = self._status.records_done, self._status.records_total
+            value = f' value="{done}" max="{total}"' if total else ""
+            parts = [f'<progress style="width: 24em"{value}></progress>', html.escape(progress.summary(self._status))]
+        self._handle.update(self._html("<br>".join([*parts, *map(html.escape, self._lines)])))

@@ -1,20 +1,24 @@
-"""`train`, `evaluate` and `predict`: keyword arguments to a `JobSpec`, as on the command line, and the job started."""
+"""`train`, `evaluate` and `predict`: keyword arguments to a `JobSpec`, as on the command line, and the job started.
+
+Starts the front of a local job: a process of its own (`__main__.py`), so that the job outlives this one.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from elasticdl_client import flag_sources, inferred_flags, local, support
+from elasticdl_client import flag_sources, local, support
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError
+from elasticdl_client.job_dir import JobDir
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.jobs.local_jobs import LocalJobs
 from elasticdl_client.jobs.store import JobStore
-from elasticdl_client.sdk import front
 from elasticdl_client.sdk.job import JobHandle
 
 FlagValue = str | int | float | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, object]
@@ -100,7 +104,7 @@ def spec_of(job_type: JobType, flags: Mapping[str, FlagValue], note: Callable[[s
     arguments = [f"--{name}={_text(name, value)}" for name, value in flags.items()]
     given = flag_sources.gather(job_type, arguments, os.environ)
     try:
-        inferred = inferred_flags.infer(job_type, given)
+        inferred = flag_sources.infer(job_type, given)
         spec = JobSpec.from_flags(job_type, inferred.values)
     except FlagError as error:
         raise given.located(error) from None
@@ -154,4 +158,36 @@ def _start_here(
     spec: JobSpec, note: Callable[[str], None], master_command: Sequence[str]
 ) -> tuple[JobStore, threading.Event]:
     _, job_dir = local.prepare(spec, note)
-    return LocalJobs(job_dir.path), front.start(job_dir, master_command)
+    return LocalJobs(job_dir.path), start_front(job_dir, master_command)
+
+
+LOG = "front.log"
+
+
+def start_front(job_dir: JobDir, master_command: Sequence[str]) -> threading.Event:
+    """Start the front of a prepared job, to which the lock of its directory passes.
+
+    Returns:
+        An event that is set when the front has ended.
+    """
+    command = [sys.executable, "-m", "elasticdl_client.sdk", str(job_dir.path), str(job_dir.lock_fd)]
+    try:
+        with (job_dir.logs / LOG).open("ab") as log:
+            process = subprocess.Popen(
+                [*command, *master_command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(job_dir.lock_fd,),
+                start_new_session=True,  # a Ctrl-C in the terminal or the notebook does not reach the job
+            )
+    finally:
+        os.close(job_dir.lock_fd)
+    has_ended = threading.Event()
+
+    def reap() -> None:
+        process.wait()
+        has_ended.set()
+
+    threading.Thread(target=reap, name=f"front of {job_dir.path.name}", daemon=True).start()
+    return has_ended

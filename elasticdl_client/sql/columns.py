@@ -12,8 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl_client.sql.database import find_name
-from elasticdl_client.sql.places import StatementError, suggestion
-from elasticdl_client.sql.statement import Call, ColumnClause, Expression, Literal, Name, NameList
+from elasticdl_client.sql.statement import (
+    Call,
+    ColumnClause,
+    Expression,
+    Literal,
+    Name,
+    NameList,
+    StatementError,
+    suggestion,
+)
 from elasticdl_client.sql.statistics import TYPES, unusable_type
 from elasticdl_client.sql.tokens import CLAUSES, quoted_name, quoted_text
 

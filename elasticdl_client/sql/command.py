@@ -11,19 +11,18 @@ from pathlib import Path
 
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError
-from elasticdl_client.inferred_flags import infer_runtime, runtime_of_flags
-from elasticdl_client.sql import evaluate, explain, predict, registry, train
+from elasticdl_client.flag_sources import infer_runtime, runtime_of_flags
+from elasticdl_client.sql import explain, predict, registry, train
 from elasticdl_client.sql.arguments import MODELS_TABLE, USAGE, VARIABLE, SqlArguments, split
-from elasticdl_client.sql.cluster import KubernetesRuntime
+from elasticdl_client.sql.cluster import ClusterModels, KubernetesRuntime
 from elasticdl_client.sql.cluster_checks import check_place, check_reachable
-from elasticdl_client.sql.cluster_models import ClusterModels
 from elasticdl_client.sql.database import Database, check_url, dialect_of
-from elasticdl_client.sql.evaluate import ModelMetrics
 from elasticdl_client.sql.explain import ModelImportances
 from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models import ModelRegistry
 from elasticdl_client.sql.models_table import ModelsTable
 from elasticdl_client.sql.parser import parse
+from elasticdl_client.sql.predict import ModelMetrics
 from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.statement import (
     DescribeModel,
@@ -194,7 +193,7 @@ def _run(session: Session, statement: Statement) -> Result | None:
         case Predict():
             predict.run(session, statement)
         case Evaluate():
-            return evaluate.run(session, statement)
+            return predict.run_evaluate(session, statement)
         case Explain():
             return explain.run(session, statement)
         case ShowModels():

@@ -19,8 +19,7 @@ from elasticdl_client.secret_values import hide
 from elasticdl_client.sql.arguments import VARIABLE
 from elasticdl_client.sql.backends import EXAMPLES, PostgreSQL, backend_of
 from elasticdl_client.sql.cluster_checks import PASSWORD_FILES
-from elasticdl_client.sql.places import Place, StatementError
-from elasticdl_client.sql.statement import Name, Query
+from elasticdl_client.sql.statement import Name, Place, Query, StatementError
 from elasticdl_client.sql.tokens import load, quoted_name
 
 _CHUNK = 10_000

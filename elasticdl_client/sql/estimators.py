@@ -9,9 +9,8 @@ from typing import Any
 
 from elasticdl_client.checks import check_model_def
 from elasticdl_client.sql.columns import Feature
-from elasticdl_client.sql.places import Place, StatementError, suggestion
 from elasticdl_client.sql.snapshot import natural
-from elasticdl_client.sql.statement import Attribute, Name
+from elasticdl_client.sql.statement import Attribute, Name, Place, StatementError, suggestion
 
 ESTIMATORS = (
     "DNNClassifier",

@@ -17,12 +17,10 @@ from elasticdl_client.sql.columns import written
 from elasticdl_client.sql.database import SnapshotReader
 from elasticdl_client.sql.inputs import fields_of
 from elasticdl_client.sql.models import StoredModel
-from elasticdl_client.sql.places import StatementError, suggestion
 from elasticdl_client.sql.runtime import RowStore
-from elasticdl_client.sql.session import Session
+from elasticdl_client.sql.session import Session, check_target, create
 from elasticdl_client.sql.snapshot import LABEL
-from elasticdl_client.sql.statement import Explain
-from elasticdl_client.sql.tables import check_target, create
+from elasticdl_client.sql.statement import Explain, StatementError, suggestion
 
 _MODULE = "elasticdl.tabular.importance"
 _COLUMNS = {

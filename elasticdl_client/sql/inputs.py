@@ -9,9 +9,8 @@ from elasticdl_client.sql.columns import written
 from elasticdl_client.sql.database import SnapshotReader, find_name
 from elasticdl_client.sql.estimators import Task
 from elasticdl_client.sql.models import StoredModel
-from elasticdl_client.sql.places import StatementError, suggestion
 from elasticdl_client.sql.snapshot import LABEL, Field
-from elasticdl_client.sql.statement import Name, Query
+from elasticdl_client.sql.statement import Name, Query, StatementError, suggestion
 
 _LOOKED_AT = 1_000  # rows whose types are compared
 

@@ -21,8 +21,7 @@ from typing import Any
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.sql.models_table import TRAINED, TRAINING, ModelRow, ModelsTable, row_of
-from elasticdl_client.sql.places import StatementError, suggestion
-from elasticdl_client.sql.statement import ModelName
+from elasticdl_client.sql.statement import ModelName, StatementError, suggestion
 
 EXPORT = "export"
 DATA = "data"

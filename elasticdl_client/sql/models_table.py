@@ -13,8 +13,7 @@ from typing import Any
 
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.sql.database import Database
-from elasticdl_client.sql.places import Place
-from elasticdl_client.sql.statement import Query
+from elasticdl_client.sql.statement import Place, Query
 from elasticdl_client.sql.tokens import load
 
 TRAINING, TRAINED = "training", "trained"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from elasticdl_client.flags import nearest
-from elasticdl_client.sql.places import Place, StatementError, suggestion
 from elasticdl_client.sql.statement import (
     Attribute,
     Call,
@@ -25,11 +24,14 @@ from elasticdl_client.sql.statement import (
     ModelName,
     Name,
     NameList,
+    Place,
     Predict,
     Query,
     ShowModels,
     Statement,
+    StatementError,
     Train,
+    suggestion,
 )
 from elasticdl_client.sql.tokens import CLAUSES, Kind, Token, load, quoted_name, statements_of
 

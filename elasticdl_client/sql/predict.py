@@ -1,28 +1,29 @@
-"""`TO PREDICT table.column`: the rows of a SELECT with a model's prediction, as a new table.
+"""`TO PREDICT table.column` and `TO EVALUATE`: a model's predictions, or its metrics, on the rows of a SELECT.
 
-The rows are numbered in a table of the database, in one transaction, so their values and types stay as they are.
-Predictions are added in a transaction for each task of the job, and the result gets its name in the last one.
+Predictions come with the rows as a new table. The rows are numbered in a table of the database, in one transaction, so
+their values and types stay as they are. Predictions are added in a transaction for each task of the job, and the result
+gets its name in the last one. Metrics are printed, and written as a table.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import DataError
 from elasticdl_client.sql import jobs, snapshot
 from elasticdl_client.sql.database import find_name
-from elasticdl_client.sql.estimators import Task
+from elasticdl_client.sql.estimators import METRICS, Task, is_own
 from elasticdl_client.sql.inputs import fields_of, task_of
 from elasticdl_client.sql.models import StoredModel
-from elasticdl_client.sql.places import StatementError
-from elasticdl_client.sql.session import Session
-from elasticdl_client.sql.snapshot import ROW, Field
-from elasticdl_client.sql.statement import Name, Predict, Query
-from elasticdl_client.sql.tables import check_target
+from elasticdl_client.sql.session import Session, check_target, create
+from elasticdl_client.sql.snapshot import LABEL, ROW, Field
+from elasticdl_client.sql.statement import Evaluate, Name, Predict, Query, StatementError, suggestion
 
 _VALUE = "elasticdl_value"
 
@@ -180,3 +181,94 @@ def _value(output: float | list[float], classes: Sequence[Any]) -> Any:
             )
         return classes[max(range(len(output)), key=output.__getitem__)]
     return classes[int(output > 0.5)] if classes else float(output)
+
+
+_COLUMNS = {"model": "TEXT", "metric": "TEXT", "value": "DOUBLE PRECISION"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetrics:
+    """The metrics of a model by name."""
+
+    head: ClassVar = ("model", "metric", "value")
+    model: StoredModel
+    metrics: Mapping[str, float]
+
+    @property
+    def rows(self) -> list[tuple[str | float, ...]]:
+        """The same as rows of a table."""
+        return [(self.model.title, name, value) for name, value in self.metrics.items()]
+
+
+def run_evaluate(session: Session, statement: Evaluate) -> ModelMetrics | None:
+    """Evaluate a model; None in a dry run.
+
+    Raises:
+        ElasticDLError: it cannot be evaluated.
+    """
+    database = session.database
+    model = session.models.find(statement.model)
+    wanted = _metrics(model, statement)
+    if statement.table:
+        check_target(session, statement.table)
+    with session.scratch() as scratch, session.runtime.rows(database, scratch) as store:
+        flags = session.flags_of(
+            {
+                **session.runtime.model_flags(model, scratch),
+                **jobs.with_trained(JobType.EVALUATE, model, session.flags, scratch.name),
+                "validation_data": store.source("inputs"),
+                "label_column": LABEL,
+                **jobs.metrics_flag(model.found["estimator"], task_of(model)),
+            }
+        )
+        spec = jobs.spec_of(JobType.EVALUATE, flags)
+        with database.snapshot() as reader:
+            names, fields = fields_of(model, reader, statement.query, with_label=True)
+            if session.is_dry_run:
+                session.show(JobType.EVALUATE, flags)
+                return None
+            session.runtime.check(spec)
+            rows = reader.rows(statement.query, snapshot.only_numbers(fields))
+            num_rows = store.write("inputs", rows, names, fields, model.found["classes"])
+        if not num_rows:
+            raise StatementError("The SELECT has no row.", "Check its WHERE.", statement.query.place)
+        session.show(JobType.EVALUATE, flags)
+        status = session.runtime.run(spec)
+        found = _checked(status.metrics if status is not None else {}, statement, wanted)
+    if statement.table:
+        rows_of_table = [{"model": model.title, "metric": one, "value": found[one]} for one in wanted]
+        create(session, statement.table, _COLUMNS, rows_of_table)
+    session.say(f"{model.title} on {num_rows:,} rows:")
+    for name in wanted:
+        session.say(f"  {name:<10} {found[name]:.6f}")
+    return ModelMetrics(model, found)
+
+
+def _metrics(model: StoredModel, statement: Evaluate) -> list[str]:
+    if is_own(model.found["estimator"]):  # its module knows them, which runs in the job
+        return list(dict.fromkeys(metric.text for metric in statement.metrics))
+    known = METRICS[task_of(model)]
+    for metric in statement.metrics:
+        if metric.text.lower() not in known:
+            hint = suggestion(metric.text.lower(), known)
+            raise StatementError(f"{model.found['estimator']} has no metric {metric.text!r}.", hint, metric.place)
+    return list(dict.fromkeys(metric.text.lower() for metric in statement.metrics))
+
+
+def _checked(found: Mapping[str, float], statement: Evaluate, wanted: list[str]) -> dict[str, float]:
+    """Return the metrics that are wanted.
+
+    Raises:
+        StatementError: the model has no such metric.
+        DataError: one is not finite.
+    """
+    for name in wanted:
+        if name not in found:
+            place = next(metric.place for metric in statement.metrics if metric.text == name)
+            raise StatementError(f"The model has no metric {name!r}.", suggestion(name, found), place)
+    for name in wanted:
+        if not math.isfinite(found[name]):
+            raise DataError(
+                f"The metric {name} is not finite on these rows.", "Evaluate rows of both classes, and not too few."
+            )
+    return {name: float(found[name]) for name in wanted}

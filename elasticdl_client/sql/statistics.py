@@ -10,8 +10,7 @@ from typing import Any
 
 from elasticdl_client.errors import DataError
 from elasticdl_client.local import require_runtime
-from elasticdl_client.sql.places import StatementError
-from elasticdl_client.sql.statement import Query
+from elasticdl_client.sql.statement import Query, StatementError
 
 _UNUSABLE = (bytes, bytearray, memoryview, list, dict, tuple)
 TYPES = "numbers, texts, true and false, dates and times"
@@ -25,7 +24,7 @@ def statistics_of(names: Sequence[str], rows: Sequence[Sequence[Any]], query: Qu
         StatementError: a column holds values of several types.
     """
     require_runtime()
-    from elasticdl.analysis.rows import statistics_of_rows
+    from elasticdl.analysis.analysis import statistics_of_rows
 
     columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
     wrong = {name: kind for name, values in columns.items() if (kind := _unusable(values))}

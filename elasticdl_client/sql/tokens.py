@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import Any
 
 from elasticdl_client.errors import DataError
-from elasticdl_client.sql.places import Place, StatementError
+from elasticdl_client.sql.statement import Place, StatementError
 
 CLAUSES = ("WITH", "COLUMN", "FOR", "LABEL", "INTO", "USING", "TO")
 """Keywords that a name of our clauses cannot be without quotes."""

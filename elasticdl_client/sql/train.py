@@ -22,11 +22,10 @@ from elasticdl_client.sql.estimators import Label, Task
 from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models import StoredModel, outcome_of
 from elasticdl_client.sql.parser import parse_select
-from elasticdl_client.sql.places import StatementError, suggestion
 from elasticdl_client.sql.runtime import RowStore
 from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.snapshot import LABEL, Field
-from elasticdl_client.sql.statement import Attribute, Name, Query, Train
+from elasticdl_client.sql.statement import Attribute, Name, Query, StatementError, Train, suggestion
 from elasticdl_client.sql.statistics import TYPES, statistics_of, unusable_type
 
 _SAMPLE = 100_000  # rows that statistics are of

@@ -1,22 +1,24 @@
-"""`elasticdl zoo build`: a folder with a Dockerfile to an image, by Docker Engine's own builder."""
+"""`elasticdl zoo build` and `push`: a folder with a Dockerfile to an image, and an image to its registry.
+
+Both are done by Docker Engine; errors of the connection to it say what to do.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from elasticdl_client.errors import FlagError
+from elasticdl_client.errors import FlagError, ImageError
 from elasticdl_client.version import RUNTIME
-from elasticdl_client.zoo import messages
-from elasticdl_client.zoo.display import shown, size_text
+from elasticdl_client.zoo.arguments import registry_of
+from elasticdl_client.zoo.display import BuildStep, Failure, Line, read, shown, size_text, step_of
 from elasticdl_client.zoo.dockerfile import FOLDER
-from elasticdl_client.zoo.engine import connected
-from elasticdl_client.zoo.errors import ImageError
 
 _LARGE_CONTEXT_BYTES = 100_000_000
 
@@ -57,14 +59,14 @@ def build(folder: Path, repository: str, tag: str, out: TextIO) -> Image:
 
 
 def _run(engine: Any, folder: Path, name: str, out: TextIO) -> None:
-    step: messages.BuildStep | None = None
+    step: BuildStep | None = None
     said: list[str] = []
     with shown(out) as display:
-        for message in messages.read(engine.api.build(path=str(folder), tag=name, rm=True, forcerm=True, decode=True)):
-            if isinstance(message, messages.Failure):
+        for message in read(engine.api.build(path=str(folder), tag=name, rm=True, forcerm=True, decode=True)):
+            if isinstance(message, Failure):
                 raise failure(step, message.text, said)
-            if isinstance(message, messages.Line):
-                step = messages.step_of(message.text) or step
+            if isinstance(message, Line):
+                step = step_of(message.text) or step
                 said.append(message.text)
             display.show(message)
 
@@ -91,7 +93,7 @@ def prepared_folder(folder: Path) -> Path:
     return below[0]
 
 
-def failure(step: messages.BuildStep | None, text: str, said: list[str]) -> ImageError:
+def failure(step: BuildStep | None, text: str, said: list[str]) -> ImageError:
     """A failed build.
 
     Args:
@@ -154,3 +156,111 @@ def _context_text(sizes: Mapping[str, int]) -> str:
         listed = ", ".join(f"{name} ({size_text(sizes[name])})" for name in largest)
         text += f"\n  That is much: {listed}. Data belongs on a volume; name it in .dockerignore."
     return text
+
+
+_CONNECT_TIMEOUT_S = 10
+_SILENCE_TIMEOUT_S = 900  # the builder says nothing while pip unpacks a large wheel, a registry while it stores a layer
+
+
+@contextmanager
+def connected() -> Iterator[Any]:
+    """A `DockerClient` by DOCKER_HOST and the like; its errors become `ImageError`.
+
+    Raises:
+        ImageError: the package docker is missing, there is no engine, or it went away.
+    """
+    try:
+        from docker.client import DockerClient
+        from docker.errors import APIError, DockerException
+    except ImportError as error:  # `import docker` alone finds any folder of this name
+        raise ImageError(
+            f"Images are built and pushed through the package docker, which is not installed in this Python: {error}.",
+            "Install it: pip install 'docker>=7'.",
+        ) from error
+    from urllib3.exceptions import HTTPError
+
+    try:
+        client = DockerClient.from_env(timeout=_CONNECT_TIMEOUT_S, use_ssh_client=True)
+    except (DockerException, OSError, HTTPError, ValueError) as error:
+        raise _unreachable(error) from error
+    try:
+        client.api.timeout = _SILENCE_TIMEOUT_S
+        yield client
+    except APIError as error:
+        said = error.explanation or str(error)
+        raise ImageError(f"Docker Engine at {_address()} refuses: {said}") from error
+    except (DockerException, OSError, HTTPError) as error:
+        raise ImageError(
+            f"Docker Engine at {_address()} does not continue: {_reason(error)}.",
+            "Does `docker info` work? Then again.",
+        ) from error
+    finally:
+        client.close()
+
+
+def _address() -> str:
+    return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+
+
+def _reason(error: BaseException) -> str:
+    """Return the operating system's message, if there is one; packages wrap it in each other's words."""
+    reason = str(error).rstrip(".")
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, OSError) and inner.strerror:
+            reason = inner.strerror
+        inner = inner.__cause__ or inner.__context__
+    return reason
+
+
+def _unreachable(error: Exception) -> ImageError:
+    reason = _reason(error)
+    if "ermission denied" in reason:
+        hint = "This user may not use it: join the group docker (sudo usermod -aG docker $USER) and log in again."
+    else:
+        hint = (
+            "Start Docker, or let DOCKER_HOST name an engine that runs (minikube: eval $(minikube docker-env)); "
+            "`docker info` must work."
+        )
+    return ImageError(f"There is no Docker Engine at {_address()}: {reason}.", hint)
+
+
+def push(repository: str, tag: str, out: TextIO) -> None:
+    """Pushes an image, showing what the registry says; credentials are those of `docker login`.
+
+    Args:
+        repository: of the image's name; begins with the registry.
+        tag: of the image's name.
+        out: where the progress goes.
+
+    Raises:
+        ImageError: no engine, no such image, or the registry refuses.
+    """
+    name = f"{repository}:{tag}"
+    with connected() as engine:
+        from docker.errors import ImageNotFound
+
+        try:
+            engine.images.get(name)
+        except ImageNotFound as error:
+            raise ImageError(
+                f"The engine has no image {name}.", f"`elasticdl zoo build PATH --image={name}` makes it."
+            ) from error
+        with shown(out) as display:
+            for message in read(engine.api.push(repository, tag=tag, stream=True, decode=True)):
+                if isinstance(message, Failure):
+                    raise ImageError(f"{name} was not pushed: {message.text}", _push_hint(repository, message.text))
+                display.show(message)
+
+
+def _push_hint(repository: str, text: str) -> str:
+    registry = registry_of(repository)
+    if re.search(r"denied|unauthorized|authentication|no basic auth", text, re.IGNORECASE):
+        if not registry:
+            return "That name has no registry in front, so it went to Docker Hub: build and push REGISTRY/NAME:TAG."
+        return f"`docker login {registry}`; may you write there?"
+    if "HTTP response to HTTPS" in text:
+        return f"{registry} speaks plain HTTP: let the engine's daemon.json name it under insecure-registries."
+    if re.search(r"connection refused|no such host|timeout|deadline|dial tcp", text, re.IGNORECASE):
+        return f"The engine cannot reach {registry or 'Docker Hub'}: is that the registry's address?"
+    return "These are the registry's own words."

@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from elasticdl_client import flags
-from elasticdl_client.errors import FlagError
+from elasticdl_client.errors import FlagError, ImageError
 from elasticdl_client.version import RUNTIME, VERSION
 from elasticdl_client.zoo import arguments as command_line
 from elasticdl_client.zoo import folder
 from elasticdl_client.zoo.arguments import COMMANDS, Arguments, ImageFramework
 from elasticdl_client.zoo.display import size_text
-from elasticdl_client.zoo.errors import ImageError
 
 _HELP = ("--help", "-h", "--help=true")
 _FAILED = 1
@@ -116,9 +115,9 @@ def _build(given: Arguments) -> None:
 
 
 def _push(given: Arguments) -> None:
-    from elasticdl_client.zoo import push
+    from elasticdl_client.zoo import build
 
     repository, tag = command_line.split_image_name(given.place)
-    push.push(repository, tag, sys.stdout)
+    build.push(repository, tag, sys.stdout)
     print(f"pushed {repository}:{tag}")
     print(f"next: elasticdl train --image_name={repository}:{tag} --job_name=NAME --model_def=PACKAGE.MODULE.SYMBOL …")

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.analysis.analysis import Analysis
-from elasticdl.analysis.cells import Columns
-from elasticdl.analysis.moments import Moments
+from elasticdl.analysis.cells import Columns, Moments
 from elasticdl.analysis.sketch import ColumnSketch
 from elasticdl.data.example import encode_example
 from elasticdl.data.reader import Metadata

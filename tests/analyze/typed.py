@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from elasticdl.data.example import encode_example
-from elasticdl.data.recordio_writer import RecordIOWriter
+from elasticdl.data.recordio_format import RecordIOWriter
 
 Rows = Sequence[dict[str, Any]]
 

@@ -10,9 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from elasticdl.api.alone import AloneLink
 from elasticdl.api.data import DataShardService
-from elasticdl.api.session import ScriptSession
+from elasticdl.api.session import AloneLink, ScriptSession
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.leases import HeldLease, LeaseBook

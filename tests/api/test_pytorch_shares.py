@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticdl.api.drawn import Minibatch
+from elasticdl.api.data import Minibatch
 from elasticdl.api.pytorch.alone import LoneGroup
 from elasticdl.api.pytorch.shares import GlobalShares
 from elasticdl.worker.ledger import Ledger, RestoredModel

@@ -14,8 +14,9 @@ import yaml
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
+from elasticdl_client.job_dir import holders, wait_for_end
 from elasticdl_client.job_status import JobPhase, JobStatus
-from elasticdl_client.jobs import commands, holders, log_files
+from elasticdl_client.jobs import commands, log_files
 from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.local_jobs import LocalJobs
 from elasticdl_client.jobs.store import LogRequest
@@ -331,7 +332,7 @@ def test_a_killed_client_s_job_continues_from_its_journal(flags: dict[str, str],
     process.kill()
     process.communicate(timeout=30)
     assert_master_is_gone(flags)
-    assert holders.wait_for_end(holders.holders(job_dir), 30)
+    assert wait_for_end(holders(job_dir), 30)
     (job_dir / "journal.json").write_text("{}")
     token, spec = (job_dir / "token").read_text(), (job_dir / "spec.json").read_text()
     code = (

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from elasticdl_client.choices import Runtime
-from elasticdl_client.durations import age
 from elasticdl_client.job_status import DeviceStatus, EpochCoverage, JobPhase, JobStatus, PodStatus, PsStatus
 from elasticdl_client.jobs import pods, words
 from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
+from elasticdl_client.terminal_text import age
 
 NOW = 1_700_000_000.0
 STATUS = JobStatus(

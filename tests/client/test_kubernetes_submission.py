@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import yaml
 
-from elasticdl_client import rbac as rbac_command
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.jobs import commands
-from elasticdl_client.kubernetes import rbac, written
+from elasticdl_client.kubernetes import objects, rbac
+from elasticdl_client.kubernetes import rbac as rbac_command
 from elasticdl_client.kubernetes.api import ClusterError, connect
 from elasticdl_client.kubernetes.objects import job_manifests, master_pod
 from elasticdl_client.kubernetes.pods import owned
@@ -147,7 +147,7 @@ def test_the_master_can_be_made_again_from_the_jobs_config_map() -> None:
 
 def test_yaml_holds_the_objects_and_abbreviates_nothing() -> None:
     manifests = job_manifests(job(need_tf_config=True, envs="A=ä: b\n"), "t")
-    text = written.to_yaml(manifests)
+    text = objects.to_yaml(manifests)
     assert list(yaml.safe_load_all(text)) == manifests
     assert "&id" not in text
     assert "*id" not in text

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.last_words import explained
-from elasticdl.rpc.requirements import installed
+from elasticdl.rpc.unpack_code import installed
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.requirements_file import check_installable, check_installed
 
@@ -66,7 +66,7 @@ def test_two_pods_of_a_node_install_once_what_their_image_lacks(wheels: Path, tm
     (zoo / "more.txt").write_text("packaging==999.0\n")
     program = (
         "import sys; from pathlib import Path; from elasticdl.rpc.logs import log_to_stdout; log_to_stdout();"
-        "from elasticdl.rpc.requirements import installed; installed(Path(sys.argv[1]), Path(sys.argv[2]))"
+        "from elasticdl.rpc.unpack_code import installed; installed(Path(sys.argv[1]), Path(sys.argv[2]))"
     )
     command = [sys.executable, "-c", program, str(zoo), str(cache)]
     pods = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -15,8 +15,7 @@ from elasticdl_client import help as help_text
 from elasticdl_client import run_script
 from elasticdl_client.choices import DistributionStrategy, Runtime
 from elasticdl_client.errors import FlagError
-from elasticdl_client.flag_sources import GivenFlags, gather
-from elasticdl_client.inferred_flags import infer
+from elasticdl_client.flag_sources import GivenFlags, gather, infer
 from elasticdl_client.job_spec import JobSpec, flag_defaults, flag_fields
 from elasticdl_client.run_script import job_name_of, read
 from tests.client.test_kubernetes_submission import kubeconfig

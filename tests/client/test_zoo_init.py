@@ -16,7 +16,7 @@ from zoo_folders import CLIENT_METADATA, RUNTIME_METADATA, VERSION, model_zoo, w
 from elasticdl_client import zoo
 from elasticdl_client.errors import FlagError
 from elasticdl_client.zoo.dockerfile import Recipe, dockerfile
-from elasticdl_client.zoo.wheels import for_extra
+from elasticdl_client.zoo.folder import for_extra
 
 ROOT = Path(__file__).resolve().parents[2]
 

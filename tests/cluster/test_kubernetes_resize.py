@@ -136,7 +136,7 @@ def test_a_node_without_room_is_said(cluster: KubernetesCluster, server: Resizin
 def test_a_resize_that_is_deferred_for_too_long_is_given_up(
     cluster: KubernetesCluster, server: ResizingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elasticdl.cluster.kubernetes.memory._IN_FORCE_S", 0.0)
+    monkeypatch.setattr("elasticdl.cluster.kubernetes.adapter._IN_FORCE_S", 0.0)
     server.pending = [pending("Deferred")] * 9
     with pytest.raises(ElasticDLError, match=r"^Deferred: Node didn't have enough capacity\."):
         cluster.resize(worker("w-0", memory_factor=1.5))

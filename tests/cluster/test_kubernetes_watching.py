@@ -17,8 +17,7 @@ from elasticdl.cluster.cluster import EndReason, EventType, PodEvent, PodPhase
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl.cluster.kubernetes.api import ApiServer, Refusal
 from elasticdl.cluster.kubernetes.causes import Causes
-from elasticdl.cluster.kubernetes.pod_cache import PodCache
-from elasticdl.cluster.kubernetes.watch import PodWatch
+from elasticdl.cluster.kubernetes.watch import PodCache, PodWatch
 from elasticdl_client.kubernetes.names import JOB_LABEL
 
 pytestmark = pytest.mark.cluster

@@ -176,7 +176,7 @@ _NO_DLPACK = 5
 _TENSORFLOW = f"""
 import sys
 import tensorflow as tf
-from elasticdl.collective.arrays import shared_tensor
+from elasticdl.collective.group import shared_tensor
 gradient = tf.function(lambda x: x * 2)(tf.ones(5))
 if not hasattr(gradient, "__dlpack__"):
     sys.exit({_NO_DLPACK})

@@ -7,11 +7,10 @@ import math
 from pathlib import Path
 
 from elasticdl.master.journal import encode
-from elasticdl_client.goodput import SlotState
+from elasticdl_client.goodput import FIRST_LENGTH_US, PodTimes, SlotState
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, to_journal
 from elasticdl_client.job_series import JobSeries, SeriesPoint
 from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, LostPod, PodStatus, PsStatus
-from elasticdl_client.pod_times import FIRST_LENGTH_US, PodTimes
 
 BEGAN = 1_790_000_000.0
 

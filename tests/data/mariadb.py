@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pymysql
 
-from elasticdl.master.ports import free_ports
+from elasticdl.rpc.addresses import free_ports
 from tests.data.postgres import short_directory
 from tests.lines import line_with
 

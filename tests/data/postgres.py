@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from elasticdl.master.ports import free_ports
+from elasticdl.rpc.addresses import free_ports
 
 
 def program(name: str) -> str:

@@ -12,8 +12,8 @@ import pytest
 import typed_sources as typed
 
 from elasticdl.data.checksums import MANIFEST, write_manifest
+from elasticdl.data.datasets import Split
 from elasticdl.data.datasets.shards import write_split
-from elasticdl.data.datasets.split import Split
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
 from elasticdl.protocol.values import Shard

@@ -10,7 +10,7 @@ import pytest
 
 from elasticdl.api.examples import parse_examples
 from elasticdl.data.datasets.catalogue import open_dataset
-from elasticdl.data.datasets.cifar import generated
+from elasticdl.data.datasets.images import generated
 from elasticdl_client.errors import DataError
 
 

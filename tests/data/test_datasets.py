@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elasticdl.data.datasets import Split
 from elasticdl.data.datasets.catalogue import open_dataset
 from elasticdl.data.datasets.clicks import ClickLog
 from elasticdl.data.datasets.shards import write_split
-from elasticdl.data.datasets.split import Split
 from elasticdl.data.factory import create_reader
 from elasticdl_client.errors import DataError
 

@@ -16,9 +16,9 @@ import typed_sources as typed
 
 from elasticdl.data.example import encode_example
 from elasticdl.data.example_parser import parse_examples
-from elasticdl.data.extras import need
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
+from elasticdl.data.sources import need
 from elasticdl_client.errors import DataError
 
 

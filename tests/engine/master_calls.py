@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from elasticdl.master import messages, replies
+from elasticdl.master import messages
 from elasticdl.master.core import events as e
 from elasticdl.master.core.commands import JobOver, LeaseGranted, NoLeaseNow
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -186,17 +186,17 @@ class MasterCalls:
         generation = self.core.generation
         match method:
             case "RegisterWorker":
-                return replies.registration_reply(answer, generation, self.core.job_spec)
+                return messages.registration_reply(answer, generation, self.core.job_spec)
             case "RequestLease":
-                return replies.lease_reply(answer, generation)
+                return messages.lease_reply(answer, generation)
             case "Sample":
-                return replies.sample_reply(answer)
+                return messages.sample_reply(answer)
             case "WatchWorld":
-                return replies.watch_reply(answer, generation)
+                return messages.watch_reply(answer, generation)
             case "Heartbeat":
-                return replies.heartbeat_reply(answer, generation)
+                return messages.heartbeat_reply(answer, generation)
         assert not isinstance(answer, JobOver)
-        return replies.ack(answer, generation)
+        return messages.ack(answer, generation)
 
 
 class Channel:

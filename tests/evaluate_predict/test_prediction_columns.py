@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from elasticdl.data.example import encode_example
-from elasticdl.data.recordio_writer import RecordIOWriter
+from elasticdl.data.recordio_format import RecordIOWriter
 from elasticdl.model_def import load
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.inference.prediction import CarriedColumns

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elasticdl_client.choices import Runtime
-from elasticdl_client.explain import words
+from elasticdl_client.explain import explanation
 from elasticdl_client.explain.diagnosis import Diagnosis, Facts, Trouble
 from elasticdl_client.explain.explanation import Question, explain
 from elasticdl_client.explain.failures import blamed, frames_of_user
@@ -123,7 +123,7 @@ def test_losses_alike_are_told_once_with_the_sum_of_their_costs() -> None:
     assert (diagnosis.count, diagnosis.subjects) == (3, ("worker-2", "worker-1", "worker-0"))
     assert diagnosis.cost.slot_seconds == 9.0
     assert any("was told to end" in line for line in diagnosis.why)
-    text = words.text(explain(log.facts()), 100)
+    text = explanation.text(explain(log.facts()), 100)
     assert "This happened 3 times (worker-2, worker-1 and worker-0), last at" in " ".join(text.split())
 
 
@@ -157,7 +157,7 @@ def test_what_the_model_has_lost_with_a_ps_costs_records() -> None:
     log.add(EventKind.EPOCH_REOPENED, "epoch-2", "", lost, records=1200, tasks=5)
     (diagnosis,) = diagnosed(log)
     assert (diagnosis.cost.repeated, diagnosis.cost.tasks, diagnosis.cost.records) == (1200, 5, 0)
-    assert "1,200 records computed again" in words.text(explain(log.facts()), 100)
+    assert "1,200 records computed again" in explanation.text(explain(log.facts()), 100)
 
 
 def test_what_ended_the_job_stands_before_newer_troubles() -> None:
@@ -404,7 +404,7 @@ def test_frames_of_libraries_and_of_a_later_exception_are_not_the_users() -> Non
 
 def test_events_that_are_not_kept_are_said_to_be_missing() -> None:
     facts = Facts(RUNNING, EventHistory((), {"PodLost": 3, "PodCreated": 4}), NOW)
-    assert "7 older events of the job are not kept any more" in words.text(explain(facts), 100)
+    assert "7 older events of the job are not kept any more" in explanation.text(explain(facts), 100)
 
 
 def test_the_time_of_a_pod_that_waits_for_one_thing_after_another_is_told_once() -> None:

@@ -14,7 +14,7 @@ OURS = ("elasticai_api", "elasticdl", "elasticdl_client", "elasticdl_preprocessi
 
 SHARED = (  # `choices` are the types of JobSpec's fields
     "elasticdl.protocol",
-    "elasticdl_client.any_path",
+    "elasticdl_client.storage_kinds",
     "elasticdl_client.checkpoint_manifest",
     "elasticdl_client.choices",
     "elasticdl_client.errors",
@@ -23,7 +23,6 @@ SHARED = (  # `choices` are the types of JobSpec's fields
     "elasticdl_client.job_spec",
     "elasticdl_client.job_status",
     "elasticdl_client.secret_values",
-    "elasticdl_client.storage_kinds",
 )
 BELOW = (  # what worker, master and ps stand on; the framework's port, not its adapters
     "elasticdl.rpc",
@@ -67,20 +66,18 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.protocol": (),
     "elasticdl.kernels": (),
     "elasticdl.rpc": (*SHARED, "elasticdl.kernels", "elasticdl_client.kubernetes.names"),  # keys of the job's Secret
-    "elasticdl.rpc.requirements": (*SHARED, "elasticdl_client.requirements_file"),
     "elasticdl.rpc.unpack_code": (  # from storage, too
         *SHARED,
         "elasticdl.rpc.logs",
-        "elasticdl.rpc.requirements",
         "elasticdl.storage",
+        "elasticdl_client.requirements_file",
     ),
     "elasticdl.cluster": (*SHARED, "elasticdl_client.kubernetes"),
     "elasticdl.storage": (
-        "elasticdl_client.any_path",
+        "elasticdl_client.storage_kinds",
         "elasticdl_client.checkpoint_manifest",
         "elasticdl_client.errors",
         "elasticdl_client.secret_values",
-        "elasticdl_client.storage_kinds",
     ),
     "elasticdl.data": (  # checksums; kinds of sources
         *SHARED,
@@ -92,9 +89,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.model_def": (
         *SHARED,
         "elasticdl.data",
-        "elasticdl_client.model_framework",
-        "elasticdl_client.original_imports",
         "elasticdl_client.zoo_modules",
+        "elasticdl_client.original_imports",
     ),
     "elasticdl.frameworks": (
         *SHARED,
@@ -161,7 +157,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.end_hook",
         "elasticdl_client.last_checkpoint",
         "elasticdl_client.model_source",
-        "elasticdl_client.model_framework",
+        "elasticdl_client.zoo_modules",
         "elasticdl_client.scaling",
         "elasticdl_client.trained_model",
         "elasticdl_client.tf_config",
@@ -184,7 +180,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.job_series",
         "elasticdl_client.job_status",
         "elasticdl_client.goodput",
-        "elasticdl_client.pod_times",
         "elasticdl_client.worker_range",
     ),
     "elasticdl.ps": (*SHARED, *BELOW, "elasticdl.kernels"),

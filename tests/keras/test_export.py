@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import InitialRow, Mode, TableRows, TaskRecords
-from elasticdl.frameworks.keras.embedding.tables import describe_table
+from elasticdl.frameworks.keras.embedding import describe_table
 from elasticdl.frameworks.keras.saving.export import ServedTable
 from elasticdl.layers.placement import TableSpec
 from elasticdl.ps.optim.initializers import build_initializer, initial_row

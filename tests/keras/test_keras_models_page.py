@@ -13,11 +13,17 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from elasticdl.frameworks.framework import Mode
-from elasticdl.frameworks.keras.compiled import check_compiled, completed, taken_from_compile
+from elasticdl.frameworks.keras.compiled import (
+    NOTED,
+    REFUSED,
+    check_compiled,
+    check_overrides,
+    completed,
+    taken_from_compile,
+)
 from elasticdl.frameworks.keras.losses import TotalLoss
 from elasticdl.frameworks.keras.metrics import Evaluated, measures_of
 from elasticdl.frameworks.keras.optimizer import make_optimizer
-from elasticdl.frameworks.keras.overrides import NOTED, REFUSED, check_overrides
 from elasticdl.frameworks.keras.samples import Examples
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError

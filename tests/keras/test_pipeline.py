@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import FeedError, Mode, Surplus, TaskRecords
-from elasticdl.frameworks.keras.input.elements import DISCARDING
+from elasticdl.frameworks.keras.input.feed import DISCARDING
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
 

@@ -14,7 +14,7 @@ import yaml
 from kubernetes import watch
 
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.kubernetes import rbac, written
+from elasticdl_client.kubernetes import objects, rbac
 from elasticdl_client.kubernetes.api import Connection, connect
 from elasticdl_client.kubernetes.rbac import Right
 
@@ -38,7 +38,7 @@ class Scene:
         self.apply(*rbac.manifests(self.namespace, "elasticdl"))
 
     def apply(self, *manifests: dict[str, Any]) -> None:
-        self.kubectl("apply", "-f", "-", text=written.to_yaml(list(manifests)))
+        self.kubectl("apply", "-f", "-", text=objects.to_yaml(list(manifests)))
 
     def kubectl(self, *arguments: str, text: str = "", check: bool = True) -> str:
         """Runs kubectl in the namespace; what it prints."""

@@ -15,7 +15,7 @@ from submission_scene import KINDS, NO_ROOM, ROOT, Scene
 from elasticdl_client.chaos.faults import Fault, FaultKind
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_status import JobPhase, JobStatus
-from elasticdl_client.jobs import cluster_end, commands
+from elasticdl_client.jobs import cluster_objects, commands
 from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs
 from elasticdl_client.kubernetes import names, objects, submit
 from elasticdl_client.kubernetes.api import ClusterError
@@ -102,7 +102,7 @@ def jobs(empty: Scene) -> Jobs:
     """A namespace whose default service account is there."""
     core = empty.connection.core
     accounts = core.list_namespaced_service_account
-    assert cluster_end.wait_until(lambda: bool(accounts(empty.namespace).items), 30)
+    assert cluster_objects.wait_until(lambda: bool(accounts(empty.namespace).items), 30)
     return Jobs(empty)
 
 
@@ -143,7 +143,7 @@ def test_a_job_is_shown_by_its_status_and_by_its_pods(jobs: Jobs, run: Run) -> N
     heads, row = run("list").splitlines()
     assert heads.split() == ["NAME", "RUNTIME", "PHASE", "WORKERS", "PS", "RECORDS", "AGE"]
     assert row.split()[:6] == ["job", "kubernetes", "Running", "1/2", "0/1", "25%"]
-    assert cluster_end.wait_until(lambda: "Insufficient cpu" in shown(run)["pods"][2]["message"], 30)
+    assert cluster_objects.wait_until(lambda: "Insufficient cpu" in shown(run)["pods"][2]["message"], 30)
     found = shown(run)
     assert [pod["name"].rpartition("job-")[2] for pod in found["pods"]] == ["master", "worker-0", "worker-7"]
     assert found["pods"][2]["phase"] == "Pending"
@@ -152,7 +152,7 @@ def test_a_job_is_shown_by_its_status_and_by_its_pods(jobs: Jobs, run: Run) -> N
     assert "Records:      50/200 (25%)" in page
     assert commands.run("list", ["-A", "--runtime=kubernetes", "-o", "json"]) == 0
     jobs.end_container("worker-0", 3)
-    assert cluster_end.wait_until(lambda: shown(run)["pods"][1]["message"] == "Error, exit code 3", 30)
+    assert cluster_objects.wait_until(lambda: shown(run)["pods"][1]["message"] == "Error, exit code 3", 30)
     page = run("status", "job")
     assert "No worker runs yet; pending worker: Unschedulable: 0/" in page
     assert run("list", "-o", "name") == "job/job\n"
@@ -162,7 +162,7 @@ def test_a_job_is_shown_by_its_status_and_by_its_pods(jobs: Jobs, run: Run) -> N
 
 def test_a_job_whose_master_has_no_room_says_why(jobs: Jobs, run: Run) -> None:
     jobs.make(room=NO_ROOM)
-    assert cluster_end.wait_until(lambda: "Insufficient cpu" in run("status", "job"), 30)
+    assert cluster_objects.wait_until(lambda: "Insufficient cpu" in run("status", "job"), 30)
     assert "No worker runs yet; pending master: Unschedulable" in run("status", "job")
     with pytest.raises(JobError, match="has printed nothing yet: Unschedulable"):
         run("logs", "job")
@@ -201,7 +201,7 @@ def test_a_master_that_was_ended_for_good_is_replaced(jobs: Jobs, run: Run) -> N
     jobs.write(STATUS)
     body = {"spec": {"activeDeadlineSeconds": 1}}
     jobs.core.patch_namespaced_pod("elasticdl-job-master", jobs.scene.namespace, body)
-    assert cluster_end.wait_until(lambda: shown(run)["phase"] == "Stopped", 60)
+    assert cluster_objects.wait_until(lambda: shown(run)["phase"] == "Stopped", 60)
     assert "DeadlineExceeded" in run("status", "job")
     assert json.loads(run("resume", "job", "-o", "json"))["resumed"] is True
     jobs.wait_ready()
@@ -312,7 +312,7 @@ def test_delete_without_waiting_comes_back_at_once_and_time_outs_name_what_is_le
     run("delete", "job", "--no_wait")
     there = ["get", KINDS, "-l", "elasticdl-job-name", "-o", "name"]
     held = ["configmap/elasticdl-job-state"]
-    assert cluster_end.wait_until(lambda: jobs.scene.kubectl(*there).split() == held, 60)
+    assert cluster_objects.wait_until(lambda: jobs.scene.kubectl(*there).split() == held, 60)
     assert commands.run("delete", ["job", "--timeout=2", "-n", jobs.scene.namespace]) == 1
     assert "still something of job job: configmap/elasticdl-job-state." in capsys.readouterr().err
     assert "It is being deleted" in run("status", "job")
@@ -383,7 +383,7 @@ def test_logs_have_kubectls_options_and_status_watches_to_the_end(jobs: Jobs, ru
     with pytest.raises(JobError, match="no earlier log"):
         run("logs", "job", "--previous")
     jobs.end_container("master", 5)
-    assert cluster_end.wait_until(lambda: shown(run)["pods"][0]["restarts"] == 1, 60)
+    assert cluster_objects.wait_until(lambda: shown(run)["pods"][0]["restarts"] == 1, 60)
     jobs.wait_ready()
     assert run("logs", "job", "--previous") == "begins\nends with 5\n"
     jobs.write(dataclasses.replace(STATUS, phase=JobPhase.FAILED, exit_code=7, message="feed raised: broken"))

@@ -7,9 +7,9 @@ import zlib
 from pathlib import Path
 from typing import Protocol
 
-from elasticdl.master.file_journal import FileJournal
 from elasticdl.master.journal import Journal
 from elasticdl.master.kubernetes.journal import ConfigMapJournal
+from elasticdl.master.local_environment import FileJournal
 from elasticdl_client.kubernetes import names
 from tests.cluster.real_cluster import Namespace
 

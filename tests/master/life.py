@@ -8,9 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
-from elasticdl.master.file_journal import FileJournal
 from elasticdl.master.journal import Superseded
-from elasticdl.master.local_environment import LocalEnvironment, read_spec
+from elasticdl.master.local_environment import FileJournal, LocalEnvironment, read_spec
 from elasticdl.master.master import Master, fail
 from elasticdl_client.errors import ElasticDLError
 from tests.master.directory_cluster import DirectoryCluster

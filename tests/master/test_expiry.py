@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.master.kubernetes.expiry import Expiry
+from elasticdl.master.kubernetes.environment import Expiry
 from elasticdl.master.kubernetes.journal import ConfigMapJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus

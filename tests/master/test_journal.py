@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.master.file_journal import FileJournal
 from elasticdl.master.journal import JournalWriteError, Superseded
+from elasticdl.master.local_environment import FileJournal
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobPhase, JobStatus
 from tests.master.actors import REPOSITORY, wait_until
@@ -21,7 +21,7 @@ from tests.master.small_disk import small_disk
 _SAVE_FOR_EVER = """
 import sys
 from pathlib import Path
-from elasticdl.master.file_journal import FileJournal
+from elasticdl.master.local_environment import FileJournal
 journal, n = FileJournal(Path(sys.argv[1])), 0
 while True:
     n += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticdl.master import messages, replies
+from elasticdl.master import messages
 from elasticdl.master.core import commands as c
 from elasticdl.master.core.fleet.servers import owned
 from elasticdl.master.core.values import PsAddress, PsPartition, PsUsage
@@ -13,7 +13,7 @@ PARTITION = PsPartition(7, tuple(PsAddress(k, f"host-{k}:1", k + 1, owned(k, 3))
 
 
 def test_a_partition_names_address_life_and_buckets_of_every_server() -> None:
-    message = replies.partition_message(PARTITION)
+    message = messages.partition_message(PARTITION)
     assert message is not None
     assert message.version == 7
     assert [(ps.ps_id, ps.address, ps.incarnation) for ps in message.ps] == [
@@ -27,9 +27,9 @@ def test_a_partition_names_address_life_and_buckets_of_every_server() -> None:
 
 def test_the_answer_to_a_server_has_the_partition_and_the_number_of_workers_that_train() -> None:
     answer = c.HeartbeatAnswer(True, partition=PARTITION, num_pushing=5)
-    reply = replies.heartbeat_reply(answer, 2)
+    reply = messages.heartbeat_reply(answer, 2)
     assert (reply.known, reply.generation, reply.num_pushing, len(reply.partition.ps)) == (True, 2, 5, 3)
-    assert not replies.heartbeat_reply(c.HeartbeatAnswer(True), 2).HasField("partition")
+    assert not messages.heartbeat_reply(c.HeartbeatAnswer(True), 2).HasField("partition")
 
 
 def test_a_heartbeat_of_a_server_brings_its_load_and_that_of_a_worker_none() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import elasticdl.original
-from elasticdl.data.recordio_writer import RecordIOWriter
+from elasticdl.data.recordio_format import RecordIOWriter
 from elasticdl.model_def import framework_of, load
 from elasticdl.original.objects import OriginalRecordIOReader
 from elasticdl_client.choices import FrameworkName

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.master.ports import free_ports
+from elasticdl.rpc.addresses import free_ports
 from tests.master.actors import wait_until
 
 LOOPBACK = "127.0.0.1"

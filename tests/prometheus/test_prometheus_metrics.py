@@ -20,8 +20,7 @@ from prometheus_server import LOOPBACK, lint
 
 from elasticdl.master.metrics import FAMILIES, JOB_LABEL, JobCollector, MetricType
 from elasticdl.master.metrics_server import MAX_SCRAPES, MetricsServer
-from elasticdl.master.ports import free_ports
-from elasticdl.rpc.addresses import written
+from elasticdl.rpc.addresses import free_ports, written
 from elasticdl_client.errors import JobError
 from elasticdl_client.goodput import PsState, SlotState
 from elasticdl_client.job_spec import JobSpec

@@ -13,9 +13,8 @@ from elasticdl.ps.applied import AppliedSet, MinibatchName
 from elasticdl.ps.optim.optimizers import OptimizerConfig
 from elasticdl.ps.partition import Partition
 from elasticdl.ps.server.restoring import open_checkpoint
-from elasticdl.ps.server.settings import UpdateSettings
 from elasticdl.ps.server.state import Exchanged, ServerState
-from elasticdl.ps.server.synchronous import Confirmed
+from elasticdl.ps.server.synchronous import Confirmed, UpdateSettings
 from elasticdl.ps.snapshot import PartSnapshot
 from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PullCall, PushCall, table_message
 from elasticdl.rpc import elasticdl_pb2 as pb

@@ -15,7 +15,7 @@ from elasticdl.ps.partition import buckets, dense_slices, even_buckets
 from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece, TableChunk
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.storage import versions
-from elasticdl_client.any_path import AnyPath
+from elasticdl_client.storage_kinds import AnyPath
 
 TABLES = (Table("wide", 1, "{}"), Table("deep", 8, '{"class_name": "Zeros"}', 1 << 40, "{}"), Table("empty", 3, "{}"))
 SLOTS = {"wide": (), "deep": ("momentum", "velocity"), "empty": ("momentum",)}

@@ -14,8 +14,8 @@ from elasticdl.frameworks.framework import ModelReport, Parameters, Table, Varia
 from elasticdl.ps.client import PsClient, Pull, Push
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.service import PsService, register_service, serve_tensors
-from elasticdl.ps.server.settings import UpdateSettings
 from elasticdl.ps.server.state import ServerState
+from elasticdl.ps.server.synchronous import UpdateSettings
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.addresses import written
 from elasticdl.rpc.servers import serve

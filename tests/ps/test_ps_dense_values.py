@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.ps.optim.optimizers import OptimizerConfig
-from elasticdl.ps.server import dense_values
-from elasticdl.ps.server.dense_values import DenseSnapshot, DenseValues
+from elasticdl.ps.server import model
+from elasticdl.ps.server.model import DenseSnapshot, DenseValues
 from tests.ps.scenes import ADAM
 
 SIZE, OTHERS, BLOCK = 103, 11, 8
@@ -57,7 +57,7 @@ def assert_same(one: DenseSnapshot, other: DenseSnapshot) -> None:
 @given(st.lists(st.sampled_from(["whole", "parts", "freeze", "thaw", "read"]), max_size=14))
 def test_any_order_of_updates_and_freezing_leaves_what_updates_alone_do(events: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(dense_values, "_BLOCK", BLOCK)
+        patched.setattr(model, "_BLOCK", BLOCK)
         values, alone = fresh(), fresh()
         frozen: list[tuple[DenseSnapshot, DenseSnapshot]] = []
         for step, event in enumerate(events, 1):

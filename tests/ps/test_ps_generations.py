@@ -14,7 +14,7 @@ import pytest
 from elasticdl.ps.client import LeaseRefused, PsUnavailable
 from elasticdl.ps.server import service as services
 from elasticdl.ps.server.service import JobBounds
-from elasticdl.ps.server.settings import UpdateSettings
+from elasticdl.ps.server.synchronous import UpdateSettings
 from elasticdl.ps.transport.wire import ExchangeCall, RequestError
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc

@@ -20,7 +20,7 @@ import pytest
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
-from elasticdl.rpc import gate, servers
+from elasticdl.rpc import servers
 from elasticdl.rpc.channels import OPTIONS, connect, token_metadata
 from elasticdl.rpc.servers import serve
 
@@ -83,7 +83,8 @@ def test_half_open_calls_without_the_token_are_refused_at_once_and_take_no_threa
 
 
 def test_half_open_calls_of_members_end_at_their_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "Gate", lambda token: gate.Gate(token, message_s=0.2))
+    gate = servers.Gate
+    monkeypatch.setattr(servers, "Gate", lambda token: gate(token, message_s=0.2))
     with master(max_threads=2) as port, half_open_calls(port, 2, TOKEN) as calls:
         give_up_at = time.monotonic() + 30
         with grpc.insecure_channel(f"{HOST}:{port}") as stranger:
@@ -173,7 +174,7 @@ def test_a_server_that_gets_no_more_threads_says_so_in_one_line_and_works_with_t
     code = (
         "import logging, resource, sys, threading\n"
         "logging.basicConfig(stream=sys.stdout, format='%(message)s')\n"
-        "from elasticdl.rpc.gate import ServerThreads\n"
+        "from elasticdl.rpc.servers import ServerThreads\n"
         f"threads = ServerThreads(50)\n{limit}\n"
         "begun = threading.Event()\n"
         "calls = [threads.submit(begun.wait, 30)] + [threads.submit(int) for _ in range(100)]\n"

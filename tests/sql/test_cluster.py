@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from elasticdl.data.factory import create_reader
-from elasticdl.data.sql_output import OutputTable
+from elasticdl.data.sql import OutputTable
 from elasticdl.protocol.values import Shard
 from elasticdl.tabular import importance
 from elasticdl.tabular.importance import Importance
@@ -28,16 +28,14 @@ from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError
 from elasticdl_client.kubernetes.objects import job_manifests, public_manifests
 from elasticdl_client.sql import command
-from elasticdl_client.sql.cluster import TABLES, KubernetesRuntime, StagedRows
-from elasticdl_client.sql.cluster_models import ClusterModels
+from elasticdl_client.sql.cluster import TABLES, ClusterModels, KubernetesRuntime, StagedRows
 from elasticdl_client.sql.database import Database
 from elasticdl_client.sql.jobs import JobFlags, command_of
 from elasticdl_client.sql.models import ModelRegistry, PodPlace, StoredModel
 from elasticdl_client.sql.models_table import ModelsTable
-from elasticdl_client.sql.places import Place, StatementError
 from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.snapshot import ROW, Field
-from elasticdl_client.sql.statement import ModelName, Query
+from elasticdl_client.sql.statement import ModelName, Place, Query, StatementError
 from tests.data import mariadb
 
 PASSWORD = "swordfish, =17;"

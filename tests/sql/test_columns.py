@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from elasticdl.analysis.rows import statistics_of_rows
+from elasticdl.analysis.analysis import statistics_of_rows
 from elasticdl_client.errors import DataError
 from elasticdl_client.sql.columns import ColumnFeatures, clause_of, inferred, inputs_of, resolved
 from elasticdl_client.sql.parser import parse
-from elasticdl_client.sql.places import StatementError
-from elasticdl_client.sql.statement import Train
+from elasticdl_client.sql.statement import StatementError, Train
 
 ROWS = 200
 

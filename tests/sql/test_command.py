@@ -18,8 +18,7 @@ from elasticdl_client.sql import command, train
 from elasticdl_client.sql.database import Database
 from elasticdl_client.sql.models import ModelRegistry
 from elasticdl_client.sql.parser import parse
-from elasticdl_client.sql.places import StatementError
-from elasticdl_client.sql.statement import Train
+from elasticdl_client.sql.statement import StatementError, Train
 
 SELECT = "SELECT * FROM staff"
 

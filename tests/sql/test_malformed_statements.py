@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticdl_client.sql.parser import parse
-from elasticdl_client.sql.places import StatementError
+from elasticdl_client.sql.statement import StatementError
 from elasticdl_client.sql.tokens import statements_of
 
 TRAIN = "SELECT * FROM staff TO TRAIN DNNClassifier"

@@ -8,8 +8,7 @@ import pytest
 
 from elasticdl_client.errors import FlagError
 from elasticdl_client.sql.models import ModelRegistry, StoredModel
-from elasticdl_client.sql.places import Place, StatementError
-from elasticdl_client.sql.statement import ModelName
+from elasticdl_client.sql.statement import ModelName, Place, StatementError
 
 PLACE = Place("DESCRIBE m", 9, 10)
 

@@ -16,8 +16,7 @@ from elasticdl_client.sql.arguments import split
 from elasticdl_client.sql.database import Database
 from elasticdl_client.sql.models import ModelRegistry, StoredModel
 from elasticdl_client.sql.models_table import ModelsTable
-from elasticdl_client.sql.places import Place, StatementError
-from elasticdl_client.sql.statement import ModelName
+from elasticdl_client.sql.statement import ModelName, Place, StatementError
 
 NUM_CLIENTS, NUM_MODELS = 4, 3
 ABOUT = {"estimator": "DNNClassifier", "label": "income", "rows": 5, "schema": {"age": "int64"}, "job": "sql-train-m-1"}

@@ -10,9 +10,9 @@ import numpy as np
 import psycopg
 import pytest
 
-from elasticdl.data.sql_output import OutputTable, check_unused_table
+from elasticdl.data.sql import OutputTable, check_unused_table
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.inference.table_parts import TableParts
+from elasticdl.worker.inference.prediction import TableParts
 from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl_client.choices import JobType

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from elasticdl_client.sql.parser import parse, parse_select
-from elasticdl_client.sql.places import StatementError
 from elasticdl_client.sql.statement import (
     Call,
     DescribeModel,
@@ -17,6 +16,7 @@ from elasticdl_client.sql.statement import (
     NameList,
     Predict,
     ShowModels,
+    StatementError,
     Train,
 )
 

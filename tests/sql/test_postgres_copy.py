@@ -14,9 +14,8 @@ from elasticdl_client.errors import DataError
 from elasticdl_client.sql import snapshot
 from elasticdl_client.sql.database import Database, SnapshotReader
 from elasticdl_client.sql.parser import parse_select
-from elasticdl_client.sql.places import StatementError
 from elasticdl_client.sql.snapshot import Field, input_fields, only_numbers
-from elasticdl_client.sql.statement import Query
+from elasticdl_client.sql.statement import Query, StatementError
 
 VALUES = {  # a type, and values of it
     "boolean": "true, false, NULL",

@@ -19,8 +19,8 @@ from elasticdl.storage import versions
 from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
 from elasticdl.storage.paths import RemotePath, on_this_machine, path_of, writing
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.errors import CheckpointError, StorageError
+from elasticdl_client.storage_kinds import AnyPath
 from elasticdl_client.trained_model import ModelKind, look_at
 from tests.ps.parts import assert_is, even_parts, write_checkpoint
 from tests.storage.faulty_proxy import Fault, FaultyProxy

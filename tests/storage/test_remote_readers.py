@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from elasticdl.data import shard_files
+from elasticdl.data import reader as reader_module
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
 from elasticdl.data.recordio import Compressor, RecordIOWriter
@@ -190,7 +190,7 @@ def test_a_file_of_a_web_server_is_compared_with_each_answer(proxy: FaultyProxy,
 def test_a_part_that_is_opened_again_is_the_one_that_was_read_before(
     proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_files, "_KEPT_OPEN", 1)
+    monkeypatch.setattr(reader_module, "_KEPT_OPEN", 1)
     url, directory = copied(recordio, tmp_path)
     reader = create_reader(url)
     first, second, *_ = reader.shards()

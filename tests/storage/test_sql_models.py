@@ -13,7 +13,7 @@ import pytest
 from elasticdl.storage.paths import RemotePath
 from elasticdl.tabular import importance
 from elasticdl_client.sql import command
-from elasticdl_client.sql.cluster_models import ClusterModels
+from elasticdl_client.sql.cluster import ClusterModels
 from elasticdl_client.sql.database import Database
 from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models_table import ModelsTable

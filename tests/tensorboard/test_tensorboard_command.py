@@ -17,7 +17,7 @@ import pytest
 from elasticdl.master.tensorboard import TensorBoardLog
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.jobs.cluster_tensorboard import pod_of, pump
+from elasticdl_client.jobs.tensorboard import pod_of, pump
 from elasticdl_client.kubernetes.objects import job_manifests
 from tests.master.actors import held_port
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from elasticdl.data.reader import Metadata
+from elasticdl.frameworks.devices import num_processors
 from elasticdl.frameworks.framework import Batch, MetricState, Mode
-from elasticdl.frameworks.processors import num_processors
 from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError

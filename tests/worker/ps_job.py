@@ -19,8 +19,8 @@ from elasticdl.frameworks.framework import Batch, Floats, ModelReport, Parameter
 from elasticdl.ps.client import PsClient, Pull
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.service import PsService, register_service
-from elasticdl.ps.server.settings import UpdateSettings
 from elasticdl.ps.server.state import ServerState
+from elasticdl.ps.server.synchronous import UpdateSettings
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.servers import serve
 from elasticdl.worker.activity import ActivityClock

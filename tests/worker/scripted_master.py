@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
+from elasticdl.master.servicer import answer_each
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
-from elasticdl.rpc.exchange import answer_each
 from elasticdl.rpc.servers import serve
 
 TOKEN = "a token of the tests"

@@ -16,7 +16,7 @@ import pytest
 
 from elasticdl.frameworks.framework import Batch
 from elasticdl.ps.client import IdsOutOfRange, Pull, Push
-from elasticdl.ps.server.settings import UpdateSettings
+from elasticdl.ps.server.synchronous import UpdateSettings
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.input.batches import LeaseLost, NotFinite
 from tests.ps.masters import OnePsMaster, serving, start_ps

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from elasticdl.data.datasets.cifar import generated
+from elasticdl.data.datasets.images import generated
 from elasticdl.data.example import encode_examples
 
 ROOT = Path(__file__).resolve().parents[2]

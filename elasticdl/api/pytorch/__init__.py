@@ -14,20 +14,25 @@
 
 Launched by `elasticdl run --num_workers=4 train.py …` each worker runs the script; `python train.py` runs it alone,
 over all of the data.
+
+Other launchers of processes that train together: refused, for their groups can neither grow nor shrink.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from elasticdl.api.data import DataShardService, Minibatch
 from elasticdl.api.pytorch.controller import ElasticController, ElasticLoader
-from elasticdl.api.pytorch.launchers import refuse_other_launchers, refuse_their_group
 from elasticdl.api.pytorch.wiring import TrainingOptions, make_loop
 from elasticdl.api.session import ScriptSession
+from elasticdl_client.errors import JobError
 
 __all__ = ["ElasticController", "ElasticLoader", "Minibatch", "build_data_shard_service", "create_elastic_controller"]
 
@@ -110,3 +115,36 @@ def _show_log() -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         ours.addHandler(handler)
         ours.setLevel(logging.INFO)
+
+
+_HINT = (
+    "start the script with `python`, without a distributed strategy (Lightning: Trainer(devices=1)): alone it is one "
+    "process, and in a job --num_workers says how many train together"
+)
+
+
+def refuse_other_launchers() -> None:
+    """Called before the job is joined.
+
+    Raises:
+        JobError: this process is one of a launcher's.
+    """
+    is_another_address = "MASTER_PORT" in os.environ and ":" not in os.environ.get("MASTER_ADDR", ":")
+    if is_another_address or os.environ.get("WORLD_SIZE", "1") != "1" or "TORCHELASTIC_RUN_ID" in os.environ:
+        names = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name in os.environ]
+        found = ", ".join(f"{name}={os.environ[name]}" for name in names)
+        raise JobError(f"this process was started by torchrun, `accelerate launch` or Lightning ({found})", _HINT)
+
+
+def refuse_their_group() -> None:
+    """From now on PyTorch's default group is refused where it would meet at the address of the master."""
+    make: Callable[..., Any] = torch.distributed.init_process_group
+
+    def init_process_group(backend: Any = None, init_method: Any = None, *arguments: Any, **keywords: Any) -> Any:
+        if init_method in (None, "env://") and keywords.get("store") is None:
+            raise JobError(
+                "init_process_group() makes a group of a fixed size, and the workers of a job come and go", _HINT
+            )
+        return make(backend, init_method, *arguments, **keywords)
+
+    torch.distributed.init_process_group = init_process_group

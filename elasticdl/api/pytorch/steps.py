@@ -4,6 +4,8 @@ Between two batches the script is inside of `batches`, which exchanges headers w
 world when one is planned, and gives a batch again whose step was dropped.  On a batch the script's own code runs,
 inside of `step`.  A member that has no work while others have runs it on a batch of before, with no weight: so all
 members do the same to model, optimizer, scheduler and whatever else is registered.
+
+The parts of an elastic controller that need its data set.
 """
 
 from __future__ import annotations
@@ -12,23 +14,26 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.api.data import Minibatch
+from elasticdl.api.data import DataShardService, Minibatch
 from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.api.pytorch.evaluation import ScriptEvaluation
-from elasticdl.api.pytorch.gradients import PartDone, StepDropped, StepPosition
+from elasticdl.api.pytorch.gradients import PartDone, ScriptGradients, StepDropped, StepPosition
 from elasticdl.api.pytorch.lightning import LightningTrainer
-from elasticdl.api.pytorch.loop import Loop
-from elasticdl.api.pytorch.pipeline import cause_of
+from elasticdl.api.pytorch.pipeline import LoaderPipeline, cause_of
+from elasticdl.api.pytorch.shares import ScriptBatchSource
 from elasticdl.api.pytorch.state import Arrays, RegisteredState
 from elasticdl.cluster.last_words import frames_of_user
 from elasticdl.frameworks.torch.randomness import seed_script
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
+from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl.worker.seeds import derive_seed
+from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import JobError
 
 _log = logging.getLogger("elasticdl.api")
@@ -482,3 +487,25 @@ class ScriptSteps:
         if part is not None and parts.data.session.link is not None and parts.data.holds(minibatch):
             details = frames_of_user("".join(traceback.format_exception(error)))
             parts.data.failed(minibatch, cause_of(error), details)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The parts that `ElasticController` drives; put together by `wiring`.
+
+    Attributes:
+        start: the threads behind the world and the shares.
+        stop: what the interpreter must not find alive at its end.
+    """
+
+    data: DataShardService
+    world: StepGroup
+    shares: ScriptBatchSource
+    pipeline: LoaderPipeline
+    state: RegisteredState
+    gradients: ScriptGradients
+    model: Replica
+    writer: CheckpointWriter
+    termination: Termination
+    start: Callable[[], None]
+    stop: Callable[[], None]

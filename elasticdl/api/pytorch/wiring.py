@@ -14,14 +14,13 @@ from typing import Any, cast
 from elasticdl.api.data import DataShardService
 from elasticdl.api.pytorch.alone import LoneGroup, StepGroup
 from elasticdl.api.pytorch.gradients import ScriptGradients
-from elasticdl.api.pytorch.loop import Loop
 from elasticdl.api.pytorch.pipeline import LoaderPipeline
 from elasticdl.api.pytorch.shares import GlobalShares, LeasedShares, MinibatchPrefetcher, ScriptBatchSource
-from elasticdl.api.pytorch.steps import ScriptSteps
+from elasticdl.api.pytorch.steps import Loop, ScriptSteps
 from elasticdl.api.session import ScriptSession
 from elasticdl.collective import ElasticGroup
 from elasticdl.frameworks.framework import Framework
-from elasticdl.frameworks.torch.threads import limit_threads
+from elasticdl.frameworks.torch.devices import limit_threads
 from elasticdl.rpc.addresses import own_host
 from elasticdl.rpc.job_secret import read_token
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica

@@ -1,6 +1,6 @@
 """From the pod that the Kubernetes API shows to the port's `Pod`: its phase, why it is pending, why it has ended.
 
-Pure: one object in, one value out.  Facts that come with time or from other objects are in pod_cache.py.
+Pure: one object in, one value out.  Facts that come with time or from other objects are in watch.py.
 """
 
 from __future__ import annotations

@@ -1,21 +1,197 @@
 """Watching pods: list, then watch from there, until closed; missed changes are reported as if they had been seen.
 
-Three generators, one job each: `events` connects again and again; `_list_and_watch` knows the resource version, and
-returns where only a new list helps; `_stream` is one call.
+`PodWatch` has three generators, one job each: `events` connects again and again; `_list_and_watch` knows the resource
+version, and returns where only a new list helps; `_stream` is one call.
+
+`PodCache` keeps facts beyond the objects that the API shows at a moment, so that all readers agree: since when a pod is
+being deleted (one that is overdue is on a lost node), why its image could not be pulled, and how it was first seen to
+end: whatever happens to the object later, that stays the end of the pod.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
 
-from elasticdl.cluster.cluster import EventType, Pod, PodEvent
+from elasticdl.cluster.cluster import EndReason, EventType, Pod, PodEvent, PodPhase
 from elasticdl.cluster.kubernetes.api import ATTEMPT_S, ApiServer, Closed, Query, Refusal
-from elasticdl.cluster.kubernetes.pod_cache import PodCache
-from elasticdl.cluster.kubernetes.pods import Object, has_ended
+from elasticdl.cluster.kubernetes.causes import Causes
+from elasticdl.cluster.kubernetes.pods import (
+    PULL_BACK_OFF,
+    PULL_FAILED,
+    Cause,
+    Object,
+    code_of,
+    deletion_of,
+    disruption_of,
+    ended_before_deletion,
+    error_is_cut_off,
+    has_ended,
+    node_is_silent,
+    node_of,
+    read_pod,
+    waiting,
+    why_ended,
+)
 from elasticdl_client.errors import ElasticDLError
+
+_OVERDUE_S = 10.0  # beyond its grace, on a node that the cluster does not hear of
+_SLOW_S = 30.0  # beyond its grace, on any node: a kubelet that lives needs less
+_MAX_PODS = 8192
+_NEVER = float("inf")
+_BY_A_DELETION = (EndReason.COMPLETED, EndReason.ERROR, EndReason.KILLED)  # what the end of a deleted pod looks like
+
+
+@dataclass(slots=True)
+class _Record:
+    name: str = ""
+    node: str = ""
+    deletion: tuple[str, float] | None = None
+    deletion_seen_at: float = _NEVER
+    due_at: float = _NEVER
+    overdue_at: float = _NEVER
+    pull_error: str = ""
+    blocked: str = ""
+    end: Pod | None = None
+
+
+class PodCache:
+    """All pods of one job, as several threads read them.
+
+    Args:
+        causes: finds the cause of an end that the object does not explain.
+    """
+
+    def __init__(self, causes: Causes) -> None:
+        self._causes = causes
+        self._lock = threading.RLock()
+        self._records: OrderedDict[str, _Record] = OrderedDict()
+
+    def read(self, shown: Object) -> Pod | None:
+        """The pod; None if the object is not a pod of a job's."""
+        pod = read_pod(shown)
+        if pod is None:
+            return None
+        with self._lock:
+            record = self._noted(pod, shown)
+            if record.end is not None and (record.end.reason is EndReason.NODE_LOST or has_ended(pod)):
+                code = pod.exit_code if record.end.exit_code is None else record.end.exit_code
+                return replace(record.end, labels=pod.labels, exit_code=code)
+            if not has_ended(pod):
+                return self._living(pod, record)
+        pod = self._with_cause(pod, shown, record)
+        with self._lock:
+            record.end = record.end or pod
+            return record.end
+
+    def gone(self, pod: Pod, shown: Object | None = None) -> Pod:
+        """The pod as it has left the cluster.
+
+        Args:
+            pod: as it was last read.
+            shown: its last object; None if its removal was not seen.
+        """
+        if shown is not None:
+            pod = self.read(shown) or pod
+        with self._lock:
+            record = self._record(pod.uid)
+            pod = record.end or pod
+        if not has_ended(pod):
+            pod = self._removed(pod, shown, record)
+        elif pod.reason is EndReason.DELETED:
+            pod = self._explained(pod, record)
+        with self._lock:
+            record.end = pod
+        return pod
+
+    def overdue_at(self, uid: str) -> float:
+        """When, by the monotonic clock, a pod that is being deleted counts as lost; infinity if it is not."""
+        with self._lock:
+            return self._record(uid).overdue_at
+
+    def uid_of(self, name: str) -> str:
+        """The newest pod of that name that was seen here; empty if none was."""
+        with self._lock:
+            return next((uid for uid in reversed(self._records) if self._records[uid].name == name), "")
+
+    def _noted(self, pod: Pod, shown: Object) -> _Record:
+        record = self._record(pod.uid)
+        record.name, record.node = pod.name, node_of(shown)
+        deletion = deletion_of(shown)
+        if deletion is not None and deletion != record.deletion:
+            now = time.monotonic()
+            record.deletion_seen_at = min(record.deletion_seen_at, now)
+            record.due_at = min(record.due_at, now + deletion[1])
+            record.deletion = deletion
+        record.overdue_at = record.due_at + (_OVERDUE_S if node_is_silent(shown) else _SLOW_S)
+        wait = waiting(shown)
+        if wait.reason == PULL_FAILED and wait.message:
+            record.pull_error = wait.message
+        elif wait.reason == PULL_BACK_OFF:
+            told = not record.pull_error or record.pull_error in wait.message
+            record.blocked = str(wait) if told else f"{wait}: {record.pull_error}"
+        return record
+
+    def _living(self, pod: Pod, record: _Record) -> Pod:
+        if time.monotonic() >= record.overdue_at:
+            message = f"node {record.node} has not ended it in time and counts as lost"
+            record.end = replace(pod, phase=PodPhase.FAILED, reason=EndReason.NODE_LOST, message=message, blocked="")
+            return record.end
+        if pod.phase is PodPhase.PENDING and record.blocked and pod.message.startswith((PULL_FAILED, PULL_BACK_OFF)):
+            return replace(pod, message=record.blocked, blocked=record.blocked)  # also while it is tried once more
+        if record.deletion is not None and not pod.message:
+            return replace(pod, message="it is being deleted")
+        return pod
+
+    def _with_cause(self, pod: Pod, shown: Object, record: _Record) -> Pod:
+        """Add to an ended pod what the object lacks: the cause of its deletion, or all of a long error."""
+        if pod.reason is EndReason.ERROR and error_is_cut_off(shown) and (log := self._causes.end_of_log(shown)):
+            pod = replace(pod, message=why_ended(shown, log).message)
+        unexplained = pod.exit_code is None and pod.reason is EndReason.ERROR and not shown["status"].get("reason")
+        if record.deletion is None and not unexplained:
+            return pod
+        if not unexplained and (pod.reason not in _BY_A_DELETION or ended_before_deletion(shown)):
+            return pod
+        return self._explained(pod, record)
+
+    def _removed(self, pod: Pod, shown: Object | None, record: _Record) -> Pod:
+        """Return the end of a pod that was gone before its end was seen."""
+        cause = disruption_of(shown) if shown is not None else Cause()
+        code = code_of(shown) if shown is not None else None
+        if cause.reason is EndReason.NONE:
+            cause = self._causes.of(pod.uid, self._deleted_for_s(record) or 0.0)
+        if cause.reason is EndReason.NONE and code is None and self._causes.node_is_gone(record.node):
+            cause = Cause(EndReason.NODE_LOST, f"node {record.node} is gone")
+        if cause.reason is EndReason.NONE:
+            started = pod.phase is PodPhase.RUNNING
+            cause = Cause(EndReason.DELETED, "deleted" if started else "deleted before it started")
+        phase = PodPhase.SUCCEEDED if code == 0 else PodPhase.FAILED
+        return replace(pod, phase=phase, reason=cause.reason, message=cause.message, exit_code=code, blocked="")
+
+    def _explained(self, pod: Pod, record: _Record) -> Pod:
+        cause = self._causes.of(pod.uid, self._deleted_for_s(record))
+        if cause.reason is not EndReason.NONE:
+            return replace(pod, reason=cause.reason, message=cause.message)
+        if record.deletion is not None:
+            return replace(pod, reason=EndReason.DELETED)
+        return pod
+
+    def _deleted_for_s(self, record: _Record) -> float | None:
+        return None if record.deletion is None else time.monotonic() - record.deletion_seen_at
+
+    def _record(self, uid: str) -> _Record:
+        if uid not in self._records:
+            self._records[uid] = _Record()
+            while len(self._records) > _MAX_PODS:
+                oldest, _ = self._records.popitem(last=False)
+                self._causes.forget(oldest)
+        return self._records[uid]
+
 
 _LOG = logging.getLogger(__name__)
 _STREAM_S = 15  # after it the server ends a stream; one that is silent beyond that is broken

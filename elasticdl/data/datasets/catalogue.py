@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from elasticdl.data.datasets.cifar import cifar10
-from elasticdl.data.datasets.clicks import ClickLog
-from elasticdl.data.datasets.criteo import criteo
+from elasticdl.data.datasets import Split
+from elasticdl.data.datasets.clicks import ClickLog, criteo
 from elasticdl.data.datasets.imagenet import imagenet
-from elasticdl.data.datasets.images import digits, mnist
-from elasticdl.data.datasets.split import Split
+from elasticdl.data.datasets.images import cifar10, digits, mnist
 from elasticdl.data.datasets.tables import census, frappe, iris
 from elasticdl_client.errors import DataError
 

@@ -1,21 +1,31 @@
-"""A synthetic click log of any size, the same for the same seed: learnable, skewed, and cheap to make.
+"""Click logs: a synthetic one, and Criteo's display advertising, from a file or generated; each as tf.train.Example.
 
-Each record has `ids` (ten categories, Zipf-distributed over one id space; every field has its own popular ids),
-`dense` (thirteen standard normal floats) and `label`.  The label is drawn with the probability that a hidden logistic
-model of all ids and floats gives, so the best possible AUC is about 0.85.
+The synthetic one is of any size and the same for the same seed: learnable, skewed, and cheap to make. Each record has
+`ids` (ten categories, Zipf-distributed over one id space; every field has its own popular ids), `dense` (thirteen
+standard normal floats) and `label`. The label is drawn with the probability that a hidden logistic model of all ids and
+floats gives, so the best possible AUC is about 0.85.
+
+Criteo's has `label`, `I1` to `I13` (floats), `C1` to `C26` (bytes).
+
+A value that is missing is left out.  From the rows of a file, or a generated log of the same columns: categories are
+Zipf-distributed, some values are missing, and the label is drawn with the probability that a hidden factorization
+machine gives, so the best possible AUC is about 0.91.
 """
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.data.datasets.split import Split
-from elasticdl.data.example import encode_examples
+from elasticdl.data.datasets import Split
+from elasticdl.data.example import encode_example, encode_examples
+from elasticdl_client.errors import DataError
 
 NUM_FIELDS = 10
 NUM_DENSE = 13
@@ -91,3 +101,138 @@ class ClickLog:
         state ^= state >> np.uint64(31)
         weights: NDArray[np.float64] = (state >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
         return weights
+
+
+COUNTS = tuple(f"I{k}" for k in range(1, 14))
+CATEGORIES = tuple(f"C{k}" for k in range(1, 27))
+_FILES = ("train.txt", "criteo_sample.txt")
+_VALIDATION_SHARE = 20  # one row in twenty
+_CRITEO_BLOCK_SIZE = 1024
+
+_GENERATED_TRAIN, _GENERATED_VALIDATION = 40_000, 8000
+_DISTINCT = (  # as in the original, but at most 100
+    100, 100, 100, 100, 100, 24, 100, 100, 3, 100, 100, 100, 100, 27, 100, 100, 10, 100, 100, 4, 100, 18, 15, 100, 100,
+    100,
+)  # fmt: skip
+_MISSING = 0.15  # of the counts
+_DIM = 4
+_CRITEO_BIAS = -2.0
+
+
+def criteo(source: str) -> list[Split]:
+    """Rows of Kaggle's train.txt (tabs, no header) or of the sample (commas, a header): one in twenty validates.
+
+    Without a directory, a generated log: 40,000 to train and 8,000 to validate.
+
+    Raises:
+        DataError: there is no such file, or a row is not as it should be.
+    """
+    if not source:
+        return generated(_GENERATED_TRAIN, _GENERATED_VALIDATION)
+    path = next((path for name in _FILES if os.path.isfile(path := os.path.join(source, name))), None)
+    if path is None:
+        raise DataError(
+            f"{source} has no file {' or '.join(_FILES)}.",
+            "--source is the directory with Criteo's rows; without it a log is generated.",
+        )
+    num_rows = sum(1 for _ in _rows(path))
+    num_validation = num_rows // _VALIDATION_SHARE
+    return [
+        Split("train", num_rows - num_validation, _blocks_of_file(path, validation=False, num_rows=num_rows)),
+        Split("validation", num_validation, _blocks_of_file(path, validation=True, num_rows=num_rows)),
+    ]
+
+
+def generated(num_train: int, num_validation: int, seed: int = 0) -> list[Split]:
+    """A log; the same one for the same numbers."""
+    hidden = _Hidden(seed)
+    return [
+        Split(name, count, _generated_blocks(hidden, count, [seed, k]))
+        for k, (name, count) in enumerate([("train", num_train), ("validation", num_validation)])
+    ]
+
+
+def _rows(path: str) -> Iterator[tuple[int, list[str]]]:
+    """Line number and the 40 cells of each row."""
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        first = file.readline()
+        file.seek(0)
+        rows = csv.reader(file, delimiter="\t" if "\t" in first else ",")
+        for row in rows:
+            if rows.line_num == 1 and row[:1] == ["label"]:
+                continue
+            if len(row) != 1 + len(COUNTS) + len(CATEGORIES):
+                raise DataError(f"{path}, line {rows.line_num}: has {len(row)} columns, not 40.")
+            yield rows.line_num, row
+
+
+def _blocks_of_file(path: str, validation: bool, num_rows: int) -> Iterator[list[bytes]]:
+    block: list[bytes] = []
+    last = num_rows // _VALIDATION_SHARE * _VALIDATION_SHARE
+    for number, (line, row) in enumerate(_rows(path)):
+        if (number % _VALIDATION_SHARE == _VALIDATION_SHARE - 1 and number < last) != validation:
+            continue
+        block.append(_record(path, line, row))
+        if len(block) == _CRITEO_BLOCK_SIZE:
+            yield block
+            block = []
+    yield block
+
+
+def _record(path: str, line: int, row: Sequence[str]) -> bytes:
+    try:
+        features: dict[str, int | float | bytes] = {"label": int(row[0])}
+        for name, cell in zip(COUNTS, row[1:], strict=False):
+            if cell:
+                features[name] = float(cell)
+    except ValueError as error:
+        raise DataError(f"{path}, line {line}: {error}.", "The file is damaged or of another format.") from error
+    for name, cell in zip(CATEGORIES, row[1 + len(COUNTS) :], strict=True):
+        if cell:
+            features[name] = cell.encode()
+    return encode_example(features)
+
+
+class _Hidden:
+    """The model that the labels of a generated log come from: a weight and a vector for each value of a category."""
+
+    def __init__(self, seed: int) -> None:
+        random = np.random.default_rng([20_140_624, seed])
+        self.weights = [random.normal(0, 0.45, count) for count in _DISTINCT]
+        self.vectors = [random.normal(0, 0.2, (count, _DIM)) for count in _DISTINCT]
+        self.slopes = random.normal(0, 0.25, len(COUNTS))
+
+    def logits(self, counts: NDArray[np.float64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Of counts [n, 13] and ids [n, 26]."""
+        columns = range(len(CATEGORIES))
+        vectors = np.stack([self.vectors[k][ids[:, k]] for k in columns], axis=1)
+        pairs: NDArray[np.float64] = (vectors.sum(axis=1) ** 2 - (vectors**2).sum(axis=1)).sum(axis=1) / 2
+        linear = sum(self.weights[k][ids[:, k]] for k in columns)
+        return _CRITEO_BIAS + linear + pairs + (np.log1p(counts) - 1.5) @ self.slopes
+
+
+def _generated_blocks(hidden: _Hidden, count: int, seed: list[int]) -> Iterator[list[bytes]]:
+    random = np.random.default_rng(seed)
+    for start in range(0, count, _CRITEO_BLOCK_SIZE):
+        size = min(_CRITEO_BLOCK_SIZE, count - start)
+        counts = np.floor(np.exp(random.normal(1.5, 1.2, (size, len(COUNTS)))))
+        ranks = [np.floor(np.exp(random.random(size) * np.log(distinct))) for distinct in _DISTINCT]  # Zipf
+        ids = np.stack(ranks, axis=1).astype(np.int64) - 1
+        clicked = random.random(size) < 1 / (1 + np.exp(-hidden.logits(counts, ids)))
+        missing = random.random((size, len(COUNTS))) < _MISSING
+        yield [
+            _generated_record(int(label), row_counts, row_ids, row_missing)
+            for label, row_counts, row_ids, row_missing in zip(clicked, counts, ids, missing, strict=True)
+        ]
+
+
+def _generated_record(
+    label: int, counts: NDArray[np.float64], ids: NDArray[np.int64], missing: NDArray[np.bool_]
+) -> bytes:
+    features: dict[str, int | float | bytes] = {"label": label}
+    for name, value, is_missing in zip(COUNTS, counts, missing, strict=True):
+        if not is_missing:
+            features[name] = float(value)
+    for k, (name, number) in enumerate(zip(CATEGORIES, ids, strict=True)):
+        features[name] = b"%08x" % ((int(number) * 2_654_435_761 + k * 40_503) & 0xFFFFFFFF)
+    return encode_example(features)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 
 from elasticdl.data.checksums import write_manifest
-from elasticdl.data.datasets.split import Split
+from elasticdl.data.datasets import Split
 from elasticdl.data.recordio import Compressor, RecordIOWriter
 from elasticdl_client.errors import DataError
 

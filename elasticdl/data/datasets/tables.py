@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.data.datasets.split import Split
+from elasticdl.data.datasets import Split
 from elasticdl.data.example import encode_example, encode_examples
 from elasticdl_client.errors import DataError
 

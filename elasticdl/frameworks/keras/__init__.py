@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
+from elasticdl.frameworks.keras.devices import limit_threads
 from elasticdl.frameworks.keras.framework import KerasFramework
-from elasticdl.frameworks.keras.threads import limit_threads
 
 __all__ = ["KerasFramework", "first_op"]
 

@@ -1,4 +1,7 @@
-"""The device that TensorFlow computes on: its name, its settings, and the memory that tensors take of it."""
+"""The device that TensorFlow computes on: its name, its settings, and the memory that tensors take of it.
+
+How many threads TensorFlow computes with: as many as this container has processors, not this machine.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ import os
 
 import tensorflow as tf
 
-from elasticdl.frameworks.devices import DeviceMeter, cpu_text
-from elasticdl.frameworks.processors import num_processors
+from elasticdl.frameworks.devices import DeviceMeter, cpu_text, num_processors
 from elasticdl.protocol.values import Device
 
 
@@ -34,3 +36,15 @@ def _num_threads() -> int:
     """Of one operation: what the user has set, or the environment says, or TensorFlow takes by itself."""
     chosen = tf.config.threading.get_intra_op_parallelism_threads()
     return chosen or int(os.environ.get("TF_NUM_INTRAOP_THREADS", "0")) or num_processors()
+
+
+_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
+
+def limit_threads() -> None:
+    """Heeds the control group's limit, unless the user has said how many threads there shall be.
+
+    TensorFlow itself counts the machine's processors; it reads the variables at its first operation.
+    """
+    for name in _VARIABLES:
+        os.environ.setdefault(name, str(num_processors()))

@@ -14,7 +14,15 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from elasticdl.data.reader import Metadata
-from elasticdl.frameworks.data_flaws import data_flaws
+from elasticdl.frameworks.data_flaws import (
+    ClassLabels,
+    LabelFlaw,
+    ProbabilityLabels,
+    are_probabilities,
+    data_flaws,
+    label_flaw,
+    labels_blamed,
+)
 from elasticdl.frameworks.devices import DeviceMeter
 from elasticdl.frameworks.framework import (
     Batch,
@@ -32,7 +40,7 @@ from elasticdl.frameworks.framework import (
 from elasticdl.frameworks.keras import callbacks as hooks
 from elasticdl.frameworks.keras.compiled import by_output, check_compiled, check_complete, taken_from_compile
 from elasticdl.frameworks.keras.devices import device_meter
-from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
+from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures, arrays_of, load_weights
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.input.feed import TracedFeed
 from elasticdl.frameworks.keras.input.pipeline import Pipeline
@@ -47,20 +55,10 @@ from elasticdl.frameworks.keras.optimizer import (
     own_rate_at,
 )
 from elasticdl.frameworks.keras.precision import build_optimizer, check_policy, set_policy
-from elasticdl.frameworks.keras.prediction import arrays_of, load_weights
 from elasticdl.frameworks.keras.samples import Examples, take_apart, zeros_like_spec
-from elasticdl.frameworks.keras.saving.export import export_model
-from elasticdl.frameworks.keras.saving.keras_file import check_keras_file
+from elasticdl.frameworks.keras.saving.export import check_keras_file, export_model
 from elasticdl.frameworks.keras.step.all_reduce_step import AllReduceStep
 from elasticdl.frameworks.keras.step.step import CompiledSteps
-from elasticdl.frameworks.label_flaws import (
-    ClassLabels,
-    LabelFlaw,
-    ProbabilityLabels,
-    are_probabilities,
-    label_flaw,
-    labels_blamed,
-)
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers.placement import Placement
 from elasticdl.model_def import ModelDefinition

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras.src.trainers.compile_utils import CompileLoss
 
 from elasticdl.frameworks.framework import Floats
-from elasticdl.frameworks.keras.overrides import is_overridden
+from elasticdl.frameworks.keras.compiled import is_overridden
 from elasticdl.frameworks.keras.samples import Examples
 from elasticdl.layers.placement import Placement, RowsNotFetched
 from elasticdl_client.errors import ModelDefinitionError

@@ -16,13 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import Floats, Mode, Parameters, Table, Variable
-from elasticdl.frameworks.keras.compiled import completed
-from elasticdl.frameworks.keras.embedding.swap import Swap, Unmovable
-from elasticdl.frameworks.keras.embedding.tables import describe_table
+from elasticdl.frameworks.keras.compiled import check_overrides, completed
+from elasticdl.frameworks.keras.embedding import Swap, Unmovable, describe_table
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs, nested_models_checked
 from elasticdl.frameworks.keras.input.ids import ids_function
 from elasticdl.frameworks.keras.losses import TotalLoss
-from elasticdl.frameworks.keras.overrides import check_overrides
 from elasticdl.frameworks.keras.samples import Examples, zeros_like_spec
 from elasticdl.frameworks.keras.seeds import StepSeeds, generator_states
 from elasticdl.frameworks.user_code import user_call

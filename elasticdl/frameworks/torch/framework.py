@@ -14,7 +14,15 @@ import numpy.typing as npt
 import torch
 
 from elasticdl.data.reader import Metadata
-from elasticdl.frameworks.data_flaws import data_flaws
+from elasticdl.frameworks.data_flaws import (
+    ClassLabels,
+    LabelFlaw,
+    ProbabilityLabels,
+    are_probabilities,
+    data_flaws,
+    label_flaw,
+    labels_blamed,
+)
 from elasticdl.frameworks.devices import DeviceMeter
 from elasticdl.frameworks.framework import (
     Batch,
@@ -29,18 +37,10 @@ from elasticdl.frameworks.framework import (
     TableRows,
     TaskRecords,
 )
-from elasticdl.frameworks.label_flaws import (
-    ClassLabels,
-    LabelFlaw,
-    ProbabilityLabels,
-    are_probabilities,
-    label_flaw,
-    labels_blamed,
-)
 from elasticdl.frameworks.metrics import make_measures
 from elasticdl.frameworks.torch import callbacks as hooks
 from elasticdl.frameworks.torch.computation import Computation, LossScale
-from elasticdl.frameworks.torch.devices import device_meter
+from elasticdl.frameworks.torch.devices import device_meter, keep_threads_here, limit_threads
 from elasticdl.frameworks.torch.gradients import ModuleGradients
 from elasticdl.frameworks.torch.inference import TorchEvaluation, arrays_of, export_model, load_file, load_weights
 from elasticdl.frameworks.torch.input_processes import InputProcesses
@@ -52,7 +52,6 @@ from elasticdl.frameworks.torch.pipeline import TensorPipeline
 from elasticdl.frameworks.torch.randomness import seed_step
 from elasticdl.frameworks.torch.samples import Feed, moved
 from elasticdl.frameworks.torch.state import ModuleState
-from elasticdl.frameworks.torch.threads import keep_threads_here, limit_threads
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError

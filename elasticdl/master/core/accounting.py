@@ -16,8 +16,7 @@ from elasticdl.master.core.group.groups import WorkerGroups
 from elasticdl.master.core.ledger.checkpoints import Checkpoints
 from elasticdl.master.core.slot_time import SECOND, SlotUse
 from elasticdl.master.core.state import JobState
-from elasticdl_client.goodput import PsState, summary
-from elasticdl_client.pod_times import PodTimes
+from elasticdl_client.goodput import PodTimes, PsState, summary
 
 
 class Accounting:

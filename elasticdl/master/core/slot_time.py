@@ -21,8 +21,7 @@ from enum import StrEnum
 from typing import Any
 
 from elasticdl.protocol.values import pod_and_process
-from elasticdl_client.goodput import SlotState
-from elasticdl_client.pod_times import PodTimes
+from elasticdl_client.goodput import PodTimes, SlotState
 
 SECOND = 1_000_000  # microseconds
 _MOST_SECONDS = 1e10  # that a process may claim; a number, whatever it says

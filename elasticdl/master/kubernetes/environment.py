@@ -4,6 +4,13 @@ Environment: ``ELASTICDL_NAMESPACE``, ``ELASTICDL_JOB_NAME``, ``ELASTICDL_TOKEN_
 anything is begun the master's rights are checked, and the job's ConfigMap becomes the owner of its other objects, so
 that deleting it deletes all.  While it runs, annotations of the ConfigMap say how many workers the user wants, and
 whether the job is to stop.
+
+The pod that the master runs in: its label, and its end.  A failure to set the label is only a warning.
+
+The end of a job that has ended: after --ttl_after_finished seconds its master deletes everything of it.
+
+It deletes the ConfigMap that owns the rest, and leaves the rest to the cluster's garbage collector: all pods, the
+Services, the Secret and the NetworkPolicy go first, the ConfigMap goes last.
 """
 
 from __future__ import annotations
@@ -22,9 +29,7 @@ from elasticdl.cluster.kubernetes.api import ApiCalls, ApiServer, Closed, Object
 from elasticdl.master.environment import UserRequest
 from elasticdl.master.journal import JournalWriteError, Superseded
 from elasticdl.master.kubernetes.event_publisher import EventPublisher, Owner
-from elasticdl.master.kubernetes.expiry import Expiry
 from elasticdl.master.kubernetes.journal import ConfigMapJournal
-from elasticdl.master.kubernetes.own_pod import OwnPod
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.rpc import addresses
 from elasticdl.rpc.job_secret import read_secret_flags, read_token, whole_spec
@@ -33,11 +38,10 @@ from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase
 from elasticdl_client.kubernetes import names
-from elasticdl_client.kubernetes.access import described, missing_of_user
 from elasticdl_client.kubernetes.api import ClusterError, Connection, connect
 from elasticdl_client.kubernetes.commands import grant
 from elasticdl_client.kubernetes.pods import pod_manifest
-from elasticdl_client.kubernetes.rbac import EXPIRY_RIGHTS, MASTER_RIGHTS
+from elasticdl_client.kubernetes.rbac import EXPIRY_RIGHTS, MASTER_RIGHTS, described, missing_of_user
 
 PATIENCE_S = 300.0
 _MAX_PAUSE_S = 5.0
@@ -354,3 +358,138 @@ class RequestWatch:
         if self._trouble:
             logger.info("The requests of the user can be read again")
             self._trouble = ""
+
+
+_TIMEOUT_S = (5.0, 5.0)
+_KUBELET_S = 10.0  # for the kubelet to end the pod
+_LOOK_S = 0.2
+_MERGE = "application/merge-patch+json"
+
+
+class OwnPod:
+    """The master's pod, by its name; its methods may be called from any thread.
+
+    Attributes:
+        created_at: by the API server's clock, in seconds since the Unix epoch; 0 before `look`.
+    """
+
+    def __init__(self, connection: Connection, namespace: str, job_name: str) -> None:
+        self._connection = connection
+        self._namespace = namespace
+        self._name = names.pod_name(job_name, "master", 0)
+        self.created_at = 0.0
+
+    def look(self, owner_uid: str) -> bool:
+        """Whether it has the job's ConfigMap as its owner.
+
+        Raises:
+            Superseded: the pod of that name is another one than this process runs in.
+            ClusterError: it cannot be read.
+        """
+        try:
+            pod = self._read()
+        except ClusterError as error:
+            if error.status == 404:
+                raise Superseded(f"pod {self._name} was deleted, and its master leaves with it") from error
+            raise
+        self.created_at = pod.metadata.creation_timestamp.timestamp()
+        own, shown = os.environ.get("MY_POD_IP", ""), pod.status.pod_ip or ""
+        if own and shown and own != shown:
+            raise Superseded(f"pod {self._name} was made again and has the address {shown}; this one has {own}")
+        return any(owner.uid == owner_uid for owner in pod.metadata.owner_references or [])
+
+    def label(self, status: str) -> None:
+        """Sets the label `status`."""
+        self._patch({"metadata": {"labels": {names.STATUS_LABEL: status}}}, f"get the label {status}")
+
+    def end(self) -> None:
+        """Ends it for good: the kubelet does not start it again, and its phase becomes Failed.
+
+        A container that exits with 1 would be restarted without end (restartPolicy OnFailure).  So the kubelet is told
+        that the pod's time is over; until it has heard that, this process must live, or its log is put aside by that
+        of the next one.
+        """
+        try:
+            if self._read().spec.restart_policy == "Never":
+                return
+            self._patch({"spec": {"activeDeadlineSeconds": 1}}, "be ended")
+            self._await_failed()
+        except ClusterError as error:
+            logger.warning("Pod %s could not be ended: %s", self._name, error.what)
+
+    def _await_failed(self) -> None:
+        deadline = time.monotonic() + _KUBELET_S
+        while time.monotonic() < deadline:
+            pod = self._read()
+            if pod.status.phase == "Failed" or not pod.spec.node_name:  # without a node there is no kubelet
+                return
+            threading.Event().wait(_LOOK_S)
+
+    def _read(self) -> Any:
+        with self._connection.doing(f"read pod {self._name} of namespace {self._namespace}"):
+            return self._connection.core.read_namespaced_pod(self._name, self._namespace, _request_timeout=_TIMEOUT_S)
+
+    def _patch(self, body: dict[str, Any], what: str) -> None:
+        try:
+            with self._connection.doing(f"change pod {self._name}"):
+                path = f"/api/v1/namespaces/{self._namespace}/pods/{self._name}"
+                self._connection.patch(path, body, _MERGE, timeout_s=_TIMEOUT_S)
+        except ClusterError as error:
+            logger.warning("Pod %s could not %s: %s", self._name, what, error.what)
+
+
+_LONGEST_EXPIRY_PAUSE_S = 30.0
+_COLLECTED_S = 120.0  # until the garbage collector ends this pod; else its container would be started again
+
+
+class Expiry:
+    """Of one job."""
+
+    def __init__(self, connection: Connection, namespace: str, job_name: str, owner_uid: str, account: str) -> None:
+        """
+        Args:
+            owner_uid: of the job's ConfigMap; one of the same name that was made since is not deleted.
+            account: the service account of the master, for messages.
+        """
+        self._connection = connection
+        self._namespace = namespace
+        self._name = names.job_object(job_name)
+        self._uid = owner_uid
+        self._account = account
+
+    def wait(self, ended_at: float, ttl_s: float, stop: threading.Event) -> bool:
+        """Delete the job when its time is over, and wait until this pod is terminating; False if it may not be deleted.
+
+        Args:
+            ended_at: when the job has ended, in seconds since the Unix epoch.
+            ttl_s: seconds that it stays.
+            stop: set when this process is terminating: a next life continues the wait.
+        """
+        left_s = max(0.0, ended_at + ttl_s - time.time())
+        logger.info("The job and all its objects are deleted in %.0f s (--ttl_after_finished)", left_s)
+        if stop.wait(left_s):
+            return True
+        if not self._delete(stop):
+            return False
+        stop.wait(_COLLECTED_S)
+        return True
+
+    def _delete(self, stop: threading.Event) -> bool:
+        """Delete the owner, again and again while the API server does not answer; return False if it refuses."""
+        body = {"propagationPolicy": "Foreground", "preconditions": {"uid": self._uid}}
+        pause_s = _FIRST_PAUSE_S
+        while not stop.is_set():
+            try:
+                with self._connection.doing(f"delete ConfigMap {self._name} of namespace {self._namespace}"):
+                    self._connection.core.delete_namespaced_config_map(self._name, self._namespace, body=body)
+                return True
+            except ClusterError as error:
+                if error.status in (404, 409):  # it is gone, or another job has its name
+                    return True
+                if not error.unreachable and error.status < 500 and error.status != 429:
+                    logger.warning("%s; %s lets it", error.what, grant(self._namespace, self._account))
+                    return False
+                logger.warning("%s; it is tried again in %.1f s", error.what, pause_s)
+            stop.wait(pause_s)
+            pause_s = min(_LONGEST_EXPIRY_PAUSE_S, 2 * pause_s)
+        return True

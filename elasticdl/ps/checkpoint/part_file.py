@@ -42,8 +42,8 @@ from elasticdl.ps.checkpoint.part_layout import (
 from elasticdl.ps.snapshot import PartSnapshot, Piece, TableChunk
 from elasticdl.storage.paths import path_of, real_path, writing
 from elasticdl.storage.versions import is_complete, reason
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.errors import CheckpointError, StorageError
+from elasticdl_client.storage_kinds import AnyPath
 
 Array = npt.NDArray[Any]
 _Typed = tuple[Array, np.dtype[Any]]

@@ -18,16 +18,16 @@ from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.master_link import TERMINATED, Beginning, Left, PsIdentity, PsMasterLink, Shutdown
 from elasticdl.ps.server.restoring import NoneIsWhole, restore, restore_other
 from elasticdl.ps.server.service import JobBounds, PsService, register_service, serve_tensors
-from elasticdl.ps.server.settings import UpdateSettings
 from elasticdl.ps.server.state import ServerState
+from elasticdl.ps.server.synchronous import UpdateSettings
 from elasticdl.ps.snapshot import Buckets
 from elasticdl.rpc import addresses
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.handshake import ENCRYPT_VARIABLE, check_encryption
 from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.rpc.logs import log_to_stdout
-from elasticdl.rpc.memory import keep_large_buffers
 from elasticdl.rpc.patience import read_master_timeout_s
+from elasticdl.rpc.resource_use import keep_large_buffers
 from elasticdl.rpc.servers import serve
 from elasticdl.rpc.signals import on_signals
 from elasticdl.storage.paths import path_of

@@ -19,9 +19,9 @@ from elasticdl.ps.checkpoint.part_layout import Blocks, TableIndex
 from elasticdl.ps.partition import NUM_BUCKETS, buckets, joined_buckets, num_floats, slices_within
 from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece, TableChunk
 from elasticdl.storage.versions import complete
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.errors import CheckpointError
+from elasticdl_client.storage_kinds import AnyPath
 
 FORMAT = 2
 

@@ -31,8 +31,8 @@ from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import Frame, FrameError, Message, WireVersionError
 from elasticdl.rpc.servers import raw_handlers
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
+from elasticdl_client.storage_kinds import AnyPath
 
 _log = logging.getLogger(__name__)
 

@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from elasticdl.frameworks.framework import Floats, Ids
 from elasticdl.ps.applied import AppliedSet, FencingTokens, MinibatchName
 from elasticdl.ps.partition import ALL_BUCKETS
-from elasticdl.ps.server.in_flight import InFlightUpdates
+from elasticdl.ps.server.in_flight import InFlightUpdates, StatePartition
 from elasticdl.ps.server.metrics import PsCounters
 from elasticdl.ps.server.model import ModelPart, adopt, check_same_model, initial_snapshot, shape_of
-from elasticdl.ps.server.settings import UpdateSettings
-from elasticdl.ps.server.state_partition import StatePartition
-from elasticdl.ps.server.synchronous import Confirmed, NumPushing, Synchronous
+from elasticdl.ps.server.synchronous import Confirmed, NumPushing, Synchronous, UpdateSettings
 from elasticdl.ps.snapshot import Buckets, PartSnapshot
 from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb

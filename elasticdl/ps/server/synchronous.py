@@ -2,6 +2,8 @@
 
 `rounds` says why that is exact.  A gradient of a lease that has a successor is let go: the new holder of the task
 pushes its names again.
+
+How a PS takes updates: what the job's flags say of it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from elasticdl.ps.applied import MinibatchName
 from elasticdl.ps.server.in_flight import InFlightUpdate, InFlightUpdates
 from elasticdl.ps.server.metrics import PsCounters
 from elasticdl.ps.server.rounds import RoundsOfPs0
-from elasticdl.ps.server.settings import UpdateSettings
 from elasticdl.ps.transport.wire import PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 
@@ -156,3 +157,22 @@ class Synchronous:
     def _note_coordinator(self, incarnation: int) -> None:
         if incarnation > self._coordinator:
             self._coordinator, self._followed = incarnation, 0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSettings:
+    """Flags of the same names.
+
+    Attributes:
+        use_async: each gradient is applied as it comes; otherwise in rounds.
+        grads_to_wait: gradients in a round.
+        sync_version_tolerance: rounds that a gradient may be late.
+        max_staleness: updates that a gradient may miss; 0: any number.
+        lr_staleness_modulation: the learning rate is divided by the updates that a gradient misses.
+    """
+
+    use_async: bool = True
+    grads_to_wait: int = 1
+    sync_version_tolerance: int = 0
+    max_staleness: int = 0
+    lr_staleness_modulation: bool = False

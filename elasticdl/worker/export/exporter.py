@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from elasticdl.frameworks.framework import Framework, Parameters, TableRows
-from elasticdl.rpc.memory import available_bytes
+from elasticdl.rpc.resource_use import available_bytes
 from elasticdl.storage.paths import DONE_FILE, RemotePath, path_of
 from elasticdl.worker.export.plan import ExportPlan, instead, plan_export, why_not
 from elasticdl.worker.export.stream import ExportWriter
@@ -26,10 +26,9 @@ from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.strategy import Values
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.storage_kinds import is_remote
+from elasticdl_client.storage_kinds import AnyPath, is_remote
 
 _log = logging.getLogger("elasticdl.worker")
 _LOOK_S = 0.5

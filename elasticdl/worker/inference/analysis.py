@@ -25,9 +25,9 @@ from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.strategy import Values
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.errors import DataError, StorageError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.storage_kinds import AnyPath
 
 _log = logging.getLogger("elasticdl.worker")
 _EXTENSION = "sketch"

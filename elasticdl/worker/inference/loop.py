@@ -15,7 +15,7 @@ import grpc
 
 from elasticdl.frameworks.framework import FeedError, Inference, Mode
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.memory import keep_large_buffers
+from elasticdl.rpc.resource_use import keep_large_buffers
 from elasticdl.storage.paths import path_of
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.evaluation import as_json, evaluate_task, merged_results

@@ -21,11 +21,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from elasticdl.storage.durable import sync_directory
-from elasticdl.storage.paths import RemotePath, remove_file
+from elasticdl.storage.paths import RemotePath, remove_file, sync_directory
 from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
-from elasticdl_client.any_path import AnyPath
+from elasticdl_client.storage_kinds import AnyPath
 
 _PREFIX = "part-"
 

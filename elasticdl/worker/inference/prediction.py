@@ -1,6 +1,10 @@
 """Predicting: the outputs of a model for the records of a task go to the user's processor, into a part, or both.
 
 Columns of the data may be written beside the predictions (--prediction_columns).
+
+Parts in a table of a database: the rows of a task, in one transaction, when their lease is confirmed.
+
+The first of --prediction_columns is the table's primary key; elasticdl.data.sql writes the rows.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from elasticdl.data.default_feed import FeedColumns
 from elasticdl.data.example_parser import parse_examples
 from elasticdl.data.factory import open_source
 from elasticdl.data.reader import Reader
+from elasticdl.data.sql import OutputTable
 from elasticdl.data.table_decoder import Column, decode
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Surplus
 from elasticdl.frameworks.user_code import user_call
@@ -27,8 +32,7 @@ from elasticdl.storage.paths import DONE_FILE, path_of
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.inference.output_parts import Parts
 from elasticdl.worker.inference.row_writers import Columns, RowWriter, columns_of, format_of, open_rows
-from elasticdl.worker.inference.table_parts import TableParts
-from elasticdl.worker.input.batches import TaskBatches
+from elasticdl.worker.input.batches import LeaseLost, TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.strategy import Values
@@ -225,3 +229,53 @@ def _array(column: Column) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
         return values
     texts = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in values.tolist()]
     return np.array(texts, dtype=object)
+
+
+class OutputRows:
+    """The rows of a task, in memory; see `RowWriter`."""
+
+    def __init__(self) -> None:
+        self._parts: list[Columns] = []
+
+    def write(self, columns: Columns) -> None:
+        self._parts.append(columns)
+
+    def close(self) -> None:
+        """Does nothing: the transaction comes later."""
+
+    def columns(self) -> Columns:
+        """Return all rows."""
+        names = self._parts[0] if self._parts else ()
+        return {name: np.concatenate([part[name] for part in self._parts]) for name in names}
+
+
+class TableParts:
+    """The parts of one job in one table; see `Parts`."""
+
+    def __init__(self, url: str, key: str, confirm: Callable[[int], bool]) -> None:
+        """
+        Args:
+            url: of the table, which is made with the first part.
+            key: the column that is its primary key.
+            confirm: `MasterLink.confirm`: whether a lease still counts.
+
+        Raises:
+            DataError: what the URL needs is not installed, or it names no table.
+        """
+        self._table = OutputTable(url, key)
+        self._confirm = confirm
+
+    @contextmanager
+    def writing(self, held: HeldLease) -> Iterator[OutputRows]:
+        """The rows of a task, to be written in the block.
+
+        Raises:
+            LeaseLost: another worker has the task by now.
+            DataError: the database refuses them.
+        """
+        rows = OutputRows()
+        yield rows
+        if not self._confirm(held.id):
+            raise LeaseLost
+        if columns := rows.columns():
+            self._table.replace(columns)

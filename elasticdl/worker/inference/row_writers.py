@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.data.example import encode_example, encode_examples
-from elasticdl.data.recordio_writer import RecordIOWriter
+from elasticdl.data.recordio_format import RecordIOWriter
 from elasticdl_client.choices import PredictionFormat
 from elasticdl_client.errors import JobError
 

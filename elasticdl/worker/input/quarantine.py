@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Mode, TaskRecords
 from elasticdl.storage.paths import make_directory, path_of, writing
 from elasticdl.storage.versions import reason
-from elasticdl_client.any_path import AnyPath
 from elasticdl_client.errors import StorageError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.storage_kinds import AnyPath
 
 _NOT_STRICT = "Without --strict_feed the difference is counted as filtered or augmented."
 _SHOWN = 200  # bytes of a record

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from elasticdl.frameworks.devices import num_processors
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
-from elasticdl.frameworks.keras.input.elements import Elements, Packing, mapped_inline
-from elasticdl.frameworks.keras.input.feed import TracedFeed
+from elasticdl.frameworks.keras.input.feed import Elements, Packing, TracedFeed, mapped_inline
 from elasticdl.frameworks.keras.input.ids import complete, out_of_range
 from elasticdl.frameworks.keras.samples import KerasMinibatch, size_of, take_apart, with_features
-from elasticdl.frameworks.processors import num_processors
 from elasticdl.layers.placement import TableSpec
 
 _PREFETCH = 2

@@ -16,15 +16,13 @@ import elasticdl.layers  # noqa: F401  its layers may be in a .keras file
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.devices import DeviceMeter
 from elasticdl.frameworks.framework import Batch, Evaluation, Floats, Mode, ModelReport, Parameters, TaskRecords
-from elasticdl.frameworks.keras.compiled import by_output, check_complete, completed
+from elasticdl.frameworks.keras.compiled import by_output, check_complete, check_overrides, completed
 from elasticdl.frameworks.keras.devices import device_meter
-from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
+from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures, arrays_of
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.input.pipeline import Pipeline
 from elasticdl.frameworks.keras.input.table_feed import traced_feed
 from elasticdl.frameworks.keras.metrics import Evaluated, TensorMeasure, measures_of
-from elasticdl.frameworks.keras.overrides import check_overrides
-from elasticdl.frameworks.keras.prediction import arrays_of
 from elasticdl.frameworks.keras.samples import Examples, take_apart, zeros_like_spec
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition

@@ -1,6 +1,7 @@
-"""Finds the user's model-definition module in the model zoo and its symbols in the module.
+"""From the flags that name a model definition to its callables.
 
-It runs the module and nothing in it, imports no framework, and says by name whatever is missing.
+Finds the user's model-definition module in the model zoo and its symbols in the module.  It runs the module and nothing
+in it, imports no framework, and says by name whatever is missing.  `ModelDefinition` holds the callables.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from elasticdl.model_def.definition import ModelDefinition
 from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.model_framework import ADAPTER, framework_of
 from elasticdl_client.original_imports import check_source
-from elasticdl_client.zoo_modules import ALIAS
+from elasticdl_client.zoo_modules import ADAPTER, ALIAS, framework_of
+
+__all__ = ["ModelDefinition", "framework_of", "load", "load_model_definition"]
+
 
 _FIRST_NOTICE_S = 5.0  # most modules are imported within this time, their framework included
 _LAST_NOTICE_S = 60.0
@@ -331,3 +333,50 @@ def _wrong(module: ModuleType, symbol: str, expected: str, value: object) -> Mod
 
 def _listed(params: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in params.items()) or "no arguments"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefinition:
+    """The symbols of a model-definition module.
+
+    Attributes:
+        path: the module's file, for messages.
+        symbol: the model's name in it.
+        model: makes the model; `--model_params` are bound already.
+        feed: ``feed(dataset, mode, metadata)``; of PyTorch ``feed(records, mode, metadata)``, or ``dataset``.
+        dataset: of Keras alone, where the job's data are the module's own: from a mode to arrays, a
+            `keras.utils.PyDataset` or a `tf.data.Dataset`; the same object for the same mode.
+        loss: ``loss(labels, predictions)``; of Keras also what `compile` takes: a name, a config, one for each output.
+        loss_weights: of Keras alone: those of a `loss` that `compile` was given.
+        optimizer: ``optimizer()``; of PyTorch ``optimizer(model)`` or ``optimizer(params)``; of Keras also a name or
+            a config.
+        eval_metrics_fn: ``eval_metrics_fn()``.
+        callbacks: ``callbacks()``.
+        custom_data_reader: ``custom_data_reader(data_origin, records_per_task=None, **params)``.
+        prediction_outputs_processor: class whose ``process(predictions, worker_id)`` takes predictions.
+        collate_fn: of PyTorch alone: ``collate_fn(samples)`` makes a minibatch.
+        lr_scheduler: of PyTorch alone: ``lr_scheduler(optimizer)``.
+        framework: of an adapter of the module's own: ``framework(definition, minibatch_size, seed, metadata,
+            on_parameter_server, mode)`` makes an `elasticdl.frameworks.framework.Framework`.
+    """
+
+    path: str
+    symbol: str
+    model: Callable[[], Any]
+    feed: Callable[..., Any] | None = None
+    dataset: Callable[[str], Any] | None = None
+    loss: Any = None
+    loss_weights: Any = None
+    optimizer: Any = None
+    eval_metrics_fn: Callable[[], Any] | None = None
+    callbacks: Callable[[], Any] | None = None
+    custom_data_reader: Callable[..., Any] | None = None
+    prediction_outputs_processor: Callable[..., Any] | None = None
+    collate_fn: Callable[..., Any] | None = None
+    lr_scheduler: Callable[..., Any] | None = None
+    framework: Callable[..., Any] | None = None
+
+    @property
+    def has_data(self) -> bool:
+        """The module reads the data itself, so that a worker has to list them."""
+        return self.custom_data_reader is not None or self.dataset is not None

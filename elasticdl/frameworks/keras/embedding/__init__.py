@@ -1,1 +1,0 @@
-"""Embedding tables on parameter servers."""
