@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,6 @@ def job_of(tmp_path: Path, name: str, arguments: str = "", **flags: object) -> L
     return LocalJob(directory / "job", all_flags, "run", arguments=tuple(words), environment={"OMP_NUM_THREADS": "1"})
 
 
-def hold(job: LocalJob, at: int) -> LocalJob:
-    """Worker 1 waits in this step."""
-    job.arguments = (*job.arguments, "--hold-worker", "1", "--hold-at", str(at))
-    return job
-
-
 def notes_of(job: LocalJob) -> Path:
     return job.job_dir.parent / "notes"
 
@@ -46,15 +41,21 @@ def rows_of(job: LocalJob, kind: str, worker: int) -> list[list[Any]]:
     return [json.loads(line) for line in (notes_of(job) / f"{kind}-{worker}").read_text().splitlines()]
 
 
-def finish(job: LocalJob, killed: bool = False) -> None:
-    """The job ends well, every record was trained once in each epoch; with `killed` worker 1 is lost while it holds."""
+def finish(job: LocalJob, kills: Mapping[int, int] | None = None, epochs: int = EPOCHS) -> None:
+    """The job ends well, every record was trained once in each epoch.
+
+    Args:
+        kills: the workers that are killed, and the step in which each waits for it.
+    """
+    steps = kills or {}
+    job.arguments = (*job.arguments, "--hold", json.dumps(steps))
     job.start()
-    if killed:
-        job.wait_until("worker 1 to hold", (notes_of(job) / "held").exists, 150)
-        os.kill(next(pod.pid for pod in job.pods(Role.WORKER) if pod.index == 1), signal.SIGKILL)
+    for worker in steps:
+        job.wait_until(f"worker {worker} to hold", (notes_of(job) / f"hold-{worker}" / "held").exists, 150)
+        os.kill(next(pod.pid for pod in job.pods(Role.WORKER) if pod.index == worker), signal.SIGKILL)
     assert job.wait(200) == 0, job.story()
     found = [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)]
-    assert found == [(RECORDS, RECORDS, 0, 0)] * EPOCHS, job.story()
+    assert found == [(RECORDS, RECORDS, 0, 0)] * epochs, job.story()
 
 
 def check_same(job: LocalJob, one: int, other: int) -> list[list[Any]]:
@@ -75,8 +76,8 @@ def test_a_killed_worker_changes_neither_steps_nor_losses_of_a_fixed_global_batc
     plain = job_of(tmp_path, "plain", **flags)
     finish(plain)
     parts = '{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}'
-    killed = hold(job_of(tmp_path, "killed", parts, **flags), 7)
-    finish(killed, killed=True)
+    killed = job_of(tmp_path, "killed", parts, **flags)
+    finish(killed, {1: 7})
     assert losses_of(killed) == pytest.approx(losses_of(plain), abs=1e-3)
     assert rows_of(plain, "evaluations", 0) == rows_of(plain, "evaluations", 1), "rank 0's metrics are everyone's"
     for job, other in ((plain, 1), (killed, 2)):
@@ -88,6 +89,17 @@ def test_a_killed_worker_changes_neither_steps_nor_losses_of_a_fixed_global_batc
             ["begin", 0.0], ["end", 1.0], ["begin", 1.0], ["end", 2.0],
         ]  # fmt: skip
         assert rows_of(job, "evaluations", 0)[-1][2] == 1.0, "it has learnt"
+
+
+@pytest.mark.timeout(900)
+def test_ten_kills_in_three_epochs_change_no_loss(tmp_path: Path) -> None:
+    flags, arguments = {"fixed_global_batch": 32, "minibatch_size": 16}, '{"num_train_epochs": 3}'
+    plain, killed = (job_of(tmp_path, name, arguments, **flags) for name in ("plain", "killed"))
+    finish(plain, epochs=3)
+    finish(killed, {worker: 5 * worker - 1 for worker in range(1, 11)}, epochs=3)
+    assert losses_of(killed) == pytest.approx(losses_of(plain), abs=1e-3)
+    assert [row[0] for row in rows_of(killed, "steps", 0)] == list(range(1, 3 * 19 + 1)), killed.story()
+    check_same(killed, 0, 11)
 
 
 def test_a_worker_that_joins_in_an_epoch_continues_at_the_groups_step(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A script with Hugging Face's Trainer as a user has it, with the elastic import; notes its steps and its log.
 
-transformers_script.py NOTES [--hold-worker N --hold-at K] …
+transformers_script.py NOTES [--hold {"N": K, …}] …: worker N waits in step K
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class Notes(TrainerCallback):  # type: ignore[misc]
         note("evaluations", [state.global_step, metrics["eval_loss"], metrics["eval_accuracy"]])
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        if worker == given.hold_worker and state.global_step == given.hold_at:
-            hold(given.notes)
+        if given.hold.get(worker) == state.global_step:
+            (given.notes / f"hold-{worker}").mkdir()
+            hold(given.notes / f"hold-{worker}")
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         note("epochs", ["begin", state.epoch])
@@ -72,8 +73,7 @@ def accuracy(prediction):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("notes", type=Path)
-parser.add_argument("--hold-worker", default="")
-parser.add_argument("--hold-at", type=int, default=-1)
+parser.add_argument("--hold", type=json.loads, default={})
 parser.add_argument("--records", type=int, default=600)
 parser.add_argument("--lora", action="store_true")
 parser.add_argument("--arguments", type=json.loads, default={}, help="more TrainingArguments")
