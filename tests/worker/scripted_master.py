@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from elasticdl.master.servicer import answer_each
+from elasticdl.protocol.values import HEARTBEAT_S, REPORT_S
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.servers import serve
@@ -102,8 +103,8 @@ class ScriptedMaster(pb_grpc.MasterServicer):
             known=self.known,
             revoked=self.revoked,
             checkpoint_request=self.checkpoint_request,
-            heartbeat_seconds=0.01 if self.report_seconds else 0.0,
-            report_seconds=self.report_seconds,
+            heartbeat_seconds=0.01 if self.report_seconds else HEARTBEAT_S,
+            report_seconds=self.report_seconds or REPORT_S,
         )
 
     def ReportProgress(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802

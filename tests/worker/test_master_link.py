@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from elasticdl.frameworks.devices import DeviceMeter
-from elasticdl.protocol.values import Device
+from elasticdl.protocol.values import HEARTBEAT_S, Device
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
@@ -227,6 +227,9 @@ def test_a_worker_speaks_as_often_as_the_master_says(master: ScriptedMaster) -> 
     reporter.finished(7, 3)
     master.hears("FinishTask")
     assert [list(report.committed) for report in master.hears("ReportProgress")] == [[0], [1, 2]]
+    master.report_seconds = 0.0  # the heartbeats continue for as long as this process: no more than they need
+    master.hears("Heartbeat", times=len(master.hears("Heartbeat")) + 2)
+    assert worker.heartbeat_s == HEARTBEAT_S
 
 
 def test_a_refused_report_ends_the_lease(master: ScriptedMaster) -> None:
