@@ -1,6 +1,6 @@
 """The port `Cluster`: pods that can be created, deleted, listed and watched.
 
-Adapters: processes.py (local runtime) and kubernetes.py.  Below this port there are only primitives: master/core
+Adapters: local/adapter.py and kubernetes/adapter.py.  Below this port there are only primitives: master/core
 decides which pods to create when, and what a pod's end means for the job.
 """
 
