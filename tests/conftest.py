@@ -29,19 +29,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what needs a GPU where there is none, and begin with the longest files if other processes run beside."""
-    if _is_beside_others(config):
-        order = {
-            file: place
-            for place, file in enumerate(durations.longest_first((i.nodeid for i in items), durations.read()))
-        }
-        items.sort(key=lambda item: order[item.nodeid.partition("::")[0]])
+    if _is_xdist_worker(config):
+        place = durations.longest_first(durations.read())
+        items.sort(key=lambda item: place(item.nodeid))
     need_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if need_gpu and not has_gpu():
         for item in need_gpu:
             item.add_marker(pytest.mark.skip(reason="there is no GPU"))
 
 
-def _is_beside_others(config: pytest.Config) -> bool:
+def _is_xdist_worker(config: pytest.Config) -> bool:
     """Whether this is one of the processes of pytest-xdist."""
     return hasattr(config, "workerinput")
 
@@ -63,7 +60,7 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A run that must be whole fails if a test was skipped for a reason that is not on the list."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None or _is_beside_others(session.config):
+    if reporter is None or _is_xdist_worker(session.config):
         return
     if session.config.getoption("numprocesses", None):
         reports = (report for found in reporter.stats.values() for report in found if hasattr(report, "duration"))

@@ -7,14 +7,13 @@ copy it to `tests/durations.txt` when tests were added that take long.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "tests" / "durations.txt"
 MEASURED = ROOT / "build" / "durations.txt"
-_LEAST_S = 5.0  # of a file that is recorded
-_OF_A_TEST_S = 0.05  # in a file that is not
+MIN_RECORDED_S = 5.0  # of a file
 
 
 def read(path: Path = RECORDED) -> dict[str, float]:
@@ -27,18 +26,18 @@ def write(durations: Iterable[tuple[str, float]], path: Path = MEASURED) -> None
     """Record the files that take long, the longest first, from (nodeid, seconds) of tests."""
     sums: dict[str, float] = {}
     for nodeid, seconds in durations:
-        file = nodeid.partition("::")[0]
+        file = file_of(nodeid)
         sums[file] = sums.get(file, 0.0) + seconds
-    lines = [f"{s:.0f} {file}\n" for file, s in sorted(sums.items(), key=lambda item: -item[1]) if s >= _LEAST_S]
+    lines = [f"{s:.0f} {file}\n" for file, s in sorted(sums.items(), key=lambda item: -item[1]) if s >= MIN_RECORDED_S]
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(lines))
 
 
-def longest_first(nodeids: Iterable[str], recorded: Mapping[str, float]) -> dict[str, float]:
-    """Return the files of the tests in the order in which to begin them, with their seconds."""
-    counts: dict[str, int] = {}
-    for nodeid in nodeids:
-        file = nodeid.partition("::")[0]
-        counts[file] = counts.get(file, 0) + 1
-    seconds = {file: recorded.get(file, count * _OF_A_TEST_S) for file, count in counts.items()}
-    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
+def longest_first(recorded: Mapping[str, float]) -> Callable[[str], float]:
+    """Return the key, of a nodeid, that sorts tests: those of a file without a record stay behind, in their order."""
+    return lambda nodeid: -recorded.get(file_of(nodeid), 0.0)
+
+
+def file_of(nodeid: str) -> str:
+    """The file of a test."""
+    return nodeid.partition("::")[0]

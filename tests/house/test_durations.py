@@ -8,9 +8,11 @@ from tests import durations
 from tests.durations import ROOT, longest_first
 
 
-def test_the_longest_file_begins_and_one_without_a_record_counts_its_tests() -> None:
-    nodeids = ["a.py::x", "b.py::x", *(f"c.py::x[{number}]" for number in range(1000)), "d.py::x"]
-    assert list(longest_first(nodeids, {"d.py": 70.0, "b.py": 20.0})) == ["d.py", "c.py", "b.py", "a.py"]
+def test_the_longest_file_begins_and_files_without_a_record_keep_their_order() -> None:
+    whole_jobs = ["test_1.py::long", "test_2.py::long", *(f"test_3.py::short[{number}]" for number in range(1000))]
+    nodeids = [*whole_jobs, "b.py::x", "d.py::x", "d.py::y"]
+    order = sorted(nodeids, key=longest_first({"d.py": 70.0, "b.py": 20.0}))
+    assert order == ["d.py::x", "d.py::y", "b.py::x", *whole_jobs]
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
