@@ -53,7 +53,7 @@ class RemoteFile:
 
     def _read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of each span, (start, end), all read at once: large ones in parts."""
-        parts = [[(at, min(at + PART_BYTES, end)) for at in range(start, end, PART_BYTES)] for start, end in spans]
+        parts = [equal_parts(start, end) for start, end in spans]
         first, *others = [part for of_span in parts for part in of_span] or [(0, 0)]
         futures = [self.fetch(*part) for part in others]
         pieces = iter([self._storage.read(self.path, *first, self._etag), *(other.result() for other in futures)])
@@ -69,6 +69,12 @@ class RemoteFile:
 
     def close(self) -> None:
         """Does nothing: nothing is open between two reads."""
+
+
+def equal_parts(start: int, end: int) -> list[tuple[int, int]]:
+    """Cut a range into equal parts of about `PART_BYTES`: a short last part would cost a request, too."""
+    number = max(1, round((end - start) / PART_BYTES))
+    return list(itertools.pairwise(start + (end - start) * i // number for i in range(number + 1)))
 
 
 def read_together(

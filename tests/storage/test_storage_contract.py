@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import random
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import boto3
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from elasticdl.data.files import LocalFile
 from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
 from elasticdl.storage.port import FileStatus, Storage
-from elasticdl.storage.remote_file import PART_BYTES, RemoteFile
+from elasticdl.storage.remote_file import PART_BYTES, RemoteFile, equal_parts
 from elasticdl_client.errors import StorageError, StorageFileMissing
 from tests.storage.conftest import SECRET
 from tests.storage.faulty_proxy import Fault, FaultyProxy, Request
@@ -137,7 +143,7 @@ def test_a_large_file_is_read_in_parts_at_once_and_near_ranges_in_one_request(
     proxy.once_each(Fault.UNAVAILABLE, Fault.TOO_SHORT)
     proxy.requests.clear()
     assert file.pread(len(content) + 5, 0) == content
-    assert len({request.range for request in proxy.requests}) == 3
+    assert len({request.range for request in proxy.requests}) == 2  # of equal size
     proxy.requests.clear()
     ranges = [(0, 10), (10, 0), (20, 10), (1000, 50), (2 * PART_BYTES, 5000)]
     assert file.pread_all(ranges) == [content[offset : offset + size] for offset, size in ranges]
@@ -148,6 +154,40 @@ def test_a_large_file_is_read_in_parts_at_once_and_near_ranges_in_one_request(
         stream.seek(-7, 2)
         assert stream.read() == content[-7:]
     assert len(proxy.requests) <= 5
+
+
+@st.composite
+def ascending_ranges(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """Ranges, (offset, size), that touch, are near or far, and are far below, about or above the size of a part."""
+    gap, size = st.sampled_from([0, 0, 0, 1, 5000, 1 << 20]), st.integers(0, 6000)
+    large = st.integers(PART_BYTES // 2 - 1, PART_BYTES + 9)
+    steps = draw(st.lists(st.tuples(gap, st.one_of(size, size, large)), min_size=1, max_size=8))
+    ends = list(itertools.accumulate(gap + size for gap, size in steps))
+    return [(end - size, size) for end, (_, size) in zip(ends, steps, strict=True)]
+
+
+@given(ranges=ascending_ranges(), lacking=st.sampled_from([0, 1, 5000, PART_BYTES]))
+@settings(max_examples=40)
+def test_ranges_that_are_read_together_are_the_slices_of_the_file(ranges: list[tuple[int, int]], lacking: int) -> None:
+    """Of a file whose end the last ranges reach, or lie beyond."""
+    size_bytes = max(0, sum(ranges[-1]) - lacking)
+    content = np.arange(size_bytes // 4 + 1, dtype=np.uint32).view(np.uint8)[:size_bytes]
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        found = LocalFile(file.name).pread_all(ranges)
+    assert [view.tobytes() for view in found] == [content[o : o + size].tobytes() for o, size in ranges]
+
+
+@given(start=st.integers(0, 10**9), size=st.integers(0, 12 * PART_BYTES))
+def test_a_range_is_cut_into_equal_parts_without_a_short_one(start: int, size: int) -> None:
+    parts = equal_parts(start, start + size)
+    assert [(parts[0][0], parts[-1][1])] == [(start, start + size)]
+    assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(parts))
+    sizes = [end - begin for begin, end in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= PART_BYTES * 3 / 2
+    assert len(parts) == 1 or min(sizes) >= PART_BYTES * 3 // 4
 
 
 @pytest.fixture
