@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from elasticdl.data.default_feed import table_of
 from elasticdl.data.factory import create_reader
 from elasticdl.data.table_decoder import decode
-from elasticdl.data.tfrecord import masked_crc
+from elasticdl.data.tfrecord import framed
 from elasticdl.protocol.values import Shard
 
 TASK_RECORDS = 512
@@ -63,10 +63,7 @@ def write(directory: Path, num_rows: int) -> dict[str, str]:
 
 def write_tfrecord(directory: Path) -> None:
     with open(directory / "rows.tfrecord", "wb") as file:
-        for record in read_all(str(directory / "rows.parquet")):
-            length = len(record).to_bytes(8, "little")
-            for part in (length, record):
-                file.write(part + masked_crc(part).to_bytes(4, "little"))
+        file.writelines(framed(record) for record in read_all(str(directory / "rows.parquet")))
 
 
 def tasks(origin: str) -> list[Sequence[bytes]]:

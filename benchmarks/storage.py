@@ -29,7 +29,7 @@ import numpy as np
 
 from elasticdl.data.factory import create_reader
 from elasticdl.data.recordio import RecordIOIndex, RecordIOWriter
-from elasticdl.data.tfrecord import masked_crc
+from elasticdl.data.tfrecord import framed
 from elasticdl.protocol.values import Shard
 from elasticdl.storage.remote_file import PART_BYTES, RemoteFile
 
@@ -111,10 +111,7 @@ def write(directory: Path, num_records: int) -> None:
     with RecordIOWriter(str(directory / "rows.recordio"), chunk_size_bytes=1 << 20) as writer:
         writer.write_all(records)
     with open(directory / "rows.tfrecord", "wb") as file:
-        for record in records:
-            length = len(record).to_bytes(8, "little")
-            for part in (length, record):
-                file.write(part + masked_crc(part).to_bytes(4, "little"))
+        file.writelines(framed(record) for record in records)
 
 
 def read_tasks(url: str) -> None:

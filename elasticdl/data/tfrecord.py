@@ -7,15 +7,17 @@ lengths are checked when it is built, data when they are read.
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elasticdl.data.files import open_file, pread_in_order
 from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.kernels._native import crc32c
+from elasticdl.storage.remote_file import equal_parts
 from elasticdl_client.errors import DataError
 
 _HEAD = struct.Struct("<QI")
@@ -42,17 +44,21 @@ class TFRecordFile:
         return len(self._offsets) - 1
 
     def read(self, start: int, end: int) -> list[bytes]:
-        places = self._offsets[start : end + 1].tolist()
-        framed = self._file.pread_all([(begin, after - begin) for begin, after in itertools.pairwise(places)])
-        records = []
-        for (begin, after), data in zip(itertools.pairwise(places), framed, strict=True):
-            if len(data) < after - begin:
-                raise self._damaged(begin + len(data), "the file has become shorter since it was indexed")
-            record = bytes(data[_HEAD.size : -_TAIL.size])
-            (checksum,) = _TAIL.unpack_from(data, len(data) - _TAIL.size)
-            if masked_crc(record) != checksum:
-                raise self._damaged(begin, "the checksum of the record that begins here is wrong")
-            records.append(record)
+        offsets = self._offsets[start : end + 1]
+        bounds = _groups(offsets)
+        groups = [(int(offsets[first]), int(offsets[after] - offsets[first])) for first, after in pairwise(bounds)]
+        records: list[bytes] = []
+        for (offset, size), data, (first, after) in zip(
+            groups, self._file.pread_all(groups), pairwise(bounds), strict=True
+        ):
+            if len(data) < size:
+                raise self._damaged(offset + len(data), "the file has become shorter since it was indexed")
+            for begin, following in pairwise((offsets[first : after + 1] - offset).tolist()):
+                record = bytes(data[begin + _HEAD.size : following - _TAIL.size])
+                (checksum,) = _TAIL.unpack_from(data, following - _TAIL.size)
+                if masked_crc(record) != checksum:
+                    raise self._damaged(offset + begin, "the checksum of the record that begins here is wrong")
+                records.append(record)
         return records
 
     def _index(self) -> Arrays:
@@ -81,6 +87,17 @@ class TFRecordFile:
             f"TFRecord file {self._path}, byte {offset}: {what}.",
             "The file was cut off, changed or is compressed: write it again, uncompressed, or remove it.",
         )
+
+
+def _groups(offsets: NDArray[np.int64]) -> list[int]:
+    """Return where groups of whole records, each about as large as a part, begin and end.
+
+    Args:
+        offsets: of the records, and of the end of the last one.
+    """
+    ends = [end for _, end in equal_parts(int(offsets[0]), int(offsets[-1]))]
+    found: list[int] = np.unique(np.searchsorted(offsets, [offsets[0], *ends])).tolist()
+    return found
 
 
 def framed(record: bytes) -> bytes:

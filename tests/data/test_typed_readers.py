@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from elasticdl.data.example_parser import parse_examples
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
 from elasticdl.data.sources import need
+from elasticdl.protocol.values import Shard
+from elasticdl.storage.remote_file import PART_BYTES
 from elasticdl_client.errors import DataError
 
 
@@ -220,6 +223,21 @@ def test_a_checksum_of_tfrecord_that_is_wrong_names_the_record(tmp_path: Path) -
     reader = create_reader(str(path))
     (shard,) = reader.shards()
     with pytest.raises(DataError, match="byte 21: the checksum of the record"):
+        reader.read(shard)
+
+
+def test_records_below_and_above_the_size_of_a_part_are_read_whole(tmp_path: Path) -> None:
+    sizes = [10, PART_BYTES - 60, 5, 2 * PART_BYTES, 0, *[1 << 20] * 9]
+    payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
+    path = tmp_path / "a.tfrecord"
+    typed.write_tfrecord(path, payloads)
+    reader = create_reader(str(path))
+    (shard,) = reader.shards()
+    for start in range(len(sizes)):
+        assert list(reader.read(Shard(shard.name, start, shard.end))) == payloads[start:]
+    end = path.stat().st_size - 10
+    os.truncate(path, end)
+    with pytest.raises(DataError, match=f"byte {end}: the file has become shorter"):
         reader.read(shard)
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from elasticdl.data.example import encode_example
-from elasticdl.data.tfrecord import masked_crc
+from elasticdl.data.tfrecord import framed
 
 
 def rows(count: int, first: int = 0) -> list[dict[str, object]]:
@@ -73,11 +73,7 @@ def write_npz(path: Path, made: list[dict[str, object]], compressed: bool = Fals
 
 def write_tfrecord(path: Path, payloads: list[bytes]) -> None:
     with open(path, "wb") as file:
-        for payload in payloads:
-            length = len(payload).to_bytes(8, "little")
-            for part in (length, payload):
-                file.write(part)
-                file.write(masked_crc(part).to_bytes(4, "little"))
+        file.writelines(framed(payload) for payload in payloads)
 
 
 def write_sqlite(path: Path, made: list[dict[str, object]], key: str = "integer primary key") -> None:
