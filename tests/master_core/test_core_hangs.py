@@ -240,6 +240,15 @@ def test_a_model_definition_that_is_never_loaded_hangs_after_step_timeout() -> N
     assert is_replaced(script)
 
 
+def test_stacks_from_before_the_compilation_say_nothing_of_it() -> None:
+    script = running(step_timeout=50.0)
+    assert start(script, 49)
+    script.now += 1.0
+    script.heartbeat(0, activity="compile", seconds={"compile": 1.0})
+    start(script, 55, "compile", where="")
+    assert not hung(script)
+
+
 @pytest.mark.parametrize(
     ("activity", "where", "settings"),
     [("start", "", {}), ("idle", "net.py:5 in main", {}), ("start", "main.py:5 in main", {"runs_command": True})],

@@ -103,7 +103,7 @@ class Hangs:
         if event.positions != worker.positions:
             watch.waited = _waited(event.seconds)
         if event.activity != worker.activity and self._is_starting(worker):
-            worker.moved_at = clock
+            worker.moved_at, watch.stacks = clock, None
         watch.grown = _grown(worker.seconds, event.seconds)
         if worker.stuck_since is not None and watch.hung is None and worker.seconds:  # an earlier master has found it
             watch.hung = _Hung(_the_only(watch.grown), event.seconds)
