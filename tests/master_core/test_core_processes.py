@@ -177,6 +177,26 @@ def test_a_first_world_begins_without_a_script_that_never_registers() -> None:
     assert not [one for one in script.history if isinstance(one, c.DeletePod)]
 
 
+def test_a_first_world_waits_for_all_processes_of_a_pod_that_starts_late() -> None:
+    script = WorldScript(num_workers=2, processes_per_worker=2, min_workers=2, step_timeout=50.0)
+    script.pod(Role.WORKER, 0, PodState.RUNNING)
+    for worker_id in (0, 1):
+        script.worker_joins(worker_id)
+    script.data_is_known()
+    for worker_id in (0, 1):
+        script.ready(worker_id)
+    script.silence(200)
+    script.pod(Role.WORKER, 1, PodState.RUNNING)
+    script.worker_joins(2)
+    script.ready(2)
+    script.silence(31)
+    assert script.members == ()
+    assert script.job.status().message == "waiting for worker 1 (process 1) to form a world"
+    script.worker_joins(3)
+    script.ready(3)
+    assert script.members == (0, 1, 2, 3)
+
+
 def test_a_first_world_does_not_wait_for_a_process_in_one_that_did_not_form() -> None:
     """Which it leaves when the next one is planned; the master has forgotten the one that did not form."""
     script = WorldScript(num_workers=1, processes_per_worker=2)

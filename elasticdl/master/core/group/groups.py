@@ -280,7 +280,7 @@ class WorkerGroups:
             self._answer_watch(worker_id, NoLeaseNow())
 
     def awaited(self, clock: float, after: float = 0.0) -> list[int]:
-        """Return the processes that the first world waits for: those beside others that are ready.
+        """Return the processes that the first world waits for: those beside others of their pods that are ready.
 
         One that has ended does not come, and one that is not ready after the time in which a worker must have started
         is not waited for.  One that has been ready before may be in a world that did not form, which it leaves when the
@@ -288,13 +288,16 @@ class WorkerGroups:
 
         Args:
             clock: now.
-            after: seconds for which another one has been ready, at least.
+            after: seconds for which another one of the pod has been ready, at least.
         """
-        ready = [one for one in self._candidates.values() if one.is_ready and self._is_alive(one, clock)]
-        since = min((one.ready_at for one in ready if one.ready_at is not None), default=clock)
-        if self.formed is not None or not after <= clock - since <= self._settings.start_timeout:
+        if self.formed is not None:
             return []
-        pods = sorted({self._settings.pod_of(one.id) for one in ready})
+        ready = [one for one in self._candidates.values() if one.is_ready and self._is_alive(one, clock)]
+        since: dict[int, float] = {}
+        for one in ready:
+            pod, ready_at = self._settings.pod_of(one.id), clock if one.ready_at is None else one.ready_at
+            since[pod] = min(since.get(pod, ready_at), ready_at)
+        pods = [pod for pod, ready_at in since.items() if after <= clock - ready_at <= self._settings.start_timeout]
         beside = {worker_id for pod in pods for worker_id in self._settings.ids_in(pod)} - {one.id for one in ready}
         known = {worker_id: self._workers.get(worker_id) for worker_id in sorted(beside)}
         return [worker_id for worker_id, worker in known.items() if worker is None or not self._has_come(worker)]
