@@ -121,6 +121,37 @@ def test_a_pod_whose_scripts_have_all_ended_is_replaced_if_it_stays() -> None:
     assert script.last(c.DeletePod).name == "elasticdl-j-worker-1"
 
 
+def test_a_pod_whose_scripts_have_ended_at_different_times_has_the_time_of_the_last_one() -> None:
+    script = two_by_two(runs_command=True, records=80)
+    script.beat(3, ended=True)
+    script.silence(100, 3)
+    script.beat(2, ended=True)
+    script.silence(60, 2, 3)
+    assert not [one for one in script.history if isinstance(one, c.DeletePod)]
+    script.silence(15, 2, 3)
+    given_up = next(event for event in script.job.events.events if event.kind is EventKind.POD_GIVEN_UP)
+    assert (given_up.subject, given_up.message) == ("worker-1", "process 0 has been silent for 71 s")
+    assert EventKind.WORKER_HUNG not in [event.kind for event in script.job.events.events]
+
+
+def test_a_group_is_broken_by_the_end_of_a_script_not_by_its_silence() -> None:
+    script = two_by_two(runs_command=True, records=80)
+    script.beat(3, ended=True)
+    assert not script.stands
+    script.silence(6, 3)
+    broken = [event for event in script.job.events.events if event.kind is EventKind.GROUP_BROKEN]
+    assert [event.message for event in broken] == ["worker 1 (process 1) has ended its script"]
+
+
+def test_scripts_that_end_with_the_data_break_no_group() -> None:
+    script = two_by_two(runs_command=True, expects_data=True)
+    script.ask(e.TrainingStopRequested, 0, 7, "early")
+    for worker_id in range(3):
+        script.beat(worker_id, ended=True)
+    script.silence(20, 0, 1, 2)
+    assert script.stands
+
+
 def test_a_script_that_fails_after_its_last_word_is_a_fault_of_its_pod() -> None:
     script = two_by_two(runs_command=True, records=80)
     for worker_id in (2, 3):

@@ -166,7 +166,7 @@ class Fleet:
         if event.leaving:
             self._worker_leaves(worker, clock)
         if event.ended:
-            self._script_ends(worker)
+            self._script_ends(worker, clock)
         revoked = self._work.leases.renew(worker.id, event.positions, clock)
         wants_stacks = self.hangs.on_heartbeat(worker, event, clock)
         self._stragglers.on_heartbeat(worker, event, clock)
@@ -238,12 +238,14 @@ class Fleet:
             self._out.persist()
             self._out.log(f"Worker {self._settings.name_of(worker.id)} was told to end; its leases are back")
 
-    def _script_ends(self, worker: Worker) -> None:
+    def _script_ends(self, worker: Worker, clock: float) -> None:
         """A process of a pod is silent from now on; it has left its world by itself."""
         if not worker.is_leaving:
             worker.is_leaving = worker.has_ended = True
             self._workers.times.committed(worker.id)  # it has reported what it has trained
             self.pods.touch(worker.id)
+            if not self._work.is_covered:  # else the others come to their end, too
+                self._worlds.ends(worker.id, clock)
             self._work.lose_worker(worker.id)
             self._out.persist()
             self._out.log(f"Worker {self._settings.name_of(worker.id)} has ended its script")
@@ -551,7 +553,7 @@ class Fleet:
         for record in self.pods.existing():
             if not record.is_leaving and (why := self._why_replaced(record, clock)):
                 for worker in self._in_pod(record.index) if record.role is Role.WORKER else ():
-                    if self._is_silent(worker.heard_at, clock):
+                    if self._is_silent(worker.heard_at, clock) and not worker.has_ended:
                         self.hangs.is_silent(worker.id, record.state, clock)
                 self._replace(record, why, clock)
         slow = self._stragglers.find(clock)
@@ -570,7 +572,9 @@ class Fleet:
         heard = {n: one for n, one in processes.items() if one and not self._is_silent(one.heard_at, clock)}
         if heard and self._settings.runs_command and self._work.is_covered:
             processes = {**heard}  # a script that has come to its end is silent while another one saves the model
-        processes = {n: one for n, one in processes.items() if one is None or not one.has_ended} or processes
+        ended = {n: one.heard_at for n, one in processes.items() if one is not None and one.has_ended}
+        staying = processes.keys() - ended.keys() or {max(ended, key=ended.__getitem__)}  # its pod ends with the last
+        processes = {n: one for n, one in processes.items() if n in staying}
         for worker_id, worker in processes.items():
             why = self._why_given_up(record, None if worker is None else worker.heard_at, clock)
             if not why and worker is not None and worker.stuck_since is not None:

@@ -203,6 +203,10 @@ class WorkerGroups:
         """A worker was ended from outside."""
         self._lose(worker_id, "was told to end", clock, str(self._settings.pod_of(worker_id)))
 
+    def ends(self, worker_id: int, clock: float) -> None:
+        """The script of a worker has come to its end, before that of the data."""
+        self._lose(worker_id, "has ended its script", clock)
+
     def _lose(self, worker_id: int, why: str, clock: float, name: str = "") -> None:
         """A worker cannot be counted on; `name`: as people know it, where that is not its process alone."""
         if worker_id in self._lost or self.planned is None:
@@ -234,9 +238,11 @@ class WorkerGroups:
         members = self.planned.members
         for member in members:
             worker = self._known(member)
-            if worker is not None and self._is_over(worker.heard_at + self._settings.collective_timeout, clock):
+            if worker is None or worker.has_ended:
+                continue
+            if self._is_over(worker.heard_at + self._settings.collective_timeout, clock):
                 self._lose(member.worker_id, f"was silent for {clock - worker.heard_at:.0f} s", clock)
-            elif worker is not None and worker.stuck_since is not None:
+            elif worker.stuck_since is not None:
                 self._lose(member.worker_id, f"is stuck ({worker.activity})", clock)
         inside = [self._collective_seconds(member) for member in members]
         if len(members) > 1 and min(inside) >= self._settings.collective_timeout:
