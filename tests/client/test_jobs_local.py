@@ -16,7 +16,7 @@ from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_dir import holders, wait_for_end
 from elasticdl_client.job_status import JobPhase, JobStatus
-from elasticdl_client.jobs import commands, log_files
+from elasticdl_client.jobs import commands, local_jobs, log_files
 from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.local_jobs import LocalJobs
 from elasticdl_client.jobs.store import LogRequest
@@ -192,7 +192,7 @@ def test_a_job_that_ends_while_it_is_looked_at_is_not_taken_for_one_that_was_cut
         status.write_text(end)
         return []
 
-    monkeypatch.setattr(holders, "holders", holders_after_the_end)
+    monkeypatch.setattr(local_jobs, "holders", holders_after_the_end)
     assert "Succeeded" in run("list")
 
 

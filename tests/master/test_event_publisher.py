@@ -16,7 +16,7 @@ from elasticdl.master.kubernetes.event_publisher import EventPublisher, Owner
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import Connection
-from elasticdl_client.kubernetes.follow import newest
+from elasticdl_client.kubernetes.events import newest
 from tests.cluster.real_cluster import Namespace
 
 pytestmark = pytest.mark.cluster
