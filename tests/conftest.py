@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import elasticdl  # noqa: F401  before any test imports gRPC, which it configures
-from elasticdl.cluster.local.standby import import_less_with_keras
+from elasticdl.cluster.local.framework_import import import_less_with_keras
 from tests import durations, skips
 
 # The frameworks are a million objects that stay: collections would walk through all of them again and again.

@@ -4,8 +4,8 @@ import logging
 import os
 import sys
 
+from elasticdl.cluster.local.framework_import import import_less_with_keras
 from elasticdl.cluster.local.process_title import name_process
-from elasticdl.cluster.local.standby import import_less_with_keras
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.termination import Termination
 

@@ -12,7 +12,8 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from elasticdl.cluster.local.standby import FRAMEWORK_VARIABLE, no_garbage_collection, report_ready
+from elasticdl.cluster.local.framework_import import no_garbage_collection
+from elasticdl.cluster.local.standby import FRAMEWORK_VARIABLE, report_ready
 from elasticdl.frameworks.callback_rules import check_job
 from elasticdl.frameworks.framework import ModelReport
 from elasticdl.frameworks.internals import check_internals

@@ -10,7 +10,7 @@ import sys
 
 _WORKER = """
 import sys
-from elasticdl.cluster.local.standby import import_less_with_keras
+from elasticdl.cluster.local.framework_import import import_less_with_keras
 import_less_with_keras()
 import keras
 print(sorted({"sklearn", "matplotlib", "pandas"} & set(sys.modules)))
@@ -26,7 +26,7 @@ def test_keras_imports_no_packages_for_plots_estimators_and_data_frames() -> Non
 
 _IMPORT = """
 import gc
-from elasticdl.cluster.local.standby import no_garbage_collection
+from elasticdl.cluster.local.framework_import import no_garbage_collection
 collections = []
 gc.callbacks.append(lambda phase, info: collections.append(phase))
 with no_garbage_collection():

@@ -210,3 +210,12 @@ print(os.waitstatus_to_exitcode(status), termination.is_asked)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["-15", "False"]
+
+
+def test_a_worker_imports_little_before_it_catches_sigterm() -> None:
+    """Each millisecond of these imports is one in which SIGTERM kills it at once."""
+    program = "import sys, elasticdl.worker.__main__; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"runpy", "socket", "json", "inspect", "pkgutil", "elasticdl.cluster.local.standby"} & {
+        *run.stdout.split()
+    }

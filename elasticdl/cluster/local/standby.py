@@ -8,18 +8,10 @@ process that is, by a double fork, a child of the agent; so the agent learns exa
 A pod forked from it tells by `report_ready` that the framework works in it; one that does not in time is replaced.
 Cost, with TensorFlow 2.21: 580 MB resident, 240 MB of them its own; in return a forked pod has 45 MB of its own where
 a plain start has 247 MB, because children share pages until they write to them.
-
-The import of a framework without what a worker has no use for.
-
-Where scikit-learn, matplotlib and pandas are installed, ``import keras`` imports them, too, for `keras.wrappers`,
-`keras.visualization` and data frames given to `fit`: a third of the time from a pod's start to its first op, and 80 MB.
-Garbage collections, which walk through the growing modules again and again and free next to nothing, take another
-quarter.
 """
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -27,13 +19,9 @@ import pkgutil
 import runpy
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 
+from elasticdl.cluster.local.framework_import import import_less_with_keras, no_garbage_collection
 from elasticdl.cluster.local.process_group import die_with_parent, pass_gate, redirect_output
 from elasticdl.cluster.local.process_title import name_process
 
@@ -176,41 +164,6 @@ def main() -> None:
         return
     _become(request, agent)
     runpy.run_module(request.module, run_name="__main__", alter_sys=True)
-
-
-_NOT_FOR_WORKERS = frozenset({"sklearn", "matplotlib", "pandas"})
-
-
-class _MissingToKeras(MetaPathFinder):
-    """Hides packages from Keras alone, as long as it is being imported."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname in _NOT_FOR_WORKERS and _is_being_imported("keras"):
-            raise ModuleNotFoundError(f"Keras does without {fullname} in a worker.", name=fullname)
-        return None
-
-
-def _is_being_imported(name: str) -> bool:
-    module = sys.modules.get(name)
-    return module is not None and getattr(module.__spec__, "_initializing", False)
-
-
-def import_less_with_keras() -> None:
-    """From here on, in this process; a model definition may import the packages as ever."""
-    sys.meta_path.insert(0, _MissingToKeras())
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """For imports: what there is at the end stays, and no later collection walks through it."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sys
 import traceback
 from typing import BinaryIO
 
-from elasticdl.cluster.local.standby import import_less_with_keras, no_garbage_collection
+from elasticdl.cluster.local.framework_import import import_less_with_keras, no_garbage_collection
 from elasticdl.frameworks.framework import Parameters
 from elasticdl.model_def import load_model_definition
 from elasticdl.rpc.logs import log_to_stdout
