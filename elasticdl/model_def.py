@@ -26,8 +26,9 @@ from typing import Any
 from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.model_framework import ADAPTER, framework_of
 from elasticdl_client.original_imports import check_source
-from elasticdl_client.zoo_modules import ADAPTER, ALIAS, framework_of
+from elasticdl_client.zoo_modules import ALIAS
 
 __all__ = ["ModelDefinition", "framework_of", "load", "load_model_definition"]
 

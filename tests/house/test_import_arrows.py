@@ -89,8 +89,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.model_def": (
         *SHARED,
         "elasticdl.data",
-        "elasticdl_client.zoo_modules",
+        "elasticdl_client.model_framework",
         "elasticdl_client.original_imports",
+        "elasticdl_client.zoo_modules",
     ),
     "elasticdl.frameworks": (
         *SHARED,
@@ -157,7 +158,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.end_hook",
         "elasticdl_client.last_checkpoint",
         "elasticdl_client.model_source",
-        "elasticdl_client.zoo_modules",
+        "elasticdl_client.model_framework",
         "elasticdl_client.scaling",
         "elasticdl_client.trained_model",
         "elasticdl_client.tf_config",

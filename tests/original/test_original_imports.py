@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,3 +217,9 @@ def test_several_recordio_files_are_counted_through(tmp_path: Path) -> None:
 def test_the_page_names_every_import_path() -> None:
     text = PAGE.read_text()
     assert [(module, name) for module, name in NAMES if f"`{module}`" not in text or f"`{name}`" not in text] == []
+
+
+def test_the_paths_come_without_the_specification_of_jobs() -> None:
+    program = "import sys, elasticai_api; print('elasticdl_client.job_spec' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
