@@ -2,12 +2,6 @@
 
 A name is *claimed* under the lock, its update is applied without it, then the name is added: so none is applied twice,
 updates of several names run side by side, and a repetition of one that is under way waits for it.
-
-The pieces of a PS's state that lives: buckets whose values have one history, and the names in them.
-
-Normally there is one.  Parts of a checkpoint that were written at different times give a PS several, when their
-number was another: a push then changes only those that lack its name.  Pieces that have become alike are one again.
-Callers hold a lock around every call.
 """
 
 from __future__ import annotations
@@ -159,7 +153,7 @@ class InFlightUpdates:
 
 @dataclass(slots=True, eq=False)
 class LivePiece:
-    """Buckets with one history.
+    """A piece of a PS's state: buckets whose values have one history, and the names in them.
 
     Attributes:
         version: updates applied.
@@ -183,7 +177,11 @@ class LivePiece:
 
 
 class StatePartition:
-    """All pieces of one PS."""
+    """All pieces of one PS.  Callers hold a lock around every call.
+
+    Normally there is one.  Parts of a checkpoint that were written at different times give a PS several, when their
+    number was another: a push then changes only those that lack its name.  Pieces that have become alike are one again.
+    """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = [LivePiece.of(piece) for piece in pieces]
