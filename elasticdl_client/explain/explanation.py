@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl_client import goodput
-from elasticdl_client.explain import failures, pending, slowness
+from elasticdl_client.explain import ends, failures, pending, slowness
 from elasticdl_client.explain.diagnosis import PENDING, SLOW, Cost, Diagnosis, Facts, listed, plural
-from elasticdl_client.explain.pending import lost_pods, master, outages
 from elasticdl_client.job_events import ROUTINE, EventKind
 from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.terminal_text import age
 
 _DETECTORS: tuple[Callable[[Facts], Iterator[Diagnosis]], ...] = (
-    lost_pods,
-    master,
-    outages,
+    ends.lost_pods,
+    ends.master,
+    ends.outages,
     pending.waiting_pods,
     pending.pods_without_events,
     failures.failed_tasks,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, evidence, evidence_of, one_line, plural
-from elasticdl_client.explain.pending import other_version
+from elasticdl_client.explain.ends import other_version
 from elasticdl_client.job_events import Detail, EventKind, JobEvent
 from elasticdl_client.jobs.job import Phase
 
