@@ -1,6 +1,6 @@
 """Faults for a running job: their kinds, their seeded order, and the port by which they are injected.
 
-Adapters of the port: `LocalFaults` (chaos/local_faults.py) and `ClusterFaults` (jobs/kubernetes_jobs.py).
+Adapters of the port: `LocalFaults` (chaos/local_faults.py) and `ClusterFaults` (chaos/cluster_faults.py).
 """
 
 from __future__ import annotations

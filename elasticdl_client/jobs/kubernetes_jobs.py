@@ -1,8 +1,6 @@
 """The jobs of a cluster: a ConfigMap that owns each, its master's status in another, and its pods.
 
 The API's state of pods takes precedence over the master's: it is true without a master, too.
-
-Faults of a job on Kubernetes, with the rights of a user of its namespace: pods are deleted without grace.
 """
 
 from __future__ import annotations
@@ -10,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from elasticdl_client import scaling
-from elasticdl_client.chaos.faults import Fault, FaultKind, Victim
+from elasticdl_client.chaos.faults import FaultInjector
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_journal import JobJournal
@@ -26,7 +24,6 @@ from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
 from elasticdl_client.jobs.tensorboard import show
 from elasticdl_client.kubernetes import api, events, names, rbac
-from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.kubernetes.rbac import Right
 from elasticdl_client.worker_range import WorkerRange
 
@@ -169,8 +166,10 @@ class KubernetesJobs:
                 "application/merge-patch+json",
             )
 
-    def faults(self, job: JobInfo) -> ClusterFaults:
+    def faults(self, job: JobInfo) -> FaultInjector:
         """See `JobStore`."""
+        from elasticdl_client.chaos.cluster_faults import ClusterFaults
+
         return ClusterFaults(self._connection, job, lambda: self.resume(job))
 
     def tensorboard(self, job: JobInfo, port: int) -> int:
@@ -326,77 +325,3 @@ def _spec(owner: Object | None) -> JobSpec | None:
 
 def _created_at(thing: Object) -> float:
     return datetime.fromisoformat(thing["metadata"]["creationTimestamp"].replace("Z", "+00:00")).timestamp()
-
-
-_RIGHTS_TO_KILL = (Right("", "pods", ("delete", "list")),)
-_MASTER_RIGHTS = (Right("", "pods", ("create", "delete", "get", "list")),)
-_CONFLICT = 409
-_IMPOSSIBLE = {
-    FaultKind.STOP: "--stop is for local jobs: the first process of a container ignores SIGSTOP from inside, and users "
-    "of a namespace have no access to its nodes.",
-    FaultKind.FILL_DISK: "--fill_disk is for local jobs: the volume of a job in a cluster is not mounted here.",
-}
-
-
-class ClusterFaults:
-    """A fault injector (see `FaultInjector`).
-
-    Args:
-        connection: to the cluster.
-        job: in it.
-        make_master: gives the job a new master when its pod is gone, as `elasticdl resume` does.
-    """
-
-    def __init__(self, connection: Connection, job: JobInfo, make_master: Callable[[], object]) -> None:
-        self._connection = connection
-        self._job = job
-        self._make_master = make_master
-
-    def check(self, faults: Sequence[Fault]) -> None:
-        """See `FaultInjector`."""
-        for fault in faults:
-            if fault.kind in _IMPOSSIBLE:
-                raise FlagError(_IMPOSSIBLE[fault.kind], "Give --kill alone.")
-        needed = _MASTER_RIGHTS if any(fault.role == "master" for fault in faults) else _RIGHTS_TO_KILL
-        missing = rbac.missing_of_user(self._connection, self._job.namespace, needed)
-        if missing:
-            raise JobError(
-                f"These rights in the namespace {self._job.namespace} are missing: {rbac.described(missing)}.",
-                "`elasticdl rbac --print --for=user --user=NAME` prints a Role that has them.",
-            )
-
-    def running(self, role: str) -> list[Victim]:
-        """See `FaultInjector`."""
-        found = list_objects(self._connection, "pod", self._job.namespace, self._job.name)
-        return [
-            Victim(
-                role if role == "master" else f"{role}-{pods.label(pod, names.INDEX_LABEL)}",
-                str(pod["metadata"]["name"]),
-                role,
-                int(pods.label(pod, names.INDEX_LABEL) or 0),
-                str(pod["metadata"]["uid"]),
-            )
-            for pod in sorted(found, key=pods.sort_key)
-            if pods.label(pod, names.ROLE_LABEL) == role
-            and pods.pod_status(pod).phase == "Running"
-            and not pods.is_going(pod)
-        ]
-
-    def inject(self, fault: Fault, victim: Victim | None) -> None:
-        """See `FaultInjector`; a master's pod, which nothing else replaces, is made again at once."""
-        assert victim is not None, fault
-        options = {"gracePeriodSeconds": 0, "preconditions": {"uid": victim.uid}}
-        try:
-            delete_object(self._connection, "pod", self._job.namespace, victim.name, body=options)
-        except ClusterError as error:
-            if error.status == _CONFLICT:  # its successor has the name already
-                return
-            raise
-        if fault.role == "master":
-            self._make_master()
-
-    def undo(self, fault: Fault, victim: Victim | None) -> None:
-        """See `FaultInjector`; all faults here are kills, and a master without a pod is what one can leave behind."""
-        assert victim is not None, fault
-        if fault.role == "master" and read_pod(self._connection, self._job.namespace, victim.name) is None:
-            self._make_master()
