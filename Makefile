@@ -95,9 +95,10 @@ zoo: $(ESTIMATOR)/.installed
 
 test: $(NATIVE)
 	$(call say,running all tests that are not marked long$(comma) three at a time$(comma) as some wait (about a quarter of an hour))
-	@$(BIN)/python -m pytest -m "not (full or cluster or estimator)" -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 --durations-min 5
+	@ELASTICDL_DURATIONS=build/durations.txt $(BIN)/python -m pytest -m "not (full or cluster or estimator)" -n 3 --dist loadfile \
+	    --no-loadscope-reorder --max-worker-restart 0 --durations 20 --durations-min 5
 
-# Else the processes of `make test` would each compile it, all at once: 35 s of processor time for each.
+# Else each process of `make test` would compile all modules, at once with the others: 35 s of processor time each.
 compiled: $(NATIVE)
 	$(call say,collecting the tests$(comma) which compiles them and all that they import)
 	@ELASTICDL_SKIPS= $(BIN)/python -m pytest --collect-only --quiet | tail -20
@@ -120,7 +121,7 @@ test-gpu: $(NATIVE)
 coverage: $(NATIVE)
 	$(call say,running the tests of `make test` and counting the lines that they run (about twenty minutes))
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@$(BIN)/python -m coverage run -m pytest -m "not (full or cluster or estimator)" -n 3 --dist loadfile $(TEST) \
+	@$(BIN)/python -m coverage run -m pytest -m "not (full or cluster or estimator)" -n 3 --dist loadfile --no-loadscope-reorder $(TEST) \
 	    --max-worker-restart 0 --timeout 900
 	@$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage json --quiet -o build/coverage/report.json
 	@$(BIN)/python -m tests.coverage build/coverage/report.json

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -62,9 +63,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or _is_xdist_worker(session.config):
         return
-    if session.config.getoption("numprocesses", None):
+    if record := os.environ.get(durations.VARIABLE):
         reports = (report for found in reporter.stats.values() for report in found if hasattr(report, "duration"))
-        durations.write((report.nodeid, report.duration) for report in reports)
+        durations.write(((report.nodeid, report.duration) for report in reports), Path(record))
     found = skips.unlisted(str(report.longrepr[2]) for report in reporter.stats.get("skipped", ()))
     if found and session.exitstatus == pytest.ExitCode.OK:
         reporter.write_line("")

@@ -1,8 +1,8 @@
 """How long the files of tests take, so that processes beside each other begin with the longest.
 
 pytest-xdist begins with the files of the most tests: whole jobs, of which a file has a few, would come last, and one
-process would still run them when the others have ended.  Each run of several processes writes `build/durations.txt`;
-copy it to `tests/durations.txt` when tests were added that take long.
+process would still run them when the others have ended.  `make test` names the file in which to record how long they
+took, in ELASTICDL_DURATIONS: copy it to `tests/durations.txt` when tests were added that take long.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "tests" / "durations.txt"
-MEASURED = ROOT / "build" / "durations.txt"
+VARIABLE = "ELASTICDL_DURATIONS"
 MIN_RECORDED_S = 5.0  # of a file
 
 
@@ -22,7 +22,7 @@ def read(path: Path = RECORDED) -> dict[str, float]:
     return {file: float(seconds) for seconds, file in lines}
 
 
-def write(durations: Iterable[tuple[str, float]], path: Path = MEASURED) -> None:
+def write(durations: Iterable[tuple[str, float]], path: Path) -> None:
     """Record the files that take long, the longest first, from (nodeid, seconds) of tests."""
     sums: dict[str, float] = {}
     for nodeid, seconds in durations:

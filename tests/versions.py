@@ -216,6 +216,7 @@ def run_tests(name: str, tests: Sequence[str]) -> bool:
         "2",
         "--dist",
         "loadfile",
+        "--no-loadscope-reorder",
         "--max-worker-restart",
         "0",
     ]

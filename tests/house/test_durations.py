@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from tests import durations
 from tests.durations import ROOT, longest_first
@@ -24,3 +29,12 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_the_record_of_the_repository_names_files_that_are_there() -> None:
     assert [file for file in durations.read() if not (ROOT / file).exists()] == []
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_run_is_recorded_where_it_is_asked_for_alone(tmp_path: Path, is_asked: bool) -> None:
+    record = tmp_path / "build" / "durations.txt"
+    environment = {**os.environ, durations.VARIABLE: str(record) if is_asked else ""}
+    argv = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-k", "names_files_that_are_there", __file__]
+    subprocess.run(argv, cwd=ROOT, env=environment, check=True)
+    assert record.exists() == is_asked
