@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import re
 import secrets
 import threading
 import time
@@ -41,7 +40,7 @@ from elasticdl.rpc.addresses import free_ports
 from elasticdl.rpc.handshake import check_encryption
 from elasticdl.rpc.servers import serve
 from elasticdl.storage.fsspec_storage import storage_of
-from elasticdl.storage.paths import check_writable, path_of, remove_file
+from elasticdl.storage.paths import PARTS, check_writable, path_of, remove_matching
 from elasticdl_client import end_hook, last_checkpoint, scaling
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.data_sources import is_table
@@ -51,7 +50,7 @@ from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import reads_data_itself
 from elasticdl_client.secret_values import hide
-from elasticdl_client.storage_kinds import AnyPath, is_remote
+from elasticdl_client.storage_kinds import is_remote
 from elasticdl_client.trained_model import ModelKind, check_unused, look_at
 
 if TYPE_CHECKING:
@@ -426,7 +425,7 @@ def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
     if spec.job_type is JobType.TRAIN:
         return {"initial_checkpoint": _initial_checkpoint(settings)}
     if spec.job_type is JobType.ANALYZE:
-        _remove_parts(path_of(spec.prediction_outputs))
+        remove_matching(path_of(spec.prediction_outputs), PARTS)  # of an earlier job that has not ended
         return {"initial_checkpoint": "", "initial_version": 0}
     if is_remote(spec.prediction_outputs):
         _check_unused_storage(spec.prediction_outputs)
@@ -448,13 +447,6 @@ def _check_unused_storage(url: str) -> None:
             f"--prediction_outputs={url} is not empty: the files of two jobs would be mixed up.",
             "Name a directory that is empty or not there yet.",
         )
-
-
-def _remove_parts(directory: AnyPath) -> None:
-    """Remove the files that an unfinished analysis has left beside its output."""
-    for file in directory.iterdir() if directory.is_dir() else ():
-        if re.match(r"(\..*\.)?part-", file.name):
-            remove_file(file)
 
 
 def _initial_checkpoint(settings: JobSettings) -> str:

@@ -11,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -26,7 +29,10 @@ from elasticdl_client.errors import StorageError, StorageFileMissing
 from elasticdl_client.storage_kinds import AnyPath, is_remote
 
 DONE_FILE = "_SUCCESS"  # in a directory of storage: lists the files of the set, and is published last
+UNFINISHED_PARTS = r"\..*\.part-"  # files beside the parts of a job, of writers that were killed
+PARTS = rf"({UNFINISHED_PARTS}|part-)"
 _COPY_BYTES = 1 << 20
+_FILES_AHEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +201,54 @@ def remove_directory(path: AnyPath) -> None:
         StorageError: the same, in storage.
     """
     if isinstance(path, RemotePath):
-        for name in path.files():
-            (path / name).unlink()
+        _delete_all([path / name for name in path.files()])
     else:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(Path(str(path)))
+
+
+def remove_matching(directory: AnyPath, pattern: str) -> None:
+    """Delete the files of a directory whose names begin with a pattern; of storage several at once.
+
+    Args:
+        pattern: a regular expression, such as `PARTS`.
+
+    Raises:
+        OSError: one cannot be deleted.
+        StorageError: the same, in storage.
+    """
+    if isinstance(directory, RemotePath):
+        _delete_all([path for path in directory.iterdir() if re.match(pattern, path.name)])
+    elif directory.is_dir():
+        for path in list(Path(str(directory)).iterdir()):
+            if re.match(pattern, path.name):
+                path.unlink(missing_ok=True)
+
+
+def _delete_all(paths: Sequence[RemotePath]) -> None:
+    """Delete files of one storage, several at once."""
+    if paths:
+        list(paths[0].storage.pool.map(RemotePath.unlink, paths))
+
+
+def read_in_order(directory: AnyPath, names: Sequence[str]) -> Iterator[bytes]:
+    """Yield what is in the files of a directory; of storage, a few are read ahead at once.
+
+    Raises:
+        OSError: one cannot be read.
+        StorageError: the same, in storage.
+    """
+    if not isinstance(directory, RemotePath):
+        yield from ((directory / name).read_bytes() for name in names)
+        return
+    statuses = {_name(status): status for status in directory.storage.list(directory.url)}
+    ahead: deque[list[Future[bytes]]] = deque()
+    for name in names:
+        ahead.append(RemoteFile((directory / name).url, directory.storage, statuses[name]).fetch_all())
+        if len(ahead) == _FILES_AHEAD:
+            yield b"".join(part.result() for part in ahead.popleft())
+    for parts in ahead:
+        yield b"".join(part.result() for part in parts)
 
 
 @contextlib.contextmanager

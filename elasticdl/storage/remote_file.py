@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from elasticdl.storage.fsspec_storage import FsspecStorage, storage_of
+from elasticdl.storage.port import FileStatus
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -24,15 +25,17 @@ class RemoteFile:
 
     is_local = False
 
-    def __init__(self, url: str, storage: FsspecStorage | None = None) -> None:
-        """Asks for the file's size.
+    def __init__(self, url: str, storage: FsspecStorage | None = None, status: FileStatus | None = None) -> None:
+        """
+        Args:
+            status: as a directory lists it; None: it is asked for.
 
         Raises:
             StorageError: it is not there, or cannot be reached.
         """
         self.path = url
         self._storage = storage or storage_of(url)
-        status = self._storage.stat(url)
+        status = status or self._storage.stat(url)
         self.size_bytes = status.size_bytes
         self.stamp: list[object] = [status.size_bytes, status.etag]
         self._etag = status.etag
@@ -62,6 +65,10 @@ class RemoteFile:
     def fetch(self, start: int, end: int) -> Future[bytes]:
         """Starts to read a range."""
         return self._storage.pool.submit(self._storage.read, self.path, start, end, self._etag)
+
+    def fetch_all(self) -> list[Future[bytes]]:
+        """Starts to read the whole file, in parts."""
+        return [self.fetch(*part) for part in equal_parts(0, self.size_bytes)]
 
     def scan(self) -> io.BufferedReader:
         """A stream over the file that reads ahead while it is read in order."""

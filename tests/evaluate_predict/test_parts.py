@@ -60,4 +60,16 @@ def test_parts_are_found_in_the_order_of_the_data_and_the_rest_is_swept_away(tmp
         (tmp_path / left).write_text("")
     parts.sweep()
     assert [part.name for part in parts.finished()] == ["part-00002.csv", "part-99999.csv", "part-100000.csv"]
-    assert len(names(tmp_path)) == 3
+    assert list(parts.contents()) == [b""] * 3
+    (tmp_path / "notes").write_text("of another program")
+    parts.remove()
+    assert names(tmp_path) == ["notes"]
+
+
+def test_a_directory_of_parts_alone_goes_with_them(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "parts", "csv", lambda number: True)
+    with parts.writing(lease(1, 1)) as path:
+        path.write_text("")
+    for _ in range(2):
+        parts.remove()
+        assert names(tmp_path) == []

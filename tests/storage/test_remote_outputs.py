@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -122,12 +123,15 @@ def test_an_analysis_in_storage_counts_each_row_once_though_a_worker_is_killed_i
     RemotePath(url).storage.publish(f"{url}/table.csv", tmp_path / "table.csv")
     proxy.fault_of = HeldUpload("part-00005.sketch", 1).fault_of
     places = {"output": f"{url}/statistics.json", "missing_values": "?"}
-    analysis = job(tmp_path, f"{url}/table.csv", num_workers=1, records_per_task=1000, **places).start()
+    analysis = job(tmp_path, f"{url}/table.csv", num_workers=2, records_per_task=1000, **places).start()
     analysis.wait_until("an upload that is held", proxy.held.is_set)
-    analysis.kill(running(analysis, Role.WORKER)[0])
+    for worker in running(analysis, Role.WORKER):  # one of them holds it
+        analysis.kill(worker)
     assert analysis.wait() == 0, analysis.story()
     assert f"analysis: records {NUM_ROWS}, analyzed {NUM_ROWS}, repeated 0, lost 0" in "\n".join(analysis.output)
     (tmp_path / "statistics.json").write_bytes(RemotePath(f"{url}/statistics.json").read_bytes())
     check(tmp_path, rows)
     left = [name for name in RemotePath(url).files() if not name.startswith(".elasticdl/")]  # the index of the table
     assert left == ["statistics.json", "table.csv"]
+    deleted = Counter(one.path for one in proxy.requests if one.method == "DELETE" and "part-" in one.path)
+    assert list(deleted.values()) == [1] * 12  # by one of the workers

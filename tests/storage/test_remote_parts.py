@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_spec import JobSpec
-from tests.storage.faulty_proxy import Fault, FaultyProxy
+from tests.storage.faulty_proxy import Fault, FaultyProxy, Request
 
 PUBLISH = """
 import sys
@@ -53,6 +54,42 @@ def test_a_part_is_published_when_its_lease_is_confirmed_and_a_lost_one_changes_
     with kept.writing_named(lease(10, 0), "_SUCCESS") as path:
         path.write_text("{}")
     assert len(kept.names()) == 3
+
+
+class Together:
+    """Answers no request for a part until this number of them, of one method, is there at once."""
+
+    def __init__(self, number: int, method: str) -> None:
+        self._lacking = threading.Semaphore(number - 1)
+        self._method = method
+        self.are_there = threading.Event()
+
+    def fault_of(self, request: Request) -> Fault | None:
+        if request.method == self._method and "/part-" in request.path:
+            if not self._lacking.acquire(blocking=False):
+                self.are_there.set()
+            self.are_there.wait(5)
+        return None
+
+
+def test_parts_are_read_in_their_order_and_removed_each_several_at_once(proxy: FaultyProxy, tmp_path: Path) -> None:
+    directory = path_of(f"s3://bucket/{tmp_path.name}/predictions")
+    parts = Parts(directory, "csv", lambda number: True)
+    for task in range(40):
+        with parts.writing(lease(task, task)) as path:
+            path.write_bytes(b"%d" % task * task)
+    reads = Together(8, "GET")
+    proxy.fault_of, proxy.requests = reads.fault_of, []
+    assert list(parts.contents()) == [b"%d" % task * task for task in range(40)]
+    assert reads.are_there.is_set()
+    assert [one.method for one in proxy.requests].count("HEAD") <= 1  # of the directory
+    with parts.writing_named(lease(40, 0), "notes") as path:
+        path.write_text("of another program")
+    deletions = Together(8, "DELETE")
+    proxy.fault_of = deletions.fault_of
+    parts.remove()
+    assert deletions.are_there.is_set()
+    assert [path.name for path in directory.iterdir()] == ["notes"]
 
 
 def test_a_process_that_is_killed_in_an_upload_leaves_nothing(proxy: FaultyProxy, tmp_path: Path) -> None:

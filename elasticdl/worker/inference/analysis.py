@@ -14,7 +14,7 @@ from elasticdl.analysis.sketch import check_library
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Mode, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.storage.paths import path_of, remove_directory
+from elasticdl.storage.paths import path_of
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.factories import Readers
 from elasticdl.worker.inference.loop import OnePassLoop
@@ -27,7 +27,6 @@ from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.strategy import Values
 from elasticdl_client.errors import DataError, StorageError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.storage_kinds import AnyPath
 
 _log = logging.getLogger("elasticdl.worker")
 _EXTENSION = "sketch"
@@ -58,6 +57,7 @@ class AnalysisWork:
         self._spec = spec
         self._clock = clock
         self._parts = Parts(path_of(spec.prediction_outputs), _EXTENSION, link.confirm)
+        self._has_ended_job = False
 
     def run(self, held: HeldLease, values: Values, batches: TaskBatches, check: Callable[[], None]) -> None:
         analysis = Analysis()
@@ -73,12 +73,26 @@ class AnalysisWork:
     def end(self, held: HeldLease) -> None:
         """Put the parts together; keep them until the job is over, as another worker may have to repeat this."""
         with self._clock.during(Activity.COMPUTE):
-            whole = merged(part.read_bytes() for part in self._parts.finished())
+            whole = merged(self._contents(held))
             found = {"data": self._spec.data, **whole.statistics(self._spec.num_buckets, self._spec.vocabulary_size)}
         output = path_of(self._spec.output)
         with self._parts.writing_file(held, output) as path:
             path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        self._has_ended_job = True
         _log.info("Statistics of %d records and %d columns are in %s", whole.num_records, len(whole.sketches), output)
+
+    def _contents(self, held: HeldLease) -> Iterator[bytes]:
+        """Yield the parts; the master sees by their number, in the place of a minibatch, that the worker moves."""
+        for held.minibatch, part in enumerate(self._parts.contents()):
+            yield part
+
+    def remove_parts(self) -> None:
+        """Remove the parts of the job, which is over, if this worker put them together."""
+        try:
+            if self._has_ended_job:
+                self._parts.remove()
+        except (OSError, StorageError) as error:
+            _log.warning("The parts of the analysis are left in %s: %s", self._spec.prediction_outputs, error)
 
 
 def merged(parts: Iterable[bytes]) -> Analysis:
@@ -99,23 +113,16 @@ def make_analysis_loop(link: MasterLink, readers: Readers, spec: JobSpec, clock:
     metadata = readers.of(pb.PREDICTION).metadata()
     tasks = TaskStream(link, readers.of, lambda held: None, spec.seed, False, clock)
     nothing = Values(None, lambda batch: {})
+    work = AnalysisWork(link, spec, clock)
     return OnePassLoop(
         link,
         tasks,
         cast(Inference, TableInput(columns_of(spec, metadata))),
         lambda held: nothing,
-        AnalysisWork(link, spec, clock),
+        work,
         Quarantine.of(spec),
-        lambda: _remove_parts(path_of(spec.prediction_outputs)),
+        work.remove_parts,
     )
-
-
-def _remove_parts(directory: AnyPath) -> None:
-    """Remove the parts of a job that has ended; another worker may do so, too."""
-    try:
-        remove_directory(directory)
-    except (OSError, StorageError) as error:
-        _log.warning("The parts of the analysis are left in %s: %s", directory, error)
 
 
 def columns_of(spec: JobSpec, metadata: Metadata) -> Columns:

@@ -21,7 +21,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from elasticdl.storage.paths import RemotePath, remove_file, sync_directory
+from elasticdl.storage.paths import (
+    PARTS,
+    UNFINISHED_PARTS,
+    RemotePath,
+    read_in_order,
+    remove_directory,
+    remove_matching,
+    sync_directory,
+)
 from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl_client.storage_kinds import AnyPath
@@ -75,11 +83,19 @@ class Parts:
         """Of all parts, in the order of the data."""
         return [part.name for part in self.finished()]
 
+    def contents(self) -> Iterator[bytes]:
+        """Yield the bytes of all parts, in the order of the data."""
+        return read_in_order(self._directory, self.names())
+
     def sweep(self) -> None:
         """Removes what was begun and has not become a part; only when every task is finished."""
-        for left in self._files():
-            if left.name.startswith(".") and _PREFIX in left.name:
-                remove_file(left)
+        remove_matching(self._directory, UNFINISHED_PARTS)
+
+    def remove(self) -> None:
+        """Removes all of them, what was begun, and the directory if nothing else is in it; only after the job."""
+        remove_matching(self._directory, PARTS)
+        if not self._files():
+            remove_directory(self._directory)
 
     def _files(self) -> list[AnyPath]:
         return list(self._directory.iterdir()) if self._directory.is_dir() else []
