@@ -240,7 +240,7 @@ def _file_system(scheme: str) -> Any:
 
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     if KINDS[scheme].module == "s3fs":
-        _hush("botocore", "aiobotocore")  # each process says where it found credentials and endpoint
+        _quiet_loggers("botocore", "aiobotocore")  # each process says where it found credentials and endpoint
         options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * _CONNECTIONS}
     try:
         file_system = fsspec.filesystem(scheme, **options)
@@ -251,7 +251,7 @@ def _file_system(scheme: str) -> Any:
     return file_system
 
 
-def _hush(*libraries: str) -> None:
+def _quiet_loggers(*libraries: str) -> None:
     """Log the warnings of libraries alone, if the user has set no level."""
     for logger in map(logging.getLogger, libraries):
         if logger.level == logging.NOTSET:
