@@ -16,7 +16,7 @@ from elasticdl.simulation.cluster import HOUR, Change, SimulatedCluster, Simulat
 from elasticdl.simulation.job import SimulatedJob, Workload
 from elasticdl.simulation.scenario import Amounts, Scenario, amounts, read_scenario
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.kubernetes.pod_template import worker_priorities
+from elasticdl_client.kubernetes.flags import worker_priorities
 
 LIMIT_S = 90 * 24 * HOUR
 

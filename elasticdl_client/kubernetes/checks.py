@@ -12,8 +12,8 @@ from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import commands, names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.flags import worker_priorities
 from elasticdl_client.kubernetes.objects import role_pod
-from elasticdl_client.kubernetes.pod_template import UID_RANGE, worker_priorities
 from elasticdl_client.kubernetes.pods import image_pull_secrets, pod_manifest
 from elasticdl_client.kubernetes.rbac import (
     EXPIRY_RIGHTS,
@@ -26,6 +26,7 @@ from elasticdl_client.kubernetes.rbac import (
 from elasticdl_client.kubernetes.resources import container_resources, quantity
 from elasticdl_client.kubernetes.volumes import parse_volumes
 
+_UID_RANGE = "openshift.io/sa.scc.uid-range"  # annotation of a namespace whose admission gives each pod a user
 _KUEUE = "kueue.x-k8s.io"
 
 
@@ -59,7 +60,7 @@ def gives_users(connection: Connection, namespace: str) -> bool:
         if error.unreachable:
             raise
         return False
-    return found is not None and UID_RANGE in (found.metadata.annotations or {})
+    return found is not None and _UID_RANGE in (found.metadata.annotations or {})
 
 
 def _readable(connection: Connection, what: str, read: Callable[[], Any]) -> Any:

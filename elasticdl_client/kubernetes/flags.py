@@ -3,19 +3,70 @@
 from __future__ import annotations
 
 # ruff: noqa: RUF009 (`flag` is `dataclasses.field`)
+import math
+import re
 from dataclasses import dataclass
 from functools import partial
 
 from elasticdl_client.checks import at_least, check_path, check_url_of_directory, regular_expression
 from elasticdl_client.choices import ImagePullPolicy, MasterRestartPolicy
+from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import Group, flag, parses
-from elasticdl_client.kubernetes import placement
+from elasticdl_client.kubernetes import names, placement
 from elasticdl_client.kubernetes.cluster_spec import parse_cluster_spec_json
-from elasticdl_client.kubernetes.pod_template import DEFAULT_USER, parse_user, worker_priorities
 from elasticdl_client.kubernetes.pod_template import check as check_pod_template
 from elasticdl_client.kubernetes.resources import parse_resources
 from elasticdl_client.kubernetes.volumes import parse_volumes
 from elasticdl_client.params import parse_envs
+
+DEFAULT_USER = "auto"
+CHOSEN_BY_CLUSTER = "none"
+
+
+def parse_user(text: str) -> int | None:
+    """The id of --run_as_user; None: the cluster chooses.
+
+    Raises:
+        FlagError: it is none, or root's.
+    """
+    if text == CHOSEN_BY_CLUSTER:
+        return None
+    if text == DEFAULT_USER:
+        return names.USER_ID
+    if not re.fullmatch(r"[1-9][0-9]{0,9}", text):
+        raise FlagError("is not a user id above 0", "For example 1000, or none: the cluster chooses.")
+    return int(text)
+
+
+def worker_priorities(priority: str, num_workers: int) -> list[str]:
+    """The PriorityClass of every worker; empty strings without a priority.
+
+    A fraction f makes ``ceil(num_workers * f)`` workers high, taken alternately from both ends of the ids: those are
+    the ones that start first and the ones that come last.
+
+    Raises:
+        FlagError: with the message of the original.
+    """
+    if priority in ("", "None", "high", "low"):
+        return [priority if priority != "None" else ""] * num_workers
+    fraction = _parse_fraction(priority)
+    num_high = math.ceil(num_workers * fraction)
+    num_front = math.ceil(num_high / 2)
+    num_back = num_high - num_front
+    return ["high" if index < num_front or index >= num_workers - num_back else "low" for index in range(num_workers)]
+
+
+def _parse_fraction(priority: str) -> float:
+    try:
+        fraction = float(priority)
+    except ValueError:
+        fraction = -1.0
+    if not 0.0 <= fraction <= 1.0:
+        raise FlagError(
+            f"Not support priority = {priority}, please set priority = high/low/a fraction value.",
+            "For example high, low, or 0.5: half of the workers high, the others low.",
+        )
+    return fraction
 
 
 @dataclass(frozen=True)

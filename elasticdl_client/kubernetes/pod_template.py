@@ -3,16 +3,11 @@
 The merge is the strategic one of `kubectl patch`: maps are merged, lists of named things (containers, volumes, env, …)
 by their names, other lists are replaced, null removes a field.  The container `elasticdl` is ours, others run beside
 it.  What the master must know of its pods, or a flag says, is refused by its path.
-
-Pod priorities: a PriorityClass name, and for workers ``high``, ``low`` or the fraction that is high.
-
-The user that a job's pods run as, within the restricted Pod Security profile.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -241,65 +236,3 @@ def _check_scalar(value: Any, kind: str, path: str) -> None:
 
 def _wrong_type(path: str, wanted: str) -> FlagError:
     return FlagError(f"{path} is not {wanted}", _HINT)
-
-
-def worker_priorities(priority: str, num_workers: int) -> list[str]:
-    """The PriorityClass of every worker; empty strings without a priority.
-
-    A fraction f makes ``ceil(num_workers * f)`` workers high, taken alternately from both ends of the ids: those are
-    the ones that start first and the ones that come last.
-
-    Raises:
-        FlagError: with the message of the original.
-    """
-    if priority in ("", "None", "high", "low"):
-        return [priority if priority != "None" else ""] * num_workers
-    fraction = _parse_fraction(priority)
-    num_high = math.ceil(num_workers * fraction)
-    num_front = math.ceil(num_high / 2)
-    num_back = num_high - num_front
-    return ["high" if index < num_front or index >= num_workers - num_back else "low" for index in range(num_workers)]
-
-
-def _parse_fraction(priority: str) -> float:
-    try:
-        fraction = float(priority)
-    except ValueError:
-        fraction = -1.0
-    if not 0.0 <= fraction <= 1.0:
-        raise FlagError(
-            f"Not support priority = {priority}, please set priority = high/low/a fraction value.",
-            "For example high, low, or 0.5: half of the workers high, the others low.",
-        )
-    return fraction
-
-
-DEFAULT_USER = "auto"
-CHOSEN_BY_CLUSTER = "none"
-UID_RANGE = "openshift.io/sa.scc.uid-range"  # annotation of a namespace whose admission gives each pod a user
-
-
-def parse_user(text: str) -> int | None:
-    """The id of --run_as_user; None: the cluster chooses.
-
-    Raises:
-        FlagError: it is none, or root's.
-    """
-    if text == CHOSEN_BY_CLUSTER:
-        return None
-    if text == DEFAULT_USER:
-        return names.USER_ID
-    if not re.fullmatch(r"[1-9][0-9]{0,9}", text):
-        raise FlagError("is not a user id above 0", "For example 1000, or none: the cluster chooses.")
-    return int(text)
-
-
-def pod_security(user: int | None) -> dict[str, Any]:
-    """Return the security context of a pod; a chosen user is the group of its volumes, too."""
-    own = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
-    return {
-        "runAsNonRoot": True,
-        **own,
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }

@@ -14,7 +14,7 @@ from elasticdl_client.choices import LOG_FORMAT_VARIABLE, ImagePullPolicy, LogFo
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import cluster_spec, code, names, placement, pod_template
 from elasticdl_client.kubernetes.cluster_spec import adapt_pod
-from elasticdl_client.kubernetes.pod_template import parse_user, pod_security, worker_priorities
+from elasticdl_client.kubernetes.flags import parse_user, worker_priorities
 from elasticdl_client.kubernetes.resources import Resources, container_resources, quantity
 from elasticdl_client.kubernetes.volumes import parse_volumes, pod_volumes
 from elasticdl_client.tf_config import tf_config
@@ -124,7 +124,7 @@ def _pod_spec(spec: JobSpec, pod: PodLike, max_memory: int | None, secret_envs: 
         "terminationGracePeriodSeconds": math.ceil(pod.grace_s),
         "enableServiceLinks": False,
         "automountServiceAccountToken": is_master,
-        "securityContext": pod_security(parse_user(spec.run_as_user)),
+        "securityContext": _pod_security(parse_user(spec.run_as_user)),
         "containers": [_container(spec, pod, _env(spec, pod, secret_envs), mounts, resources)],
         "volumes": volumes,
     }
@@ -147,6 +147,17 @@ def _pod_spec(spec: JobSpec, pod: PodLike, max_memory: int | None, secret_envs: 
     if priority := _priority(spec, pod):
         found["priorityClassName"] = priority
     return found
+
+
+def _pod_security(user: int | None) -> Manifest:
+    """Within the restricted Pod Security profile; a chosen user is the group of the pod's volumes, too."""
+    own = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
+    return {
+        "runAsNonRoot": True,
+        **own,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def image_pull_secrets(spec: JobSpec) -> list[str]:

@@ -18,8 +18,8 @@ from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.kubernetes import api, code, commands, follow, names, objects
 from elasticdl_client.kubernetes.checks import check, gives_users
 from elasticdl_client.kubernetes.code import Archive
+from elasticdl_client.kubernetes.flags import CHOSEN_BY_CLUSTER, DEFAULT_USER
 from elasticdl_client.kubernetes.objects import job_manifests, public_manifests
-from elasticdl_client.kubernetes.pod_template import CHOSEN_BY_CLUSTER, DEFAULT_USER
 from elasticdl_client.kubernetes.pods import Manifest, owned
 from elasticdl_client.kubernetes.volumes import mount_of, parse_volumes
 from elasticdl_client.model_source import check_model_source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticdl_client.errors import FlagError
-from elasticdl_client.kubernetes.pod_template import worker_priorities
+from elasticdl_client.kubernetes.flags import worker_priorities
 from elasticdl_client.kubernetes.resources import parse_resources
 from elasticdl_client.kubernetes.volumes import Mount, parse_volumes
 
