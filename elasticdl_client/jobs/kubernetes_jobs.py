@@ -22,7 +22,6 @@ from elasticdl_client.jobs import cluster_logs, cluster_objects, pods
 from elasticdl_client.jobs.cluster_objects import Object, delete_object, list_objects, read_pod
 from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
-from elasticdl_client.jobs.tensorboard import show
 from elasticdl_client.kubernetes import api, events, names, rbac
 from elasticdl_client.kubernetes.rbac import Right
 from elasticdl_client.worker_range import WorkerRange
@@ -179,10 +178,12 @@ class KubernetesJobs:
             JobError: the job writes no event files that a pod could see, or TensorBoard does not start.
             ClusterError: the cluster does not answer, or refuses.
         """
+        from elasticdl_client.jobs import tensorboard
+
         owner = self._owner(job)
         if owner is None or pods.is_going(owner):
             raise JobError(f"Job {job.name} has no ConfigMap {names.job_object(job.name)} any more.")
-        return show(self._connection, job, owner, port)
+        return tensorboard.show_of_cluster(self._connection, job, owner, port)
 
     def _owner(self, job: JobInfo) -> Object | None:
         found = _config_maps(self._connection, job.namespace, job.name)

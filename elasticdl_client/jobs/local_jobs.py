@@ -33,7 +33,6 @@ from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import log_files
-from elasticdl_client.jobs import tensorboard as cluster_tensorboard
 from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
 from elasticdl_client.worker_range import WorkerRange
@@ -132,7 +131,9 @@ class LocalJobs:
         Raises:
             JobError: the job writes no event files, or TensorBoard is not installed.
         """
-        return cluster_tensorboard.show_local(job, port)
+        from elasticdl_client.jobs import tensorboard
+
+        return tensorboard.show_local(job, port)
 
     def stop(self, job: JobInfo, wait_s: float | None) -> bool:
         """See `JobStore`; it is what the first Ctrl-C does."""

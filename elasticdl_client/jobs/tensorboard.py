@@ -127,7 +127,7 @@ def pod_of(data: Mapping[str, str], spec: JobSpec, owner_uid: str) -> Manifest:
     return owned(manifest, spec.job_name, owner_uid)
 
 
-def show(connection: Connection, job: JobInfo, owner: Object, port: int) -> int:
+def show_of_cluster(connection: Connection, job: JobInfo, owner: Object, port: int) -> int:
     """Shows the job's event files until Ctrl-C.
 
     Args:
