@@ -226,7 +226,7 @@ def _has_open(process: Path, lock: os.stat_result) -> bool:
     return False
 
 
-def first_of(processes: Iterable[int]) -> list[int]:
+def roots_of(processes: Iterable[int]) -> list[int]:
     """Those that no other of them has started: the client, or the agent where the client is gone."""
     found = set(processes)
     return sorted(process for process in found if _parent(process) not in found)
@@ -238,7 +238,7 @@ def _parent(process: int) -> int:
     return 0
 
 
-def send(process: int, number: signal.Signals) -> None:
+def signal_process(process: int, number: signal.Signals) -> None:
     """Signals a process that may have ended; a stopped one is woken to see it."""
     with suppress(ProcessLookupError):
         os.kill(process, number)

@@ -18,15 +18,6 @@ from elasticdl.master import messages
 from elasticdl.master.core.commands import Answer, LeaseGranted, NoLeaseNow
 from elasticdl.master.core.events import CallAbandoned, Event, LeaseQuestioned, SampleRequested, WorldWatched
 from elasticdl.master.inbox import Inbox, InboxClosed
-from elasticdl.master.messages import (
-    ack,
-    heartbeat_reply,
-    lease_reply,
-    ps_registration_reply,
-    registration_reply,
-    sample_reply,
-    watch_reply,
-)
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.validation import InvalidMessage
@@ -60,7 +51,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         self, request: pb.RegisterWorkerRequest, context: grpc.ServicerContext
     ) -> pb.RegisterWorkerReply:
         answer = self._ask(lambda call: messages.worker_joined(call, request), context)
-        return registration_reply(answer, self._generation, self._job_spec)
+        return messages.registration_reply(answer, self._generation, self._job_spec)
 
     def ReportModel(self, request: pb.ModelReport, context: grpc.ServicerContext) -> pb.Ack:
         try:
@@ -75,11 +66,11 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         call, answer = self._poll(lambda n: messages.lease_requested(n, request), context)
         if isinstance(answer, LeaseGranted) and not context.is_active():
             self._inbox.post(CallAbandoned(call))  # no worker will hear of this lease
-        return lease_reply(answer, self._generation)
+        return messages.lease_reply(answer, self._generation)
 
     def Sample(self, request: pb.SampleRequest, context: grpc.ServicerContext) -> pb.SampleReply:
         _, answer = self._poll(lambda n: SampleRequested(n, request.worker_id, request.incarnation), context)
-        return sample_reply(answer)
+        return messages.sample_reply(answer)
 
     def ReadyForWorld(self, request: pb.ReadyForWorldRequest, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(lambda call: messages.ready_for_world(call, request), context)
@@ -88,7 +79,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         _, answer = self._poll(
             lambda n: WorldWatched(n, request.worker_id, request.incarnation, request.known_version), context
         )
-        return watch_reply(answer, self._generation)
+        return messages.watch_reply(answer, self._generation)
 
     def WorldFormed(self, request: pb.WorldFormedRequest, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(lambda call: messages.world_formed(call, request), context)
@@ -111,7 +102,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:
         answer = self._ask(lambda call: messages.heartbeat_received(call, request), context)
-        return heartbeat_reply(answer, self._generation)
+        return messages.heartbeat_reply(answer, self._generation)
 
     def ReportProgress(self, request: pb.ProgressReport, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(lambda call: messages.progress_reported(call, request), context)
@@ -141,17 +132,15 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
 
     def RegisterPs(self, request: pb.RegisterPsRequest, context: grpc.ServicerContext) -> pb.RegisterPsReply:
         answer = self._ask(lambda call: messages.ps_joined(call, request), context)
-        return ps_registration_reply(answer, self._generation, self._job_spec)
+        return messages.ps_registration_reply(answer, self._generation, self._job_spec)
 
     def PsReady(self, request: pb.PsReadyRequest, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(lambda call: messages.ps_ready(call, request), context)
 
-    def Exchange(
-        self, messages: Iterator[pb.WorkerMessage], context: grpc.ServicerContext
-    ) -> Iterator[pb.MasterMessage]:
+    def Exchange(self, stream: Iterator[pb.WorkerMessage], context: grpc.ServicerContext) -> Iterator[pb.MasterMessage]:
         self._streams.add(context)
         try:
-            yield from answer_each(self, messages, context)
+            yield from answer_each(self, stream, context)
         finally:
             self._streams.discard(context)
 
@@ -161,7 +150,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
             context.cancel()
 
     def _ack(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> pb.Ack:
-        return ack(self._ask(make_event, context), self._generation)
+        return messages.ack(self._ask(make_event, context), self._generation)
 
     def _ask(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> Answer:
         call, future = self._post(make_event, context)
@@ -201,10 +190,10 @@ def _refuse_closed(context: Any) -> NoReturn:
 
 
 def answer_each(
-    servicer: pb_grpc.MasterServicer, messages: Iterator[pb.WorkerMessage], context: grpc.ServicerContext
+    servicer: pb_grpc.MasterServicer, stream: Iterator[pb.WorkerMessage], context: grpc.ServicerContext
 ) -> Iterator[pb.MasterMessage]:
     """Answer the messages of a stream, one after another, by the methods of a servicer."""
-    for message in messages:
+    for message in stream:
         match message.WhichOneof("call"):
             case "heartbeat":
                 yield pb.MasterMessage(heartbeat=servicer.Heartbeat(message.heartbeat, context))

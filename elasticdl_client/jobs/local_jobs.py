@@ -20,13 +20,13 @@ from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_dir import (
     JobDir,
-    first_of,
     holders,
     home,
     read_journal,
     read_whole_spec,
     registered,
-    send,
+    roots_of,
+    signal_process,
     wait_for_end,
 )
 from elasticdl_client.job_journal import JobJournal
@@ -138,8 +138,8 @@ class LocalJobs:
     def stop(self, job: JobInfo, wait_s: float | None) -> bool:
         """See `JobStore`; it is what the first Ctrl-C does."""
         processes = holders(Path(job.directory))
-        for process in first_of(processes):
-            send(process, signal.SIGINT)
+        for process in roots_of(processes):
+            signal_process(process, signal.SIGINT)
         return wait_for_end(processes, wait_s or 0.0)
 
     def resume(self, job: JobInfo) -> int:
@@ -210,12 +210,12 @@ def _status(directory: Path, name: str) -> tuple[JobStatus, str]:
 
 def _end(job: JobInfo, directory: Path) -> None:
     processes = holders(directory)
-    for process in first_of(processes):
-        send(process, signal.SIGTERM)
+    for process in roots_of(processes):
+        signal_process(process, signal.SIGTERM)
     if wait_for_end(processes, _END_TIMEOUT_S):
         return
     for process in processes:  # the kernel ends the pods with the agent
-        send(process, signal.SIGKILL)
+        signal_process(process, signal.SIGKILL)
     if not wait_for_end(processes, _KILL_TIMEOUT_S):
         listed = ", ".join(map(str, processes))
         raise JobError(f"Job {job.name} does not end; its client and agent are the processes {listed}.")

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from elasticdl_client.errors import FlagError, ImageError
 from elasticdl_client.version import RUNTIME
 from elasticdl_client.zoo.arguments import registry_of
-from elasticdl_client.zoo.display import BuildStep, Failure, Line, read, shown, size_text, step_of
+from elasticdl_client.zoo.display import BuildStep, Failure, Line, read_messages, shown, size_text, step_of
 from elasticdl_client.zoo.dockerfile import FOLDER
 
 _LARGE_CONTEXT_BYTES = 100_000_000
@@ -62,7 +62,7 @@ def _run(engine: Any, folder: Path, name: str, out: TextIO) -> None:
     step: BuildStep | None = None
     said: list[str] = []
     with shown(out) as display:
-        for message in read(engine.api.build(path=str(folder), tag=name, rm=True, forcerm=True, decode=True)):
+        for message in read_messages(engine.api.build(path=str(folder), tag=name, rm=True, forcerm=True, decode=True)):
             if isinstance(message, Failure):
                 raise failure(step, message.text, said)
             if isinstance(message, Line):
@@ -247,7 +247,7 @@ def push(repository: str, tag: str, out: TextIO) -> None:
                 f"The engine has no image {name}.", f"`elasticdl zoo build PATH --image={name}` makes it."
             ) from error
         with shown(out) as display:
-            for message in read(engine.api.push(repository, tag=tag, stream=True, decode=True)):
+            for message in read_messages(engine.api.push(repository, tag=tag, stream=True, decode=True)):
                 if isinstance(message, Failure):
                     raise ImageError(f"{name} was not pushed: {message.text}", _push_hint(repository, message.text))
                 display.show(message)

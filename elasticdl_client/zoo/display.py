@@ -207,7 +207,7 @@ Message = Line | Transfer | Failure
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def read(messages: Iterable[Mapping[str, Any]]) -> Iterator[Message]:
+def read_messages(messages: Iterable[Mapping[str, Any]]) -> Iterator[Message]:
     """Puts together what belongs together; what is neither text, transfer nor error is left out."""
     rest = ""
     for message in messages:

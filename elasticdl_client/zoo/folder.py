@@ -76,7 +76,7 @@ def plan(wishes: Wishes, version: str) -> Plan:
     packages: tuple[Path, ...] = ()
     if wishes.local_pkg_dir:
         python_minor = _python_minor(wishes.base_image)
-        found = find(Path(wishes.local_pkg_dir), version, extras, python_minor)
+        found = find_wheels(Path(wishes.local_pkg_dir), version, extras, python_minor)
         requirements = found.requirements
         packages = found.packages
         files |= {f"{FOLDER}/{dockerfile.WHEELS}/{file.name}": file.read_bytes() for file in found.files}
@@ -217,7 +217,7 @@ class Wheels:
     packages: tuple[Path, ...] = ()
 
 
-def find(folder: Path, version: str, extras: Sequence[str], python_minor: int | None = None) -> Wheels:
+def find_wheels(folder: Path, version: str, extras: Sequence[str], python_minor: int | None = None) -> Wheels:
     """Finds the wheels of a version.
 
     Args:

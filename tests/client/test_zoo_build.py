@@ -15,7 +15,16 @@ from elasticdl_client import zoo
 from elasticdl_client.errors import FlagError
 from elasticdl_client.zoo.arguments import registry_of, split_image_name
 from elasticdl_client.zoo.build import context_sizes, failure, prepared_folder
-from elasticdl_client.zoo.display import BuildStep, Failure, Line, LineDisplay, StepDisplay, Transfer, read, size_text
+from elasticdl_client.zoo.display import (
+    BuildStep,
+    Failure,
+    Line,
+    LineDisplay,
+    StepDisplay,
+    Transfer,
+    read_messages,
+    size_text,
+)
 
 # As Docker Engine 20.10 says it.
 CACHED_STEP: list[dict[str, Any]] = [
@@ -197,20 +206,20 @@ def test_an_address_that_makes_no_sense_costs_no_traceback(
 
 
 def test_fragments_become_lines() -> None:
-    assert list(read(CACHED_STEP))[:2] == [
+    assert list(read_messages(CACHED_STEP))[:2] == [
         Line("Step 1/3 : FROM python:3.11-slim"),
         Line(" ---> d953153c7f9e"),
     ]
-    said = list(read(FAILING_STEP))
+    said = list(read_messages(FAILING_STEP))
     assert Line("  Downloading nothing.whl") in said
     assert Line("ERROR: No matching distribution found for nothing") in said
     assert said[-1] == Failure("The command '/bin/sh -c …' returned a non-zero code: 1")
-    assert list(read([{"stream": "half"}, {"error": "gone"}])) == [Line("half"), Failure("gone")]
-    assert list(read([{"stream": "10%\r20%\r\nend"}])) == [Line("20%"), Line("end")]
+    assert list(read_messages([{"stream": "half"}, {"error": "gone"}])) == [Line("half"), Failure("gone")]
+    assert list(read_messages([{"stream": "10%\r20%\r\nend"}])) == [Line("20%"), Line("end")]
 
 
 def test_transfers_are_told_from_what_is_said() -> None:
-    said = list(read(PULL))
+    said = list(read_messages(PULL))
     assert said[0] == Line("3.11-slim: Pulling from library/python")
     assert said[3] == Transfer("a", "Downloading", 900_000, 2_000_000)
     assert said[-1] == Line("Digest: sha256:0123")
@@ -219,7 +228,7 @@ def test_transfers_are_told_from_what_is_said() -> None:
 def test_elsewhere_than_on_a_terminal_the_engines_own_lines_are_shown() -> None:
     out = io.StringIO()
     display = LineDisplay(out)
-    for message in read([*PULL, *CACHED_STEP]):
+    for message in read_messages([*PULL, *CACHED_STEP]):
         display.show(message)
     display.succeed()
     assert out.getvalue().splitlines() == [
@@ -239,7 +248,7 @@ def test_elsewhere_than_on_a_terminal_the_engines_own_lines_are_shown() -> None:
 def test_on_a_terminal_a_step_is_a_line_and_a_failed_one_shows_all_it_said() -> None:
     out = io.StringIO()
     display = StepDisplay(out)
-    for message in read([*PULL, *CACHED_STEP, *FAILING_STEP]):
+    for message in read_messages([*PULL, *CACHED_STEP, *FAILING_STEP]):
         if isinstance(message, Failure):
             display.fail()
         else:

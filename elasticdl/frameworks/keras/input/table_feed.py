@@ -36,10 +36,10 @@ def traced_feed(definition: ModelDefinition, mode: Mode, metadata: Metadata, min
         data = ModuleData(definition, mode)
         return TracedFeed(lambda dataset, *_: data.feed(dataset), mode, metadata, minibatch_size)
     if definition.feed is not None:
-        own = partial(of_own_feed, metadata)
+        own = partial(explain_own_feed, metadata)
         return TracedFeed(definition.feed, mode, metadata, minibatch_size, own)
     table = table_of(metadata, mode is Mode.PREDICTION, definition.path)
-    explained = partial(of_table, table)
+    explained = partial(explain_table_feed, table)
     return TracedFeed(_table_feed(table), mode, metadata, minibatch_size, lambda message, _: explained(message))
 
 
@@ -122,7 +122,7 @@ _CAST = re.compile(r"Cast string to (\w+) is not supported")
 _LEAVES_OUT = "--max_bad_records=N leaves such records out."
 
 
-def of_table(table: FeedColumns, message: str) -> str:
+def explain_table_feed(table: FeedColumns, message: str) -> str:
     """Explain an error of the default feed; an unknown one stays as it is."""
     names = list(table.dtypes)
     error: DataError | None = None
@@ -138,7 +138,7 @@ def of_table(table: FeedColumns, message: str) -> str:
     return message if error is None else f"{type(error).__name__}: {error}"
 
 
-def of_own_feed(metadata: Metadata, message: str, record: bytes | None) -> str:
+def explain_own_feed(metadata: Metadata, message: str, record: bytes | None) -> str:
     """Explain an error of the user's `feed`; an unknown one stays as it is.
 
     Args:
