@@ -10,7 +10,7 @@ A job that makes one pass over its data and keeps something of each task uses th
   (master/settings.py).  Its worker finds all parts in `finished()`, in the order of the data, may put them
   together into one file with `writing_file(held, path)`, and removes what killed workers have left with `sweep()`.
 
-See `worker/prediction.py` for a job that does so.
+See `worker/inference/prediction.py` for a job that does so.
 """
 
 from __future__ import annotations
