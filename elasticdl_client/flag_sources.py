@@ -3,7 +3,7 @@
 `-f job.yaml` is a mapping of flags to values.  `ELASTICDL_NAMESPACE=team-a` is the default of --namespace, and so on
 for every flag but those that name one job.
 
-Flags that were not given: the runtime follows from the cluster configuration, the strategy from the model.
+`infer` adds flags that were not given: the runtime by the cluster configuration, the strategy by the model.
 
 Each is said in a note; giving the flag overrides it.  Reads files, and sends nothing.
 """

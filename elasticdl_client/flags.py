@@ -1,9 +1,9 @@
 """Flags: their metadata, and the conversion of text to values.
 
-Owns the metadata of a flag, the coercion of strings and the checks of single values.  It never knows which flags
-exist (job_spec.py) nor how they fit together (contradictions.py).
+Owns the metadata of a flag, the coercion of strings and the checks of single values.  Which flags exist is said in
+job_spec.py, and how they fit together in contradictions.py; of names it knows only retired ones.
 
-Older spellings of flags, and flags of the original that have no place any more.
+`resolve_retired`: older spellings of flags, and flags of the original that have no place any more.
 
 An older spelling is taken as the new one.  A retired flag with the value that is always true now is dropped with a
 note; with any other value it is refused with the reason.
@@ -263,5 +263,5 @@ def resolve_retired(mapping: Mapping[str, object]) -> dict[str, object]:
 
 
 def notes_on_retired(mapping: Mapping[str, object]) -> list[str]:
-    """Return the notes on flags that `resolve` drops."""
+    """Return the notes on flags that `resolve_retired` drops."""
     return [f"--{name} is not needed any more: {_RETIRED[name].reason}." for name in mapping if name in _RETIRED]

@@ -6,7 +6,7 @@ it has one, ``agent.json`` (the agent's socket), ``status.json`` and ``journal.j
 the user can enter it.  A directory that --job_dir names has a link in ``~/.elasticdl/elsewhere``, by which the job
 commands find it.
 
-The processes that hold a local job's directory: its client and its agent, known by the lock file they have open.
+`holders`: the processes that hold the directory, its client and its agent, known by the lock file they have open.
 
 A job runs as long as there are any.  Reads /proc and signals; where there is no /proc there are no local jobs.
 """

@@ -3,7 +3,8 @@
 The agent, a child, owns the pods; the master, a pod, runs the job.  This module only starts, shows and ends.  The
 runtime package is imported when a job starts, never before: the client can be installed without it.
 
-The agent of the local runtime as a child of the client: started, and ended with everything that it runs.
+`AgentProcess`: the agent of the local runtime as a child of the client, started, and ended with everything that it
+runs.
 
 Its standard input is a pipe from this process, so it learns of this process's end, whatever ends it.
 """

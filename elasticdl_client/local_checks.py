@@ -1,6 +1,6 @@
 """Checks before a local job starts: paths, symbols, the port.  Writes nothing.
 
-Checks of a data source before a local job starts: that it is there, its kind, parameters and columns.
+`check_sources`: that a data source is there, its kind, parameters and columns.
 
 Columns are looked up where that is cheap: in the header of CSV files, in tables of SQLite, in the schema of Parquet and
 Arrow files where pyarrow is installed.  Writes nothing.

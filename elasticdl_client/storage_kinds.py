@@ -1,6 +1,6 @@
 """The kinds of storage that URLs name: the package that each needs, and the extra that installs it.  Reads nothing.
 
-The port `AnyPath`: what readers of models ask a path, of a file system (`pathlib.Path`) or of storage.
+`AnyPath`: the port of what readers of models ask a path, of a file system (`pathlib.Path`) or of storage.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The base of this package's layers: they take tensors as they come and have nothing that is trained.
 
-The three kinds of tensors that a layer gets, dense, sparse and ragged, and work on their values alone.
+Functions for the three kinds of tensors that a layer gets, dense, sparse and ragged; they work on the values alone.
 """
 
 from __future__ import annotations

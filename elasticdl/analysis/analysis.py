@@ -1,6 +1,6 @@
 """Statistics of a table's columns: of some records, put together from many parts, and as users get them.
 
-Statistics of rows as a database driver gives them: Python values by column.
+`statistics_of_rows`: those of rows as a database driver gives them, Python values by column.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A record is a row of a CSV file with a header, or a tf.train.Example; what a column holds is found out from its
 values, by the rule of training.
 
-Number, sum, sum of squares, minimum and maximum of numbers, added up exactly.
+`Moments`: number, sum, sum of squares, minimum and maximum of numbers, added up exactly.
 
 So the order in which parts are put together changes no bit of the mean and the deviation.
 """

@@ -11,7 +11,7 @@ The data are either known by their size alone (`dataset_size`; the script holds 
 (`training_data`, or the job's flag --training_data; each minibatch then brings its records).  The first script that
 reports says for all what is trained on, and in minibatches of what size.
 
-Minibatches as a script draws them, and those that it has drawn and not reported yet, oldest first.
+`OutstandingMinibatches`: those that a script has drawn and not reported yet, oldest first.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 There is one session in a process.  Nothing here knows of a framework.
 
-A job of one process without a master: the same tasks in the same order, granted and counted in memory.
+`AloneLink`: a job of one process without a master, the same tasks in the same order, granted and counted in memory.
 
 It stands in for the link to a master, so that a script that knows of ElasticDL runs by itself, too.
 """

@@ -3,7 +3,7 @@
 One thread calls the collectives; `abandon`, `waiting_seconds` and `address` are for any thread.  All members call the
 same collectives in the same order, with arrays of the same shapes.
 
-Arrays for collectives: as tensors of torch on the same memory, and cut for sending.
+`shared_tensor` and `tensor_of_bytes` see arrays as tensors of torch on the same memory; `pieces_of` cuts them to send.
 
 Large arrays are cut into pieces, small ones are put together into one.
 """

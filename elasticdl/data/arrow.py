@@ -3,7 +3,7 @@
 A file is a row of chunks (row groups, record batches) that are decoded whole and kept, up to a limit.  So small chunks,
 of some ten thousand rows, are read best.  The index is the file's own footer.
 
-Arrow tables to records: the types that a record's columns have, and its bytes.
+`column_type` and `encode`: the types that a record's columns have, and its bytes.
 
 Whole numbers, truth values, dates and times become int64 (times: microseconds), fractions and decimals floats, text
 and binary strings bytes; lists keep their values; a struct becomes a column for each field, `struct.field`.  A missing

@@ -3,7 +3,7 @@
 A reader knows how many records it has without being told and reads any range of them without reading what comes
 before.  It never parses a record: that is the business of the user's `feed`.
 
-The base of readers with one shard a part: `PartsReader` counts, checks ranges and keeps opened parts.
+`PartsReader`, the base of readers with one shard a part, counts, checks ranges and keeps opened parts.
 
 A part is what can be opened by name and read by record number: a file, a table.  Never looks into one.
 """

@@ -3,9 +3,9 @@
 A source is a file, a directory (its files, not those of its subdirectories), or a glob pattern.  Files whose names
 begin with a dot or an underscore are not data, nor are their checksums.  Never reads a file.
 
-Packages that only some readers need, imported when they do, with an error that names the package to install.
+`need` imports a package that only some readers use, with an error that names the package to install.
 
-From the URL of a data source in storage to its files: a file, a directory, or a pattern; never reads one.
+`find_remote_files`: from the URL of a data source in storage to its files: a file, a directory, or a pattern.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Rows are in the order of a unique key.  The index holds every 256th key, found b
 keys around it, never by counting rows from the table's begin.  A block that no longer has its rows is an error: a table
 must not change while a job reads it.  Speaks SQL through SQLAlchemy alone.
 
-A table of a database that a job writes its outputs to: rows by key, in transactions that may be repeated.
+`OutputTable`: a table that a job writes its outputs to, rows by key, in transactions that may be repeated.
 
 A transaction removes the rows of its keys before it adds them, so a task that is done twice leaves each row once.
 """

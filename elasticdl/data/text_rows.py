@@ -4,7 +4,7 @@ A quoted field begins with a quote right after a delimiter or at the start of a 
 quote and a line end is data.  Elsewhere a quote is an ordinary character (as in Python's csv module).  Blank lines
 between CSV rows are no rows.  Rows end with LF or CRLF.  Never knows about files' names beyond its messages.
 
-The fields of CSV rows: guesses at the types of columns, and rows taken apart into columns.
+`guess_types` and `split_rows`: guesses at the types of columns, and rows taken apart into columns.
 """
 
 from __future__ import annotations

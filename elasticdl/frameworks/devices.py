@@ -2,7 +2,7 @@
 
 The part of each framework makes one: torch/devices.py, keras/devices.py.
 
-How many processors this process may use: by its container's limit, not by the size of the machine.
+`num_processors`: how many this process may use, by its container's limit, not by the size of the machine.
 """
 
 from __future__ import annotations

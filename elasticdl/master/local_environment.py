@@ -3,7 +3,7 @@
 Environment: ``ELASTICDL_JOB_DIR``, ``ELASTICDL_TOKEN_FILE``, ``ELASTICDL_AGENT_SOCKET``, ``MASTER_PORT`` (0: a free
 one) and ``ELASTICDL_RESUMED_AT`` (seconds since the Unix epoch).
 
-The journal and the status as files, for the one master that holds the lock next to them.
+`FileJournal` and `StatusFile`: files, for the one master that holds the lock next to them.
 """
 
 from __future__ import annotations

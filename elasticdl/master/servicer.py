@@ -3,7 +3,8 @@
 
 It runs in the threads of the gRPC server and knows nothing of the job but its generation and specification.
 
-The server's side of `Exchange`: each message of a worker's stream is answered as the call that it stands for.
+`answer_each`, the server's side of `Exchange`: each message of a worker's stream is answered as the call that it stands
+for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The memory of this process: what it takes, what it may still take, and what becomes of large freed buffers."""
+"""The memory of this process: what it takes, what it may still take, and what becomes of large freed buffers.
+
+`control_groups` finds those that limit this process, also in processor time (cpu_use.py).
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The archive lies in a directory with the parts of the job's ConfigMaps, or in st
 is not run.  The requirements.txt of the code is installed.  An error ends the pod's log; a
 master is started all the same, and ends the job with the error: its pod would be restarted without end.
 
-The requirements.txt of --code in a pod: installed by pip before the pod's process starts, once for each cache.
+`installed`: the requirements.txt of --code, installed by pip before the pod's process starts, once for each cache.
 
 What is installed lies in an environment over that of the image: pip sees the image's packages and installs what they
 do not satisfy, and never touches them.  Its directory is named after the file, the Python and the image's packages, and

@@ -9,7 +9,7 @@
 A job is named by its id among the jobs that were found, and a file by its name among those of the package: no text of
 a request becomes a path.  Access is the affair of `access.AccessGate`.
 
-The data of the page: jobs, one job, its events and series, as values of JSON.  Computes nothing that costs I/O.
+`job_row`, `job_page`, `event_row` and `series`: the data of the page as values of JSON; they do no I/O.
 """
 
 from __future__ import annotations

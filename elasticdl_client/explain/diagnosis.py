@@ -3,7 +3,7 @@
 Both runtimes give the same facts: the job as it was found, its history of events and its specification.  Nothing here
 asks a cluster, reads a file or a clock, so an ended job is explained as a running one is.
 
-The system's response to a trouble and its cost, read from the events that follow from it.
+`recovery`: the system's response to a trouble and its cost, read from the events that follow from it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Explanation: all troubles of a job, alike ones as one, the newest first; and those that a question asks for.
 
-An explanation as people read it: one paragraph a trouble, with its evidence.  Prints nothing.
+`text`: an explanation as people read it, one paragraph a trouble, with its evidence.  Prints nothing.
 """
 
 from __future__ import annotations

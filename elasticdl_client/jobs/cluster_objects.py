@@ -2,7 +2,7 @@
 
 Plain dictionaries with the API's names, so objects of any server version are read.
 
-The end of a job in a cluster: its master first, then what owns the rest, then whatever has no owner.
+`delete_job` ends a job: its master first, then what owns the rest, then whatever has no owner.
 """
 
 from __future__ import annotations

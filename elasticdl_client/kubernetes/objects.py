@@ -2,7 +2,7 @@
 
 The first is the ConfigMap that owns the others.
 
-A job's objects as YAML, for `kubectl apply` and for people.
+`to_yaml` and `write`: a job's objects as YAML, for `kubectl apply` and for people.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rights that a namespace must grant: to masters, so that they can run in it, and to users, to submit jobs.
 
-`elasticdl rbac`: prints what a namespace must grant, for `kubectl apply`.  It talks to no cluster.
+`run`, for `elasticdl rbac`, prints what a namespace must grant, for `kubectl apply`; it talks to no cluster.
 
-Access reviews: the rights of the user and of the master's service account.
+`missing_of_user` and `missing_of_service_account` ask the API server for access reviews.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """JobHandle: the handle of a job of either runtime.  It looks and asks; the job needs neither it nor this process.
 
-The display of a job in a notebook: a bar and lines in the output of the cell, redrawn in place.
+`NotebookDisplay`: a bar and lines in the output of a notebook's cell, redrawn in place.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`train`, `evaluate` and `predict`: keyword arguments to a `JobSpec`, as on the command line, and the job started.
 
-Starts the front of a local job: a process of its own (`__main__.py`), so that the job outlives this one.
+`start` starts the front of a local job: a process of its own (`__main__.py`), so that the job outlives this one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A backend has no connection of its own: it is given SQLAlchemy's.
 
-Rows of PostgreSQL as tables of Arrow, and back, by COPY: about four times as fast as rows of Python values.
+PostgreSQL gives rows as tables of Arrow, and takes them, by COPY: about four times as fast as rows of Python values.
 
 Only SELECTs whose columns are of types that CSV and Arrow hold without loss are read so; other ones are read as rows.
 What is written has few types, so it goes in COPY's binary format, which no number is made a text for.

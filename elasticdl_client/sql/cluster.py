@@ -3,7 +3,7 @@
 The client writes the rows of a SELECT, converted, to a table whose key numbers them: a snapshot that workers read by
 ranges.  Pods get the database's password from the job's Secret.  Nothing else of this machine is needed by a job.
 
-The models that a cluster has trained: rows of the table of models alone, since the files are where pods write.
+`ClusterModels`: rows of the table of models alone, since the files of what a cluster has trained are where pods write.
 
 This module never opens a file of a model.
 """

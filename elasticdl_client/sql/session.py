@@ -1,6 +1,7 @@
 """What the statements of one command share: the database, the registry of models, and flags.
 
-Tables that results are written to: never one that exists, unless --overwrite says so, and never half a table.
+`create` makes tables that results are written to: never one that exists, unless --overwrite says so, and never half a
+table.
 """
 
 from __future__ import annotations

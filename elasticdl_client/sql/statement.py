@@ -1,6 +1,6 @@
 """The statements of `elasticdl sql` as values; docs/sql.md has their grammar.
 
-Places in a statement, and errors that point at them with a caret.
+`Place` and `StatementError`: places in a statement, and errors that point at them with a caret.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@
 Launched by `elasticdl run --num_workers=4 train.py …` each worker runs the script; `python train.py` runs it alone,
 over all of the data.
 
-Other launchers of processes that train together: refused, for their groups can neither grow nor shrink.
+Other launchers of processes that train together are refused, for their groups can neither grow nor shrink.
 """
 
 from __future__ import annotations

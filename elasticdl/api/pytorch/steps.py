@@ -5,7 +5,7 @@ world when one is planned, and gives a batch again whose step was dropped.  On a
 inside of `step`.  A member that has no work while others have runs it on a batch of before, with no weight: so all
 members do the same to model, optimizer, scheduler and whatever else is registered.
 
-The parts of an elastic controller that need its data set.
+`Loop`: the parts of an elastic controller that need its data set.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 digits: scikit-learn's 1,797 scans of 8 × 8 pixels.  mnist: 28 × 28 pixels from IDX files, or arrays of the caller.
 
-CIFAR-10 as tf.train.Example: `image`, 3072 bytes, channels first, and `label`.
+cifar10: 32 × 32 pixels of three colours as 3072 bytes, channels first.
 
 From CIFAR's python batches where they are; otherwise a generated set of the same shape: gratings of ten kinds, told
 apart by steepness and width of their stripes, in random colours, places and noise.  A mirrored image is of the same

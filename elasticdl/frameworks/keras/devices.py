@@ -1,6 +1,6 @@
 """The device that TensorFlow computes on: its name, its settings, and the memory that tensors take of it.
 
-How many threads TensorFlow computes with: as many as this container has processors, not this machine.
+`limit_threads`: TensorFlow computes with as many threads as this container, not this machine, has processors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Embedding tables on parameter servers: which ones a server can hold, and how they are described to it.
 
-Moves large `keras.layers.Embedding` tables of the user's model to the parameter servers; their code stays as it is.
+`Swap` moves large `keras.layers.Embedding` tables of the user's model to the parameter servers; their code stays as it
+is.
 
 While the user's function makes the model, `Embedding.build` makes no variable for a large table: the layer becomes a
 `MovedEmbedding`, whose rows come from the placement.  A layer whose table is wanted as a whole — its `embeddings` are

@@ -1,6 +1,6 @@
 """The port `Evaluation`: states of the user's metrics over the minibatches of a task, and numbers of merged states.
 
-Outputs of a model as arrays, and values of a trained model without its optimizer.
+`arrays_of` gives outputs of a model as arrays, `load_weights` the values of a trained model without its optimizer.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 A sample is (features, label) or (features, label, weight); for prediction, features alone.  Samples are put together by
 the module's `collate_fn`, or by PyTorch's own.
 
-The default feed: samples of the columns of a table, for modules without a `feed`.
+`table_feed`: the default feed, samples of the columns of a table, for modules without a `feed`.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ anything is begun the master's rights are checked, and the job's ConfigMap becom
 that deleting it deletes all.  While it runs, annotations of the ConfigMap say how many workers the user wants, and
 whether the job is to stop.
 
-The pod that the master runs in: its label, and its end.  A failure to set the label is only a warning.
+`OwnPod`: the label of the pod that the master runs in, and its end.  A failure to set the label is only a warning.
 
-The end of a job that has ended: after --ttl_after_finished seconds its master deletes everything of it.
+`Expiry`: after --ttl_after_finished seconds the master of an ended job deletes everything of it.
 
 It deletes the ConfigMap that owns the rest, and leaves the rest to the cluster's garbage collector: all pods, the
 Services, the Secret and the NetworkPolicy go first, the ConfigMap goes last.

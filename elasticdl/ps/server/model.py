@@ -3,7 +3,8 @@
 It checks what it is given; after that nothing may fail.  Updates and pulls of several threads run side by side.  It
 knows no names, leases or pieces.
 
-A PS's parts of the flat vectors: changed by the optimizer's rule, read whole, and frozen for a checkpoint.
+`DenseValues`: a PS's parts of the flat vectors, changed by the optimizer's rule, read whole, and frozen for a
+checkpoint.
 
 To freeze takes no longer for a gigabyte than for a byte: values change in other memory, to which each block moves when
 it is changed for the first time, and what was frozen is never written again.

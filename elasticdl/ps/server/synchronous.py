@@ -3,7 +3,7 @@
 `rounds` says why that is exact.  A gradient of a lease that has a successor is let go: the new holder of the task
 pushes its names again.
 
-How a PS takes updates: what the job's flags say of it.
+`UpdateSettings`: how a PS takes updates, by the job's flags.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Columns of the data may be written beside the predictions (--prediction_columns).
 
-Parts in a table of a database: the rows of a task, in one transaction, when their lease is confirmed.
+`TableParts`: the rows of a task in a table of a database, in one transaction, when their lease is confirmed.
 
 The first of --prediction_columns is the table's primary key; elasticdl.data.sql writes the rows.
 """

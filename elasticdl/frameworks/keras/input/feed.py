@@ -2,7 +2,7 @@
 
 It patches `Dataset.shuffle` and `Dataset.map` only while `feed` is being traced, and only for the tracing thread.
 
-Elements of the pipeline's dataset: how a minibatch and the end of a task are packed, and one iteration over them.
+`Packing` and `Elements`: how a minibatch and the end of a task are packed, and one iteration over them.
 
 Where every part is an ordinary tensor they leave tf.data as flat lists, by one raw operation, and an end has parts
 without samples: what tf.data's own iterator does in Python for a structure takes as long as parsing the minibatch.

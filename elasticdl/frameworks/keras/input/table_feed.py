@@ -1,6 +1,6 @@
 """The default feed: samples of the columns of a table, for modules without a `feed`.
 
-Errors of TensorFlow's operations on a record, explained to the user: the column, the value, what to do.
+`explain_table_feed` and `explain_own_feed` explain TensorFlow's errors on a record: the column, the value, what to do.
 """
 
 from __future__ import annotations

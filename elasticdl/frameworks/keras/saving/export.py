@@ -2,7 +2,7 @@
 
 Owns the shape of the exported object; never renames the directory.
 
-Writes `model.keras`, which Keras alone loads, for a model that consists of Keras's own classes.
+`write_keras_file` writes `model.keras`, which Keras alone loads, for a model that consists of Keras's own classes.
 
 The weights go to a file of their own first and from there into the archive: `model.save` would hold a table three
 times more.
