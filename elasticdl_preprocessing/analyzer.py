@@ -1,8 +1,8 @@
 """Statistics of columns, for the arguments of the layers.
 
 Owns where they come from, in this order: the environment variable of one statistic, such as `_age_min`; the file that
-`elasticdl analyze` wrote, whose path is an argument, or in the environment variable ELASTICDL_STATISTICS; the default.
-It computes none.
+`elasticdl analyze` wrote, whose path or URL is an argument, or in the environment variable ELASTICDL_STATISTICS; the
+default.  It computes none.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ def get_min(feature_name: str, default: D, statistics: StatisticsPath = None) ->
 
     Args:
         default: the value where none has been computed.
-        statistics: path of a file that `elasticdl analyze` wrote; None: that of ELASTICDL_STATISTICS, if it is set.
+        statistics: path, or URL in storage, of a file that `elasticdl analyze` wrote; None: that of
+            ELASTICDL_STATISTICS, if it is set.
 
     Raises:
         ValueError: the variable holds no number, or the file cannot be read.
+        StorageError: the storage refuses the file, or cannot be reached.
     """
     return _found(feature_name, "min", float, default, statistics)
 
@@ -86,7 +88,8 @@ def _found(name: str, statistic: str, parse: Callable[[Any], T], default: D, pat
         path = os.environ.get(STATISTICS) if path is None else path
         if not path:
             return default
-        column = _columns(os.path.abspath(path)).get(name, {})
+        place = os.fspath(path)
+        column = _columns(place if "://" in place else os.path.abspath(place)).get(name, {})
         value = column.get(statistic)
         origin = f"{statistic!r} of column {name!r} in {path}"
         if value is None:
@@ -100,9 +103,17 @@ def _found(name: str, statistic: str, parse: Callable[[Any], T], default: D, pat
 @lru_cache(maxsize=8)
 def _columns(path: str) -> dict[str, dict[str, Any]]:
     try:
-        columns = json.loads(Path(path).read_text(encoding="utf-8"))["columns"]
+        columns = json.loads(_content(path))["columns"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"The statistics {path} cannot be read: {type(error).__name__}: {error}.  `elasticdl analyze` writes them."
         ) from error
     return {str(name): dict(column) for name, column in columns.items()}
+
+
+def _content(path: str) -> bytes:
+    if "://" not in path:
+        return Path(path).read_bytes()
+    from elasticdl.storage.paths import path_of  # for URLs alone
+
+    return path_of(path).read_bytes()

@@ -206,7 +206,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.python": ("elasticdl.original",),  # import paths of the original, as the next two
     "elasticdl.callbacks": ("elasticdl.original",),
     "elasticai_api": ("elasticdl.original",),
-    "elasticdl_preprocessing": (),
+    "elasticdl_preprocessing": ("elasticdl.storage.paths",),  # statistics in storage
     "model_zoo": ("elasticdl.layers", "elasticdl.api", "elasticdl_preprocessing"),
 }
 

@@ -25,6 +25,7 @@ from elasticdl.storage.tensorboard_copy import refresh
 from elasticdl.worker.input.quarantine import Quarantine
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
+from elasticdl_preprocessing import get_min
 from tests.analyze.test_analyze_jobs import NUM_ROWS, check, job, write_table
 from tests.chaos.kills import running
 from tests.master.actors import held_port
@@ -113,6 +114,17 @@ def test_event_files_in_storage_are_shown_by_the_command(proxy: FaultyProxy, tmp
         finally:
             process.kill()
             process.wait()
+
+
+def test_statistics_in_storage_are_found_by_the_layers(
+    proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = RemotePath(f"s3://bucket/{tmp_path.name}/statistics.json")
+    place.storage.publish(place.url, json.dumps({"columns": {"größe": {"min": 1.5}}}, ensure_ascii=False).encode())
+    monkeypatch.setenv("ELASTICDL_STATISTICS", place.url)
+    assert get_min("größe", 0) == 1.5
+    with pytest.raises(ValueError, match=r"s3://\S+/none\.json cannot be read"):
+        get_min("größe", 0, f"s3://bucket/{tmp_path.name}/none.json")
 
 
 @pytest.mark.timeout(180)
