@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticdl_client.choices import (
+    JobType,
     NanPolicy,
     Precision,
     PredictionFormat,
@@ -16,6 +17,7 @@ from elasticdl_client.errors import FlagError
 from elasticdl_client.flag_groups import COMPUTATION_DEFAULTS
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.resources import exceeding, has_several_mig_devices
+from elasticdl_client.storage_kinds import is_remote
 
 if TYPE_CHECKING:
     from elasticdl_client.job_spec import JobSpec
@@ -65,6 +67,7 @@ def check(spec: JobSpec) -> None:
     _check_computation(spec)
     _check_input(spec)
     _check_prediction(spec)
+    _check_output_file(spec)
     _check_parameter_server(spec)
     _check_all_reduce(spec)
     _check_code(spec)
@@ -305,6 +308,16 @@ def _check_prediction(spec: JobSpec) -> None:
             f"--prediction_format={spec.prediction_format} is of files, and --prediction_outputs is a table.",
             "Leave --prediction_format out.",
         )
+
+
+def _check_output_file(spec: JobSpec) -> None:
+    """A name of a directory or bucket would become an object beside the directory, or an error of the master's."""
+    is_analysis = spec.job_type is JobType.ANALYZE
+    name, example = ("output", "statistics.json") if is_analysis else ("metrics_output", "metrics.json")
+    place = getattr(spec, name)
+    names_file = bool(place.partition("://")[2].partition("/")[2]) if is_remote(place) else True
+    if place.endswith("/") or not names_file:
+        raise FlagError(f"--{name}={place} names no file.", f"Give a name behind it: {place.rstrip('/')}/{example}.")
 
 
 def _check_parameter_server(spec: JobSpec) -> None:

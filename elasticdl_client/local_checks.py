@@ -98,8 +98,10 @@ def check_local(spec: JobSpec) -> JobSpec:
             changes[name] = str(_absolute(path))
     for name in _WRITTEN:
         if name in changes and not is_table(changes[name]):
-            is_file = name == "metrics_output" or spec.job_type is JobType.ANALYZE
-            _check_writable(name, Path(changes[name]).parent if is_file else Path(changes[name]))
+            path, is_file = Path(changes[name]), name == "metrics_output" or spec.job_type is JobType.ANALYZE
+            if is_file and path.is_dir():
+                raise FlagError(f"--{name}: {path} is a directory.", "Name a file in it.")
+            _check_writable(name, path.parent if is_file else path)
     if "checkpoint_dir_for_init" in changes:
         path = Path(changes["checkpoint_dir_for_init"])
         if spec.job_type is JobType.TRAIN:

@@ -16,6 +16,7 @@ from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.input.batches import LeaseLost
 from elasticdl_client.errors import CheckpointError, FlagError, ModelDefinitionError, StorageError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.local_checks import check_local
 from elasticdl_client.trained_model import ModelKind, look_at
 from tests.storage.faulty_proxy import FaultyProxy
 
@@ -136,3 +137,31 @@ def test_flags_take_urls_that_can_be_written_or_read() -> None:
     assert JobSpec.from_flags(
         "analyze", {"job_name": "a", "runtime": "local", "data": "s3://b/d", "output": "s3://b/o"}
     )
+
+
+ANALYZE = ("analyze", "output", {"data": "s3://b/d"})
+EVALUATE = (
+    "evaluate",
+    "metrics_output",
+    {"model_def": "m.model", "validation_data": "/d", "checkpoint_dir_for_init": "/c"},
+)
+
+
+@pytest.mark.parametrize(("command", "name", "others"), [ANALYZE, EVALUATE])
+def test_a_flag_of_a_file_names_one(command: str, name: str, others: dict[str, str]) -> None:
+    def spec(place: str) -> JobSpec:
+        return JobSpec.from_flags(command, {"job_name": "a", "runtime": "local", **others, name: place})
+
+    for place in ("s3://b/o", "hdfs:///o", "/o", "o"):
+        assert getattr(spec(place), name) == place
+    for place in ("s3://b", "s3://b/", "s3://b/stats/", "/stats/"):
+        with pytest.raises(FlagError, match="names no file"):
+            spec(place)
+
+
+def test_an_existing_directory_is_no_place_for_statistics(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    flags = {"job_name": "a", "runtime": "local", "data": str(tmp_path / "rows.csv")}
+    assert check_local(JobSpec.from_flags("analyze", {**flags, "output": str(tmp_path / "statistics.json")}))
+    with pytest.raises(FlagError, match="is a directory"):
+        check_local(JobSpec.from_flags("analyze", {**flags, "output": str(tmp_path)}))
