@@ -84,13 +84,14 @@ def test_a_job_with_code_data_and_checkpoints_in_storage_loses_nothing(
         )
         job.submit()
         job.wait_for_progress(24)  # with a checkpoint
-        proxy.once_each(Fault.UNAVAILABLE, Fault.CUT_OFF, Fault.TOO_SHORT)
+        faults = proxy.once_each(Fault.UNAVAILABLE, Fault.CUT_OFF, Fault.TOO_SHORT)
         host.kill(job.the_pod(job.server(0)).uid, signal.SIGKILL)
         job.wait_for_progress(8)
         host.kill(job.the_pod(job.worker(0)).uid, signal.SIGKILL)
         host.kill(job.the_pod(job.master).uid, signal.SIGKILL)
         job.wait_until("the code in the successor", lambda: "site_words 1.0" in job.log(job.worker(2)))
         job.assert_ends_exactly()
+        assert faults == []  # the server that restored its state, or a worker's successor, has met each
         names = [one["Key"] for one in s3.list_objects_v2(Bucket="bucket")["Contents"]]
     assert {"stored/model/_SUCCESS", "stored/model/weights.npy"} <= set(names)
     assert any(name.startswith("stored/checkpoints/version-") and name.endswith("MANIFEST.json") for name in names)

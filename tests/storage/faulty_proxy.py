@@ -75,8 +75,12 @@ class FaultyProxy:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._thread.start()
 
-    def once_each(self, *faults: Fault, method: str = "GET") -> None:
-        """The next requests of a method that ask for a range get these faults, one each."""
+    def once_each(self, *faults: Fault, method: str = "GET") -> list[Fault]:
+        """The next requests of a method that ask for a range get these faults, one each.
+
+        Returns:
+            Those that no request has got yet, from now on.
+        """
         left, lock = list(faults), threading.Lock()
 
         def fault_of(request: Request) -> Fault | None:
@@ -84,6 +88,7 @@ class FaultyProxy:
                 return left.pop(0) if left and request.method == method and (request.range or method != "GET") else None
 
         self.fault_of = fault_of
+        return left
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answers one request."""

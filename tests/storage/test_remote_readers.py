@@ -120,13 +120,14 @@ def test_a_reader_gives_the_same_records_as_of_a_directory(
     write: Callable[[Path], None], proxy: FaultyProxy, tmp_path: Path
 ) -> None:
     url, directory = copied(write, tmp_path)
-    proxy.once_each(Fault.UNAVAILABLE, Fault.CUT_OFF, Fault.TOO_SHORT)
+    faults = proxy.once_each(Fault.UNAVAILABLE, Fault.CUT_OFF, Fault.TOO_SHORT)
     local, remote = create_reader(str(directory)), create_reader(url)
     assert [(shard.name.replace(url, str(directory)), shard.end) for shard in remote.shards()] == [
         (shard.name, shard.end) for shard in local.shards()
     ]
     assert remote.metadata() == local.metadata()
     assert slices(remote) == slices(local)
+    assert faults == []
 
 
 def test_an_index_is_found_by_the_next_machine_and_by_the_next_process_until_the_file_is_another(
