@@ -130,7 +130,7 @@ def test_the_architecture_page_names_paths_that_exist() -> None:
     tree = page.partition("```\n")[2].partition("\n```")[0]
     folders: list[tuple[int, str]] = []  # of the lines above: indentation, path
     for line in tree.splitlines():
-        names = re.findall(r"([\w/]+)/ ", line + " ")
+        names = re.findall(r"[\w/]+(?=/ )|\w+\.py(?= )", line + " ")
         indent = len(line) - len(line.lstrip())
         folders = [folder for folder in folders if folder[0] < indent]
         parent = folders[-1][1] if folders else ""
