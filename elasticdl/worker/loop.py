@@ -23,7 +23,6 @@ from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import JobError
 
 _log = logging.getLogger("elasticdl.worker")
-_LAST_REPORTS_S = 1.0
 _MODES = {pb.TRAINING: Mode.TRAINING, pb.EVALUATION: Mode.EVALUATION}
 
 
@@ -69,7 +68,7 @@ class WorkerLoop:
         Args:
             is_idle: nothing is being computed, so the model is whole.
         """
-        self._reporter.drain(_LAST_REPORTS_S)
+        self._reporter.drain(self._termination.reports_s)
         self._link.say_farewell()
         if is_idle:
             self._strategy.close()

@@ -31,13 +31,13 @@ from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.child_stacks import ChildStacks
 from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl.worker.master_stream import MasterStream
+from elasticdl.worker.termination import FAREWELL_S
 from elasticdl_client.errors import JobError
 from elasticdl_client.secret_values import hide
 
 _CALL_TIMEOUT_S = 10.0
 _LONG_POLL_S = 20.0
 _RETRY_S = 0.3
-_FAREWELL_S = 1.5
 _END_S = 30.0  # the master may be starting again
 _RATE_S = 0.5  # between two looks at the learning rate
 
@@ -364,7 +364,7 @@ class MasterLink:
         except (MasterGone, grpc.RpcError) as error:
             _log.warning("Could not notify the master that worker %d has ended its script: %s", self.worker_id, error)
 
-    def _beat_once(self, is_leaving: bool = False, has_ended: bool = False, patience_s: float = _FAREWELL_S) -> None:
+    def _beat_once(self, is_leaving: bool = False, has_ended: bool = False, patience_s: float = FAREWELL_S) -> None:
         """One heartbeat whose answer says nothing new.
 
         Raises:
@@ -380,7 +380,7 @@ class MasterLink:
             leaving=is_leaving,
             ended=has_ended,
         )
-        self.call(self._stub.Heartbeat, lambda: message, _FAREWELL_S, patience_s)
+        self.call(self._stub.Heartbeat, lambda: message, FAREWELL_S, patience_s)
 
     def partition(self, newer_than: int = 0, timeout_s: float | None = None) -> pb.Partition:
         """Waits until a complete partition newer than a version is known; after the time-out the one known now."""

@@ -19,9 +19,12 @@ from elasticdl.rpc.signals import on_signals
 from elasticdl.worker.activity import Activity, ActivityClock
 
 EXIT_CODE = 128 + signal.SIGTERM
-LIMIT_S = 8.0  # of the 10 s that a pod has between SIGTERM and SIGKILL
+# All since SIGTERM: a pod has 10 s before SIGKILL.
 PATIENCE_S = 5.0  # for the minibatch
-SAVING_S = 2.0  # longer, for a checkpoint that is being written then
+SAVED_S = 7.0  # for a checkpoint that is being written then
+FAREWELL_S = 1.5  # of the end, for the notice to the master that this worker leaves: without it the pod has failed
+LIMIT_S = 9.0
+_LAST_REPORTS_S = 1.0
 
 _log = logging.getLogger("elasticdl.worker")
 
@@ -49,6 +52,11 @@ class Termination:
     def seconds(self) -> float:
         """Since SIGTERM has come; 0 before."""
         return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+
+    @property
+    def reports_s(self) -> float:
+        """For how long the last reports may be waited for now: the farewell comes after them."""
+        return max(0.0, min(_LAST_REPORTS_S, LIMIT_S - FAREWELL_S - self.seconds))
 
     def install(self) -> None:
         """Takes SIGTERM over; to be called once, in the main thread."""
@@ -96,7 +104,7 @@ class Termination:
                 _log.info("SIGTERM: this worker leaves after the present minibatch")
                 self._changed.wait_for(lambda: not self._is_busy, PATIENCE_S)
                 if self._clock.read()[0] is Activity.CHECKPOINT:
-                    self._changed.wait_for(lambda: not self._is_busy, SAVING_S)
+                    self._changed.wait_for(lambda: not self._is_busy, SAVED_S - self.seconds)
             is_idle = not self._is_busy
         self._farewell(is_idle)
         _log.info("SIGTERM: this worker has left")

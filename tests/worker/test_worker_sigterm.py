@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.termination import FAREWELL_S, LIMIT_S, PATIENCE_S, SAVED_S, Termination
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 
 pytestmark = pytest.mark.timeout(120)
@@ -186,6 +188,16 @@ def test_a_worker_that_still_imports_ends_at_once(stack: ExitStack, tmp_path: Pa
         threading.Event().wait(0.01)
     life.leave()
     assert master.told == []  # else it would have registered
+
+
+def test_the_last_reports_leave_the_farewell_its_time() -> None:
+    termination = Termination(ActivityClock())
+    assert termination.reports_s == 1.0
+    for seconds in (PATIENCE_S, SAVED_S, LIMIT_S):
+        termination._asked_at = time.monotonic() - seconds
+        left_s = LIMIT_S - termination.seconds - termination.reports_s
+        assert left_s >= FAREWELL_S - 0.01 or (termination.reports_s == 0.0 and seconds > SAVED_S)
+    assert LIMIT_S < GRACE_S
 
 
 def _catches_sigterm(status: str) -> bool:

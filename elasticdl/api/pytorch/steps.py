@@ -161,7 +161,7 @@ class ScriptSteps:
             is_idle: no step is being made, so the state is whole.
         """
         parts = self._parts
-        parts.data.close()
+        parts.data.reporter.drain(parts.termination.reports_s)
         if parts.data.session.link is not None:
             parts.data.session.link.say_farewell()
         if is_idle and self._is_last and parts.world.holds_all:

@@ -36,7 +36,6 @@ from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
 _PATIENCE_S = 0.1  # between two looks while no member has work
-_LAST_REPORTS_S = 1.0
 _TOGETHER_S = 1.0  # after SIGTERM, for which a member that cannot save the model alone waits for that of the others
 
 
@@ -107,7 +106,7 @@ class AllReduceLoop:
         Args:
             is_idle: no step is being made, so the model is whole.
         """
-        self._reporter.drain(_LAST_REPORTS_S)
+        self._reporter.drain(self._termination.reports_s)
         self._link.say_farewell()
         if is_idle and self._is_last:
             self._save_last()
