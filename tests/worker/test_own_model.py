@@ -109,6 +109,21 @@ def test_a_checkpoint_knows_the_samples_of_its_minibatches_and_an_older_one_that
     assert restored.num_samples == {(0, 0): UNKNOWN}
 
 
+def test_the_last_checkpoint_is_tried_again_if_the_one_before_has_failed(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    place.write_text("no directory")
+    writer = writer_in(place)
+    writer.begin(ledger_of(0))
+    writer.save_if_due(ledger_of(EVERY))
+    writer.wait()
+    assert writer.is_behind(ledger_of(EVERY))
+    assert not writer.is_due(ledger_of(EVERY))
+    place.unlink()
+    writer.save_last(ledger_of(EVERY))
+    assert not writer.is_behind(ledger_of(EVERY))
+    assert written(place) == [f"version-{EVERY}"]
+
+
 def test_a_checkpoint_that_is_asked_for_is_written_after_the_next_step(tmp_path: Path) -> None:
     writer = writer_in(tmp_path)
     writer.begin(ledger_of(0))

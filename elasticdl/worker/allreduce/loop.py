@@ -110,7 +110,8 @@ class AllReduceLoop:
         self._link.say_farewell()
         if is_idle and self._is_last:
             self._save_last()
-        is_saved = self._has_ended_with_all or (self._is_last and not self._checkpoints.is_behind(self._session.ledger))
+        is_written = self._session.rank != 0 or not self._checkpoints.is_behind(self._session.ledger)
+        is_saved = is_written and (self._has_ended_with_all or self._is_last)
         if not is_saved and not self._session.has_handed_over:
             _log.warning(
                 "This worker leaves with a part of the optimizer's state. If no other has it, training continues from "
@@ -204,6 +205,7 @@ class AllReduceLoop:
         session, reason = self._session, "all members were told to end"
         with self._clock.during(Activity.CHECKPOINT):
             shards = session.collect()
+            self._checkpoints.wait()  # one that is being written may fail
             if session.rank == 0 and self._checkpoints.is_behind(session.ledger):
                 _log.info("SIGTERM to all workers: the last checkpoint is written, after step %d", session.ledger.steps)
                 self._checkpoints.save(session.ledger, shards)

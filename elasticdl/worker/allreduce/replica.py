@@ -141,6 +141,7 @@ class CheckpointWriter:
         self._every = every
         self._saved_at = (0, time.monotonic())
         self._has_begun = self._is_requested = False
+        self._has_failed = False  # the newest one
         self._thread: threading.Thread | None = None
 
     def begin(self, ledger: Ledger) -> None:
@@ -171,8 +172,8 @@ class CheckpointWriter:
         return self._is_requested or is_due
 
     def is_behind(self, ledger: Ledger) -> bool:
-        """Whether the newest checkpoint lacks minibatches."""
-        return self._checkpoints.is_wanted and ledger.applied.num_names > self._saved_at[0]
+        """Whether the newest checkpoint lacks minibatches, or could not be written."""
+        return self._checkpoints.is_wanted and (self._has_failed or ledger.applied.num_names > self._saved_at[0])
 
     @property
     def is_wanted(self) -> bool:
@@ -197,7 +198,7 @@ class CheckpointWriter:
             is_last: return when it is on disk.
         """
         self.wait()
-        self._is_requested = False
+        self._is_requested = self._has_failed = False
         self._saved_at = (ledger.applied.num_names, time.monotonic())
         arguments = (self.model.snapshot(), others, ledger.copy())
         self._thread = threading.Thread(target=self._save, args=arguments, name="checkpoint", daemon=True)
@@ -223,6 +224,7 @@ class CheckpointWriter:
         try:
             self._checkpoints.save(number, {**arrays(), **others}, rows, counts)
         except CheckpointError as error:
+            self._has_failed = True
             place = self._checkpoints.place
             _log.error("Checkpoint at step %d in %s failed: %s; training continues", ledger.steps, place, error.what)
         else:
