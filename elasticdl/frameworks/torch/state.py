@@ -161,9 +161,11 @@ class ModuleState:
             for name, value in arrays.items():
                 if name.startswith("model/"):
                     self._built.parameters[name.removeprefix("model/")].copy_(_tensor(value))
-        slots = self._slots(arrays, [])
+        slots = {name: one for name, one in self._slots(arrays, []).items() if name in self._kept}
+        if not slots:
+            return
         others = dict(self._optimizer.state)
-        self._load_slots({name: slots[name] for name in slots if name in self._kept})
+        self._load_slots(slots)
         for parameter, values in others.items():
             self._optimizer.state.setdefault(parameter, values)
 
