@@ -275,17 +275,29 @@ class SimulatedGroup:
         """The parts of all members, by rank."""
         seat, size = formation.seats[self._rank], len(formation.peers)
         arrived = seat.arrived.setdefault(number, {})
-        self._wait(seat, lambda: len(arrived) == size, None, number)
+        self._wait(seat, lambda: len(arrived) == size, None, number, arrived)
         del seat.arrived[number]
         return [arrived[rank] for rank in range(size)]
 
-    def _wait(self, seat: Seat, is_there: Callable[[], bool], end: float | None, number: int = 0) -> None:
+    def _wait(
+        self,
+        seat: Seat,
+        is_there: Callable[[], bool],
+        end: float | None,
+        number: int = 0,
+        arrived: Mapping[int, Any] | None = None,
+    ) -> None:
+        """Wait for a collective, or for all members; nothing arrives by a connection that is seen closed."""
         scheduler = self._links.scheduler
         self._since = scheduler.now
         try:
             scheduler.maybe_give_way()
             while True:
-                departed = [rank for rank, begun in seat.lacks.items() if number >= begun]
+                departed = [
+                    rank
+                    for rank, begun in seat.lacks.items()
+                    if number >= begun or (arrived is not None and rank not in arrived)
+                ]
                 if seat.lost is not None or (seat.lacks and (departed or self._seed.random() < 0.2)):
                     rank = min(departed or seat.lacks, default=None)
                     raise seat.lost or GroupLost(f"world {self._oldest - 1} is broken: a connection was closed", rank)

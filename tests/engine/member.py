@@ -13,6 +13,7 @@ import pytest
 from greenlet import GreenletExit
 
 import elasticdl.worker.activity
+import elasticdl.worker.allreduce.loop
 import elasticdl.worker.allreduce.replica
 import elasticdl.worker.allreduce.worker
 import elasticdl.worker.allreduce.world_session
@@ -40,6 +41,7 @@ from tests.engine.scheduler import Process, Scheduler, Threading, Time
 _WRITING_S = 2.0  # a checkpoint: longer than from the last step to the end of its process
 _WORKER = (
     elasticdl.worker.activity,
+    elasticdl.worker.allreduce.loop,
     elasticdl.worker.allreduce.replica,
     elasticdl.worker.allreduce.world_session,
     elasticdl.worker.checkpoint,
@@ -59,12 +61,14 @@ class Written:
 
     Attributes:
         begun: the newest: by which process, its number, and its step; None: a process has read one since.
+        num_read: how often a process has begun with one, or with initial values.
     """
 
     scheduler: Scheduler
     is_wanted: bool
     place: str = "/checkpoints"
     begun: tuple[Process, int, int] | None = None
+    num_read: int = 0
     found: list[Checkpoint] = field(default_factory=list)
 
     def request(self) -> None:
@@ -91,6 +95,7 @@ class Written:
 
     def newest(self) -> Checkpoint | None:
         self.begun = None
+        self.num_read += 1
         return max(self.found, key=lambda one: one.counts["number"], default=None)
 
 

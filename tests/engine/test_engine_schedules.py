@@ -15,7 +15,7 @@ from elasticdl.worker.ledger import Ledger
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_spec import JobSpec
 from tests.engine.arithmetic import Troubles
-from tests.engine.engine_job import make_job
+from tests.engine.engine_job import EngineJob, make_job
 from tests.engine.member import installed
 from tests.engine.schedules import play
 
@@ -65,11 +65,15 @@ def test_the_last_pod_writes_a_checkpoint_when_all_its_processes_are_told_to_end
     assert (left.arrays["counts"] == first.framework.counts).all()
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("num_workers", "num_processes"), [(4, 1), (2, 1), (2, 2), (1, 4)])
-def test_shards_are_saved_when_all_pods_are_told_to_end_within_a_moment(
-    num_workers: int, num_processes: int, seed: int
-) -> None:
+class Steady(random.Random):
+    """Draws the most that there is, so that all steps are equally long."""
+
+    def random(self) -> float:
+        return 1.0
+
+
+def sharded_job(seed: int, num_workers: int, num_processes: int = 1, troubles: Troubles | None = None) -> EngineJob:
+    """A job whose members hold the optimizer's state in shards."""
     spec = JobSpec(
         job_name="j",
         distribution_strategy=DistributionStrategy.ALL_REDUCE,
@@ -81,11 +85,25 @@ def test_shards_are_saved_when_all_pods_are_told_to_end_within_a_moment(
         checkpoint_dir="/checkpoints",
         shard_optimizer=True,
     )
-    job = make_job(seed, spec, (Shard("a", 0, 600),), Troubles(random.Random(seed), compute_s=0.1))
+    return make_job(seed, spec, (Shard("a", 0, 600),), troubles or Troubles(random.Random(seed), compute_s=0.1))
+
+
+def begin(job: EngineJob) -> None:
+    """Until all have made some steps together."""
+    num_members = job.settings.num_workers * job.settings.processes_per_worker
+    while len(job.job.status().world) < num_members or min(member.steps for member in job.members.values()) < 3:
+        job.scheduler.step()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("num_workers", "num_processes"), [(4, 1), (2, 1), (2, 2), (1, 4)])
+def test_shards_are_saved_when_all_pods_are_told_to_end_within_a_moment(
+    num_workers: int, num_processes: int, seed: int
+) -> None:
+    job = sharded_job(seed, num_workers, num_processes)
     draw = random.Random(seed)
     with installed(job.room, job.members.__getitem__):
-        while min((member.steps for member in job.members.values()), default=0) < 3 or len(job.job.status().world) < 2:
-            job.scheduler.step()
+        begin(job)
         told = dict(job.members)
         assert len(told) == num_workers * num_processes
         for worker in {worker.pod.index: worker for worker in job.workers}.values():
@@ -98,6 +116,44 @@ def test_shards_are_saved_when_all_pods_are_told_to_end_within_a_moment(
     assert newest.counts["steps"] == last.steps
     assert (newest.arrays["counts"] == last.framework.counts).all()
     last.framework.check_checkpoint(newest.arrays)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    ("num_workers", "num_processes", "moments"),
+    [(5, 1, [0.0, 0.5, 0.5]), (5, 1, [0.0, 0.1, 1.1, 1.2]), (3, 2, [0.0, 0.6]), (3, 1, [0.0, 0.0])],
+)
+def test_pods_that_are_told_to_end_within_a_moment_leave_their_shards(
+    num_workers: int, num_processes: int, moments: list[float], seed: int
+) -> None:
+    job = sharded_job(seed, num_workers, num_processes)
+    with installed(job.room, job.members.__getitem__):
+        begin(job)
+        told = random.Random(seed).sample(range(num_workers), len(moments))
+        for pod, moment in zip(told, moments, strict=True):
+            worker = next(one for one in job.workers if one.pod.index == pod)
+            job.scheduler.at(moment, lambda worker=worker: job.leave(worker))
+        end = job.scheduler.now + 20.0
+        while job.scheduler.now < end and job.end is None:
+            job.scheduler.step()
+    assert job.room.written.num_read == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_members_whose_steps_take_long_leave_their_shards_after_the_present_one(seed: int) -> None:
+    compute_s = 4.9
+    job = sharded_job(seed, 3, troubles=Troubles(Steady(), compute_s=compute_s))
+    with installed(job.room, job.members.__getitem__):
+        begin(job)
+        steps = max(member.steps for member in job.members.values())
+        while max(member.steps for member in job.members.values()) == steps:
+            job.scheduler.step()
+        for worker in job.workers[:2]:
+            job.scheduler.at(compute_s - 0.2, lambda worker=worker: job.leave(worker))
+        end = job.scheduler.now + 20.0
+        while job.scheduler.now < end:
+            job.scheduler.step()
+    assert job.room.written.num_read == 1
 
 
 def test_a_seed_replays_its_schedule() -> None:

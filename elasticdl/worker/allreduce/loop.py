@@ -7,13 +7,12 @@ worlds.  It never waits for a lease while others wait for it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
 from functools import reduce
 from operator import and_
 
 import grpc
-import numpy as np
 
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.framework import Batch, ComputeGradient, FeedError, Framework, LocalGradient, Mode, Share
@@ -29,7 +28,7 @@ from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.seeds import derive_seed
 from elasticdl.worker.task_reporting import TaskReporter
-from elasticdl.worker.termination import Termination
+from elasticdl.worker.termination import PATIENCE_S, Termination
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.job_spec import JobSpec
@@ -37,6 +36,7 @@ from elasticdl_client.job_spec import JobSpec
 _log = logging.getLogger("elasticdl.worker")
 _PATIENCE_S = 0.1  # between two looks while no member has work
 _TOGETHER_S = 1.0  # after SIGTERM, for which a member that cannot save the model alone waits for that of the others
+_LONG_S = (PATIENCE_S - _TOGETHER_S) / 2  # a step after which no time is left for that
 
 
 class AllReduceLoop:
@@ -71,6 +71,7 @@ class AllReduceLoop:
         self._skips_not_finite = spec.nan_policy is NanPolicy.SKIP  # out of the model; else they end the job
         self._quarantine = Quarantine.of(spec)  # of evaluation tasks
         self._is_idle = False  # no member had work in the last round
+        self._round_began, self._round_s = 0.0, 0.0  # by the monotonic clock; and how long the last one took
         self._has_ended_with_all = False  # after SIGTERM
         self._is_last = False  # no member continues after this one, and it writes the last checkpoint
 
@@ -79,12 +80,9 @@ class AllReduceLoop:
         self._clock.switch(Activity.COMPUTE)
         self._session.start()
         self._supply.start()
-        while not self._supply.is_over:
-            try:
-                if not self._visit():
-                    break
-            except WorldEnded as ended:
-                _log.debug("Left the world: %s", ended)
+        while not self._supply.is_over and self._enter():
+            with self._termination.unbroken():
+                self._visit()
         self._session.leave()
         self._reporter.drain()
         self._save_last()
@@ -122,27 +120,24 @@ class AllReduceLoop:
 
     # -- worlds
 
-    def _visit(self) -> bool:
-        """Enter the next world and live in it; what a member alone holds it does not take with it between two worlds.
-
-        Returns:
-            False: the job is over.
-        """
-        with ExitStack() as stack:
-            if self._session.is_sharded:
-                stack.enter_context(self._termination.unbroken())
-            if not self._enter():
-                return False
-            if not self._session.is_sharded:
-                stack.enter_context(self._termination.unbroken())
-            self._live()
-            return True
+    def _visit(self) -> None:
+        """Live in the world entered, and in those after it while this member alone may hold a part of the model."""
+        is_inside = True
+        while is_inside:
+            try:
+                self._live()
+            except WorldEnded as ended:
+                _log.debug("Left the world: %s", ended)
+                is_inside = not (self._has_ended_with_all or self._session.has_handed_over) and self._enter()
+            else:
+                return
 
     def _enter(self) -> bool:
         with self._clock.during(Activity.JOIN):
             if not self._session.enter():
                 return False
         self._is_idle = False
+        self._round_began = time.monotonic()
         self._is_last = self._session.rank == 0 and self._session.leaves_as_one
         self._supply.confirmed(self._session.take_confirmed())
         self._supply.entered()
@@ -164,6 +159,8 @@ class AllReduceLoop:
         Returns:
             False: all members of a world that is split know that the job is over, and the last checkpoint is written.
         """
+        before, self._round_began = self._round_began, time.monotonic()
+        self._round_s = self._round_began - before
         leaving = self._wish_to_leave()
         wishes = self._wishes_if_split()
         parts = [] if (leaving | wishes) & (StepFlag.LEAVING | StepFlag.OVER) else self._take_parts()
@@ -193,7 +190,7 @@ class AllReduceLoop:
         session = self._session
         if not (session.is_sharded and session.size > 1 and self._checkpoints.is_wanted):
             return StepFlag.LEAVING
-        is_alone = self._termination.seconds >= _TOGETHER_S
+        is_alone = self._termination.seconds >= _TOGETHER_S or self._round_s > _LONG_S
         return StepFlag.ENDING | (StepFlag.LEAVING if is_alone else StepFlag.NOTHING)
 
     def _end_with_all(self) -> None:
@@ -209,8 +206,7 @@ class AllReduceLoop:
             if session.rank == 0 and self._checkpoints.is_behind(session.ledger):
                 _log.info("SIGTERM to all workers: the last checkpoint is written, after step %d", session.ledger.steps)
                 self._checkpoints.save(session.ledger, shards)
-            with suppress(WorldEnded):
-                session.gather(np.zeros(1, np.int64))  # rank 0 has all
+            session.part()  # rank 0 has all
             self._checkpoints.wait()
         self._has_ended_with_all = True
         session.leave(reason)

@@ -92,7 +92,7 @@ class ShardedSession(WorldSession):
     @property
     def has_handed_over(self) -> bool:
         """See `WorldSession.has_handed_over`."""
-        return self._has_handed_over or not (self._holds_model and self._held)
+        return self._has_handed_over or not (self._holds_model and (self._held or self._spare))
 
     # -- a step
 
@@ -175,38 +175,50 @@ class ShardedSession(WorldSession):
         return [held_by(rank, self._owner_of, self.size, distance) for rank in range(self.size)]
 
     def _hand_over(self, plan: StepPlan) -> None:
-        """Bring the shards of pods that leave to two members of others.
+        """Bring the shards of pods that leave, or soon do, to two members of others.
 
         Of two that leave together, both may hold the same shards; and one of those members may be the next to leave.
         """
-        pods = self._pods()
-        leaving = {pods[rank] for rank, wishes in enumerate(plan.wishes_by_rank) if wishes & StepFlag.LEAVING}
-        stays = [rank for rank, pod in enumerate(pods) if pod not in leaving]
-        if stays and not self.is_split:
-            self._has_handed_over = True
-        if not stays or not self.is_split:
+        leaving = self._leaving(plan)
+        stays = [rank for rank, pod in enumerate(self._pods()) if pod not in leaving]
+        if not stays:
             return
-        self._settle()
-        wanted = self._wanted()
-        theirs = frozenset[int]().union(*(wanted[rank] for rank, pod in enumerate(pods) if pod in leaving))
-        self._spare = self._collective(lambda: self._collect({stays[0], stays[-1]}, theirs))
-        self._has_handed_over = True
+        if self.is_split:
+            self._settle()
+            wanted = self._wanted()
+            theirs = frozenset[int]().union(*(wanted[rank] for rank in range(self.size) if rank not in stays))
+            self._bring({stays[0], stays[-1]}, theirs)
+        self._has_handed_over = self._rank not in stays
 
-    def _hand_over_to_survivors(self) -> None:
-        """Bring all shards to a member of the newer world, if that has no holder of some: several leave together."""
+    def _hand_over_to_survivors(self, plan: StepPlan) -> None:
+        """Bring all shards to a member of the newer world, if those that stay in it lack some."""
         if not self.is_split:
             return
         self._settle()
-        newer = self._watch.world
+        newer, pods, leaving = self._watch.world, self._pods(), self._leaving(plan)
         living = {(member.worker_id, member.incarnation) for member in newer.members}
-        stay = [k for k, one in enumerate(self._world.members) if (one.worker_id, one.incarnation) in living]
+        stays = [
+            rank
+            for rank, one in enumerate(self._world.members)
+            if (one.worker_id, one.incarnation) in living and pods[rank] not in leaving
+        ]
         wanted = self._wanted()
-        lacks = bool(stay) and len(frozenset().union(*(wanted[rank] for rank in stay))) < len(self._sizes)
-        own = np.array([newer.version, stay[0] if lacks else -1], np.int64)
+        lacks = bool(stays) and len(frozenset().union(*(wanted[rank] for rank in stays))) < len(self._sizes)
+        own = np.array([newer.version, stays[0] if lacks else -1], np.int64)
         opinions = self._collective(lambda: self._group.gather(own))
         target = int(opinions[opinions[:, 0].argmax(), 1])  # not all know of the same world
         if target >= 0:
-            self._spare = self._collective(lambda: self._collect({target}, self._all))
+            self._bring({target}, self._all)
+
+    def _leaving(self, plan: StepPlan) -> set[int]:
+        """Return the pods that leave, now or soon: what ends the world may be what ends their last second, too."""
+        is_leaving = StepFlag.LEAVING | StepFlag.ENDING
+        return {pod for pod, wishes in zip(self._pods(), plan.wishes_by_rank, strict=True) if wishes & is_leaving}
+
+    def _bring(self, targets: Collection[int], numbers: frozenset[int]) -> None:
+        """Bring shards to members, before this one leaves the world; see `_collect`."""
+        self._spare = self._collective(lambda: self._collect(targets, numbers))
+        self.part()
 
     def _collect(self, targets: Collection[int], numbers: frozenset[int]) -> dict[int, Arrays]:
         """Bring shards into the main memory of members that lack them; return those that came to this one, by number.

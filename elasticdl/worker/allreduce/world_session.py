@@ -322,7 +322,7 @@ class WorldSession:
             self.leave(f"worker {self._world.members[plan.first_with(StepFlag.LEAVING)].worker_id} leaves")
             raise WorldEnded("a member leaves")
         if newest > self.version:
-            self._hand_over_to_survivors()
+            self._hand_over_to_survivors(plan)
             self.leave()
             raise WorldEnded("a newer world is planned")
         return plan
@@ -389,6 +389,13 @@ class WorldSession:
             WorldEnded: the world is broken.
         """
         return self._collective(lambda: self._group.gather(numbers))
+
+    def part(self) -> None:
+        """Wait for all members before `leave`: one that closes its connections breaks what others still receive."""
+        try:
+            self._group.gather(np.zeros(1, np.int64))
+        except GroupLost as error:
+            _log.debug("World %s: not all members have come to its end: %s", shown(self.version), error)
 
     def share(self, data: bytes | None, source: int = 0) -> bytes:
         """Broadcast the data of one member to all; the others pass None.
@@ -486,7 +493,7 @@ class WorldSession:
     def _hand_over(self, plan: StepPlan) -> None:
         """Before members leave: every member holds the whole model."""
 
-    def _hand_over_to_survivors(self) -> None:
+    def _hand_over_to_survivors(self, plan: StepPlan) -> None:
         """Before a newer world, perhaps without some members: the same."""
 
     def _receive(self, source: int, is_needed: bool) -> None:
