@@ -29,7 +29,7 @@ def play(seed: int) -> EngineJob:
     spec = replace(spec, shard_optimizer=random.Random(f"shards {seed}").random() < _SHARE_SHARDED)
     several = random.Random(f"processes {seed}")
     if several.random() < _SHARE_SEVERAL:
-        spec = replace(spec, processes_per_worker=several.choice([2, 3]), num_workers=min(spec.num_workers, 2))
+        spec = replace(spec, processes_per_worker=several.choice([2, 3]), num_workers=min(spec.num_workers, 3))
     shards = (Shard("a", 0, middle), Shard("b", middle, middle + 8))
     num_minibatches = spec.num_epochs * sum(-(-(shard.end - shard.start) // _MINIBATCH) for shard in shards)
     every = random.Random(f"checkpoints {seed}").choice([4, num_minibatches])  # in all of them: one after the last step
@@ -109,7 +109,9 @@ def _fault(job: EngineJob, draw: random.Random) -> None:
     """One thing goes wrong, or right again."""
     living = job.living_processes()
     process = draw.choice(living) if living else None
-    what = draw.choice(["kill", "kill", "leave", "pause", "slow", "cut", "cut members", "master", "scale", "heal"])
+    what = draw.choice(
+        ["kill", "kill", "leave", "leave several", "pause", "slow", "cut", "cut members", "master", "scale", "heal"]
+    )
     if what == "master":
         job.stop_master(draw.choice([0.1, 2.0, 8.0]))
     elif what == "scale" and not job.calls_of_workers.is_down:
@@ -120,6 +122,10 @@ def _fault(job: EngineJob, draw: random.Random) -> None:
         job.kill(process, draw.choice(["Killed", "Preempted", "Evicted", "OOMKilled"]))
     elif what == "leave":
         job.leave(next(worker for worker in job.workers if worker.pod is job._pods[process] and not worker.is_gone))
+    elif what == "leave several":
+        workers = list({worker.pod.index: worker for worker in job.workers if not worker.is_gone}.values())
+        for worker in draw.sample(workers, draw.randint(1, len(workers))):
+            job.scheduler.at(draw.random(), lambda worker=worker: job.leave(worker))
     elif what == "pause":
         process.is_stopped = True
         job.scheduler.at(draw.choice([0.5, 5.0, 20.0]), lambda: _continue(job, process))
