@@ -84,8 +84,9 @@ class ScriptSession:
 
 
 def _report_end(link: MasterLink, process_id: int) -> None:
-    """At the end of the process: the exit code of the pod says whether it has ended well."""
-    if os.getpid() == process_id:  # not a process that the script has forked
+    """At the end of the process, unless it has raised: the exit code of the pod says whether it has ended well."""
+    has_raised = getattr(sys, "last_value", None) is not None  # set when the interpreter prints an uncaught exception
+    if os.getpid() == process_id and not has_raised:  # not a process that the script has forked
         link.report_end()
 
 
