@@ -46,6 +46,10 @@ class DataFile(Protocol):
         """The bytes of several ranges, (offset, size), in ascending order: near ones are views of one read."""
         ...
 
+    def pread_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of spans, (start, end), of the file, all read at once: fewer where it has become shorter."""
+        ...
+
     def scan(self) -> BinaryIO:
         """A stream over the file, to be closed, that is best read in order."""
         ...
@@ -101,9 +105,9 @@ class LocalFile:
             raise _unread(self.path, error) from error
 
     def pread_all(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        return read_together([(offset, offset + size) for offset, size in ranges], self._read, _GAP_BYTES)
+        return read_together([(offset, offset + size) for offset, size in ranges], self.pread_spans, _GAP_BYTES)
 
-    def _read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    def pread_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.pread(end - start, start) for start, end in spans]
 
     def scan(self) -> BinaryIO:

@@ -46,15 +46,14 @@ class TFRecordFile:
     def read(self, start: int, end: int) -> list[bytes]:
         offsets = self._offsets[start : end + 1]
         bounds = _groups(offsets)
-        groups = [(int(offsets[first]), int(offsets[after] - offsets[first])) for first, after in pairwise(bounds)]
+        groups = list(pairwise(offsets[bounds].tolist()))
         records: list[bytes] = []
-        for (offset, size), data, (first, after) in zip(
-            groups, self._file.pread_all(groups), pairwise(bounds), strict=True
-        ):
-            if len(data) < size:
+        found = self._file.pread_spans(groups)
+        for (offset, end_offset), data, (first, after) in zip(groups, found, pairwise(bounds), strict=True):
+            if len(data) < end_offset - offset:
                 raise self._damaged(offset + len(data), "the file has become shorter since it was indexed")
             for begin, following in pairwise((offsets[first : after + 1] - offset).tolist()):
-                record = bytes(data[begin + _HEAD.size : following - _TAIL.size])
+                record = data[begin + _HEAD.size : following - _TAIL.size]
                 (checksum,) = _TAIL.unpack_from(data, following - _TAIL.size)
                 if masked_crc(record) != checksum:
                     raise self._damaged(offset + begin, "the checksum of the record that begins here is wrong")

@@ -43,7 +43,7 @@ class RemoteFile:
     def pread(self, size_bytes: int, offset: int) -> bytes:
         """Return bytes from an offset on: fewer than asked for only at the end of the file."""
         end = max(offset, min(offset + size_bytes, self.size_bytes))
-        (data,) = self._read([(offset, end)])
+        (data,) = self.pread_spans([(offset, end)])
         return data
 
     def pread_all(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -52,10 +52,10 @@ class RemoteFile:
         Near ranges are views of one answer: to copy large ones costs as much as to receive them.
         """
         wanted = [(offset, max(offset, min(offset + size, self.size_bytes))) for offset, size in ranges]
-        return read_together(wanted, self._read, _GAP_BYTES)
+        return read_together(wanted, self.pread_spans, _GAP_BYTES)
 
-    def _read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of each span, (start, end), all read at once: large ones in parts."""
+    def pread_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each span, (start, end), of the file, all read at once: large ones in parts."""
         parts = [equal_parts(start, end) for start, end in spans]
         first, *others = [part for of_span in parts for part in of_span] or [(0, 0)]
         futures = [self.fetch(*part) for part in others]
