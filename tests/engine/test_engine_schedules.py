@@ -140,6 +140,21 @@ def test_pods_that_are_told_to_end_within_a_moment_leave_their_shards(
 
 
 @pytest.mark.parametrize("seed", range(4))
+def test_a_member_about_to_leave_hands_its_shards_over_although_the_other_holder_is_killed(seed: int) -> None:
+    job = sharded_job(seed, 4)
+    with installed(job.room, job.members.__getitem__):
+        begin(job)
+        holder, leaver = job.workers[2], job.workers[1]
+        victim = next(process for process, pod in job._pods.items() if pod is holder.pod)
+        job.leave(leaver)
+        job.scheduler.at(0.5, lambda: job.kill(victim, "Killed"))
+        end = job.scheduler.now + 20.0
+        while job.scheduler.now < end and job.end is None:
+            job.scheduler.step()
+    assert job.room.written.num_read == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_members_whose_steps_take_long_leave_their_shards_after_the_present_one(seed: int) -> None:
     compute_s = 4.9
     job = sharded_job(seed, 3, troubles=Troubles(Steady(), compute_s=compute_s))
