@@ -54,6 +54,11 @@ class Termination:
         return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     @property
+    def saving_s(self) -> float:
+        """For how long a last checkpoint may be waited for now, before the farewell."""
+        return max(0.0, SAVED_S - self.seconds)
+
+    @property
     def reports_s(self) -> float:
         """For how long the last reports may be waited for now: the farewell comes after them."""
         return max(0.0, min(_LAST_REPORTS_S, LIMIT_S - FAREWELL_S - self.seconds))

@@ -363,10 +363,13 @@ class Thread:
     def is_alive(self) -> bool:
         return self._thread is not None and not self._thread.is_over
 
-    def join(self) -> None:
-        while self._thread is not None and not self._thread.is_over:
-            self._thread.waiters.append(self._scheduler.running)
-            self._scheduler.wait()
+    def join(self, timeout: float | None = None) -> None:
+        running, has_time = self._scheduler.running, True
+        while has_time and self._thread is not None and not self._thread.is_over:
+            self._thread.waiters.append(running)
+            has_time = self._scheduler.wait(timeout)
+            if not has_time:
+                self._thread.waiters.remove(running)
 
 
 class Threading:

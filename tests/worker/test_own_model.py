@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,26 @@ def test_a_checkpoint_that_is_asked_for_is_written_after_the_next_step(tmp_path:
     writer.save_if_due(ledger_of(2))
     writer.wait()
     assert written(tmp_path) == ["version-1"]
+
+
+class HeldCheckpoints(StateCheckpoints):
+    """On a slow disk: nothing is written until `may_write` is set."""
+
+    may_write = threading.Event()
+
+    def save(self, *of_checkpoint: Any) -> None:
+        assert self.may_write.wait(60)
+        super().save(*of_checkpoint)
+
+
+def test_a_last_checkpoint_that_takes_too_long_is_not_waited_for_and_written_once(tmp_path: Path) -> None:
+    checkpoints = HeldCheckpoints(str(tmp_path), CheckpointKind("job", "AllreduceStrategy", "model.npz", {}))
+    framework: Any = Weights()
+    writer = CheckpointWriter(Replica(framework, checkpoints, ""), checkpoints, EVERY)
+    writer.begin(ledger_of(0))
+    for _ in range(2):
+        writer.save_last(ledger_of(7), within_s=0.05)
+        assert written(tmp_path) == []
+    checkpoints.may_write.set()
+    writer.wait()
+    assert written(tmp_path) == ["version-7"]

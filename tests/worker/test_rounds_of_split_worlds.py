@@ -17,7 +17,7 @@ from elasticdl_client.job_spec import JobSpec
 class SplitSession:
     """Rank 0 of such a world, and what it was doing at each call."""
 
-    is_split, holds_all, rank, size, is_over = True, False, 0, 3, True
+    is_split, holds_all, has_handed_over, rank, size, is_over = True, False, False, 0, 3, True
 
     def __init__(self, clock: ActivityClock) -> None:
         self.ledger = Ledger()
@@ -57,7 +57,10 @@ class SplitCheckpoints:
     def save(self, ledger: Ledger, others: Any, is_last: bool) -> None:
         self.calls.append("save")
 
-    def wait(self) -> None:
+    def save_last(self, ledger: Ledger, within_s: float) -> None:
+        self.calls.append(f"save within {within_s:g} s")
+
+    def wait(self, timeout_s: float | None = None) -> None:
         self.calls.append("wait")
 
 
@@ -104,3 +107,13 @@ def test_a_model_that_is_saved_is_not_saved_again_when_a_checkpoint_is_due() -> 
     assert loop._wishes_if_split() == StepFlag.CHECKPOINT
     loop._end_or_save(agreed(StepFlag.CHECKPOINT, StepFlag.NOTHING))
     assert loop._wishes_if_split() == StepFlag.NOTHING
+
+
+def test_the_last_checkpoint_is_on_disk_before_the_farewell_that_brings_a_successor() -> None:
+    loop, session, checkpoints = made_loop()
+    session.holds_all = session.has_handed_over = loop._is_last = True
+    loop._reporter = SimpleNamespace(drain=lambda seconds: checkpoints.calls.append(f"reports within {seconds:g} s"))
+    loop._link = SimpleNamespace(say_farewell=lambda: checkpoints.calls.append("farewell"))
+    loop._termination = SimpleNamespace(reports_s=1.0, saving_s=5.0)
+    loop.leave(is_idle=True)
+    assert checkpoints.calls == ["reports within 1 s", "save within 5 s", "farewell", "wait"]

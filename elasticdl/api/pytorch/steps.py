@@ -155,17 +155,20 @@ class ScriptSteps:
         return self._final_ledger
 
     def bid_farewell(self, is_idle: bool) -> None:
-        """After SIGTERM, in another thread: report the finished work first, save last.
+        """After SIGTERM, in another thread: report the finished work, save, and take leave; see `AllReduceLoop.leave`.
 
         Args:
             is_idle: no step is being made, so the state is whole.
         """
         parts = self._parts
         parts.data.reporter.drain(parts.termination.reports_s)
+        saves = is_idle and self._is_last and parts.world.holds_all
+        if saves:
+            parts.writer.save_last(parts.world.ledger, parts.termination.saving_s)
         if parts.data.session.link is not None:
             parts.data.session.link.say_farewell()
-        if is_idle and self._is_last and parts.world.holds_all:
-            parts.writer.save_last(parts.world.ledger)
+        if saves:
+            parts.writer.wait()  # a large one has the rest of the grace
 
     # Behind them ----------------------------------------------------------------------------------------------------
 

@@ -99,15 +99,21 @@ class AllReduceLoop:
         return session.rank == 0 and not session.holds_all and self._checkpoints.is_behind(session.ledger)
 
     def leave(self, is_idle: bool) -> None:
-        """After SIGTERM, in another thread: report the finished work first, save last.
+        """After SIGTERM, in another thread: report the finished work, save, and take leave.
+
+        A successor begins with the newest checkpoint once the farewell is said: one that is written later belongs to
+        a branch of the training that is over.
 
         Args:
             is_idle: no step is being made, so the model is whole.
         """
         self._reporter.drain(self._termination.reports_s)
+        saves = is_idle and self._is_last
+        if saves:
+            self._save_last(self._termination.saving_s)
         self._link.say_farewell()
-        if is_idle and self._is_last:
-            self._save_last()
+        if saves:
+            self._checkpoints.wait()  # a large one has the rest of the grace
         is_written = self._session.rank != 0 or not self._checkpoints.is_behind(self._session.ledger)
         is_saved = is_written and (self._has_ended_with_all or self._is_last)
         if not is_saved and not self._session.has_handed_over:
@@ -373,14 +379,14 @@ class AllReduceLoop:
             self._outcomes.end_training(held)
         self._supply.other_is_done()
 
-    def _save_last(self) -> None:
+    def _save_last(self, within_s: float | None = None) -> None:
         if self._session.rank != 0:
             return
         with self._clock.during(Activity.CHECKPOINT):
             if self._session.holds_all:
-                self._checkpoints.save_last(self._session.ledger)
+                self._checkpoints.save_last(self._session.ledger, within_s)
             else:
-                self._checkpoints.wait()  # the end of the process would cut off one that is being written
+                self._checkpoints.wait(within_s)  # the end of the process would cut off one that is being written
 
 
 def _present(plan: StepPlan) -> list[int]:

@@ -161,7 +161,7 @@ class CheckpointWriter:
 
     def is_due(self, ledger: Ledger) -> bool:
         """Whether a checkpoint is to be written now; while one is being written, none is."""
-        if not self._checkpoints.is_wanted or (self._thread is not None and self._thread.is_alive()):
+        if not self._checkpoints.is_wanted or self._is_writing:
             return False
         number, moment = self._saved_at
         if self._every:
@@ -184,11 +184,13 @@ class CheckpointWriter:
         """Return the directory of the newest whole checkpoint; empty: there is none."""
         return self._checkpoints.newest_directory()
 
-    def save_last(self, ledger: Ledger) -> None:
-        """Write the ledger if it has not been written yet; return when it is on disk."""
-        self.wait()
-        if self.is_behind(ledger):
-            self.save(ledger, {}, is_last=True)
+    def save_last(self, ledger: Ledger, within_s: float | None = None) -> None:
+        """Write the ledger if it has not been written yet; return when it is on disk, or after this time."""
+        end = None if within_s is None else time.monotonic() + within_s
+        self.wait(within_s)
+        if not self._is_writing and self.is_behind(ledger):
+            self.save(ledger, {})
+            self.wait(None if end is None else max(0.0, end - time.monotonic()))
 
     def save(self, ledger: Ledger, others: Arrays, is_last: bool = False) -> None:
         """Write the model.
@@ -206,9 +208,14 @@ class CheckpointWriter:
         if is_last:
             self.wait()
 
-    def wait(self) -> None:
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when nothing is being written, or after this time."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout_s)
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def _save(self, arrays: Callable[[], Arrays], others: Arrays, ledger: Ledger) -> None:
         number = ledger.applied.num_names
