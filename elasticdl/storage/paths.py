@@ -3,7 +3,7 @@
 Readers take an `AnyPath` and never ask which kind it is.  Writers use the functions here: a file appears whole or not
 at all, on a file system by a rename, in storage by being published.
 
-Files that are on disk, and stay there when the machine crashes.
+`sync_directory`: files that were created or renamed stay on disk when the machine crashes.
 """
 
 from __future__ import annotations
