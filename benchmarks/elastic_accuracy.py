@@ -41,7 +41,7 @@ Curve = dict[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is trained.
+    """The model and the data of a job.
 
     Attributes:
         model_def: of the zoo.

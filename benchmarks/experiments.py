@@ -82,7 +82,7 @@ def ideal_end(work_s: Sequence[float], starts: Sequence[float], workers: int, pl
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Of the picture: who used places between two moments."""
+    """A part of the picture: the users of places between two moments."""
 
     title: str
     used: dict[str, list[Interval]]
@@ -150,7 +150,7 @@ class Submitted:
         return max(one.ended for one in self.computed())
 
     def wait_for_computed(self, number: int) -> None:
-        """Until so many workers have trained something, those that are gone included."""
+        """Wait until `number` workers have trained something, removed ones included."""
         wait_until(f"{number} workers", lambda: len(self.computed()) >= number, 120, self.job.story)
 
     def began(self) -> float:

@@ -364,7 +364,7 @@ def measure_master(scene: Scene, seconds: float) -> dict[str, Any]:
 
 
 def _check_ledger(scene: Scene, master: Measured) -> None:
-    """Nothing is in the ledger that is not in the model; of the rest, each worker may not have told of a task."""
+    """Check that the ledger has nothing that the model lacks, and lacks at most one unreported task of each worker."""
     threading.Event().wait(1.5)  # a status is written once a second
     held, status = int(np.load(scene.committed_file).sum()), scene.status()
     master.check()

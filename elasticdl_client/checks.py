@@ -114,7 +114,7 @@ def check_outputs(place: str) -> str:
 
 
 def check_endpoint(url: str) -> str:
-    """A URL to which something is sent; empty: none.  What is wrong is said without the URL, which may be secret."""
+    """Return a URL to send to; empty: none.  Errors do not contain the URL, which may be secret."""
     if not url:
         return ""
     if any(character.isspace() or not character.isprintable() for character in url):

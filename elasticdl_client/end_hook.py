@@ -28,7 +28,7 @@ _RETRIED = (408, 425, 429)  # and all of 500 and above
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Delivery:
-    """What became of a post; `text` is a line for the log."""
+    """The result of a post; `text` is a line for the log."""
 
     is_done: bool
     text: str
@@ -108,7 +108,7 @@ def _request(url: str) -> tuple[str, dict[str, str]]:
 
 
 def _body(spec: JobSpec, status: JobStatus) -> bytes:
-    """JSON with the keys of `elasticdl status --output=json`, as far as they do not depend on who looks."""
+    """JSON with the keys of `elasticdl status --output=json`, except those that depend on the caller."""
     plain = dataclasses.asdict(status)
     phase = plain.pop("phase")
     del plain["job_name"]

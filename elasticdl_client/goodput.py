@@ -166,7 +166,7 @@ class PodTimes:
         self._num_cells += len(pod.cells) - before
 
     def lose(self, worker_id: int, us: int) -> None:
-        """What a pod has computed last, for so long, is in no model."""
+        """Mark the last `us` of a pod's computation as lost: no model has it."""
         if (pod := self._pods.get(worker_id)) is None:
             return
         for number in range(pod.first + len(pod.cells) - 1, pod.first - 1, -1):
@@ -175,7 +175,7 @@ class PodTimes:
             us -= self._repeat(worker_id, number, us)
 
     def fall_back(self, us: int) -> None:
-        """What all pods have computed last, for so long together, is not in the model any more."""
+        """Mark the last `us` of all pods' computation, in sum, as lost from the model."""
         present = sorted({pod.first + i for pod in self._pods.values() for i in range(len(pod.cells))}, reverse=True)
         for number in present:
             if us <= 0:

@@ -123,8 +123,8 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
     )
     processes_per_worker: int = flag(
         0,
-        "Processes in the pod of each worker, which share out its GPUs and train as so many members; 0: one for each "
-        "GPU of --worker_resource_request, or one. A --job_command without AllReduceStrategy has one.",
+        "Processes in the pod of each worker, which share its GPUs; each is a member of the group; 0: one for each GPU "
+        "of --worker_resource_request, or one. A --job_command without AllReduceStrategy has one.",
         Group.JOB,
         check=between(0, 64),
     )

@@ -1,7 +1,7 @@
 """`elasticdl run`: a command line as torchrun has it, to the flags of a job that runs the script in all workers.
 
 Checks the script before anything starts: that it is there, that it is Python, and that it takes its data from the job.
-What runs is the job of `elasticdl train --job_command`.
+The job is that of `elasticdl train --job_command`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ScriptJob:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """What the user wrote: flags of ours, and the command of the workers."""
+    """The user's command line: flags of ours, and the command of the workers."""
 
     flags: list[str]
     shows_all: bool

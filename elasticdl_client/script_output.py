@@ -158,7 +158,7 @@ class _WorkerOutput:
 
 
 class _ProcessOutput:
-    """What is shown of the lines of one process."""
+    """The lines of one process that are shown."""
 
     def __init__(self, *, shows_logs: bool) -> None:
         self._shows_logs = shows_logs

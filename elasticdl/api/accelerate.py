@@ -184,7 +184,7 @@ class UpdatePart:
 
 
 class AcceleratorTraining:
-    """What an `ElasticAccelerator` does in a job.
+    """The work of an `ElasticAccelerator` in a job.
 
     Attributes:
         registered: the script's own objects.

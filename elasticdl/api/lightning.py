@@ -4,8 +4,8 @@
 
     Trainer(strategy=ElasticStrategy(), max_epochs=3).fit(model, DataLoader(…), …)
 
-The DataLoader for training becomes the elastic one, and each step of the optimizer a step of all workers.  What the
-Trainer counts follows the ledger: see elasticdl/api/pytorch/lightning.py.
+The DataLoader for training becomes the elastic one, and each step of the optimizer a step of all workers.  The
+Trainer's counters follow the ledger: see elasticdl/api/pytorch/lightning.py.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class TrainerLoader:
 
 
 class ElasticTraining:
-    """What an `ElasticTrainer` does in a job.
+    """The work of an `ElasticTrainer` in a job.
 
     Attributes:
         shares_metrics: the next evaluation is due in all workers after the same step.
@@ -418,7 +418,7 @@ class ElasticTraining:
 
 
 class TrainerProgress:
-    """What the Trainer counts and logs, for workers that come later: it is the same in all."""
+    """The Trainer's counters and logs, for workers that join later: equal in all workers."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

@@ -61,7 +61,7 @@ class PodSpec:
     framework: str = ""  # a name of `standby.PRELOADED`: may be started from a standby process that has imported it
     slot: int = 0  # of a worker: the place among the wanted ones that it fills, its predecessor's if it has one
     memory_factor: float = 1.0  # times the memory that the job's flags give to the role
-    num_gpus: int = 0  # local runtime: that it sees, as far as there are so many
+    num_gpus: int = 0  # local runtime: GPUs that the process sees, at most those of the machine
 
 
 def check_spec(spec: PodSpec) -> None:

@@ -1,4 +1,4 @@
-"""What every process of a job calls by the same name: roles of pods, devices, ranges of records."""
+"""Values that all processes of a job share: roles of pods, devices, ranges of records."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """`python -m elasticdl.rpc.unpack_code DIGEST SOURCE TARGET CACHE COMMAND…`: unpacks --code, becomes a pod's command.
 
-The archive lies in a directory with the parts of the job's ConfigMaps, or in storage.  What is not what was submitted
-is not run.  The requirements.txt of the code is installed.  An error ends the pod's log; a
+The archive lies in a directory with the parts of the job's ConfigMaps, or in storage.  An archive that differs from
+the submitted one is not run.  The requirements.txt of the code is installed.  An error ends the pod's log; a
 master is started all the same, and ends the job with the error: its pod would be restarted without end.
 
 `installed`: the requirements.txt of --code, installed by pip before the pod's process starts, once for each cache.
 
-What is installed lies in an environment over that of the image: pip sees the image's packages and installs what they
-do not satisfy, and never touches them.  Its directory is named after the file, the Python and the image's packages, and
-is complete once the mark in it is there; a lock keeps pods of one node from making it at the same time.
+Packages are installed into an environment over that of the image: pip sees the image's packages, installs those that
+are missing, and never changes the image's.  Its directory is named after the file, the Python and the image's packages,
+and is complete once the mark in it is there; a lock keeps pods of one node from making it at the same time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A simulated cluster: virtual time, nodes with capacities and prices, a scheduler with priorities, interruptions.
 
-It owns where pods are and what that costs.  What is in a pod is decided by the owner of the pod, which is told of every
+It owns where pods are and what that costs.  The owner of a pod decides its content and is notified of every
 change.  Placement follows Kubernetes: pods of a higher priority first, then older ones; a pod without room ends pods of
 lower priority where the fewest and least of them have to end.
 """
@@ -175,7 +175,7 @@ class SimulatedCluster:
         pod.on_change(pod, Change.ENDED, reason)
 
     def could_ever_hold(self, groups: Iterable[tuple[Amounts, int]]) -> bool:
-        """Whether the empty cluster has room for so many pods of each kind at once."""
+        """Whether the empty cluster has room for these numbers of pods of each kind at once."""
         room = [Node(node.name, node.pool, node.number, dict(node.pool.resources)) for node in self.nodes]
         for requests, number in groups:
             left = number
@@ -290,7 +290,7 @@ class SimulatedCluster:
         self._timeline.after(seconds, lambda: self.end(pod, reason))
         pod.on_change(pod, Change.WARNED, reason)
 
-    # What happens to the cluster ------------------------------------------------------------------------------------
+    # Events of the cluster ------------------------------------------------------------------------------------------
 
     def _plan_interruptions(self, node: Node, rng: random.Random) -> None:
         gap = rng.expovariate(node.pool.interruptions / HOUR)

@@ -146,7 +146,7 @@ class _Gang:
         self._timeline.after((self._planned - self._done) / self._pace, self._if_alive(self._finish))
 
     def _break(self) -> None:
-        """What is not in the newest checkpoint is lost."""
+        """Lose the work that the newest checkpoint lacks."""
         if self._since is not None:
             self._count()
             trained = (self._timeline.now - self._since) * self._pace

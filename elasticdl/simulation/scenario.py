@@ -151,8 +151,7 @@ class Scenario:
         node_lost: seconds after which Kubernetes gives up a node that is gone without notice.
         api_latency: seconds between a change of a pod and the master's knowledge of it, and the other way round.
         worker_failures: of the whole job for an hour, on average: a worker's process is killed.
-        steps_per_server: minibatches a second for which a parameter server has time; a job with several has so many
-            for each of them; 0: without limit.
+        steps_per_server: minibatches a second that each parameter server can serve; 0: without limit.
     """
 
     nodes: tuple[NodePool, ...] = _list_of(NodePool)

@@ -106,7 +106,7 @@ def prune(checkpoint_dir: AnyPath, keep_max: int) -> None:
 
 
 def reason(error: OSError | StorageError) -> str:
-    """What an error of a file system or of storage says, without the path."""
+    """Return the message of an error of a file system or of storage, without the path."""
     return error.what if isinstance(error, StorageError) else error.strerror or str(error)
 
 

@@ -128,7 +128,7 @@ class Observer:
         self._wake.set()
 
     async def look(self) -> View:
-        """What is found by a look that begins after this call, which a page waits for."""
+        """Return the view of an observation that begins after this call, which a page waits for."""
         return await self.newer_than(self._begun)
 
     async def newer_than(self, number: int) -> View:

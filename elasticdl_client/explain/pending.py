@@ -210,7 +210,7 @@ def _gated(queue: str, gates: str) -> Wait:
     return Wait(
         Trouble.SCHEDULING_GATED,
         "waits for its scheduling gates",
-        "What has set the gates removes them: an admission webhook, or a pod template.",
+        "The component that set the gates removes them: an admission webhook, or a pod template.",
         {"gates": gates},
     )
 

@@ -73,7 +73,7 @@ class JobInfo:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What every object of ``--output=json`` about a job begins with."""
+        """Return the keys that every object of ``--output=json`` about a job begins with."""
         return {"name": self.name, "runtime": self.runtime.value, "namespace": self.namespace}
 
     def to_plain(self) -> dict[str, Any]:

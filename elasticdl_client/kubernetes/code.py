@@ -43,7 +43,7 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a job's specification says of its archive.
+    """The archive as a job's specification names it.
 
     Attributes:
         digest: SHA-256 of the archive, in hexadecimal digits.
@@ -225,7 +225,7 @@ def _by_git(root: Path) -> Iterator[str]:
 
 
 def _git(root: Path, *arguments: str) -> bytes | None:
-    """What git prints; None if it refuses."""
+    """Return git's output; None if it fails."""
     done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, check=False)
     return done.stdout if done.returncode == 0 else None
 

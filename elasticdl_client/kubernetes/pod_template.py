@@ -2,7 +2,7 @@
 
 The merge is the strategic one of `kubectl patch`: maps are merged, lists of named things (containers, volumes, env, …)
 by their names, other lists are replaced, null removes a field.  The container `elasticdl` is ours, others run beside
-it.  What the master must know of its pods, or a flag says, is refused by its path.
+it.  Fields that a flag sets, or that the master depends on, are refused by their path.
 """
 
 from __future__ import annotations

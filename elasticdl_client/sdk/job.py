@@ -131,7 +131,7 @@ class JobHandle:
 
     @property
     def status(self) -> JobStatus:
-        """What its master wrote last, with the pods as they are now; see `phase` for what it raises."""
+        """The status that its master wrote last, with the pods as they are now; see `phase` for errors."""
         return self._look().status
 
     @property
@@ -197,7 +197,7 @@ class JobHandle:
             role: master, worker-0, ps-1, …; worker, ps: of all pods of that role; all: of all pods.  Where several
                 pods are meant, each line begins with its pod's name.
             follow: also those to come, to the job's end.
-            tail: only so many last lines of each pod so far; -1: all.
+            tail: number of last lines of each pod so far; -1: all.
 
         Raises:
             ElasticDLError: there is no such pod, or the cluster does not answer.
@@ -389,7 +389,7 @@ class NotebookDisplay:
         self._draw()
 
     def close(self) -> None:
-        """What was drawn last stays."""
+        """Keep the display as it is."""
 
     def _draw(self) -> None:
         del self._lines[:-_MAX_NEWS]

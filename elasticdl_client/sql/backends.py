@@ -1,11 +1,11 @@
-"""What databases differ in: drivers, transactions that only read, DDL, and how they say what is wrong.
+"""Differences between databases: drivers, read-only transactions, DDL, and error messages.
 
 A backend has no connection of its own: it is given SQLAlchemy's.
 
 PostgreSQL gives rows as tables of Arrow, and takes them, by COPY: about four times as fast as rows of Python values.
 
 Only SELECTs whose columns are of types that CSV and Arrow hold without loss are read so; other ones are read as rows.
-What is written has few types, so it goes in COPY's binary format, which no number is made a text for.
+Results have few types, so they are written in COPY's binary format, without formatting numbers as text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a statement on Kubernetes names, and pods may not reach: refused before anything is connected or read."""
+"""Refuse a statement on Kubernetes that names a source pods cannot reach, before anything is connected or read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A database that `elasticdl sql` reads from and writes to, through SQLAlchemy; backends.py has how the kinds differ.
 
-What a statement reads is read in one transaction that only reads and sees the database as it was at its start.  No
+A statement reads in one read-only transaction, which sees the database as it was at its start.  No
 text of a user becomes SQL but the SELECT itself and quoted names.
 """
 

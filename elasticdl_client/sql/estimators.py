@@ -34,7 +34,7 @@ _OF_LINEAR = ("learning_rate", "optimizer")
 
 
 class Task(StrEnum):
-    """What a model says about a row."""
+    """The kind of a model's prediction for a row."""
 
     BINARY = "binary"
     CLASSES = "classes"

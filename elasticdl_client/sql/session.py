@@ -1,4 +1,4 @@
-"""What the statements of one command share: the database, the registry of models, and flags.
+"""State that the statements of one command share: the database, the registry of models, and flags.
 
 `create` makes tables that results are written to: never one that exists, unless --overwrite says so, and never half a
 table.

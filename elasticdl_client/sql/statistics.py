@@ -14,7 +14,7 @@ from elasticdl_client.sql.statement import Query, StatementError
 
 _UNUSABLE = (bytes, bytearray, memoryview, list, dict, tuple)
 TYPES = "numbers, texts, true and false, dates and times"
-"""What models take, for messages."""
+"""The types that models accept, for messages."""
 
 
 def statistics_of(names: Sequence[str], rows: Sequence[Sequence[Any]], query: Query) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _HINT = "Close it, or remove it."
 
 
 class Kind(Enum):
-    """What a token is to the clauses around the SELECT."""
+    """The role of a token in the clauses around the SELECT."""
 
     WORD = auto()  # a name or a keyword, without quotes
     QUOTED_NAME = auto()

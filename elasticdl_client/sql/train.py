@@ -37,7 +37,7 @@ _ZOO = "train.model_zoo"
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What a statement will train.
+    """The training that a statement asks for.
 
     Attributes:
         schema: the columns of the SELECT, with their types in the statistics.

@@ -1,4 +1,4 @@
-"""What the adapters for trainers of other libraries have in common."""
+"""Shared parts of the adapters for trainers of other libraries."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ export class Lanes {
     this.element = el("section", { class: "card wide" }, el("header", null, el("h2", null, "Pods over time"), this.keys), this.body, this.axis);
   }
 
-  // What the spans and cells show; a state that no worker was in is left out.
+  // The legend of the spans and cells; a state that no worker was in is left out.
   drawKeys() {
     const found = new Set([...this.rows.values()].flatMap((row) => row.cells.flatMap((cell) => Object.keys(cell.shares))));
     const states = ORDER.filter((state) => found.has(state) && state !== "starting").map((state) => [state, this.times.label(state)]);
