@@ -1,6 +1,5 @@
 """Features of a model from a table's columns: the functions of COLUMN, and the clause that the statistics suggest.
 
-
 A feature is a plain dictionary, which is written into the model's description and read by `elasticdl.tabular`.  Numbers
 and texts are the two forms in which a column reaches a model.
 """
