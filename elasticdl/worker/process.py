@@ -26,8 +26,7 @@ from elasticdl.rpc.patience import read_master_timeout_s
 from elasticdl.rpc.resource_use import available_bytes, keep_large_buffers
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
-from elasticdl.worker.export.exporter import Exporter
-from elasticdl.worker.export.plan import announce_export
+from elasticdl.worker.export.exporter import Exporter, announce_export
 from elasticdl.worker.factories import Readers, first_op, load_framework, on_parameter_servers
 from elasticdl.worker.inference.worker import check_layout, load_trained, make_one_pass_loop
 from elasticdl.worker.input.quarantine import Quarantine
@@ -35,9 +34,14 @@ from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.ps.gradients import Gradients
 from elasticdl.worker.ps.session import PsSession
-from elasticdl.worker.ps.strategy import ParameterServerStrategy, PipelinedTraining, SynchronousTraining, Training
+from elasticdl.worker.ps.strategy import (
+    Gradients,
+    ParameterServerStrategy,
+    PipelinedTraining,
+    SynchronousTraining,
+    Training,
+)
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.strategy import Strategy
 from elasticdl.worker.task_reporting import TaskReporter

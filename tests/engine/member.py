@@ -18,8 +18,7 @@ import elasticdl.worker.allreduce.replica
 import elasticdl.worker.allreduce.worker
 import elasticdl.worker.allreduce.world_session
 import elasticdl.worker.checkpoint
-import elasticdl.worker.input.batch_prefetcher
-import elasticdl.worker.input.lease_prefetcher
+import elasticdl.worker.input.prefetchers
 import elasticdl.worker.input.task_stream
 import elasticdl.worker.leases
 import elasticdl.worker.master_link
@@ -45,8 +44,8 @@ _WORKER = (
     elasticdl.worker.allreduce.replica,
     elasticdl.worker.allreduce.world_session,
     elasticdl.worker.checkpoint,
-    elasticdl.worker.input.batch_prefetcher,
-    elasticdl.worker.input.lease_prefetcher,
+    elasticdl.worker.input.prefetchers,
+    elasticdl.worker.input.prefetchers,
     elasticdl.worker.input.task_stream,
     elasticdl.worker.leases,
     elasticdl.worker.master_link,

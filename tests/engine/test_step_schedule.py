@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.ps.applied import AppliedSet, MinibatchName
-from elasticdl.worker.engine.schedule import NO_EPOCH, StepSchedule
+from elasticdl.worker.allreduce.schedule import NO_EPOCH, StepSchedule
 
 Schedule = StepSchedule[MinibatchName]
 

@@ -13,8 +13,8 @@ import pytest
 
 from elasticdl.api.examples import parse_examples
 from elasticdl.data.factory import create_reader
-from elasticdl.worker.evaluation import as_json
 from elasticdl.worker.inference.row_writers import columns_of, open_rows
+from elasticdl.worker.task_reporting import as_json
 from elasticdl_client.choices import PredictionFormat
 
 OUTPUTS = {

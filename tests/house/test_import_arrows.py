@@ -195,7 +195,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.data_sources",
         "elasticdl_client.trained_model",
     ),
-    "elasticdl.worker.engine": ("elasticdl.ps.applied",),  # decides alone: no framework, no message, no call
+    "elasticdl.worker.allreduce.schedule": ("elasticdl.ps.applied",),  # alone: no framework, no message, no call
     "elasticdl.original": (
         *SHARED,
         "elasticdl.api",
@@ -211,7 +211,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 
 # Rooms that are part of another room's folder but may not import it.
-SEALED = ("elasticdl.master.core", "elasticdl.worker.engine")
+SEALED = ("elasticdl.master.core", "elasticdl.worker.allreduce.schedule")
 
 # Package of others → the only rooms that may import it.
 CONFINED: dict[str, tuple[str, ...]] = {

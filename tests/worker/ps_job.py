@@ -27,9 +27,8 @@ from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.input.batches import TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.ps.gradients import Gradients
 from elasticdl.worker.ps.session import PsSession
-from elasticdl.worker.ps.strategy import ParameterServerStrategy, PipelinedTraining, SynchronousTraining
+from elasticdl.worker.ps.strategy import Gradients, ParameterServerStrategy, PipelinedTraining, SynchronousTraining
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 

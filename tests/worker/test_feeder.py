@@ -14,17 +14,18 @@ from elasticdl.frameworks.framework import Batch
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.patience import MasterGone
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.input.batch_prefetcher import (
+from elasticdl.worker.input.prefetchers import (
     BatchPrefetcher,
     Broke,
     Failed,
     InterruptibleLeases,
     Item,
+    LeasePrefetcher,
+    LocalLeases,
     Other,
     Over,
     Unreadable,
 )
-from elasticdl.worker.input.lease_prefetcher import LeasePrefetcher, LocalLeases
 from elasticdl.worker.input.quarantine import Quarantine
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease

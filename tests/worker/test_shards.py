@@ -7,7 +7,14 @@ import random
 import numpy as np
 import pytest
 
-from elasticdl.worker.allreduce.shards import distance_of_holders, held_by, in_pieces, is_whole, owners, transfers
+from elasticdl.worker.allreduce.sharded_session import (
+    distance_of_holders,
+    held_by,
+    in_pieces,
+    is_whole,
+    owners,
+    transfers,
+)
 
 SIZES = [5, 300, 7, 7, 120, 1, 64, 64, 64, 900, 3]
 

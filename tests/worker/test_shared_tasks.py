@@ -14,8 +14,7 @@ from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.global_batch_source import GlobalBatches
 from elasticdl.worker.allreduce.step_header import StepFlag, StepPlan
 from elasticdl.worker.export.exporter import Exporter
-from elasticdl.worker.input.batch_prefetcher import BatchPrefetcher, InterruptibleLeases
-from elasticdl.worker.input.lease_prefetcher import LeasePrefetcher, LocalLeases
+from elasticdl.worker.input.prefetchers import BatchPrefetcher, InterruptibleLeases, LeasePrefetcher, LocalLeases
 from elasticdl.worker.input.quarantine import Quarantine
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.ledger import UNKNOWN, Ledger, RestoredModel

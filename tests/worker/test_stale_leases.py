@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.input.lease_prefetcher import LocalLeases
+from elasticdl.worker.input.prefetchers import LocalLeases
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
 from tests.worker.counting import Numbers

@@ -18,8 +18,8 @@ from elasticdl.api.data import DataShardService, Minibatch, Name
 from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.api.pytorch.pipeline import LoaderPipeline
 from elasticdl.ps.applied import MinibatchName
+from elasticdl.worker.allreduce.schedule import NO_EPOCH, StepSchedule
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.engine.schedule import NO_EPOCH, StepSchedule
 
 _AHEAD = 64  # minibatches drawn and not taken yet, at least
 

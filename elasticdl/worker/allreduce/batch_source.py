@@ -17,8 +17,8 @@ from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldSession
-from elasticdl.worker.input.batch_prefetcher import BatchPrefetcher, Broke, Failed, Item, Other, Over, Unreadable
 from elasticdl.worker.input.batches import NotFinite
+from elasticdl.worker.input.prefetchers import BatchPrefetcher, Broke, Failed, Item, Other, Over, Unreadable
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl.worker.master_link import MasterLink

@@ -20,12 +20,21 @@ import numpy as np
 from elasticdl.frameworks.framework import NO_SURPLUS, Batch, Surplus
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.allreduce.schedule import NO_EPOCH, StepSchedule
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldSession
-from elasticdl.worker.engine.schedule import NO_EPOCH, StepSchedule
-from elasticdl.worker.input.batch_prefetcher import BatchPrefetcher, Broke, Failed, Item, Other, Over, Unreadable
 from elasticdl.worker.input.batches import NotFinite
-from elasticdl.worker.input.lease_prefetcher import LeasePrefetcher, LocalLeases
+from elasticdl.worker.input.prefetchers import (
+    BatchPrefetcher,
+    Broke,
+    Failed,
+    Item,
+    LeasePrefetcher,
+    LocalLeases,
+    Other,
+    Over,
+    Unreadable,
+)
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.ledger import UNKNOWN
 from elasticdl.worker.task_reporting import TaskReporter, said_of

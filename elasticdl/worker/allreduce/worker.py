@@ -21,8 +21,7 @@ from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.factories import Readers
-from elasticdl.worker.input.batch_prefetcher import BatchPrefetcher, InterruptibleLeases
-from elasticdl.worker.input.lease_prefetcher import LeasePrefetcher, LocalLeases
+from elasticdl.worker.input.prefetchers import BatchPrefetcher, InterruptibleLeases, LeasePrefetcher, LocalLeases
 from elasticdl.worker.input.quarantine import Quarantine
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import LeaseLink

@@ -18,7 +18,6 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.resource_use import keep_large_buffers
 from elasticdl.storage.paths import path_of
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.evaluation import as_json, evaluate_task, merged_results
 from elasticdl.worker.inference.output_parts import confirmed_file
 from elasticdl.worker.input.batches import LeaseLost, TaskBatches
 from elasticdl.worker.input.quarantine import Quarantine, inspected
@@ -26,7 +25,7 @@ from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.strategy import Values
-from elasticdl.worker.task_reporting import said_of
+from elasticdl.worker.task_reporting import as_json, evaluate_task, merged_results, said_of
 from elasticdl_client.errors import DataError, JobError
 
 _log = logging.getLogger("elasticdl.worker")

@@ -1,15 +1,17 @@
-"""The main process of a worker pod of several processes: it forks them, forwards what they print, ends them together.
+"""``python -m elasticdl.worker.processes N GPUS MODULE ARGUMENT …``: a worker pod of N processes that run a module.
 
-Each has an id of its own (WORKER_ID and those that follow), sees its share of the pod's GPUs, and is a worker of the
-master's like any other.  The pod is what the cluster sees and replaces: SIGTERM goes to all processes, and when one
-fails the others are killed and the pod has its exit code.  Lines that they print begin with `[process P]`.  The main
-process trains nothing and speaks to no master.
+The main process forks them, forwards what they print, and ends them together.  Each has an id of its own (WORKER_ID and
+those that follow), sees its share of the pod's GPUs, and is a worker of the master's like any other.  The pod is what
+the cluster sees and replaces: SIGTERM goes to all processes, and when one fails the others are killed and the pod has
+its exit code.  Lines that they print begin with `[process P]`.  The main process trains nothing and speaks to no
+master.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import runpy
 import selectors
 import signal
 import sys
@@ -252,3 +254,13 @@ def run(number: int, num_gpus: int) -> int | None:
     signals = signal_pipe(*_SIGNALS)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     return Supervisor(processes, signals, os.environ.get(LOG_FORMAT_VARIABLE) == LogFormat.JSON).run()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit("usage: python -m elasticdl.worker.processes N GPUS MODULE ARGUMENT …")
+    code = run(int(sys.argv[1]), int(sys.argv[2]))
+    if code is not None:
+        sys.exit(code)
+    sys.argv = sys.argv[3:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,1 +1,0 @@
-"""Decisions of a worker without threads, clocks and calls: events in, values out."""

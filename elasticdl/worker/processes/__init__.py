@@ -1,1 +1,0 @@
-"""Several processes in the pod of a worker, one for each of its GPUs."""
