@@ -1,8 +1,8 @@
 """What the Python processes that this one has started are doing, such as those of a PyTorch DataLoader.
 
 Each of them writes its stacks to a file of this process when a signal asks it to: a forked one has inherited that, one
-that multiprocessing spawns gets it with its first message.  A process that does not hold the file is never asked,
-because the signal would end it: a subprocess that runs another program.
+that multiprocessing spawns gets it with its first message.  A process that does not hold the file or catch the signal
+is never asked, because the signal would end it: a subprocess that runs another program.
 """
 
 from __future__ import annotations
@@ -45,57 +45,71 @@ class ChildThread:
     frames: tuple[tuple[str, int, str], ...]
 
 
-class ChildStacks:
-    """The stacks of the processes below this one."""
+_file: io.FileIO | None = None  # that all of them write to, from the first `watch` of this process on
 
-    def __init__(self) -> None:
-        self._file: io.FileIO | None = None
 
-    def watch(self) -> None:
-        """From now on every process that is forked or spawned from this one can be asked."""
-        descriptor = os.memfd_create("elasticdl-stacks")
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
-        self._file = io.FileIO(descriptor, "ab")
-        faulthandler.register(_SIGNAL, self._file, all_threads=True)
-        if os.access(_path_of(descriptor), os.W_OK):
-            _tell_spawned(descriptor)
+def watch() -> None:
+    """From now on every process that is forked or spawned from this one can be asked."""
+    global _file
+    if _file is not None:
+        return
+    descriptor = os.memfd_create("elasticdl-stacks")
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
+    _file = io.FileIO(descriptor, "ab")
+    _register()
+    os.register_at_fork(before=_register)
+    if os.access(_path_of(descriptor), os.W_OK):
+        _tell_spawned(descriptor)
 
-    def take(self) -> list[ChildThread]:
-        """The threads of all of them that answer within a second each."""
-        if self._file is None:
-            return []
-        asked = [pid for pid in _descendants(os.getpid()) if self._is_held_by(pid)]
-        return [thread for pid in asked[:_MOST_PROCESSES] for thread in self._ask(pid)]
 
-    def _is_held_by(self, pid: int) -> bool:
-        assert self._file is not None
-        own = os.fstat(self._file.fileno())
-        try:
-            return any(os.path.samestat(own, one.stat()) for one in Path(f"/proc/{pid}/fd").iterdir())
-        except OSError:  # it has ended, or closed one meanwhile
-            return False
+def take() -> list[ChildThread]:
+    """The threads of all of them that answer within a second each."""
+    if _file is None:
+        return []
+    asked = [pid for pid in _descendants(os.getpid()) if _can_answer(pid, _file)]
+    return [thread for pid in asked[:_MOST_PROCESSES] for thread in _ask(pid, _file)]
 
-    def _ask(self, pid: int) -> Iterator[ChildThread]:
-        assert self._file is not None
-        os.ftruncate(self._file.fileno(), 0)
-        try:
-            name = Path(f"/proc/{pid}/comm").read_text().strip()
-            os.kill(pid, _SIGNAL)
-        except OSError:
-            return
-        for frames in _threads(self._answer()):
-            yield ChildThread(f"{pid} ({name})", frames)
 
-    def _answer(self) -> str:
-        """The content of the file, when no more comes."""
-        assert self._file is not None
-        pause, begun = threading.Event(), time.monotonic()
-        size, grown_at = 0, begun
-        while (now := time.monotonic()) - begun < _ANSWER_S and not (size and now - grown_at > _QUIET_S):
-            pause.wait(_LOOK_S)
-            if (written := os.fstat(self._file.fileno()).st_size) != size:
-                size, grown_at = written, time.monotonic()
-        return Path(_path_of(self._file.fileno())).read_text(errors="replace")
+def _register() -> None:
+    """Install the handler, again where another package has removed it: Lightning's `fit` restores all signals at its
+    end, and Python does not know of handlers in C.
+    """
+    assert _file is not None
+    faulthandler.unregister(_SIGNAL)
+    faulthandler.register(_SIGNAL, _file, all_threads=True)
+
+
+def _can_answer(pid: int, file: io.FileIO) -> bool:
+    """Whether a process holds the file and catches the signal."""
+    own, process = os.fstat(file.fileno()), Path(f"/proc/{pid}")
+    try:
+        is_held = any(os.path.samestat(own, one.stat()) for one in (process / "fd").iterdir())
+        caught = re.search(r"^SigCgt:\t(\w+)$", (process / "status").read_text(), re.MULTILINE)
+    except OSError:  # it has ended, or closed one meanwhile
+        return False
+    return is_held and caught is not None and bool(int(caught[1], 16) >> (_SIGNAL - 1) & 1)
+
+
+def _ask(pid: int, file: io.FileIO) -> Iterator[ChildThread]:
+    os.ftruncate(file.fileno(), 0)
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        os.kill(pid, _SIGNAL)
+    except OSError:
+        return
+    for frames in _threads(_answer(file)):
+        yield ChildThread(f"{pid} ({name})", frames)
+
+
+def _answer(file: io.FileIO) -> str:
+    """The content of the file, when no more comes."""
+    pause, begun = threading.Event(), time.monotonic()
+    size, grown_at = 0, begun
+    while (now := time.monotonic()) - begun < _ANSWER_S and not (size and now - grown_at > _QUIET_S):
+        pause.wait(_LOOK_S)
+        if (written := os.fstat(file.fileno()).st_size) != size:
+            size, grown_at = written, time.monotonic()
+    return Path(_path_of(file.fileno())).read_text(errors="replace")
 
 
 def _path_of(descriptor: int) -> str:

@@ -26,9 +26,8 @@ from elasticdl.rpc.channels import connect, is_transient
 from elasticdl.rpc.cpu_use import cpu_use
 from elasticdl.rpc.patience import MasterGone
 from elasticdl.rpc.resource_use import used_share
-from elasticdl.worker import stacks
+from elasticdl.worker import child_stacks, stacks
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.child_stacks import ChildStacks
 from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl.worker.master_stream import MasterStream
 from elasticdl.worker.termination import FAREWELL_S
@@ -73,7 +72,6 @@ class MasterLink:
         self._device: Callable[[], Device | None] = lambda: None
         self._stacks: pb.Stacks | None = None  # for the next heartbeat
         self._is_taking_stacks = False
-        self._children = ChildStacks()
         self._checkpoint_request = 0  # of the master, as it was seen last
         self._save: Callable[[], None] = lambda: None
         self._beat_at_once = threading.Event()
@@ -128,7 +126,7 @@ class MasterLink:
 
     def start_heartbeat(self) -> None:
         """From now on a thread of its own says what this worker does, as often as the master wants."""
-        self._children.watch()
+        child_stacks.watch()
         threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True).start()
 
     def _told(self, method: Callable[..., Any], message: Any) -> pb.Ack:
@@ -461,7 +459,7 @@ class MasterLink:
 
     def _take_stacks(self) -> None:
         """In a thread of its own: heartbeats must not wait for py-spy."""
-        self._stacks = stacks.take(self.clock.read()[0], self._children.take())
+        self._stacks = stacks.take(self.clock.read()[0], child_stacks.take())
         self._is_taking_stacks = False
         self._beat_at_once.set()
 

@@ -226,7 +226,7 @@ def installed(room: Room, members: Callable[[Process], Member]) -> Iterator[None
         patch.setattr(link, "used_share", lambda: 0.1)
         patch.setattr(link, "cpu_use", lambda: None)
         patch.setattr(link, "stacks", SimpleNamespace(take=lambda *arguments: None))
-        patch.setattr(link, "ChildStacks", lambda: SimpleNamespace(watch=lambda: None, take=list))
+        patch.setattr(link, "child_stacks", SimpleNamespace(watch=lambda: None, take=list))
         patch.setattr(link, "logging", quiet)
         patch.setattr(termination, "logging", quiet)
         patch.setattr(termination, "on_signals", on_signals)

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import pytest
 
-from elasticdl.worker import stacks
+from elasticdl.worker import child_stacks, stacks
 from elasticdl.worker.activity import Activity
-from elasticdl.worker.child_stacks import ChildStacks, ChildThread
+from elasticdl.worker.child_stacks import ChildThread
 
 METHODS = ("fork", "spawn", "forkserver")
 
@@ -37,31 +38,34 @@ def wait_idly(connection: Connection) -> None:
     connection.recv()
 
 
-@pytest.fixture
-def children() -> ChildStacks:
-    made = ChildStacks()
-    made.watch()
-    return made
+def wait_without_handler(connection: Connection) -> None:
+    signal.signal(child_stacks._SIGNAL, signal.SIG_DFL)
+    wait_idly(connection)
 
 
-def taken(children: ChildStacks, function: str) -> ChildThread:
+@pytest.fixture(autouse=True)
+def watched() -> None:
+    child_stacks.watch()
+
+
+def taken(function: str) -> ChildThread:
     """The thread that is in a function: a process under load answers late, or is on its way there."""
     deadline = time.monotonic() + 30
     while True:
-        found = [thread for thread in children.take() if function in [name for _, _, name in thread.frames]]
+        found = [thread for thread in child_stacks.take() if function in [name for _, _, name in thread.frames]]
         if found:
             return found[0]
         assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_process_of_multiprocessing_shows_its_line(children: ChildStacks, method: str) -> None:
+def test_a_process_of_multiprocessing_shows_its_line(method: str) -> None:
     context = multiprocessing.get_context(method)
     here, there = context.Pipe()
     process = context.Process(target=wait_for_release, args=(there,))
     process.start()
     here.recv()
-    thread = taken(children, "loop_until")
+    thread = taken("loop_until")
     text = stacks.take(Activity.INPUT, [thread]).text
     here.send(b"")
     process.join()
@@ -74,35 +78,58 @@ def test_a_process_of_multiprocessing_shows_its_line(children: ChildStacks, meth
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_process_that_waits_for_work_runs_no_code_of_the_users(children: ChildStacks, method: str) -> None:
+def test_a_process_that_waits_for_work_runs_no_code_of_the_users(method: str) -> None:
     """A forked one has the frames of the process that forked it below its own."""
     context = multiprocessing.get_context(method)
     here, there = context.Pipe()
     process = context.Process(target=wait_idly, args=(there,))
     process.start()
     here.recv()
-    thread = taken(children, "wait_idly")
+    thread = taken("wait_idly")
     here.send(b"")
     process.join()
     assert [function for _, _, function in thread.frames][-2:] == ["wait_idly", "run"]
     assert not stacks.of_child(thread).runs_user_code
 
 
-def test_another_program_is_not_asked(children: ChildStacks) -> None:
+def test_another_program_is_not_asked() -> None:
     program = "import sys; print(flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert children.take() == []
+        assert child_stacks.take() == []
         process.communicate()
     assert process.returncode == 0
 
 
 def test_without_a_watch_there_is_nothing() -> None:
-    assert ChildStacks().take() == []
+    program = "from elasticdl.worker import child_stacks; print(child_stacks.take())"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_a_process_that_is_stopped_does_not_answer(children: ChildStacks) -> None:
+@pytest.mark.parametrize(
+    ("function", "answers"), [(wait_idly, True), (wait_without_handler, False)], ids=["forked after", "in the child"]
+)
+def test_a_process_outlives_the_question_though_signals_were_restored(
+    function: Callable[[Connection], None], answers: bool
+) -> None:
+    """Lightning's `fit` ends so: it sets every signal to what Python says that it was, the default for one in C."""
+    signal.signal(child_stacks._SIGNAL, signal.getsignal(child_stacks._SIGNAL))
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=function, args=(there,))
+    process.start()
+    here.recv()
+    if answers:
+        assert taken(function.__name__)
+    else:
+        assert child_stacks.take() == []
+    here.send(b"")
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_a_process_that_is_stopped_does_not_answer() -> None:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=wait_idly, args=(there,))
@@ -110,7 +137,7 @@ def test_a_process_that_is_stopped_does_not_answer(children: ChildStacks) -> Non
     here.recv()
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
-    assert children.take() == []
+    assert child_stacks.take() == []
     os.kill(process.pid, signal.SIGCONT)
     here.send(b"")
     process.join()
