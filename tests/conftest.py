@@ -3,7 +3,9 @@
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -42,6 +44,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_xdist_worker(config: pytest.Config) -> bool:
     """Whether this is one of the processes of pytest-xdist."""
     return hasattr(config, "workerinput")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Report how a process of pytest-xdist ended in the middle of a test; -9 is often the kernel, out of memory."""
+    if error:
+        code = node.gateway._io.popen.wait(timeout=10)
+        sys.stderr.write(f"\n{node.gateway.id} ended with exit code {code}\n")
 
 
 def has_gpu() -> bool:

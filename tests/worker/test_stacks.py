@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,8 +25,9 @@ def stuck_thread() -> Iterator[threading.Thread]:
     thread = threading.Thread(target=lambda: wait_in_user_code(release), name="pipeline", daemon=True)
     thread.start()
     assert thread.ident is not None
-    while sys._current_frames()[thread.ident].f_code is not threading.Condition.wait.__code__:
-        pass  # it is on its way there
+    deadline = time.monotonic() + 30
+    while (code := sys._current_frames()[thread.ident].f_code) is not threading.Condition.wait.__code__:
+        assert time.monotonic() < deadline, code  # it is on its way there
     yield thread
     release.set()
     thread.join()
