@@ -211,7 +211,7 @@ def two_jobs(space: Space, epochs: int) -> Found:
 
 
 class Service:
-    """A Deployment of higher priority than the job's workers; what its pods use is seen by looking."""
+    """A Deployment of higher priority than the job's workers; the use of its pods is observed."""
 
     def __init__(self, space: Space) -> None:
         self._space = space

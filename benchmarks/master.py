@@ -8,7 +8,7 @@ holds.
 
 The peer is an empty servicer of gRPC with the same messages, token and certificate: the limit of the library.  With
 ``--transport=unary`` heartbeats and reports are calls, as of a worker before it had a stream for them.  All share the
-machine with the workers, so what counts is the processor time of the master's process for a call; `calls_per_core_s` is
+machine with the workers, so the result is the processor time of the master's process for a call; `calls_per_core_s` is
 how many a whole core would do at that cost.
 """
 

@@ -139,7 +139,7 @@ def load(
     Args:
         model_params: keyword arguments of the model function.
         symbols: where to find the rest, each a name in the same module or dotted, in another module of the zoo;
-            what is left out has its default name.
+            omitted ones have their default names.
         required: of `symbols`, those that must be there.  One that was named otherwise than by default must, too.
 
     Raises:

@@ -66,8 +66,8 @@ _MORE = {
     "the logs and checkpoints in it; an exported model in it stays. Deletes without asking for confirmation.",
     "clean": "Removes jobs that succeeded or failed, as `delete` does; running and stopped jobs stay.",
     "stop": "A checkpoint is written first where there is a --checkpoint_dir, and waited for at most a minute. On "
-    "Kubernetes the request is the annotation elasticdl-stop of the ConfigMap elasticdl-JOB; what the pods ask for "
-    "is freed, journal and checkpoints stay. A local job ends as by Ctrl-C.",
+    "Kubernetes the request is the annotation elasticdl-stop of the ConfigMap elasticdl-JOB; the pods' resources "
+    "are freed, journal and checkpoints stay. A local job ends as by Ctrl-C.",
     "resume": "On Kubernetes it creates the master's pod again; the other pods wait for it for --master_timeout. A "
     "local job continues in the foreground, from its newest checkpoint.",
     "tensorboard": "For a job with --tensorboard_log_dir. Prints its address; Ctrl-C ends it. On Kubernetes it runs "

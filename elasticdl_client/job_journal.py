@@ -42,7 +42,7 @@ class JobJournal:
 
     @classmethod
     def read(cls, data: bytes) -> JobJournal:
-        """From the bytes of the file ``journal.json``; what an older version did not write is empty.
+        """Parse the bytes of ``journal.json``; fields that an older version did not write are empty.
 
         Raises:
             ValueError: it is not a journal.

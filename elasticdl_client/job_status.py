@@ -197,7 +197,7 @@ class JobStatus:
 
     @classmethod
     def from_json(cls, text: str) -> JobStatus:
-        """The inverse of `to_json`; what another version left out has its default, what it added is passed over.
+        """The inverse of `to_json`; missing fields of another version have their defaults, added ones are ignored.
 
         Raises:
             ValueError: the text is not a status.

@@ -148,7 +148,7 @@ def _check_writable(name: str, path: Path) -> None:
 
 
 def _check_checkpoint(path: Path) -> None:
-    """That it is a checkpoint, or a directory with one in it; what is inside is read by the job."""
+    """That it is a checkpoint, or a directory with one in it; the job reads its content."""
     hint = f"Name a directory version-N with a {MANIFEST} in it, or the directory that holds such versions."
     if not path.is_dir():
         raise FlagError(f"--checkpoint_dir_for_init={path} is not a directory.", hint)

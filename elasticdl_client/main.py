@@ -1,4 +1,4 @@
-"""The command `elasticdl`: arguments to a `JobSpec`, and the job it describes; what comes after it, and images.
+"""The command `elasticdl`: arguments to a `JobSpec`, and the job it describes; later commands, and images.
 
 Fire chooses the command and nothing more; it never sees a flag, so none of its guesses about values can damage one.
 Errors of the user are printed as what and hint, with exit code 2 if the command line or the job is wrong and 1 if

@@ -159,7 +159,7 @@ def _where(spec: JobSpec) -> str:
 def without_frames(text: str) -> str:
     """A message with the frames of tracebacks left out, and of their last lines those that it holds already.
 
-    The pod's log has the whole; what a user needs first is the error.
+    The pod's log has the whole; users need the error first.
     """
     kept: list[str] = []
     in_frames = False

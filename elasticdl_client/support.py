@@ -66,7 +66,7 @@ def _notes_on_rounds(spec: JobSpec) -> list[str]:
 def _notes_on_kubernetes(spec: JobSpec) -> list[str]:
     found = []
     if spec.cluster_spec and any(part != "service_spec" for part in json.loads(spec.cluster_spec_json or "{}")):
-        found.append("--cluster_spec is given, so what --cluster_spec_json says of pods is without effect.")
+        found.append("--cluster_spec is given, so the settings of --cluster_spec_json for pods have no effect.")
     if spec.dry_run and spec.yaml:
         found.append("--dry_run and --yaml: the manifests are printed and written; nothing is submitted.")
     return found

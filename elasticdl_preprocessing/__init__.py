@@ -1,6 +1,6 @@
 """Keras layers that turn raw columns into what a model takes, and statistics of the columns for them.
 
-The layers are part of the model, so that what is trained and what is served see the same.  They take dense, sparse and
+The layers are part of the model, so that training and serving see the same.  They take dense, sparse and
 ragged tensors, and give ids as int64.
 """
 

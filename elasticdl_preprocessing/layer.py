@@ -65,7 +65,7 @@ def map_values(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
 
 
 def with_sparse_values(inputs: Tensor, values: Tensor) -> Tensor:
-    """A sparse tensor with other values; what is known of its shape stays known."""
+    """A sparse tensor with other values; its static shape is kept."""
     result = tf.SparseTensor(inputs.indices, values, inputs.dense_shape)
     return _with_shape(result, inputs.shape)
 

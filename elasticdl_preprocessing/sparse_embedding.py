@@ -1,7 +1,7 @@
 """`SparseEmbedding`: one vector for all ids of a row.
 
-The table is that of an ordinary `keras.layers.Embedding` inside, so what moves tables of Keras to parameter servers
-moves this one, too.
+The table is that of an ordinary `keras.layers.Embedding` inside, so it is moved to parameter servers like other
+tables of Keras.
 """
 
 from __future__ import annotations

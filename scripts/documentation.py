@@ -132,7 +132,7 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """Return text as Markdown shows it word for word; what stands in backticks stays code."""
+    """Return text as Markdown shows it word for word; text in backticks stays code."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
     for k in range(0, len(parts), 2):
         parts[k] = re.sub(r"([\\*_<>\[\]#])", r"\\\1", parts[k])
@@ -174,7 +174,7 @@ def comments(kind: type[Any]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Message:
-    """An error as a user meets it; what is known only when it happens is written as `‹name›`."""
+    """An error as a user meets it; values known only at run time are written as `‹name›`."""
 
     kind: str
     what: str

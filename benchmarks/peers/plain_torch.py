@@ -38,7 +38,7 @@ class PlainTraining:
         return cls(module, definition.optimizer(module), definition.loss, torch.device(device), autocasts)
 
     def step(self, features: Any, labels: Any) -> None:
-        """Train on a minibatch; what is in pinned memory is copied without waiting."""
+        """Train on a minibatch; copy pinned memory without waiting."""
         features = features.to(self.device, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)
         precision: Any = contextlib.nullcontext()

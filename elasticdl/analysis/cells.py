@@ -1,6 +1,6 @@
 """Records of any source as the values of each of their columns.
 
-A record is a row of a CSV file with a header, or a tf.train.Example; what a column holds is found out from its
+A record is a row of a CSV file with a header, or a tf.train.Example; the type of a column is inferred from its
 values, by the rule of training.
 
 `Moments`: number, sum, sum of squares, minimum and maximum of numbers, added up exactly.

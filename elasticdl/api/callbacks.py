@@ -15,7 +15,7 @@ __all__ = ["Callback", "EarlyStopping", "MaxStepsStopping", "ModelCheckpoint", "
 class Callback:
     """Base class of a PyTorch module's own callbacks: override the hooks that you need.  Keras has its own base class.
 
-    `model` is the worker's module in evaluation mode; what a hook does to it does not reach other workers.
+    `model` is the worker's module in evaluation mode; changes by a hook do not reach other workers.
     """
 
     def on_train_begin(self, model: Any) -> None:

@@ -94,7 +94,7 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
             return super().train(None, None, **keywords)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Make the Accelerator; what its `backward` is given counts in the mean loss of the step."""
+        """Make the Accelerator; losses given to its `backward` count in the mean loss of the step."""
         super().create_accelerator_and_postprocess()
         backward = self.accelerator.backward
 
@@ -170,7 +170,7 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
             super()._save_checkpoint(*arguments, **keywords)
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
-        """Evaluate; what is due by `eval_strategy` is done by rank 0, and the others are given its metrics."""
+        """Evaluate; rank 0 runs the evaluations due by `eval_strategy`, and the others are given its metrics."""
         training = self._training
         if training is None or not training.shares_metrics:
             return super().evaluate(*arguments, **keywords)  # type: ignore[no-any-return]

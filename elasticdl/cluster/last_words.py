@@ -14,7 +14,7 @@ from pathlib import Path
 MAX_LOG_BYTES = 16 << 10  # of a log that are looked at: a traceback through a framework is long
 _NUM_LINES = 10  # shown of a log that does not end with an error of a script
 _NUM_FRAMES = 4  # the innermost ones
-_MAX_LINES_AFTER = 10  # of an error's own text; what is further from the end is not why the process ended
+_MAX_LINES_AFTER = 10  # of an error's own text; lines further from the end are not the reason
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line \d+(, in .*)?$')
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")

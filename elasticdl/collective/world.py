@@ -122,7 +122,7 @@ class FormedGroup:
             self.check()
 
     def end(self, what: str, rank: int | None = None) -> None:
-        """Any thread: the world is lost; whatever waits in it fails at once, here and at the peers."""
+        """Any thread: the world is lost; pending operations fail at once, here and at the peers."""
         with self._lock:
             if self._lost is not None:
                 return

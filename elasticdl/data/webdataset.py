@@ -1,6 +1,6 @@
 """WebDataset: tar files in which the files of a sample follow one another, read by sample number.
 
-The files of a sample share their name up to its first dot; what follows the dot is the column (`7.jpg`, `7.cls`), and
+The files of a sample share their name up to its first dot; the rest after the dot is the column (`7.jpg`, `7.cls`), and
 `__key__` is the name.  `cls` and `id` are whole numbers, all other columns the bytes of their files.  One pass over the
 headers of a tar file is its index; contents are read where they lie.
 """

@@ -10,7 +10,7 @@ from elasticdl_client.errors import ElasticDLError, ModelDefinitionError
 
 
 def user_call(function: Callable[[], Any], what: str) -> Any:
-    """Calls user code; whatever it raises becomes a `ModelDefinitionError` with its traceback."""
+    """Call user code; raise its exceptions as a `ModelDefinitionError` with their traceback."""
     try:
         return function()
     except ElasticDLError:

@@ -1,4 +1,4 @@
-"""Import paths of the original ElasticDL: modules that hold nothing but what their names are today.
+"""Import paths of the original ElasticDL: modules that only hold today's names.
 
 Owns no behaviour: `elasticdl_client.original_imports` has the table, the modules here the few things that exist for it.
 """

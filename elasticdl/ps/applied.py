@@ -104,7 +104,7 @@ class AppliedSet:
 
     @classmethod
     def common(cls, sets: Sequence[AppliedSet]) -> AppliedSet:
-        """The names that all of them hold; what was repeated or lost in one of them stays seen in `num_applies`."""
+        """The names that all of them hold; updates repeated or lost in one of them still show in `num_applies`."""
         if len(sets) == 1:
             return sets[0]
         applied = cls()

@@ -115,7 +115,7 @@ def serve(
         token: the job's.
         max_threads: calls served at once, long polls included.
         port_setting: flag or environment variable by which another port is chosen.
-        max_message_bytes: a caller that sends a larger message is refused; what is larger goes as a stream.
+        max_message_bytes: a caller that sends a larger message is refused; larger data is streamed.
 
     Returns:
         The running server and the port that it listens on.

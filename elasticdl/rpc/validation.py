@@ -43,7 +43,7 @@ class InvalidMessage(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Of one field; what does not concern its type is not looked at.
+    """Of one field; options that do not concern its type are ignored.
 
     Attributes:
         least, most: of a number, by default what its type holds but negative ones.

@@ -456,7 +456,7 @@ class SimulatedJob:
             self._settle(worker)
 
     def _pause(self, worker: SimulatedWorker, is_lost: bool = False) -> None:
-        """Stop computing; what was begun of a minibatch is lost."""
+        """Stop computing; a started minibatch is lost."""
         if worker.since is None:
             return
         self._settle(worker)

@@ -2,7 +2,7 @@
 
 A checkpoint is ``<checkpoint_dir>/version-<N>/`` with a MANIFEST.json, written last: a directory without one is not a
 checkpoint.  The parameter servers' and those of a model that lives in a worker are alike in this, on file systems and
-in storage; what is in the files and in the manifest is the business of their writers.
+in storage; the content of the files and the manifest belongs to their writers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def is_complete(directory: AnyPath) -> bool:
 
 
 def begin(checkpoint_dir: AnyPath, number: int) -> AnyPath:
-    """Create the empty directory of a checkpoint; what an earlier writer left under its name is removed.
+    """Create the empty directory of a checkpoint; remove the files of an earlier writer under its name.
 
     Raises:
         CheckpointError: it cannot be created.

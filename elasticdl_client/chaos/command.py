@@ -158,7 +158,7 @@ class Chaos:
             if fault.role and victim is None:
                 self._say(f"{fault}: no pod of this role runs now, skipped")
                 return
-            self._look()  # so that what has happened to the victim before is not taken for its recovery
+            self._look()  # so that earlier events of the victim are not taken for its recovery
         except ElasticDLError as error:
             self._say(f"{fault}: not injected: {error.what}")
             return

@@ -55,7 +55,7 @@ def _can_be_scaled(job: JobInfo) -> bool:
 
 
 def perform(action: Action, job: JobInfo, store: JobStore, options: Options, num_workers: str = "") -> str:
-    """Does it; what was done, for people.
+    """Perform the action; return a message for people.
 
     Args:
         options: of the dashboard, for the command that resumes a local job.

@@ -1,6 +1,6 @@
 """Why pods do not start: the messages of scheduler, kubelet and API server as troubles.
 
-The messages are those of Kubernetes 1.20 to 1.34; what they share is matched, never a whole sentence.
+The messages are those of Kubernetes 1.20 to 1.34; their common parts are matched, never a whole sentence.
 """
 
 from __future__ import annotations

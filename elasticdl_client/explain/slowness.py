@@ -28,7 +28,7 @@ from elasticdl_client.worker_range import Bottleneck, parse
 
 _MIN_SECONDS = 3.0  # of workers' time; a share of less says nothing
 _SHARE = 0.25  # of the time of the workers that is worth a diagnosis
-_BUSY = 0.5  # of a server's time in calls; what is beside them, such as reading and writing frames, is as much
+_BUSY = 0.5  # of a server's time in calls; other work, such as reading and writing frames, takes as much
 _NOTABLY_BUSY = 0.3  # below that an uneven load holds nothing up
 _LARGE_CALL_BYTES = 1 << 20  # a millisecond or more on the wire and in memory
 _UNEVEN = 2.0  # times the mean of the other servers: the keys, not the number of servers, are to blame
@@ -194,7 +194,7 @@ def _remedy(facts: Facts, event: JobEvent) -> tuple[str, Cost]:
         return recovery(facts, given_up)
     if event.kind is EventKind.WORKER_SLOW or event.details.get("action") == "report":
         return "It was reported, and left as it is.", Cost()
-    given = "its tasks were given to other workers; what it computes under its old leases is refused"
+    given = "its tasks were given to other workers; its results under the old leases are refused"
     return as_sentences([given, *group_change(follow)]), Cost()
 
 

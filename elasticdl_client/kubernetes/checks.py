@@ -31,7 +31,7 @@ _KUEUE = "kueue.x-k8s.io"
 
 
 def check(connection: Connection, spec: JobSpec) -> list[str]:
-    """Checks a job against the cluster; what the user should know but need not mend.
+    """Check a job against the cluster; return warnings for the user.
 
     Raises:
         ElasticDLError: the first thing that cannot work.

@@ -67,7 +67,7 @@ def _wrong_with(part: str, content: dict[str, Any]) -> str:
 
 
 def adapt_pod(pod: dict[str, Any], role: str, text: str) -> None:
-    """Puts what the JSON says of a role's pods into a pod's manifest; what we set ourselves stays."""
+    """Put the JSON's fields for a role's pods into a pod's manifest; fields that we set stay."""
     spec = parse_cluster_spec_json(text)
     for part in (spec.get("pod_spec", {}), spec.get(f"{role}_pod_spec", {})):
         metadata = pod["metadata"]

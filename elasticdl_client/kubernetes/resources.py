@@ -58,7 +58,7 @@ def container_resources(
 
     Args:
         request: a resource string.
-        limit: a resource string; what cannot be shared (devices, huge pages) is limited to the request in any case.
+                limit: a resource string; unshareable resources (devices, huge pages) are always limited to the request.
         memory_factor: times the memory of both, at most 4 times.
         max_memory: bytes that a grown memory does not exceed.
 

@@ -114,7 +114,7 @@ def _admitted(spec: JobSpec, connection: api.Connection) -> JobSpec:
 
 
 def _write(spec: JobSpec, archive: Archive | None) -> None:
-    """Writes the objects instead of creating them; what the cluster has against them is only said."""
+    """Write the objects instead of creating them; errors of the cluster are only warnings."""
     placed = _placed(spec, api.DEFAULT_NAMESPACE)
     try:
         connection = api.connect(spec.force_use_kube_config_file, spec.context)

@@ -217,7 +217,7 @@ class JobHandle:
             timeout: seconds to wait for the end.
 
         Raises:
-            JobError: it runs on Kubernetes without --checkpoint_dir, so that what it has trained would be lost.
+            JobError: it runs on Kubernetes without --checkpoint_dir, so that its training would be lost.
             TimeoutError: it has not ended in time; it still ends.
         """
         info = self._look()

@@ -163,7 +163,7 @@ def _with_runtime(flags: JobFlags, url: str, location: str) -> JobFlags:
 
 
 def execute(session: Session, dialect: str, source: str) -> list[Result]:
-    """Check all statements of a text, then run them; what they have found.
+    """Check all statements of a text, then run them; return their results.
 
     Raises:
         ElasticDLError: one is wrong, or has failed.

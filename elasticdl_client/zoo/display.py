@@ -208,7 +208,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def read_messages(messages: Iterable[Mapping[str, Any]]) -> Iterator[Message]:
-    """Puts together what belongs together; what is neither text, transfer nor error is left out."""
+    """Group messages that belong together; ignore those that are no texts, transfers or errors."""
     rest = ""
     for message in messages:
         if "stream" in message:

@@ -86,7 +86,7 @@ RUN python -m pip install --requirement {_SHARE}/{RUNTIME_FILE}
 def _requirements() -> str:
     # The class in brackets is a pattern that may match nothing; the other file keeps COPY from failing then.
     return f"""\
-# What your models need besides, if there is a requirements.txt; what contradicts the runtime fails here.
+# What your models need besides, if there is a requirements.txt; a package that contradicts the runtime fails here.
 COPY {FOLDER}/{RUNTIME_FILE} requirements.tx[t] {_SHARE}/
 RUN if [ -e {_SHARE}/requirements.txt ]; then \\
         python -m pip install --requirement {_SHARE}/{RUNTIME_FILE} --requirement {_SHARE}/requirements.txt; \\

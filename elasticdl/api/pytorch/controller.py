@@ -23,8 +23,8 @@ class ElasticController(ScriptSteps):
     Attributes:
         rank: of this process in its world; the member with rank 0 writes checkpoints.
         size: members of the world.
-        is_rehearsal: the present batch only makes this process ready (compilation, memory) before it joins; whatever
-            the script does on it to what is registered is undone.
+        is_rehearsal: the present batch only makes this process ready (compilation, memory) before it joins; the
+            script's changes to registered state on it are undone.
     """
 
     # Before training ------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The gradients of the user's own backward: weighted, summed over all members during backward, and put back.
 
 Hooks on the parameters take each gradient as soon as backward has reached it.  When `backward()` returns, the sums of
-the whole step are at the parameters, so that whatever the user does next (clipping, a scaler, the optimizer) works on
+the whole step are at the parameters, so that the user's next operations (clipping, a scaler, the optimizer) work on
 them as in a process of its own.  Changes of the modules' buffers (BatchNorm's statistics) are averaged with the same
 weights.
 

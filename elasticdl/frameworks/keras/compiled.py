@@ -1,4 +1,4 @@
-"""A compiled model: `compile` says what the module leaves out; what both say must be the same.
+"""A compiled model: `compile` sets the symbols that the module leaves out; settings in both must be equal.
 
 The user's overrides of `keras.Model` that are unsupported are refused by name.
 

@@ -103,7 +103,7 @@ class KerasEvaluation:
 
 
 def _of_any_size(batch: Evaluated) -> Any:
-    """Specs of tensors with any number of samples; what is no ordinary tensor as it is."""
+    """Specs of tensors with any number of samples; other values than ordinary tensors as they are."""
     return tf.nest.map_structure(
         lambda part: (
             tf.TensorSpec([None, *part.shape[1:]], part.dtype) if tf.is_tensor(part) and part.shape.rank else part

@@ -34,8 +34,8 @@ _OF_CLASSES = "SparseSoftmaxCrossEntropyWithLogits"
 class TotalLoss:
     """The mean loss of a minibatch and the model's own losses.
 
-    A model whose class overrides `compute_loss` says itself what is added up; what it gets from Keras's own
-    `compute_loss` is made of the module's `loss`.
+    A model whose class overrides `compute_loss` says itself what is added up; Keras's own `compute_loss`
+    uses the module's `loss`.
     """
 
     def __init__(self, model: Any, loss: Any, placement: Placement | None, loss_weights: Any = None) -> None:

@@ -1,4 +1,4 @@
-// The Python module `elasticdl.kernels._native`; what each function means is said in _native.pyi.
+// The Python module `elasticdl.kernels._native`; _native.pyi documents each function.
 #include <pybind11/pybind11.h>
 
 #include <algorithm>

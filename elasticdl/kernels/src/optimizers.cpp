@@ -208,7 +208,7 @@ KERNEL(ftrl_power) {
             options, limit);
 }
 
-// Keras's options with its defaults; what is read last must have been all there is.
+// Keras's options with its defaults; no option may be left after the last one read.
 class Options {
  public:
   Options(std::string kind, const std::map<std::string, double>& given) : kind_(std::move(kind)), left_(given) {}

@@ -44,7 +44,7 @@ class Rule {
   std::vector<float> options_;  // as the kernel wants them
 };
 
-// kind and options by Keras's names, without the learning rate; booleans are 0 and 1; what is missing is Keras's default.
+// kind and options by Keras's names, without the learning rate; booleans are 0 and 1; missing ones have Keras's default.
 // Throws std::invalid_argument: the kind or an option is not known; named.
 Rule make_rule(const std::string& kind, const std::map<std::string, double>& options);
 

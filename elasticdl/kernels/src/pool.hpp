@@ -10,7 +10,7 @@
 
 namespace elasticdl {
 
-// Blocks are cut from chunks that grow with the pool; what is released is used again, and goes back to the system with
+// Blocks are cut from chunks that grow with the pool; released blocks are used again, and go back to the system with
 // the pool.  Blocks of kLarge or more are mapped one by one, and go back at once.
 class Pool {
  public:

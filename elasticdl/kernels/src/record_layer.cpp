@@ -198,7 +198,7 @@ size_t RecordLayer::num_missing() {
   return whole - filled_;
 }
 
-// Opens the record that is here: into the parts, and what they have no room for in its own memory.
+// Opens the record that is here into the parts, and the rest into its own memory.
 size_t RecordLayer::open_next(const iovec* parts, size_t num_parts) {
   const size_t size = filled_ - kHeadBytes - kTagBytes;
   in_->begin(arriving_.data());

@@ -1,4 +1,4 @@
-// The classes of `elasticdl.kernels._native`; what each method means is said in _native.pyi.
+// The classes of `elasticdl.kernels._native`; _native.pyi documents each method.
 #include <pybind11/stl.h>
 
 #include <algorithm>

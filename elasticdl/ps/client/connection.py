@@ -79,7 +79,7 @@ class PsConnection:
         """Calls a raw method.
 
         Args:
-            reply_bytes: about how large the reply will be; what is large goes as a stream.
+            reply_bytes: about how large the reply will be; a large one is streamed.
 
         Raises:
             PsUnavailable: the PS cannot answer now.

@@ -228,7 +228,7 @@ class _Patches:
             try:
                 vectorised = mapped_inline(chunks, _vectorise(map_func, spec))
                 _check_same(vectorised.element_spec, spec)
-            except Exception as error:  # noqa: BLE001  it traced as written, so whatever is wrong is ours
+            except Exception as error:  # noqa: BLE001  it traced as written, so the fault is ours
                 reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             else:
                 return vectorised

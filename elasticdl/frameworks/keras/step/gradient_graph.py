@@ -92,7 +92,7 @@ class GradientGraph:
         self._call = self._traced(jit_compile)
 
     def _traced(self, jit_compile: bool) -> _FlatCall:
-        """The compiled function; what it needs beside values and samples is known once it has been traced."""
+        """The compiled function; its other inputs beside values and samples are known once it has been traced."""
         while True:
             known = (self._takes_seed, self._assigns)
             jit = True if jit_compile else None
