@@ -74,7 +74,7 @@ class Pace:
 
 
 class AioWorker:
-    """One worker: what `MasterLink` does, without threads."""
+    """One worker: the calls of `MasterLink`, without threads."""
 
     def __init__(self, address: str, worker_id: int, pace: Pace, committed: Any, tally: Tally) -> None:
         certificate = read_certificate()

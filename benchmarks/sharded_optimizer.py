@@ -111,7 +111,7 @@ def _figures(found: list[dict[str, Any]]) -> dict[str, float]:
     """Return those of one group.
 
     Args:
-        found: what its processes have measured, by rank.
+        found: measurements of its processes, by rank.
     """
     whole = found[0]["whole_bytes"]
     largest = max(one["shard_bytes"] for one in found)

@@ -3,7 +3,7 @@
 ``python -m benchmarks.simulation [--quick] [--json]``: a job with two parameter servers on nodes of eight places, of
 which a worker is killed every second.  The core is the real one; its surroundings are simulated and not counted.
 Processes send a heartbeat every 10 s, a tenth of the real rate, so that a virtual hour with 10,000 workers takes
-minutes: what an event costs does not depend on that.  Ticks, which go over all workers, are given apart.  At the end
+minutes: the cost of an event does not depend on that.  Ticks, which go over all workers, are given apart.  At the end
 the ledger is compared with what the simulated model holds.
 """
 

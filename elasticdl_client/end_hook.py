@@ -46,7 +46,7 @@ def post(
         pauses_s: before each retry.
 
     Returns:
-        What became of it; None: `stop` was set before that was known.
+        The result; None: `stop` was set before that was known.
     """
     stop = stop or threading.Event()
     where, body = f"--on_end={hide_in_flag('on_end', spec.on_end)}", _body(spec, status)
@@ -63,7 +63,7 @@ def post(
 
 
 def _attempt(url: str, body: bytes) -> tuple[int, str]:
-    """The HTTP status, 0 without an answer in time, and what went wrong."""
+    """Return the HTTP status, 0 without an answer in time, and the error."""
     answers: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(_send(url, body)), name="on_end", daemon=True).start()
     try:

@@ -1,4 +1,4 @@
-"""The one error tree: what a user sees when something is wrong that is not a bug of ours."""
+"""The one error tree: errors that a user sees and that are no bugs of ours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class ElasticDLError(Exception):
     traceback.
 
     Attributes:
-        what: what went wrong and why, one or two sentences, naming the file, flag or symbol.
+        what: the error and its cause, one or two sentences, naming the file, flag or symbol.
         hint: what to do about it; may be empty.
     """
 

@@ -118,7 +118,7 @@ class ModelFlags:
     )
     framework: FrameworkName = flag(
         FrameworkName.AUTO,
-        "tensorflow, torch, or custom: the module's own adapter; auto: what the model definition imports.",
+        "tensorflow, torch, or custom: the module's own adapter; auto: the one that the model definition imports.",
         Group.MODEL,
         jobs=WITH_MODEL,
     )

@@ -1,4 +1,4 @@
-"""JobEvent: what happened to a job, in order, each with the event that it follows from.
+"""JobEvent: an event of a job, in order, each with the event that it follows from.
 
 The master's core makes events and the journal keeps them, so they survive the master; the client reads them there.
 This module owns their kinds, their shape and their form in the journal.  It never decides what is one.
@@ -111,7 +111,7 @@ class JobEvent:
     Attributes:
         number: from 1, over all lives of the master; without gaps in a job whose log was never shortened.
         at: seconds since the Unix epoch.
-        subject: what it happened to: job, master, user, data, worker-3, ps-0, group-4, epoch-2, task-17,
+        subject: the object affected: job, master, user, data, worker-3, ps-0, group-4, epoch-2, task-17,
             checkpoint-1200, evaluation-1200.
         message: one line, or several where a program's own error is quoted.
         cause: number of the event that it follows from; 0: none of the log.

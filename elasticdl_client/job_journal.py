@@ -1,4 +1,4 @@
-"""JobJournal: what people read of the journal that a job's master writes: events, numbers, and the times of pods.
+"""JobJournal: the parts for people of the journal that a job's master writes: events, numbers, and the times of pods.
 
 The master's own state, which is most of a journal, is read by masters alone (master/journal.py).
 """

@@ -1,4 +1,4 @@
-"""JobStatus: what the master writes about a job at most once a second, and the client reads and shows.
+"""JobStatus: the status that the master writes at most once a second, and the client reads and shows.
 
 Locally it is the file ``<job_dir>/status.json``, on Kubernetes a key of the ConfigMap with the job's state.  This
 module owns its shape and its JSON; it never computes anything.
@@ -131,7 +131,7 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True)
 class ScalingStatus:
-    """How the number of workers follows the gain: what another worker adds to the job's rate."""
+    """How the number of workers follows the gain: the increase of the job's rate by another worker."""
 
     workers: str  # the range of the number, such as 2:16
     state: str  # measuring, growing, refining, shrinking, settled, waiting for room, ending
@@ -177,7 +177,7 @@ class JobStatus:
     devices: tuple[DeviceStatus, ...] = ()  # each worker whose model is on an accelerator
     world: tuple[int, ...] = ()  # AllReduce: the group that stands, by rank: process P of N in worker W is W * N + P
     num_worlds: int = 0  # AllReduce: how many groups have formed
-    engine: str = ""  # AllReduce: what sums in the group that stands, such as NCCL 2.28.9; empty: it has one member
+    engine: str = ""  # AllReduce: the engine of the current group, such as NCCL 2.28.9; empty: it has one member
     optimizer_shares: tuple[float, ...] = ()  # that each member of `world` holds of the optimizer's state; empty: all
     world_seconds: float = 0.0  # AllReduce: that the changes of the group took, altogether
     staleness: tuple[int, ...] = ()  # gradients by the updates that they missed: 0, 1, 2, 3-4, 5-8, … over all servers

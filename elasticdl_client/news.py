@@ -1,4 +1,4 @@
-"""News: what of a job's life is worth a line that stays, in the order in which it happened; each once.
+"""News: the events of a job that are worth a permanent line, in their order; each once.
 
 Losses, joins, restarts, changes of the group and evaluations come from the job's events, complete epochs from its
 status; without events the newest evaluation comes from the status, too.  A line names what happened, why, and what
@@ -70,7 +70,7 @@ class News:
     """The news since the previous call.
 
     Args:
-        status: what is known already, of a job that is resumed or watched from its middle on.
+        status: the present one, of a job that is resumed or watched from its middle on.
         history: its events, likewise.
     """
 

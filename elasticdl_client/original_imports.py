@@ -1,4 +1,4 @@
-"""Import paths of the original ElasticDL: what each name is today, and what has no successor.
+"""Import paths of the original ElasticDL: today's name of each, and those without a successor.
 
 Owns the table, and the look at a module's source before anything is started.  The runtime serves the paths from the
 same table (`elasticdl.original`).

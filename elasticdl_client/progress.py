@@ -34,7 +34,7 @@ def open_display(stream: TextIO, news: News | None = None) -> Display:
     """The display for a stream: rich on a terminal, plain elsewhere.
 
     Args:
-        news: what is known of a job that does not begin now.
+        news: so far, of a job that does not begin now.
     """
     return RichDisplay(stream, news) if stream.isatty() else PlainDisplay(stream, news)
 
@@ -82,7 +82,7 @@ def staleness_text(status: JobStatus) -> str:
 
 
 def group_text(status: JobStatus) -> str:
-    """Return the AllReduce group that stands, and what sums in it; empty if none has formed."""
+    """Return the current AllReduce group, and the engine that sums in it; empty if none has formed."""
     if not status.num_worlds:
         return ""
     if not status.world:

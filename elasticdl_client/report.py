@@ -31,7 +31,7 @@ def print_end(spec: JobSpec, ended: Ended, history: EventHistory | None, *, logs
     Args:
         spec: of the job.
         ended: how it ended.
-        history: what has happened to it; None where that could not be read.
+        history: its events; None where that could not be read.
         logs: where the logs are, or the command that shows them.
         hint: what to do after a failure.
     """

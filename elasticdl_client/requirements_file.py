@@ -1,4 +1,4 @@
-"""The requirements.txt of a user's code, in pip's format: what it asks for, and what of that is missing here.
+"""The requirements.txt of a user's code, in pip's format: its requirements, and those missing here.
 
 Installs nothing.  Pods install the file of --code before they start; a local job runs with what this Python has.
 """
@@ -82,7 +82,7 @@ def check_installed(directory: Path) -> None:
 
 
 def contents(path: Path) -> bytes:
-    """Return a file and all that it includes: what is installed is a function of them."""
+    """Return a file and all that it includes: the installed packages are a function of them."""
     files = {line.path for line in _lines(path, path.parent)} | {path}
     return b"\0".join(one.read_bytes() for one in sorted(files))
 

@@ -150,7 +150,7 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> ScriptJob:
 
 
 def split(arguments: Sequence[str], *, needs_script: bool = True) -> _Command:
-    """Split a command line at the script: what follows it is the script's own, whatever it looks like.
+    """Split a command line at the script: later arguments are the script's own, even if they look like flags.
 
     Raises:
         FlagError: a flag before the script that does not exist, or no script.

@@ -1,4 +1,4 @@
-"""How many workers a running job is to have: what the user has written down, and what a job can have.
+"""The number of workers of a running job: the user's request, and the job's limits.
 
 It is a number, or a range in which the number follows the gain: data beside the job, which outlives client and master:
 an annotation of the job's ConfigMap, a file in the directory of a local job.  Client and master read it by the same
@@ -52,8 +52,8 @@ def wanted(text: str, spec: JobSpec, status: JobStatus) -> int:
     """Return how many workers a job is to have now.
 
     Args:
-        text: what the user has written down; empty: nothing.
-        status: what the master wrote last.
+        text: the user's request; empty: none.
+        status: the last one that the master wrote.
     """
     present = status.workers_wanted if status.started_at else spec.num_workers
     try:

@@ -189,7 +189,7 @@ class ScriptOutput:
         logs: of the workers.
         prefix: of the pods' names, `elasticdl-JOB-`.
         num_workers: where there are several, a line begins with the one that has printed it.
-        shown: what is shown.
+        shown: the lines shown.
     """
 
     def __init__(self, logs: WorkerLogs, prefix: str, num_workers: int, shown: Shown = Shown.GLANCE) -> None:

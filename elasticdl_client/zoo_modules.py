@@ -1,4 +1,4 @@
-"""The modules of a model zoo as source: what a module imports, and from which files; runs nothing."""
+"""The modules of a model zoo as source: the imports of a module, and their files; runs nothing."""
 
 from __future__ import annotations
 

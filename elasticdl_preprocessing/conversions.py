@@ -114,7 +114,7 @@ class ToRagged(_Dropping):
     Strings are split first: a row "a,b" of one cell has the cells "a" and "b"; those of several cells are joined.
 
     Args:
-        sep: what strings are split at; None or "": they are not split.
+        sep: the separator of strings; None or "": they are not split.
         ignore_value: None: "" for strings, −1 for integers; of floats every cell is kept.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The shape of the click log and of its DeepFM: what our model and the peers share.  Runs on any TensorFlow."""
+"""The shape of the click log and of its DeepFM: shared by our model and the peers.  Runs on any TensorFlow."""
 
 import tensorflow as tf
 

@@ -110,4 +110,4 @@ class SavedModelExporter(Decided):
 
 
 class TerminateOnNaN(Decided):
-    """Training ends at the first loss or gradient that is not finite: what `--nan_policy=fail` does, the default."""
+    """Training ends at the first loss or gradient that is not finite: like `--nan_policy=fail`, the default."""

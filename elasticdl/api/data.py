@@ -249,7 +249,7 @@ class DataShardService:
         return link is None or link.is_over()
 
     def report_session(self, event: pb.SessionEvent) -> None:
-        """From the chief of TensorFlow's own servers: what happens to the model that they hold.
+        """From the chief of TensorFlow's own servers: report events of the model that they hold.
 
         Raises:
             JobError: this worker is not the chief.

@@ -1,4 +1,4 @@
-"""`elasticdl.fit`: what `model.fit` does, by a local job of several worker processes.
+"""`elasticdl.fit`: `model.fit` by a local job of several worker processes.
 
 Hands the model and its data to the workers by files, and takes the weights and the history back; the job is that of
 `elasticdl.train`.
@@ -153,7 +153,7 @@ def fit(
 
 
 class HandedOver:
-    """The workers' side: what `fit` has written to a directory."""
+    """The workers' side: the content of the directory that `fit` has written."""
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)

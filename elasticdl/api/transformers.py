@@ -2,7 +2,7 @@
 
     from elasticdl.api.transformers import ElasticTrainer as Trainer
 
-The Trainer keeps its loop.  One iteration of it is one update of the model by all workers: what comes to nothing (the
+The Trainer keeps its loop.  One iteration of it is one update of the model by all workers: one without an update (the
 sample on which a new worker gets ready, a step that is lost with a worker) is done again inside of `training_step`, so
 that callbacks, logs and schedulers see each update once.  Its counters are those of the job's ledger.
 """
@@ -157,7 +157,7 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
         return bool(super().is_world_process_zero()) if self._training is None else self._training.controller.rank == 0
 
     def is_local_process_zero(self) -> bool:
-        """The same: what is logged once is logged by one worker of the job."""
+        """The same: one worker of the job logs messages that are logged once."""
         return bool(super().is_local_process_zero()) if self._training is None else self.is_world_process_zero()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

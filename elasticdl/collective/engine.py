@@ -1,4 +1,4 @@
-"""The port to the engines: what a world needs of one.  Above it nothing knows the mesh or NCCL.
+"""The port to the engines: the requirements of a world.  Above it nothing knows the mesh or NCCL.
 
 Every member calls the same verbs in the same order.  Tensors are torch's, contiguous, and belong to the collective
 until its work has ended.  Every verb but `interrupt` is called by one thread.  When the world is over, for any reason,

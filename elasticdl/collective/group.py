@@ -69,7 +69,7 @@ class ElasticGroup:
         host: an address of this machine at which the other members reach it; everything listens there, at any port.
         token: of the job; every member proves it to the others.
         device: `cpu`, or `cuda` or `cuda:N`: buffers in the memory of that GPU can be summed, too.
-        encrypts: what crosses the network; arrays on GPUs come to main memory for it, because NCCL does not encrypt.
+        encrypts: the traffic on the network; arrays on GPUs come to main memory for it, because NCCL does not encrypt.
 
     Attributes:
         device: as given.
@@ -258,10 +258,10 @@ class ElasticGroup:
             world.leave()
 
     def abandon(self, reason: str, older_than: int | None = None) -> None:
-        """Any thread: whatever waits in the world, or in forming it, raises GroupLost at once, also at the peers.
+        """Any thread: calls that wait in the world, or to form it, raise GroupLost at once, also at the peers.
 
         Args:
-            reason: what GroupLost will say.
+            reason: the message of GroupLost.
             older_than: only a world of a lower version; one that is formed later than this call counts, too.
         """
         with self._lock:
@@ -315,7 +315,7 @@ SMALL_BYTES = 256 << 10  # an array below it is copied into a piece with its nei
 
 
 def shared_tensor(buffer: Any) -> Tensor:
-    """A tensor on the memory of a buffer: what is written to it is seen in the buffer.
+    """A tensor on the memory of a buffer: writes to it show in the buffer.
 
     Args:
         buffer: a writable numpy array, a tensor of torch, or anything with `__dlpack__`; contiguous.

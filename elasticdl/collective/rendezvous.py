@@ -407,7 +407,7 @@ class Rendezvous:
         return [bytes.fromhex(value) for value in answer["told"]]
 
     def interrupt(self) -> None:
-        """Any thread: what waits in `learn` fails."""
+        """Any thread: calls that wait in `learn` fail."""
         _shut(self._connection)
 
     def close(self, farewell: bool) -> None:
@@ -440,7 +440,7 @@ def link(
 
     Args:
         rank: of this process.
-        encrypts: what crosses the network.
+        encrypts: the traffic on the network.
 
     Raises:
         HandshakeError: the process belongs to another job.

@@ -1,4 +1,4 @@
-"""`SHA256SUMS` beside the data: what `sha256sum *` prints, held against each file before its first record is given.
+"""`SHA256SUMS` beside the data: the output of `sha256sum *`, compared with each file before its first record is given.
 
 `sha256sum --check SHA256SUMS` does the same by hand.  A directory without one is read as it is.
 """

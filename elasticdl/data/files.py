@@ -27,7 +27,7 @@ class DataFile(Protocol):
 
     Attributes:
         path: its path or URL.
-        stamp: what changes when the file does.
+        stamp: changes when the file does.
         is_local: a second read of the same bytes costs next to nothing.
     """
 

@@ -45,7 +45,7 @@ def cached(
     Args:
         path: of the file; its index goes into a hidden directory beside it.
         kind: which index, with everything but the file that it depends on.
-        stamp: what says that the source is the same; None: size and time of change of the file.
+        stamp: equal as long as the source is the same; None: size and time of change of the file.
         holds: asked of an index that was found, where the index itself says what must not have changed.
     """
     if is_remote(path):

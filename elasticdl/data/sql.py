@@ -36,7 +36,7 @@ _DRIVERS = {
     "mysql": "mysql+pymysql",
     "mariadb": "mariadb+pymysql",
 }
-_PACKAGES = {  # of drivers: what needs one, and how pip calls it
+_PACKAGES = {  # of drivers: the databases, and pip's names
     "psycopg": ("PostgreSQL tables", "psycopg[binary]"),
     "pymysql": ("tables of MySQL and MariaDB", "pymysql[rsa]"),
 }
@@ -276,7 +276,7 @@ class OutputTable:
             key: the column that is its primary key.
 
         Raises:
-            DataError: what the URL needs is not installed, or it names no table.
+            DataError: a package for the URL is not installed, or it names no table.
         """
         self._where = hide(url)
         self._sql, parsed, query = parse(url)

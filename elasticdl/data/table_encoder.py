@@ -1,4 +1,4 @@
-"""Columns of any kind to tf.train.Example messages: what typed sources (Parquet, SQL, …) make of their rows.
+"""Columns of any kind to tf.train.Example messages: the records of typed sources (Parquet, SQL, …).
 
 Works column by column; per record only pieces of bytes are joined.  Features of one float value come first, then all
 in the order of their names, so the same row gives the same bytes whatever it is read together with.
@@ -69,7 +69,7 @@ class _Heads(dict[int, bytes]):
     def __init__(self, name: bytes, kind: int, is_list: bool, may_be_nothing: bool) -> None:
         """
         Args:
-            is_list: what follows is a whole list, not the one piece in it.
+            is_list: the next value is a whole list, not the one piece in it.
             may_be_nothing: nothing at all is a list without values.
         """
         super().__init__()

@@ -63,7 +63,7 @@ class LabelFlaw:
 
         Args:
             first_sample: of the minibatch, in its task; None: samples are not records.
-            cause: what the framework raised; None: nothing.
+            cause: the framework's exception; None: none.
         """
         raised = "" if cause is None else f" ({type(cause).__name__}: {_last_line(cause)})"
         sample = None if first_sample is None or self.position is None else first_sample + self.position
@@ -86,7 +86,7 @@ def label_flaw(
 
     Args:
         labels: of a minibatch.
-        taken: what the loss takes; None: that is not known.
+        taken: labels that the loss takes; None: that is not known.
         column: of the labels; empty: there is no name.
         lookup: the name of what maps texts to numbers, with `{}` for a JSON list of them.
         array: the values of a leaf; None: it is no ordinary tensor.
@@ -118,7 +118,7 @@ def labels_blamed(
 
     Args:
         batches: of the step.
-        flaw_of: what is wrong with the labels of one of them.
+        flaw_of: returns the flaw in the labels of one of them.
         samples_per_batch: None: samples are not records.
         at_once: some labels are wrong, and the step would not raise for that.
 

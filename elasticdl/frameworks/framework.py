@@ -1,4 +1,4 @@
-"""The port `Framework`: what a worker needs of TensorFlow or PyTorch, and nothing else.
+"""The port `Framework`: a worker's requirements of TensorFlow or PyTorch, and nothing else.
 
 Below this port lives everything that imports a framework; above it only NumPy.  Dense variables cross it as two flat
 float32 vectors, trainable and non-trainable, each variable raveled in C order, in the order of `ModelReport`.
@@ -62,7 +62,7 @@ class ModelReport:
     Attributes:
         optimizer: a Keras config as JSON.
         has_callbacks: `Framework.end_training` has something to do.
-        rules: what the master decides for the user's callbacks.
+        rules: the master's decisions for the user's callbacks.
     """
 
     variables: tuple[Variable, ...]
@@ -182,7 +182,7 @@ def _is_done() -> None:
 
 @dataclass(slots=True)
 class LocalGradient:
-    """AllReduce: what a member adds to a step.  Its buffers are summed over all members in place.
+    """AllReduce: a member's part of a step.  Its buffers are summed over all members in place.
 
     A share that is not finite adds nothing but 1 to the count of those.
 
@@ -196,7 +196,7 @@ class LocalGradient:
         not_finite: of this member's own shares, by their position: describes for the user what is not finite; complete
             once `told` has been called.
         rescale: `Framework.apply_gradient` multiplies all buffers by it (1 / the sum of the scales, if it is not 1).
-        repeat: asked after the reduction, with the same answer in every member: what computes the step again instead of
+        repeat: asked after the reduction, with the same answer in every member: computes the step again instead of
             `Framework.local_gradient`, as its gradient has overflowed; None: it has not.
     """
 
@@ -223,7 +223,7 @@ class InitialRow:
 
     Attributes:
         kind: constant (a), uniform (in [a, b)), normal or truncated_normal (mean a, standard deviation b).
-        key: what is drawn depends on it, the id and the column alone.
+        key: values drawn depend on it, the id and the column alone.
     """
 
     kind: str = "constant"

@@ -46,7 +46,7 @@ def check_names(package: str, names: Iterable[Name], known_to_work: str) -> None
     """Raise ElasticDLError if an installed package lacks one of the names.
 
     Args:
-        package: what the names are of; importable.
+        package: the package of the names; importable.
         names: that are needed.
         known_to_work: the requirement that installs a version that has them.
     """

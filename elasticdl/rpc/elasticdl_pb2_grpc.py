@@ -170,7 +170,7 @@ class MasterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportMetrics(self, request, context):
-        """With --job_command: what the script's own evaluation has found.
+        """With --job_command: the results of the script's own evaluation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -212,14 +212,14 @@ class MasterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WorldFormed(self, request, context):
-        """From rank 0 of a world that has formed: what the model holds with which its members continue.
+        """From rank 0 of a world that has formed: the content of the model with which its members continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportSession(self, request, context):
-        """From the chief of a job whose model is on TensorFlow's own parameter servers: what happens to that model.
+        """From the chief of a job whose model is on TensorFlow's own parameter servers: the events of that model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

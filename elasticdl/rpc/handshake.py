@@ -139,7 +139,7 @@ def shake_hands(connection: socket.socket, handshake: Handshake, timeout_s: floa
     """Carry out a handshake on a blocking socket, whose time-out is the same afterwards.
 
     Returns:
-        What encrypts all that follows; None: nothing does.
+        The encryption of all later bytes; None: there is none.
 
     Raises:
         HandshakeError: the other end does not hold the token.
@@ -173,7 +173,7 @@ def connected(
     Args:
         connect: makes a connection within the given seconds; called again if the server drops it, as a server does that
             is full of strangers.
-        encrypts: what goes through it, unless it is a Unix socket.
+        encrypts: its traffic, unless it is a Unix socket.
 
     Raises:
         HandshakeError: the other end does not hold the token.
@@ -235,7 +235,7 @@ class _KeyExchange:
     """One end's part in making the keys of a connection.
 
     Attributes:
-        public: what the other end gets.
+        public: the key sent to the other end.
 
     Raises:
         ImportError: `cryptography` is not installed.

@@ -1,4 +1,4 @@
-"""The memory of this process: what it takes, what it may still take, and what becomes of large freed buffers.
+"""The memory of this process: its use, its limit, and the handling of large freed buffers.
 
 `control_groups` finds those that limit this process, also in processor time (cpu_use.py).
 """

@@ -3,7 +3,7 @@
 Servers are synchronous with a thread pool; every call must carry the job's token.  Where the job has a certificate,
 a client that does not prove itself by it is refused before it can say anything.
 
-`Gate`: what a call must show before its handler sees it, and how long it may take to do so.
+`Gate`: the credentials of a call, checked before its handler sees it, and the time limit for them.
 
 The token stands in a call's metadata, so a call without it is refused before anything of its message is read, by
 threads that do nothing else.  A member has a deadline for each message that it sends, and a message must keep the rules

@@ -21,7 +21,7 @@ _EPSILON = 1e-9  # of an amount: sums of floats
 
 
 class Timeline:
-    """Virtual time: what is to happen, in order; of two at the same moment the one that was planned first."""
+    """Virtual time: future events, in order; of two at the same moment the one that was planned first."""
 
     def __init__(self) -> None:
         self.now = 0.0

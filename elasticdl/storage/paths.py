@@ -101,7 +101,7 @@ class RemotePath:
         """The storage that holds it.
 
         Raises:
-            StorageError: what the URL needs is not installed.
+            StorageError: a package for the URL is not installed.
         """
         return storage_of(self.url)
 

@@ -44,7 +44,7 @@ class JobDetail:
         points: of the journal, then of what was seen.
         pod_times: how workers spent their time, from `began_at` on (seconds since the Unix epoch).
         actions: that the client could take now.
-        diagnoses: what `elasticdl explain` says.
+        diagnoses: those of `elasticdl explain`.
         problem: why the history cannot be read; may be empty.
     """
 

@@ -1,4 +1,4 @@
-"""Diagnosis: one trouble of a job with its evidence, and Facts: what a diagnosis is made of.
+"""Diagnosis: one trouble of a job with its evidence, and Facts: the input of a diagnosis.
 
 Both runtimes give the same facts: the job as it was found, its history of events and its specification.  Nothing here
 asks a cluster, reads a file or a clock, so an ended job is explained as a running one is.
@@ -154,13 +154,13 @@ class Diagnosis:
     """One trouble, or several alike.
 
     Attributes:
-        subjects: what it happened to, as events name it: worker-3, job, task-17; the newest first.
+        subjects: the objects affected, as events name them: worker-3, job, task-17; the newest first.
         at: when it was last seen; seconds since the Unix epoch.
-        seen: what was seen, one sentence.
+        seen: the observation, one sentence.
         why: the evidence, the nearest cause first; an item may have several lines.
-        done: what the system did about it; empty: nothing.
-        advice: what the user can do; empty: nothing has to be done.
-        evidence: what `why` was read from, by name: exit_code, reason, message, ….
+        done: the system's reaction; empty: none.
+        advice: steps for the user; empty: nothing has to be done.
+        evidence: the sources of `why`, by name: exit_code, reason, message, ….
         events: numbers of the events that show it.
         is_fatal: the job has ended by it.
         key: diagnoses of one trouble with one key are merged.

@@ -1,4 +1,4 @@
-"""Why pods ended: what the cluster, the kernel or the program itself did to them."""
+"""Why pods ended: actions of the cluster, the kernel or the program itself."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Wait:
 
     Attributes:
         seen: the text after the name of the pod.
-        evidence: what was read from the message, by name.
+        evidence: values read from the message, by name.
     """
 
     trouble: Trouble

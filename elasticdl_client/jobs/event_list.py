@@ -1,4 +1,4 @@
-"""`elasticdl events`: what has happened to a job, as a table or as objects, and with --follow what happens to its end.
+"""`elasticdl events`: the events of a job, as a table or as objects, and with --follow those to come.
 
 Only looks: the job does not need it.
 """

@@ -1,4 +1,4 @@
-"""Job: what a command knows of a job, the same for both runtimes, and its JSON shape.
+"""Job: a command's view of a job, the same for both runtimes, and its JSON shape.
 
 Values only; local_jobs.py and kubernetes_jobs.py find jobs.
 """
@@ -31,13 +31,13 @@ class JobInfo:
 
     Attributes:
         phase: of the job as a whole.
-        status: what its master wrote last, with the pods as they were found; never None, at least the name is in it.
+        status: the master's last one, with the pods as they were found; never None, at least the name is in it.
         note: what else there is to say of its phase, and what to do; may be empty.
         namespace: empty for a local job.
         context: of the kubeconfig, if it was chosen; empty: the current one.
         directory: of a local job; empty otherwise.
         created_at: seconds since the Unix epoch; 0 if unknown.
-        spec: what was asked for, without what is secret in it; None if it is not kept any more, or cannot be read.
+        spec: as submitted, without its secrets; None if it is not kept any more, or cannot be read.
     """
 
     name: str

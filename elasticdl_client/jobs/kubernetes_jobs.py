@@ -133,7 +133,7 @@ class KubernetesJobs:
         """See `JobStore`; the annotation is carried out by this life of the master, or by the next.
 
         Raises:
-            JobError: what it has trained would be lost, or its ConfigMap is gone, or was changed at the same time.
+            JobError: its training would be lost, or its ConfigMap is gone, or was changed at the same time.
             ClusterError: the cluster does not answer, or refuses.
         """
         owner, spec = self._owner(job), job.spec
@@ -142,7 +142,7 @@ class KubernetesJobs:
         is_trained = spec.job_type is JobType.TRAIN and bool(spec.model_def) and job.status.records_done > 0
         if is_trained and not spec.checkpoint_dir:
             raise JobError(
-                f"Job {job.name} keeps no checkpoints: what its {job.status.records_done:,} records have trained "
+                f"Job {job.name} keeps no checkpoints: the training on its {job.status.records_done:,} records "
                 "would be lost.",
                 f"Submit jobs that are to be stopped with --checkpoint_dir; `{job.command('delete')}` ends this one.",
             )

@@ -90,7 +90,7 @@ class JobStore(Protocol):
         """Write down how many workers the job is to have; its master follows at once, or when there is one again.
 
         Args:
-            num_workers: what `scaling.parse` takes for this job.
+            num_workers: as `scaling.parse` takes it for this job.
             current: nothing is done unless this number is wanted now; None: any.
 
         Returns:
@@ -123,7 +123,7 @@ class JobStore(Protocol):
             Whether nothing of it runs any more.
 
         Raises:
-            JobError: what it has trained would be lost, since it keeps no checkpoints.
+            JobError: its training would be lost, since it keeps no checkpoints.
         """
         ...
 

@@ -43,7 +43,7 @@ def watch(
 
     Args:
         find: the job as it is now.
-        read_events: what has happened to it.
+        read_events: returns its events.
         form: json or yaml, an object for each change; empty: text for people.
 
     Raises:

@@ -146,7 +146,7 @@ def page(job: JobInfo, now: float) -> str:
 
 
 def _pod_counts(status: JobStatus, role: str, alive: int, wanted: int) -> str:
-    """How many pods of a role run, and what the newest of the others do while some are missing."""
+    """How many pods of a role run, and the state of the newest others while some are missing."""
     others = [pod.phase.lower() for pod in status.pods if pod.role == role and pod.phase != "Running"]
     missing = collections.Counter(others[max(0, len(others) - max(0, wanted - alive)) :])
     return ", ".join([f"{alive}/{wanted} running", *(f"{count} {phase}" for phase, count in missing.items())])

@@ -179,8 +179,8 @@ def send(
         path: of the URL, with a leading slash.
         query: its parameters.
         body: of the request, to be sent as JSON.
-        content_type: what the body is.
-        accept: what the answer may be.
+        content_type: of the body.
+        accept: media type of the answer.
         timeout_s: to connect, and between two reads.
 
     Returns:

@@ -259,7 +259,7 @@ def _check_pods(connection: Connection, spec: JobSpec) -> None:
             with connection.doing(f"make a {role} pod of this job"):
                 connection.core.create_namespaced_pod(spec.namespace, manifest, dry_run="All")
         except ClusterError as error:
-            # Else a quota or policy of the namespace: what holds for the user now need not hold for the master.
+            # Else a quota or policy of the namespace: the check for the user now need not hold for the master.
             if error.status in (400, 422) or error.unreachable:
                 raise
 

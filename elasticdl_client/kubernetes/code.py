@@ -139,7 +139,7 @@ def publish(archive: Archive) -> str:
     """Publish an archive of storage; one that is there already is not sent again: its name is its digest.
 
     Returns:
-        What the user should know; empty for an archive in ConfigMaps.
+        Warnings for the user; empty for an archive in ConfigMaps.
 
     Raises:
         StorageError: the storage cannot be written, or a package for it is not installed here.

@@ -78,7 +78,7 @@ class ClusterFollower:
         overdue_s: a deleted master is called overdue when it is there for so long after its grace period.
 
     Attributes:
-        history: what has happened to the job, as far as it could be read.
+        history: the events of the job, as far as they could be read.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class ClusterFollower:
             self._said = ""
 
     def _why_pending(self, pod: Any) -> str:
-        """After "pending": what the scheduler or the kubelet says, in Events while it makes the container."""
+        """After "pending": the message of the scheduler or, in Events while it makes the container, of the kubelet."""
         for condition in pod.status.conditions or []:
             if condition.type == "PodScheduled" and condition.status == "False":
                 return f": {condition.reason}: {condition.message}"
@@ -289,7 +289,7 @@ class ClusterFollower:
 
 
 def _end_of(pod: Any) -> str:
-    """Why a pod has failed, in one line, and what it said last."""
+    """Return why a pod has failed, in one line, and the end of its log."""
     found = (pod.status.container_statuses or [None])[0]
     ended = found.state.terminated if found is not None and found.state is not None else None
     if pod.status.reason:

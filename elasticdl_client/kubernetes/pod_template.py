@@ -22,7 +22,7 @@ OURS = "elasticdl"
 """The name in a template of the container that runs the job's process."""
 
 _HINT = "It is YAML or JSON: metadata (labels, annotations) and spec, as in the pod template of a Deployment."
-_KEYS = {  # of lists that are merged entry by entry: what an entry is known by
+_KEYS = {  # of lists that are merged entry by entry: the key of an entry
     **dict.fromkeys(("containers", "initContainers", "env", "volumes", "imagePullSecrets"), "name"),
     **dict.fromkeys(("resourceClaims", "claims", "schedulingGates"), "name"),
     "volumeMounts": "mountPath",

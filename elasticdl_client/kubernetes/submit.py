@@ -273,7 +273,7 @@ def mount_notes(spec: JobSpec) -> list[str]:
                 f"--{name}=/data/{name}.",
             )
         where = "an empty_dir" if mount is not None else "no mount"
-        found.append(f"--{name}={path} is on {where} of --volume: what is written there is lost with the pod.")
+        found.append(f"--{name}={path} is on {where} of --volume: files written there are lost with the pod.")
     if spec.job_type is JobType.TRAIN and not spec.checkpoint_dir:
         lost = {
             DistributionStrategy.PARAMETER_SERVER: "state of a lost parameter server is",

@@ -43,7 +43,7 @@ class JobHandle:
     Args:
         store: where it is.
         info: the job as it was found.
-        notes: what was said when it was started.
+        notes: messages from its start.
         progress: show it while `wait` waits.
         has_ended: set when the front of a local job that this process has started ends; None: another one has.
     """

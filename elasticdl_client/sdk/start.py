@@ -71,7 +71,7 @@ def start(
         job_type: which command's flags these are.
         flags: by name.
         progress: print notes now, and show the job while `JobHandle.wait` waits.
-        master_command: what the master of a local job runs.
+        master_command: the command of a local job's master.
 
     Raises:
         ElasticDLError: a flag is wrong, or the job cannot be started.

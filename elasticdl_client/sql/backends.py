@@ -47,7 +47,7 @@ class DatabaseRefusal:
     Attributes:
         hint: of the database; empty: none.
         offset: of what is wrong in the SQL; None: not known.
-        name: what is wrong, where no offset is known; empty: not known.
+        name: the wrong name, where no offset is known; empty: not known.
     """
 
     message: str
@@ -57,7 +57,7 @@ class DatabaseRefusal:
 
 
 class Backend:
-    """A kind of database: what is common, as the SQL standard has it.
+    """A kind of database: the common parts, as the SQL standard has them.
 
     Attributes:
         dialect: sqlglot's name of its SQL.
@@ -68,7 +68,7 @@ class Backend:
         random: a random number for each row.
         table_options: that CREATE TABLE ends with.
         has_transactional_ddl: a table that a transaction creates is gone when it is rolled back.
-        staging: what CREATE says of a table of rows that a job reads and that can be made again.
+        staging: options of CREATE for a table of rows that a job reads and that can be made again.
         orders_rows_by_key: a table is kept in the order of its primary key, which so belongs to it from the start.
     """
 
@@ -153,7 +153,7 @@ class Backend:
 
         Args:
             name: of the column, quoted.
-            source: what stands behind FROM.
+            source: the text after FROM.
         """
         return f"SELECT DISTINCT {name} FROM {source} WHERE {name} IS NOT NULL ORDER BY 1"
 

@@ -47,7 +47,7 @@ class StoredModel:
 
     Attributes:
         directory: of its files on this machine.
-        found: what `model.json` says.
+        found: the content of `model.json`.
         row: of the table, if another machine has the files; None: they are here.
         place: of its files, if pods have them.
     """

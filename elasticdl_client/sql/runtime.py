@@ -1,4 +1,4 @@
-"""Where the jobs of statements run: what brings them their rows, and what they leave; here this machine.
+"""Where the jobs of statements run: their input of rows, and their output; here this machine.
 
 cluster.py is the same for Kubernetes.
 """
@@ -242,7 +242,7 @@ class ThisMachine:
         return Program(shlex.join(["python", *command]), lambda: None, partial(_run_here, command, model))
 
     def check(self, spec: JobSpec) -> None:
-        """See `SqlRuntime`: what a local job needs is checked with its rows, at its start."""
+        """See `SqlRuntime`: a local job's requirements are checked with its rows, at its start."""
 
     def run(self, spec: JobSpec) -> JobStatus | None:
         """See `SqlRuntime`."""

@@ -221,7 +221,7 @@ class StatementError(FlagError):
     """A statement is wrong.
 
     Attributes:
-        place: what is wrong in it.
+        place: the wrong part of it.
         message: why, without the picture of the place.
     """
 

@@ -38,7 +38,7 @@ class ZooCommand:
     """A zoo command as its user sees it.
 
     Attributes:
-        place: what stands on the command line without a flag.
+        place: the positional argument.
         place_is_required: whether it must.
     """
 

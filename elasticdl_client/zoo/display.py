@@ -1,6 +1,6 @@
 """Shows what the engine says: as it says it, or, on a terminal, step by step with the last lines of the current one.
 
-`read_messages`: what Docker Engine says while it builds, pulls or pushes, as lines, transfers and failures.
+`read_messages`: messages of Docker Engine while it builds, pulls or pushes, as lines, transfers and failures.
 
 The engine sends JSON objects: text in fragments, the state of layers again and again, and at most one error.
 """

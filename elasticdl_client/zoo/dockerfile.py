@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from elasticdl_client.kubernetes.names import CLUSTER_SPEC_DIRECTORY, USER_ID, ZOO_DIRECTORY
 from elasticdl_client.version import CLIENT, RUNTIME
 
-FOLDER = ".elasticdl"  # in the model zoo: what the image needs and the zoo has not
+FOLDER = ".elasticdl"  # in the model zoo: packages that the image needs and the zoo lacks
 RUNTIME_FILE = "runtime.txt"  # in FOLDER: requirements in pip's format
 WHEELS = "wheels"  # in FOLDER
 PACKAGES = "packages"  # in FOLDER: wheels of others

@@ -1,4 +1,4 @@
-"""`elasticdl zoo init`: what a folder of models needs to become an image.
+"""`elasticdl zoo init`: the files that turn a folder of models into an image.
 
 Owns what is written there: Dockerfile, .dockerignore if there is none, and the folder .elasticdl, which is
 rewritten as a whole.  Everything is checked and read before anything is written.

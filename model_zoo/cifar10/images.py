@@ -1,4 +1,4 @@
-"""CIFAR-10: what every Keras model on it shares.
+"""CIFAR-10: code that all Keras models on it share.
 
 Records are `tf.train.Example` with `image` (3072 bytes, channels first, as in CIFAR's python batches) and `label`
 (int64), as made by `scripts/gen_dataset.py cifar10`.

@@ -1,4 +1,4 @@
-"""The frappe app-usage log: what every model on it shares.
+"""The frappe app-usage log: code that all models on it share.
 
 Records are `tf.train.Example` with `feature` (10 int64 ids) and `label` (int64, 0 or 1), as made by
 `scripts/gen_dataset.py frappe`.

@@ -1,4 +1,4 @@
-"""MNIST: what every model on it shares.
+"""MNIST: code that all models on it share.
 
 Records are `tf.train.Example` with `image` (784 floats, 0 to 255) and `label` (int64), as made by
 `scripts/gen_dataset.py mnist`.

@@ -274,7 +274,7 @@ def test_what_would_be_lost_with_a_pod_is_said() -> None:
     assert "lost with the pod" in note
     own = "claim_name=c,mount_path=/data;empty_dir=1Gi,mount_path=/data/here;secret_name=s,mount_path=/secret"
     [note] = mount_notes(job(volume=own, checkpoint_dir="/data/here/c"))
-    assert "is on an empty_dir of --volume: what is written there is lost with the pod" in note
+    assert "is on an empty_dir of --volume: files written there are lost with the pod" in note
     with pytest.raises(FlagError, match="on /secret, which cannot be written to"):
         mount_notes(job(volume=own, checkpoint_dir="/secret/c"))
     [note] = mount_notes(job())

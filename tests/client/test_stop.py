@@ -84,7 +84,7 @@ def test_a_job_that_ends_before_it_could_stop_has_not_stopped(
 
 def test_what_would_lose_the_model_is_refused(server: ApiServer) -> None:
     server.spec = dataclasses.replace(SPEC, checkpoint_dir="")
-    with pytest.raises(JobError, match="keeps no checkpoints: what its 10 records have trained would be lost"):
+    with pytest.raises(JobError, match="keeps no checkpoints: the training on its 10 records would be lost"):
         commands.run("stop", ["job"])
     assert server.annotations == {}
     server.status = dataclasses.replace(server.status, records_done=0)

@@ -61,7 +61,7 @@ def create_elastic_controller(
         num_epochs: None: --num_epochs.
         dataset_size: number of records; 0: that of the loader's data set.
         shuffle: permute records within each task (tasks always are); None: --shuffle.
-        state: what must be the same in all workers, see `ElasticController.register`: models, optimizers, schedulers …
+        state: objects equal in all workers, see `ElasticController.register`: models, optimizers, schedulers …
         num_minibatches_per_shard: of a task; 0: --num_minibatches_per_task.
         fixed_global_batch: records of every step, however many workers there are; in a job that is the flag's.
         training_data: files that ElasticDL reads; empty: --training_data, or the data set is the script's own.

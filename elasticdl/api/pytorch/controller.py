@@ -1,4 +1,4 @@
-"""The elastic controller: what a script sees of the world it trains in."""
+"""The elastic controller: a script's view of the world it trains in."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class ElasticController(ScriptSteps):
             self.close()
 
     def stop_training(self, reason: str) -> None:
-        """End training early, on purpose, in all workers: what is begun is trained, and the loops end.
+        """End training early, on purpose, in all workers: started tasks are trained, and the loops end.
 
         Without it a job whose scripts end before the end of the data has failed.
         """
@@ -223,7 +223,7 @@ class ElasticLoader:
     """Iterated like a DataLoader: each time over the batches of one epoch, or of what is left of it.
 
     Attributes:
-        dataset: what `controller.loader` was given, or that of the DataLoader.
+        dataset: the argument of `controller.loader`, or that of the DataLoader.
     """
 
     def __init__(self, controller: ElasticController, dataset: Any) -> None:

@@ -49,7 +49,7 @@ class ScriptEvaluation:
         """Evaluates the model if that is due.
 
         Args:
-            evaluated: what this returned the last time.
+            evaluated: the previous return value.
 
         Returns:
             How many periods are over.

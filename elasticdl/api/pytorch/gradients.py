@@ -151,7 +151,7 @@ class ScriptGradients(Buckets):
         return self._loss[0].clone()
 
     def end(self) -> None:
-        """The step is made: what its forward passes have changed of buffers is put there."""
+        """The step is made: apply its forward passes' changes of buffers."""
         place, self._place = self._place, None
         if place is None or place.is_own:
             return

@@ -44,7 +44,7 @@ class LoaderPipeline:
     def __init__(self, source: Dataset[Any], collate: Callable[..., Any] | None, seed: int, **options: Any) -> None:
         """
         Args:
-            source: what the script gave; see `Fetcher`.
+            source: the script's data; see `Fetcher`.
             seed: the job's; random augmentation depends on it and the minibatch's name alone.
             options: of the DataLoader, such as `num_workers`, `prefetch_factor`, `pin_memory`.
         """
@@ -99,7 +99,7 @@ class LoaderPipeline:
         """Its batch, waiting for it; may be had again until `forget`.
 
         Raises:
-            Exception: whatever the data set raised.
+            Exception: any exception of the data set.
         """
         self.start()
         self.ask(minibatch)

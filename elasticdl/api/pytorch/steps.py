@@ -237,7 +237,7 @@ class ScriptSteps:
         return 0 <= self._epoch < self.get_current_epoch()
 
     def _undo(self) -> None:
-        """After a rehearsal or a dropped step: whatever the script's loop has done meanwhile did not happen."""
+        """After a rehearsal or a dropped step: undo the changes by the script's loop meanwhile."""
         if self._unchanged is not None:
             self.state.load_state(self._unchanged)
         self._unchanged, self.is_rehearsal = None, False
@@ -498,7 +498,7 @@ class Loop:
 
     Attributes:
         start: the threads behind the world and the shares.
-        stop: what the interpreter must not find alive at its end.
+        stop: ends threads that must not outlive the interpreter.
     """
 
     data: DataShardService

@@ -95,7 +95,7 @@ class ApiServer:
 
     Args:
         api_client: a `kubernetes.client.ApiClient`; its configuration is used, not its connections.
-        namespace: what paths are relative to.
+        namespace: paths are relative to it.
         calls: counts them.
     """
 

@@ -176,7 +176,7 @@ def why_ended(pod: Object, log: str = "") -> Cause:
     """Why an ended pod has ended, as far as the object tells; a deletion shows as the signal that it sent.
 
     Args:
-        log: the end of its container's log; empty: what the object holds of it.
+        log: the end of its container's log; empty: the part in the object.
     """
     disruption, ended = disruption_of(pod), _terminated(pod)
     if disruption.reason is not EndReason.NONE:

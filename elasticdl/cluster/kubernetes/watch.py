@@ -5,7 +5,7 @@ version, and returns where only a new list helps; `_stream` is one call.
 
 `PodCache` keeps facts beyond the objects that the API shows at a moment, so that all readers agree: since when a pod is
 being deleted (one that is overdue is on a lost node), why its image could not be pulled, and how it was first seen to
-end: whatever happens to the object later, that stays the end of the pod.
+end: later changes of the object do not change the end of the pod.
 """
 
 from __future__ import annotations

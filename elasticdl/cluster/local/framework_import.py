@@ -42,7 +42,7 @@ def import_less_with_keras() -> None:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """For imports: what there is at the end stays, and no later collection walks through it."""
+    """For imports: the objects at the end stay, and no later collection walks through them."""
     gc.disable()
     try:
         yield

@@ -24,7 +24,7 @@ class Gpus:
 
     @classmethod
     def of(cls, environment: Mapping[str, str], devices: Path = Path("/dev")) -> Gpus:
-        """Return those that processes of an environment may use: what it names, else all that are here.
+        """Return those that processes of an environment may use: those that it names, else all of the machine.
 
         Args:
             devices: the directory of device files.

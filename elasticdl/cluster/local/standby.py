@@ -26,7 +26,7 @@ from elasticdl.cluster.local.process_group import die_with_parent, pass_gate, re
 from elasticdl.cluster.local.process_title import name_process
 
 READY_VARIABLE = "ELASTICDL_READY_FD"
-FRAMEWORK_VARIABLE = "ELASTICDL_FRAMEWORK"  # of a worker pod: what it will import
+FRAMEWORK_VARIABLE = "ELASTICDL_FRAMEWORK"  # of a worker pod: its imports
 ENGINE = "+torch"  # ends the name of a framework that is used with the collectives of torch
 PRELOADED = {
     "tensorflow": ("tensorflow", "keras"),

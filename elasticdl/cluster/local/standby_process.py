@@ -159,7 +159,7 @@ class StandbyProcess:
         return fork
 
     def trust(self) -> None:
-        """A child of this standby works: what has gone wrong before does not matter any more."""
+        """A child of this standby works: earlier failures no longer matter."""
         self._failures = 0
 
     def end(self) -> None:

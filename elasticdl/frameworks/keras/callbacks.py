@@ -1,4 +1,4 @@
-"""The user's `callbacks()`: what the master decides for them, which of their hooks are called, and calling those.
+"""The user's `callbacks()`: the master's decisions for them, the hooks that are called, and the calls.
 
 Hooks run in workers: `on_train_begin` in each, the others in one.  Of Keras's own `LearningRateScheduler` only the
 schedule is used (see `learning_rates`).  A hook that is impossible in a distributed job is refused by name.
@@ -102,7 +102,7 @@ def call(callbacks: list[Any], hook: str, arguments: tuple[Any, ...], model: Any
     """Calls a hook of all callbacks that have it.
 
     Args:
-        params: what a callback finds in its `params`.
+        params: the `params` of a callback.
     """
     for callback in callbacks:
         if hook in _hooks(callback):

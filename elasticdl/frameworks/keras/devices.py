@@ -33,7 +33,7 @@ def used_bytes(name: str) -> int:
 
 
 def _num_threads() -> int:
-    """Of one operation: what the user has set, or the environment says, or TensorFlow takes by itself."""
+    """Of one operation: the user's setting, the environment's, or TensorFlow's default."""
     chosen = tf.config.threading.get_intra_op_parallelism_threads()
     return chosen or int(os.environ.get("TF_NUM_INTRAOP_THREADS", "0")) or num_processors()
 

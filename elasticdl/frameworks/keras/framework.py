@@ -122,7 +122,7 @@ class KerasFramework:
 
     @property
     def device(self) -> str:
-        """See `Framework.device`: what TensorFlow computes on a GPU comes to main memory first."""
+        """See `Framework.device`: TensorFlow's results on a GPU are copied to main memory first."""
         return "cpu"
 
     @property

@@ -39,7 +39,7 @@ class BuiltModel:
 
     Attributes:
         definition: the module's, completed by what the model was compiled with.
-        inputs: what it declares.
+        inputs: those it declares.
         trainable: Keras variables of the trainable vector, in order.
         non_trainable: of the non-trainable vector.
         own: other state, which never leaves the process.

@@ -83,7 +83,7 @@ constexpr uintptr_t kCacheLine = 64;
 template <typename T>
 py::array_t<T> new_array(std::vector<py::ssize_t> shape) {
   const auto size = std::accumulate(shape.begin(), shape.end(), py::ssize_t{1}, std::multiplies<>());
-  // Not `aligned_alloc`: what is freed after it serves the next array of the same size badly.
+  // Not `aligned_alloc`: its freed memory serves the next array of the same size badly.
   void* memory = std::malloc(static_cast<size_t>(size) * sizeof(T) + kCacheLine);
   if (memory == nullptr) throw std::bad_alloc();
   const py::capsule owner(memory, [](void* owned) { std::free(owned); });

@@ -37,7 +37,7 @@ class Index {
     ++num_entries_;
   }
 
-  // Any thread may, without a lock: what it prefetches may be gone, and nothing is read.
+  // Any thread may, without a lock: the prefetched memory may be gone, and nothing is read.
   void prefetch(uint64_t hash) const {
     const uint64_t mask = mask_.load(std::memory_order_relaxed);
     __builtin_prefetch(entries_.load(std::memory_order_relaxed) + (hash & mask));

@@ -22,7 +22,7 @@
 namespace elasticdl {
 namespace {
 
-constexpr size_t kPieceBytes = 256 << 10;    // of a sum: what is received is added while it is in the cache
+constexpr size_t kPieceBytes = 256 << 10;    // of a sum: received values are added while they are in the cache
 constexpr size_t kAhead = 8;                 // pieces that are sent before the first sum comes back
 constexpr size_t kExchangedBytes = 64 << 10;  // that one member receives of a sum in one hop
 constexpr size_t kDirectBytes = 64 << 10;    // of a broadcast that its source sends to each
@@ -137,7 +137,7 @@ void Mesh::plan_exchange(Call& call, char* data, uint64_t count) {
 
 // Each connection carries, in both directions: values of piece 0 to kAhead, the sum of piece 0, values of the next
 // piece, the sum of piece 1 …  The values are of the receiver's part, the sums of the sender's.  A piece's values are
-// received when the sum is made whose memory they take.  No member waits in a circle: what a piece needs is of pieces
+// received when the sum is made whose memory they take.  No member waits in a circle: a piece depends on pieces
 // before it.  A sum takes the place of values that have been sent: it was made of them.
 void Mesh::plan_scatter_and_gather(Call& call, char* data, uint64_t count) {
   const size_t num_members = sockets_.size(), element = call.type->size;

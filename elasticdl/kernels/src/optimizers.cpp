@@ -243,7 +243,7 @@ void Rule::apply(float* weights, float* const* slots, const float* gradient, siz
     kernel_(weights, slots, gradient, n, scalars, options_.data(), limit);
     return;
   }
-  constexpr size_t kBlock = 4096;  // floats: what was decayed is still in the cache when the kernel reads it
+  constexpr size_t kBlock = 4096;  // floats: decayed values are still in the cache when the kernel reads them
   float* block_slots[3] = {};
   for (size_t start = 0; start < n; start += kBlock) {
     const size_t count = std::min(kBlock, n - start);

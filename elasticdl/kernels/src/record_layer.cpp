@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kKeyBytes = 32, kTagBytes = 16, kNonceBytes = 12;
 constexpr size_t kHeadBytes = sizeof(uint32_t);
 constexpr int kGetTag = 0x10, kSetTag = 0x11;  // EVP_CTRL_AEAD_GET_TAG, EVP_CTRL_AEAD_SET_TAG
-constexpr char kNextKey[] = "elasticdl next key\1";  // HKDF-Expand's only block: what it is for, and its number
+constexpr char kNextKey[] = "elasticdl next key\1";  // HKDF-Expand's only block: its purpose, and its number
 
 // The used part of libcrypto: the same functions in 1.1 and 3.
 struct LibCrypto {

@@ -62,7 +62,7 @@ class RecordLayer {
   size_t sealed_size_ = 0, sealed_plain_ = 0, num_sent_ = 0;
   std::vector<char> arriving_;  // the record that comes
   size_t filled_ = 0;
-  const char* opened_ = nullptr;  // of the last one, in the same memory: what was not taken yet
+  const char* opened_ = nullptr;  // of the last one, in the same memory: the rest not taken yet
   size_t num_opened_ = 0;
 };
 

@@ -1,4 +1,4 @@
-"""The index of a part file: what lies where in it, and the checksums of all of it.  docs/checkpoint.md is its text.
+"""The index of a part file: the layout of its content, and its checksums.  docs/checkpoint.md is its text.
 
 A part is blocks back to back, then the index as JSON, then a tail that says where the index begins and its checksum.
 The index holds the checksum of every block, so its own stands for the whole file: the manifest keeps that one.

@@ -64,7 +64,7 @@ class OptimizerConfig:
     Attributes:
         kind: Keras's class name.
         options: its hyperparameters by Keras's names; booleans are 0 and 1.
-        slots: what it keeps beside each parameter, in the order of the native rule.
+        slots: state beside each parameter, in the order of the native rule.
         clip_value: gradients are clipped to [-clip_value, clip_value]; 0: not.
         weight_decay: before an update, w ← w − w·weight_decay·rate.
     """

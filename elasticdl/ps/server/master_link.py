@@ -109,7 +109,7 @@ class Beginning:
 
     Attributes:
         restored_from: directory of the checkpoint; empty: none.
-        damaged: what is wrong with each checkpoint that was passed over.
+        damaged: the fault of each checkpoint that was passed over.
         error: why it cannot begin at all; empty: it can.
     """
 
@@ -196,7 +196,7 @@ class PsMasterLink:
 
         Args:
             partition_version: the newest partition known here.
-            load: what this PS has done.
+            load: the work of this PS so far.
 
         Raises:
             MasterGone, Left: it must end.

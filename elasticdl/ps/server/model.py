@@ -348,7 +348,7 @@ def build_constraint(table: Table) -> _native.Constraint:
     )
 
 
-_BLOCK = 1 << 16  # floats: what has just been moved is still in the cache when the rule changes it
+_BLOCK = 1 << 16  # floats: values just moved are still in the cache when the rule changes them
 _TOUCHED_AT_ONCE = 1 << 20
 
 
@@ -400,7 +400,7 @@ class DenseValues:
 
         Args:
             gradient, change: whole.
-            parts: what of the two vectors changes, with the optimizer's scalars for it.
+            parts: of the two vectors, those that change, with the optimizer's scalars.
         """
         with self._lock:
             for trainable, non_trainable, scalars in parts:

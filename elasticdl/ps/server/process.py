@@ -191,7 +191,7 @@ class PsProcess:
     def _restore(self, admitted: pb.RegisterPsReply, own: Buckets) -> Beginning:
         """
         Raises:
-            ElasticDLError: what was to be restored cannot be.
+            ElasticDLError: the checkpoint cannot be restored.
         """
         if not admitted.restore_from:
             return Beginning()

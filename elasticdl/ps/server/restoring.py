@@ -38,7 +38,7 @@ class NoneIsWhole(CheckpointError):
     """No checkpoint of this job can be restored.
 
     Attributes:
-        damaged: what is wrong with each.
+        damaged: the fault of each.
     """
 
     def __init__(self, checkpoint_dir: AnyPath, damaged: Sequence[str]) -> None:

@@ -71,7 +71,7 @@ class PsService:
     Attributes:
         state: may be replaced until `incarnation` is set.
         incarnation: 0 until the master has named it and the state is restored; every call is refused until then.
-        job: what its calls are held against.
+        job: calls are checked against it.
         flow: of its raw calls, over gRPC and sockets.
     """
 
@@ -384,7 +384,7 @@ def serve_tensors(
 
     Args:
         on_damage: as for `register_service`.
-        encrypts: what crosses the network.
+        encrypts: the traffic on the network.
     """
     answer = _Answer(service, on_damage)
 

@@ -39,7 +39,7 @@ class ServerState:
     """Thread-safe.
 
     Attributes:
-        load: what it has done.
+        load: its work so far.
         is_synchronous: updates are made in rounds.
     """
 
@@ -47,7 +47,7 @@ class ServerState:
         """
         Args:
             updates: how they are taken.
-            buckets: what this PS owns.
+            buckets: those that this PS owns.
         """
         self._updates = updates or UpdateSettings()
         self._buckets = buckets
@@ -74,7 +74,7 @@ class ServerState:
         """Begins from a checkpoint.
 
         Args:
-            snapshot: what this PS owns of it; closed when it is not needed any more.
+            snapshot: this PS's part of it; closed when it is not needed any more.
             parameters_only: it is another job's: its applied set is dropped, and the worker that initialises this PS
                 says with which optimizer its values are trained on.
 

@@ -99,7 +99,7 @@ export class Chart {
   }
 }
 
-// Points in order of steps, each step once: what uPlot asks of its x.
+// Points in order of steps, each step once: uPlot requires this of its x.
 function bySteps(series, take) {
   const keep = series.step.map((step, i) => i + 1 === series.step.length || series.step[i + 1] > step).map((is, i) => (is ? i : -1)).filter((i) => i >= 0);
   return { x: keep.map((i) => series.step[i]), pick: (values) => keep.map((i) => values[i]), take };

@@ -1,4 +1,4 @@
-// A lane for each pod: what it did when, why it ended, and the events on it.
+// A lane for each pod: its activity over time, the reason of its end, and its events.
 
 import { stateColour, STATES } from "./charts.js";
 import { el, hideTip, showTip, styled, svg } from "./dom.js";

@@ -5,7 +5,7 @@ It patches `Dataset.shuffle` and `Dataset.map` only while `feed` is being traced
 `Packing` and `Elements`: how a minibatch and the end of a task are packed, and one iteration over them.
 
 Where every part is an ordinary tensor they leave tf.data as flat lists, by one raw operation, and an end has parts
-without samples: what tf.data's own iterator does in Python for a structure takes as long as parsing the minibatch.
+without samples: tf.data's own iterator takes as long in Python for a structure as parsing the minibatch.
 """
 
 from __future__ import annotations
