@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.master.core.plan.stopping import EarlyStop, SaveRule, Saving, StopRule, Watched
+from elasticdl.master.core.plan.callbacks import EarlyStop, SaveRule, Saving, StopRule, Watched
 
 
 def stopped_at(values: list[float], **rule: Any) -> int | None:

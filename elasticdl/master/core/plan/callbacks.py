@@ -2,15 +2,19 @@
 
 When training stops, and the occasions: tasks of one worker during training (saves the model, calls
 `on_epoch_end`), in order, one at a time.  ledger/work.py chooses the worker.
+
+`EarlyStop` says when a metric has stopped improving, `Saving` when a model is the best one yet.  Each evaluation counts
+as an epoch does in Keras.
 """
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.master.core.plan.stopping import EarlyStop, SaveRule, Saving, StopRule, count
 from elasticdl.master.core.values import Occasion
 
 
@@ -185,3 +189,215 @@ def _logs(results: Mapping[str, float], loss: float | None) -> dict[str, float]:
     """As Keras names them."""
     logs = {f"val_{name}": value for name, value in results.items()}
     return logs if loss is None else {"loss": loss, **logs}
+
+
+# Of a field of a path: a longer width fills the memory.
+_FORMAT = re.compile(r"[^\d{}]{0,4}\d{0,3}[^\d{}]{0,2}\d{0,3}[^\d{}]{0,2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A metric, and what counts as an improvement of it."""
+
+    metric: str
+    maximize: bool
+    min_delta: float = 0.0  # a change has to be larger; not below 0
+
+    def improves(self, value: float, reference: float | None) -> bool:
+        """Whether `value` is better than `reference`, of which there may be none; a NaN never is."""
+        if reference is None:
+            return value == value
+        if self.maximize:
+            return value - self.min_delta > reference
+        return value + self.min_delta < reference
+
+    def value(self, results: Mapping[str, float], who: str) -> float:
+        """The metric among the results of an evaluation.
+
+        Raises:
+            ValueError: it is not among them.
+        """
+        if self.metric not in results:
+            known = ", ".join(results) or "none"
+            raise ValueError(f"{who} monitors {self.metric!r}, and the evaluation's metrics are: {known}")
+        return results[self.metric]
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """EarlyStopping, as Keras has it.
+
+    Attributes:
+        patience: evaluations without an improvement that end training.
+        baseline: while it is not reached, improvements do not begin the patience anew.
+        start_from: evaluations that do not count.
+    """
+
+    watched: Watched
+    patience: int = 0
+    baseline: float | None = None
+    start_from: int = 0
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> StopRule:
+        """From a worker's report.
+
+        Raises:
+            ValueError: it is none; names the key.
+        """
+        baseline = plain.get("baseline")
+        return cls(
+            _watched(plain),
+            count(plain, "patience"),
+            None if baseline is None else _number(plain, "baseline"),
+            count(plain, "start_from"),
+        )
+
+
+class EarlyStop:
+    """The state of a `StopRule`."""
+
+    def __init__(self, rule: StopRule) -> None:
+        self._rule = rule
+        self._best: float | None = None
+        self._wait = 0
+        self._num_evaluations = 0
+
+    def evaluated(self, results: Mapping[str, float]) -> str:
+        """Return why training is to stop after this evaluation; empty: it continues.
+
+        Raises:
+            ValueError: the metric is not among the results.
+        """
+        rule, watched = self._rule, self._rule.watched
+        value = watched.value(results, "EarlyStopping")
+        number = self._num_evaluations
+        self._num_evaluations += 1
+        if number < rule.start_from:
+            return ""
+        self._wait += 1
+        if watched.improves(value, self._best):
+            self._best = value
+            if rule.baseline is None or watched.improves(value, rule.baseline):
+                self._wait = 0
+            return ""
+        if self._wait < rule.patience or number == 0:
+            return ""
+        best = "none" if self._best is None else f"{self._best:.6g}"
+        return f"{watched.metric} has not improved for {self._wait} evaluations (now {value:.6g}, best {best})"
+
+    def snapshot(self) -> list[Any]:
+        return [self._best, self._wait, self._num_evaluations]
+
+    def restore(self, saved: list[Any]) -> None:
+        self._best, self._wait, self._num_evaluations = saved
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRule:
+    """ModelCheckpoint, as Keras has it.
+
+    Attributes:
+        path: may have `{epoch}`, `{step}` and metrics in it.
+        watched: None: every time; else only after an evaluation that is better than all before.
+        threshold: the value to be bettered by the first.
+        every_steps: model versions between two; 0: at the end of epochs, or with `watched` after evaluations.
+    """
+
+    path: str
+    watched: Watched | None = None
+    threshold: float | None = None
+    every_steps: int = 0
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> SaveRule:
+        """From a worker's report.
+
+        Raises:
+            ValueError: it is none; names the key.
+        """
+        watched = _watched(plain) if plain.get("metric") else None
+        threshold = plain.get("threshold")
+        return cls(
+            _pattern(plain),
+            watched,
+            None if threshold is None else _number(plain, "threshold"),
+            count(plain, "every_steps"),
+        )
+
+
+class Saving:
+    """The state of a `SaveRule`."""
+
+    def __init__(self, rule: SaveRule) -> None:
+        self.rule = rule
+        self._best = rule.threshold
+        self._last_step = 0
+
+    def evaluated(self, results: Mapping[str, float]) -> bool:
+        """Whether the model is to be saved after this evaluation.
+
+        Raises:
+            ValueError: the metric is not among the results.
+        """
+        watched = self.rule.watched
+        if watched is None:
+            return False
+        value = watched.value(results, "ModelCheckpoint")
+        if not watched.improves(value, self._best):
+            return False
+        self._best = value
+        return True
+
+    def is_due(self, step: int, has_epoch_ended: bool) -> bool:
+        """Whether the model is to be saved now, whatever it is worth."""
+        every = self.rule.every_steps
+        if self.rule.watched is not None:
+            return False
+        if not every:
+            return has_epoch_ended
+        is_due, self._last_step = step // every > self._last_step // every, step
+        return is_due
+
+    def snapshot(self) -> list[Any]:
+        return [self._best, self._last_step]
+
+    def restore(self, saved: list[Any]) -> None:
+        self._best, self._last_step = saved
+
+
+def count(plain: Mapping[str, Any], name: str) -> int:
+    """A whole number that is not negative, by default 0.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    value = plain.get(name, 0)
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{name} is {value!r}, no number of 0 or more")
+    return value
+
+
+def _watched(plain: Mapping[str, Any]) -> Watched:
+    metric, maximize = plain.get("metric"), plain.get("maximize", False)
+    if not isinstance(metric, str) or type(maximize) is not bool:
+        raise ValueError(f"metric is {metric!r} and maximize {maximize!r}, no text and no yes or no")
+    return Watched(metric, maximize, _number(plain, "min_delta"))
+
+
+def _number(plain: Mapping[str, Any], name: str) -> float:
+    value = plain.get(name, 0.0)
+    if type(value) not in (int, float) or not abs(value) < 1e300:
+        raise ValueError(f"{name} is {value!r}, no finite number")
+    return float(value)
+
+
+def _pattern(plain: Mapping[str, Any]) -> str:
+    """A path whose fields are plain names of short formats: it comes from outside, and the master fills it in."""
+    path = plain.get("path")
+    if not isinstance(path, str) or not path:
+        raise ValueError(f"path is {path!r}, no path")
+    for _, name, form, _ in string.Formatter().parse(path):
+        if name is not None and ("." in name or "[" in name or not _FORMAT.fullmatch(form or "")):
+            raise ValueError(f"path is {path!r}: {{{name}:{form}}} is no plain field")
+    return path
