@@ -13,7 +13,7 @@ import torch
 from elasticdl.data.factory import create_reader
 from elasticdl.frameworks.framework import Mode, TaskRecords
 from elasticdl.frameworks.torch import TorchFramework
-from elasticdl.frameworks.torch.arguments import ForwardArguments
+from elasticdl.frameworks.torch.model import ForwardArguments
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 

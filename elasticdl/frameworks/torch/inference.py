@@ -16,9 +16,8 @@ import torch
 
 from elasticdl.frameworks.framework import Batch, Floats, MetricState, Parameters
 from elasticdl.frameworks.metrics import results_of
-from elasticdl.frameworks.torch.arguments import ForwardArguments
 from elasticdl.frameworks.torch.metrics import CountingMeasure
-from elasticdl.frameworks.torch.model import BuiltModule, as_array, plain_name
+from elasticdl.frameworks.torch.model import BuiltModule, ForwardArguments, as_array, plain_name
 from elasticdl.frameworks.torch.samples import mapped
 from elasticdl_client.errors import CheckpointError
 

@@ -1,10 +1,13 @@
 """Builds the user's module so that its initial values depend on the code and the seed alone.
 
 Owns the names and the order of its parameters and buffers, and where they live (GPU or CPU); it trains nothing.
+`ForwardArguments` makes the arguments of its `forward` of the features of a minibatch: by name, or as they are.
 """
 
 from __future__ import annotations
 
+import inspect
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +17,6 @@ import numpy as np
 import torch
 
 from elasticdl.frameworks.framework import Floats, Parameters, Variable
-from elasticdl.frameworks.torch.arguments import ForwardArguments
 from elasticdl.frameworks.torch.computation import Computation, with_channels_last
 from elasticdl.frameworks.torch.samples import mapped
 from elasticdl.frameworks.user_code import user_call
@@ -206,3 +208,92 @@ def _as_float32(part: Any) -> Any:
 def _flat(tensors: Sequence[Any]) -> Floats:
     parts = [as_array(tensor).astype(np.float32).ravel() for tensor in tensors]
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+_log = logging.getLogger("elasticdl.torch")
+_HINT = (
+    "Name forward's parameters as the features, or let it take the whole dictionary, forward(self, features); "
+    "--columns chooses among the columns of a table."
+)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class ForwardArguments:
+    """Of one module."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        try:
+            self._signature = inspect.signature(module.forward)
+        except (TypeError, ValueError):  # it is not written in Python
+            self._signature = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
+        self._parameters = dict(self._signature.parameters)
+        self._logged: set[str] = set()
+
+    def of(self, features: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments by position and by name.
+
+        A tuple or list are the arguments.  Of a dictionary those that are parameters are given by name, and the others
+        are left out; where it lacks what `forward` asks for, and that is one argument, it is the argument itself.
+
+        Raises:
+            ModelDefinitionError: `forward` asks for something that is not among the features.
+        """
+        if isinstance(features, tuple | list):
+            if not self._fits(*features):
+                raise self._error(features, f"it is given {len(features)} arguments")
+            return tuple(features), {}
+        if not isinstance(features, Mapping):
+            return (features,), {}
+        if self._fits(**features):
+            return (), dict(features)
+        parameters = [name for name, parameter in self._parameters.items() if parameter.kind in _NAMED]
+        named = {name: features[name] for name in parameters if name in features}
+        if named and self._fits(**named):
+            self._log_left_out(features, named)
+            return (), named
+        if not self._fits(features):
+            missing = [name for name in self._required() if name not in features]
+            raise self._error(features, f"there is no feature {', '.join(missing)}")
+        if not _takes_tensor(self._module):
+            return (features,), {}
+        if len(features) == 1:
+            return tuple(features.values()), {}
+        raise self._error(features, "it takes one tensor, and which feature that is cannot be seen from the names")
+
+    def _fits(self, *args: Any, **kwargs: Any) -> bool:
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError:
+            return False
+        return True
+
+    def _required(self) -> list[str]:
+        return [
+            name
+            for name, parameter in self._parameters.items()
+            if parameter.default is parameter.empty and parameter.kind not in _VARIADIC
+        ]
+
+    def _log_left_out(self, features: Mapping[str, Any], named: Mapping[str, Any]) -> None:
+        left_out = ", ".join(str(name) for name in features if name not in named)
+        line = f"forward{self._signature} is not given the features {left_out}"
+        if line not in self._logged:
+            self._logged.add(line)
+            _log.info(line)
+
+    def _error(self, features: Any, what: str) -> ModelDefinitionError:
+        names = ", ".join(map(str, features)) if isinstance(features, Mapping) else f"{len(features)} without names"
+        return ModelDefinitionError(
+            f"The features do not fit {type(self._module).__name__}.forward: {what}.\n"
+            f"  parameters: {', '.join(map(str, self._parameters.values()))}\n  features: {names}",
+            _HINT,
+        )
+
+
+def _takes_tensor(module: Any) -> bool:
+    """Whether it is of a class of PyTorch's, none of which takes a dictionary."""
+    if type(module).forward is torch.nn.Sequential.forward and len(module):
+        return _takes_tensor(module[0])
+    return type(module).__module__.startswith("torch.nn")
