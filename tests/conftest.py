@@ -61,7 +61,7 @@ def has_gpu() -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """What the test files have imported is left alone by all later collections."""
+    """Later collections skip all objects imported by the test files."""
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     gc.enable()

@@ -3,7 +3,7 @@
     python -m tests.versions [LANE …] [--python=PYTHON]
 
 A lane is a virtual environment of its own below .venv-lanes/ and the tests that depend most on what is installed there:
-on names of a framework that are not public, on what a client library sends, and whole jobs.  What it installs is
+on names of a framework that are not public, on what a client library sends, and whole jobs.  Its packages are
 computed from both pyproject.toml, so a lane tests what users may have.  requirements.lock plays no part.
 
 An environment of the oldest versions is made anew when a range has changed; one of the newest is brought up to date in
@@ -40,7 +40,7 @@ NOT_HERE = "not (full or cluster or estimator)"  # as in `make test`
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What is installed, and which tests run.
+    """The packages installed, and the tests that run.
 
     Attributes:
         extras: of the distributions.

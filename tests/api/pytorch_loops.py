@@ -79,7 +79,7 @@ class Script:
 
 
 def minibatches(**options: Any) -> list[Minibatch]:
-    """What a script alone is given, in order."""
+    """The batches that a script alone is given, in order."""
     return list(DataShardService(batch_size=BATCH, dataset_size=SIZE, num_epochs=EPOCHS, **options))
 
 

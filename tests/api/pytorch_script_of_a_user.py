@@ -70,7 +70,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def misbehave(given: argparse.Namespace, worker: str, number: int) -> None:
-    """What the arguments say of the middle of a step."""
+    """The events that the arguments set for the middle of a step."""
     if worker == given.hold_worker and number == given.hold_at:
         hold(given.notes)
     if number == given.raise_at and worker == "0":

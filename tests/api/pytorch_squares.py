@@ -1,4 +1,4 @@
-"""What scripts of several libraries train on and note, the same for all."""
+"""Data and notes of the scripts of several libraries, the same for all."""
 
 from __future__ import annotations
 

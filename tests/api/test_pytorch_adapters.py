@@ -1,4 +1,4 @@
-"""What the adapters for trainers of other libraries are made of: trainable state, mean losses, steps that are left."""
+"""Parts of the adapters for trainers of other libraries: trainable state, mean losses, steps that are left."""
 
 from __future__ import annotations
 

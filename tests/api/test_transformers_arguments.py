@@ -1,4 +1,4 @@
-"""What Hugging Face's Trainer cannot do in a job, and the parts of an update, in one process."""
+"""Arguments of Hugging Face's Trainer that a job refuses, and the parts of an update, in one process."""
 
 from __future__ import annotations
 

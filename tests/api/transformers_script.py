@@ -38,7 +38,7 @@ class Sentences(Dataset):  # type: ignore[misc]
 
 
 class Notes(TrainerCallback):  # type: ignore[misc]
-    """What a user's callback sees."""
+    """The values that a user's callback sees."""
 
     def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
         rate = optimizer.param_groups[0]["lr"]

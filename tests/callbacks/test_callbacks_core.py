@@ -1,4 +1,4 @@
-"""What the master does with decisions: a plan cut short, occasions handed out, and a new life that knows of both."""
+"""The master's decisions: a plan cut short, occasions handed out, and a new generation that keeps both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user's own script has evaluated is in the status of its job."""
+"""Evaluations by a user's own script are in the status of its job."""
 
 from __future__ import annotations
 

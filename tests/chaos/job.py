@@ -178,7 +178,7 @@ class LocalJob:
         return dict(json.loads(lines[-1].replace("'", '"')))
 
     def story(self) -> str:
-        """What the client printed and the ends of all logs without the lines of each step, for a failed test."""
+        """The client's output and the ends of all logs without the lines of each step, for a failed test."""
         parts = ["--- client", *self.output[-40:]]
         for path in sorted((self.job_dir / "logs").glob("*.log")):
             lines = path.read_text(errors="replace").splitlines()

@@ -69,7 +69,7 @@ class Freeze:
     Attributes:
         for_s: longer than the time-out that is to be exceeded.
         loses_lease: it ends as soon as the worker has lost a lease.  One that waits for a task has none to lose: it
-            goes on, and is stopped again.
+            continues, and is stopped again.
     """
 
     at_version: int

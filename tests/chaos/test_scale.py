@@ -25,7 +25,7 @@ OF_GROUPS = replace(OF_SERVERS, num_ps_pods=0, num_epochs=30)
 
 
 def scale(running: LocalJob, num_workers: int, *flags: str) -> str:
-    """What the command prints."""
+    """Return the command's output."""
     argv = [sys.executable, "-m", "elasticdl_client.main", "scale", str(running.flags["job_name"])]
     argv += [f"--job_dir={running.job_dir}", f"--num_workers={num_workers}", *flags]
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout

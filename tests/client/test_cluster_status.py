@@ -1,4 +1,4 @@
-"""What `status` and --wait say of pods, by what a scripted API server shows of them."""
+"""Messages of `status` and --wait about pods of a scripted API server."""
 
 from __future__ import annotations
 

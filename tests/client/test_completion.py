@@ -22,7 +22,7 @@ def bash() -> str:
 
 
 def offered(bash: str, *words: str) -> list[str]:
-    """What bash offers for the last of some words, split as bash splits them."""
+    """Return bash's completions of the last of some words, split as bash splits them."""
     quoted = " ".join(f"'{word}'" for word in words)
     code = (
         f"{bash}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _elasticdl; printf '%s\\n' \"${{COMPREPLY[@]}}\""

@@ -1,4 +1,4 @@
-"""What the job commands take, and with which words they refuse."""
+"""The options of the job commands, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What adapts pods and Services to a cluster: JSON, and a Python file of the user's."""
+"""Adapt pods and Services to a cluster: JSON, and a Python file of the user's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client sees before a local job starts."""
+"""The client's checks before a local job starts."""
 
 from __future__ import annotations
 

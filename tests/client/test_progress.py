@@ -1,4 +1,4 @@
-"""What a user sees of a job's status."""
+"""The display of a job's status."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def write_code(tmp_path: Path, requirements: str) -> Path:
 
 
 def printed(variables: dict[str, str], program: str) -> list[str]:
-    """What a process prints that a pod starts."""
+    """Return the output of a process that a pod starts."""
     found = subprocess.run(
         ["python", "-c", program], env={**os.environ, **variables}, capture_output=True, text=True, check=True
     )

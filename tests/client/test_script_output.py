@@ -1,4 +1,4 @@
-"""What rank 0 of a local job prints is shown, and nothing of its logs."""
+"""The output of rank 0 of a local job is shown, and nothing of its logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is secret in flags and texts, and that it stands in nothing that is printed or stored in the open."""
+"""Secrets in flags and texts, and that nothing printed or stored in the open contains them."""
 
 from __future__ import annotations
 

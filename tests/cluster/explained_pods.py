@@ -1,4 +1,4 @@
-"""What `elasticdl explain` says of pods that a test has seen, by way of the master's core and its events."""
+"""Diagnoses of `elasticdl explain` for pods of a test, by way of the master's core and its events."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class HollowNode:
 
     @property
     def placement(self) -> dict[str, Any]:
-        """What the spec of a pod needs so that it lands here, and stays for a second only once the node is lost."""
+        """Return the fields of a pod's spec that place it here, and keep it for only a second once the node is lost."""
         lost = [
             {"key": f"node.kubernetes.io/{what}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}
             for what in ("not-ready", "unreachable")

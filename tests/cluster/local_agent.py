@@ -1,4 +1,4 @@
-"""What the tests of the local runtime need: an agent, an observer of its events, and pipes that pods speak through."""
+"""Parts of the tests of the local runtime: an agent, an observer of its events, and pipes to its pods."""
 
 from __future__ import annotations
 

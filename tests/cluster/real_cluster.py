@@ -1,4 +1,4 @@
-"""What the tests on a real Kubernetes need: a namespace of their own, the adapter in it, and a hand that interferes."""
+"""Parts of the tests on a real Kubernetes: a namespace of their own, the adapter in it, and a hand that interferes."""
 
 from __future__ import annotations
 

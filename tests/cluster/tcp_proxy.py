@@ -40,7 +40,7 @@ class TcpProxy:
         self._passing.clear()
 
     def mute(self) -> None:
-        """What clients say arrives; no answer comes back."""
+        """Requests of clients arrive; no answer comes back."""
         self._answering.clear()
 
     def refuse(self) -> None:

@@ -1,4 +1,4 @@
-"""What Kubernetes' API server makes of pods that are created and deleted: limits, rights, answers that are lost."""
+"""Pods that are created and deleted by Kubernetes' API server: limits, rights, lost answers."""
 
 from __future__ import annotations
 

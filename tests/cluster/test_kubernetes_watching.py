@@ -1,4 +1,4 @@
-"""What is seen of pods on Kubernetes while its API server is away, silent, or has forgotten."""
+"""Observation of pods on Kubernetes while its API server is away, silent, or has forgotten."""
 
 from __future__ import annotations
 

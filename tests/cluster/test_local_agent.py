@@ -1,4 +1,4 @@
-"""What only the local agent does: its socket, its files, its manners towards bad requests."""
+"""Behaviour of the local agent alone: its socket, its files, its answers to bad requests."""
 
 from __future__ import annotations
 

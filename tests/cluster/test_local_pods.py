@@ -1,4 +1,4 @@
-"""What only the local runtime does: slots, its pauses before restarts, no straggler of a pod."""
+"""Behaviour of the local runtime alone: slots, its pauses before restarts, no straggler of a pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever kills the client or the agent, no process of the job is left."""
+"""No process of the job is left after any kill of the client or the agent."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Told:
         self._connection = connection
 
     def result(self, timeout_s: float = ANSWER_S) -> Any:
-        """What it returned, or the exception it raised."""
+        """Its result, or the exception it raised."""
         assert self._connection.poll(timeout_s), "the member does not answer"
         answer, error = self._connection.recv()
         if error is not None:
@@ -151,7 +151,7 @@ def begin_to_form(
 
 
 def all_do(world: Sequence[Member], verb: Verb, *args: Any) -> list[Any]:
-    """What each returned."""
+    """Return the results of all."""
     told = [member.tell(verb, *args) for member in world]
     return [one.result() for one in told]
 

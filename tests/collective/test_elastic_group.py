@@ -134,7 +134,7 @@ def test_a_peer_at_a_wrong_rank_is_refused() -> None:
 
 
 def test_collectives_by_way_of_main_memory_give_the_same() -> None:
-    """What members do that share a GPU, with tensors of the CPU."""
+    """The calls of members that share a GPU, with tensors of the CPU."""
     with members(3) as three:
         form(three, 1)
         assert all_do(three, verbs.engine) == ["the native mesh"] * 3

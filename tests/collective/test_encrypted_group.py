@@ -106,7 +106,7 @@ def pair(encrypts: tuple[bool, bool]) -> Iterator[tuple[list[ElasticGroup], list
 
 
 def both(groups: list[ElasticGroup], verb: Callable[[int], Any]) -> list[Any]:
-    """What each has returned, or the GroupLost that it raised."""
+    """Return the result of each, or the GroupLost that it raised."""
 
     def tried(rank: int) -> Any:
         try:

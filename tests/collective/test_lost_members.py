@@ -1,4 +1,4 @@
-"""What is lost when a member dies, hangs, or is slow: the world, at once, and nothing else."""
+"""When a member dies, hangs, or is slow, the world is lost at once, and nothing else."""
 
 from __future__ import annotations
 

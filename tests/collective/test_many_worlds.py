@@ -16,7 +16,7 @@ def check(world: list[Member]) -> None:
 
 
 def settled(world: list[Member]) -> list[dict[str, int]]:
-    """What they hold once the threads that free old worlds are done."""
+    """Return the resources held once the threads that free old worlds are done."""
     until(lambda: all(held["python_threads"] == verbs.THREADS for held in all_do(world, verbs.used)))
     return all_do(world, verbs.used)
 

@@ -226,7 +226,7 @@ def test_a_connection_for_the_collectives_of_a_world_is_kept_until_it_is_taken(p
         connection.close()
 
 
-def test_nobody_brings_a_connection_without_the_token_or_for_a_rank_that_has_one(place: RendezvousServer) -> None:
+def test_a_connection_without_the_token_or_for_a_rank_that_has_one_is_refused(place: RendezvousServer) -> None:
     with pytest.raises(HandshakeError):
         link(place.address, "another job's", 8, 1, 5.0)
     with link(place.address, TOKEN, 8, 1, 5.0).socket as first, pytest.raises(ConnectionError):

@@ -1,4 +1,4 @@
-"""What members are told to do: functions of their group."""
+"""Commands for members: functions of their group."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def world_after_world(group: ElasticGroup, peers: list[Peer], rank: int, count: 
 
 
 def used(group: ElasticGroup) -> dict[str, Any]:
-    """What this process holds of the kernel."""
+    """Return the kernel resources of this process."""
     gc.collect()
     with open("/proc/self/status") as status:
         lines = dict(line.split(":", 1) for line in status)

@@ -76,7 +76,7 @@ class RunningDashboard:
         return answer.json()
 
     def cookie(self) -> str:
-        """What a browser has after it has opened the address."""
+        """The state of a browser after it has opened the address."""
         answer = self.ask(f"/?token={self.token}")
         assert answer.status == 303
         return answer.headers["set-cookie"].partition(";")[0]

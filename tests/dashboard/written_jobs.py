@@ -146,7 +146,7 @@ def a_life(seconds: int, workers: int, records: int, steps: int, began: float = 
 
 
 def times_of(story: Story, until: int) -> PodTimes:
-    """What workers did each second: what they did last before a loss is computed again, without ps-1 they wait."""
+    """The activity of workers each second: the last work before a loss is computed again, without ps-1 they wait."""
     times, starts, works = PodTimes(), dict[str, int](), dict[str, int]()
     ends = {event.subject: round(event.at - story.began) for event in story.events if event.kind == EventKind.POD_LOST}
     missing = range(ends.get("ps-1", until), ends.get("ps-1", until) + 9)

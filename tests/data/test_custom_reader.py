@@ -1,4 +1,4 @@
-"""What a user's own reader may be, and how it is told when it breaks its word."""
+"""A user's own reader, and the errors when it breaks its contract."""
 
 from __future__ import annotations
 

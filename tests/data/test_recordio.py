@@ -43,7 +43,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def snappy_frame_per_write(writes: list[bytes]) -> bytes:
-    """What Go's unbuffered snappy writer makes: the stream identifier, then one uncompressed frame for each write."""
+    """Return Go's unbuffered snappy stream: its identifier, then an uncompressed frame for each write."""
     frames = [b"\xff\x06\x00\x00sNaPpY"]
     for data in writes:
         frame = struct.pack("<I", masked_crc32c(data)) + data

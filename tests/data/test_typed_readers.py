@@ -1,4 +1,4 @@
-"""What typed sources say of their columns, and of what they cannot read."""
+"""The columns of typed sources, and the errors for values that they cannot read."""
 
 from __future__ import annotations
 

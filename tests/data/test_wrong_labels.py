@@ -81,7 +81,7 @@ def framework_of(name: str, code: str, directory: Path, rows: list[str]) -> tupl
 
 
 def said_of_labels(made: Any, task: TaskRecords) -> str:
-    """What the user reads when a worker trains on the task."""
+    """Return the error that the user reads when a worker trains on the task."""
     lease = pb.Lease(id=1)
     lease.shard.name = task.shard
     held = HeldLease(lease, record_numbers=list(task.numbers))

@@ -32,7 +32,7 @@ def rows(count: int, first: int = 0) -> list[dict[str, object]]:
 
 
 def records(made: list[dict[str, object]]) -> list[bytes]:
-    """What a typed reader gives for rows: float features first."""
+    """Return a typed reader's records of rows: float features first."""
     return [encode_example(row) for row in made]  # type: ignore[arg-type]
 
 

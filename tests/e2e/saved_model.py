@@ -1,4 +1,4 @@
-"""What a checkpoint of parameter servers holds, put together from its parts."""
+"""The content of a checkpoint of parameter servers, put together from its parts."""
 
 from __future__ import annotations
 

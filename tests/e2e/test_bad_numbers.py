@@ -53,7 +53,7 @@ def refused_of_one(code: str, tmp_path: Path, digits: Path, **flags: object) -> 
 
 
 def refused(running: LocalJob) -> str:
-    """What the client of a failing job printed."""
+    """Return the output of a failing job's client."""
     assert running.start().wait(120) == 1, running.story()
     text = "\n".join(running.output)
     assert "Traceback" not in text, text

@@ -33,7 +33,7 @@ def record_file(tmp_path_factory: pytest.TempPathFactory) -> RecordFile:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, record_file: RecordFile) -> Train:
-    """What the job with a name, asynchronous or not, on a number of servers ends with; each is trained once."""
+    """Return the final model of the job with a name, asynchronous or not, on a number of servers; trained once."""
 
     @cache
     def train(name: str, use_async: bool, num_ps_pods: int) -> SavedModel:
@@ -53,7 +53,7 @@ def _record_file(job: RealJob, directory: Path) -> Path:
 
 
 def _trained(job: RealJob, job_dir: Path, file: Path, **flags: object) -> SavedModel:
-    """What a job of one worker, one task and plain SGD ends with."""
+    """Return the final model of a job of one worker, one task and plain SGD."""
     running = job.local_job(
         job_dir,
         file.parent.parent,

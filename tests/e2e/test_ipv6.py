@@ -72,7 +72,7 @@ def test_what_listens_everywhere_is_reached_over_both_families() -> None:
     assert free_ports("::1", 2)
 
 
-def test_whoever_reaches_the_master_over_ipv6_is_reached_over_it() -> None:
+def test_a_worker_that_reaches_the_master_over_ipv6_is_reached_over_it() -> None:
     assert addresses.own_host("[::1]:50001") == "::1"
     assert addresses.own_host("127.0.0.1:50001") == "127.0.0.1"
     assert addresses.numeric_host("localhost") == "127.0.0.1"  # IPv4 first, where there is both
@@ -107,7 +107,7 @@ def test_training_on_servers_at_ipv6_is_the_same_to_the_bit() -> None:
 
 
 def test_a_pod_of_ipv6_listens_everywhere_and_tells_its_own_address(stack: ExitStack, tmp_path: Path) -> None:
-    """What the master on Kubernetes gives a server, with the address that the kubelet puts in."""
+    """The environment is that of the master on Kubernetes, with the address that the kubelet puts in."""
     environment = {**_PS_ENV, "PS_PORT": "0", "PS_ADVERTISED_HOST": "::1"}
     master = OnePsMaster()
     port = stack.enter_context(serving(master, host="::1"))

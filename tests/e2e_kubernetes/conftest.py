@@ -1,4 +1,4 @@
-"""What the tests of this directory share: the cluster, the image, the data, a namespace each."""
+"""Fixtures of this directory: the cluster, the image, the data, a namespace each."""
 
 from __future__ import annotations
 

@@ -215,17 +215,17 @@ class KubernetesJob:
             assert counted == (self.num_records, self.num_records, 0, 0), f"{epoch}\n{self.story()}"
 
     def events(self) -> list[dict[str, Any]]:
-        """What `elasticdl events` prints."""
+        """Return the output of `elasticdl events`."""
         found: list[dict[str, Any]] = json.loads(self.client("events", "--output=json").stdout)
         return found
 
     def troubles(self, *options: str) -> dict[str, dict[str, Any]]:
-        """What `elasticdl explain` finds, by kind; the newest of each kind."""
+        """Return the diagnoses of `elasticdl explain`, by kind; the newest of each kind."""
         found = json.loads(self.client("explain", "--output=json", *options).stdout)["troubles"]
         return {diagnosis["trouble"]: diagnosis for diagnosis in reversed(found)}
 
     def shown_events(self, kind: str) -> list[tuple[str, str]]:
-        """What kubectl shows of a kind of event: the objects, and the type."""
+        """Return the objects of a kind of event, and the type, as kubectl shows them."""
         text = kubectl("get", "events", "--namespace", self.namespace, f"--field-selector=reason={kind}", "-o", "json")
         ours = [one for one in json.loads(text)["items"] if one["source"].get("component") == "elasticdl"]
         return sorted((one["involvedObject"]["name"], one["type"]) for one in ours)

@@ -16,7 +16,7 @@ _CALL_TIMEOUT_S = (3.0, 20.0)
 
 
 def kubectl(*arguments: str, stdin: str | None = None, timeout_s: float = 120.0) -> str:
-    """What a kubectl command prints; AssertionError with its complaint if it fails."""
+    """Return the output of a kubectl command; AssertionError with its message if it fails."""
     done = subprocess.run(
         ["kubectl", *arguments], cwd=REPOSITORY, input=stdin, capture_output=True, text=True, timeout=timeout_s
     )

@@ -1,4 +1,4 @@
-"""What tests that run side by side must not do at once: each takes a lock of its name, which ends with its process."""
+"""Locks of actions that parallel tests must not do at once: each has a name, and ends with its process."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from elasticdl_client.kubernetes.names import INDEX_LABEL, ROLE_LABEL
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """What the API says of a pod at one moment; `state` is its phase, or Terminating."""
+    """A pod in the API at one moment; `state` is its phase, or Terminating."""
 
     name: str
     uid: str

@@ -1,4 +1,4 @@
-"""What happened in a namespace: every pod's phases over time and every container's log, deleted pods' too."""
+"""The history of a namespace: every pod's phases over time and every container's log, deleted pods' too."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.house.documents import clone, halves, run_blocks, run_page
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 PAGES = REPOSITORY / "docs" / "tutorials"
-NUM_EPOCHS = 100  # so many that on a busy machine workers come back before the end
+NUM_EPOCHS = 100  # enough for workers to come back before the end on a busy machine
 NODE_DIRECTORY = "/srv/elasticdl-data"  # of manifests/volume.yaml; the node's containers are Docker's
 
 
@@ -64,11 +64,11 @@ BEFORE_THE_CLUSTER, ON_THE_CLUSTER = halves(PAGES / "kubernetes.md", "3. A names
 
 
 def install_and_build(home: Path) -> None:
-    """What a new user does before there is a namespace; what it prints is in `home`/said.txt when it is done."""
+    """Run a new user's steps before there is a namespace; the output is in `home`/said.txt afterwards."""
     shutil.rmtree(home, ignore_errors=True)
     directory = clone(home / "elasticdl")
     venv.create(home / "environment", with_pip=True)
-    # What is installed serves a few commands: Python compiles what they import, and not all of TensorFlow.
+    # The installed packages serve a few commands: Python compiles their imports, and not all of TensorFlow.
     pip = {"PIP_COMPILE": "0"}  # PIP_NO_COMPILE=1 would set what it negates
     said = run_blocks("kubernetes.md", BEFORE_THE_CLUSTER, directory, home / "environment" / "bin", 900, **pip)
     (home / "said.txt").write_text(said)
@@ -131,7 +131,7 @@ def test_what_the_other_pages_say_works_as_far_as_it_can_be_done_here(
     namespace = f"e2e-page-{secrets.token_hex(3)}"
     kubectl("create", "namespace", namespace)
     try:
-        # What the pages' cloud blocks leave behind: an image's name and a namespace.
+        # The results of the pages' cloud blocks: an image's name and a namespace.
         given = {"NAMESPACE": namespace, "IMAGE": f"{image}-gke"}
         said = run_page(PAGES / f"{page}.md", directory, Path(sys.executable).parent, 900, **given)
     finally:

@@ -53,7 +53,7 @@ def chief(job: KubernetesJob) -> str:
 
 
 def tf_config(job: KubernetesJob, pod_name: str) -> dict[str, object]:
-    """What a pod knows of TensorFlow's cluster and of its own place in it."""
+    """Return a pod's view of TensorFlow's cluster and of its own place in it."""
     variables = job.manifest(pod_name)["spec"]["containers"][0]["env"]
     return dict(json.loads(next(one["value"] for one in variables if one["name"] == "TF_CONFIG")))
 

@@ -1,4 +1,4 @@
-"""What a pod's tensor and sum connections say first, read off its network: whether what follows is encrypted.
+"""The first bytes of a pod's tensor and sum connections, read off its network: whether the rest is encrypted.
 
     python -m tests.e2e_kubernetes.wire
 
@@ -53,7 +53,7 @@ def _listen() -> None:
 
 
 def _payload(packet: bytes) -> bytes:
-    """What a packet of TCP over IPv4 carries; nothing of another one."""
+    """Return the payload of a packet of TCP over IPv4; nothing of another one."""
     if packet[0] >> 4 != 4 or packet[9] != socket.IPPROTO_TCP:
         return b""
     segment = packet[4 * (packet[0] & 15) :]

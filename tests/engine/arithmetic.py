@@ -1,6 +1,6 @@
 """A model that counts: how often each record of each epoch is in it; with the data that it is trained on.
 
-What a minibatch's name says and what is in the model are two things: the simulator compares the second with the plan.
+A minibatch's name and the model's content are independent: the simulator compares the content with the plan.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Violation(BaseException):
 
 
 class Ugly(Exception):
-    """What the user's code raises in here."""
+    """An exception of the simulated user code."""
 
 
 @dataclass
 class Troubles:
-    """What goes wrong in the data and in the user's code; the same in all members.
+    """Faults in the data and in the user's code; the same in all members.
 
     Attributes:
         not_finite: records whose gradient is not finite.
@@ -68,7 +68,7 @@ class Troubles:
     compute_s: float = 0.0
 
     def end(self) -> None:
-        """What comes and goes is over."""
+        """Stop all temporary faults."""
         self.share_unreadable = self.share_raising = 0.0
 
     def maybe_raise(self) -> None:
@@ -123,7 +123,7 @@ class Records:
 
 
 class Arithmetic:
-    """What a worker needs of a framework.
+    """The parts of a framework that a worker needs.
 
     Attributes:
         counts: [epochs, records]; what the simulator looks at.

@@ -54,7 +54,7 @@ class Links:
             self.scheduler.at(self.scheduler.random.random() * _MOST_LATE_S, seen)
 
     def _arrive(self, source: Process, arrive: Callable[[], None]) -> None:
-        """What a process sent last may be lost with it."""
+        """Lose, perhaps, the last messages of a lost process."""
         if not source.is_over or self.scheduler.random.random() < 0.5:
             arrive()
 

@@ -84,7 +84,7 @@ class EngineJob(SimShell):
             self.scheduler.at(_TICK_S, self._tick)
 
     def _run(self, pod: SimPod) -> None:
-        """What the core hears of a pod while it is down, it hears when it is back."""
+        """Start a pending pod unless the core is down: events of that time come when it is back."""
         if not self.calls_of_workers.is_down:
             self.start_pod([p for p in self.pods.values() if p.phase is PodState.PENDING].index(pod))
 
@@ -173,10 +173,10 @@ class EngineJob(SimShell):
         assert abs(sum(seconds.values()) - wanted) < 1e-3, (wanted, seconds)
         assert min(seconds.values()) >= 0.0, seconds
 
-    # What must hold ---------------------------------------------------------------------------------------------------
+    # Invariants -------------------------------------------------------------------------------------------------------
 
     def check_ledger(self) -> None:
-        """What the core calls committed is in the model of every member, as long as its group stands."""
+        """Check that committed work is in the model of every member, as long as its group stands."""
         if not self.job._is_open or self.job._worlds.formed is None:
             return
         formed = self.job._worlds.formed

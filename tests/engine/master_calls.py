@@ -200,7 +200,7 @@ class MasterCalls:
 
 
 class Channel:
-    """What the stub of a simulated worker is made of."""
+    """The parts of a simulated worker's stub."""
 
     def __init__(self, calls: MasterCalls, process: Process) -> None:
         self._calls = calls

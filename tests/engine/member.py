@@ -100,7 +100,7 @@ class Written:
 
 @dataclass
 class Room:
-    """What all processes of a job share."""
+    """State shared by all processes of a job."""
 
     scheduler: Scheduler
     links: Links

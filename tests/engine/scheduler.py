@@ -373,7 +373,7 @@ class Thread:
 
 
 class Threading:
-    """What stands for the module `threading` in the worker's code."""
+    """Replaces the module `threading` in the worker's code."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -399,7 +399,7 @@ class Threading:
 
 
 class Time:
-    """What stands for the module `time`."""
+    """Replaces the module `time`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

@@ -57,7 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def logits(trained: Path, data: Path) -> Floats:
-    """What plain Keras says of the trained model."""
+    """Return plain Keras's results for the trained model."""
     model = keras.saving.load_model(trained / "export" / "model.keras")
     return np.asarray(model(records_of(data)["image"], training=False), np.float32)
 

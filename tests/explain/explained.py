@@ -1,4 +1,4 @@
-"""What `elasticdl explain` finds of a job in a directory."""
+"""Return the diagnoses of `elasticdl explain` for a job in a directory."""
 
 from __future__ import annotations
 

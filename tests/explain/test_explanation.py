@@ -1,4 +1,4 @@
-"""What histories of events that no local job makes come to: grouping, causes, costs, and questions."""
+"""Diagnoses of histories that no local job makes: grouping, causes, costs, and questions."""
 
 from __future__ import annotations
 

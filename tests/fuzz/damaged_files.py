@@ -109,7 +109,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one damaged file.
+    """The outcome for one damaged file.
 
     Attributes:
         kind: "same" records as before, "other" ones, a "refusal", or a "traceback".

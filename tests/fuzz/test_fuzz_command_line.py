@@ -77,7 +77,7 @@ WHOLE = ("--image_name=i", "--model_zoo=/z", "--model_def=a.b", "--training_data
 
 
 def any_words(names: Sequence[str], random: Random) -> list[str]:
-    """What may stand behind a command."""
+    """Possible arguments of a command."""
     words: list[str] = []
     for _ in range(random.choice((0, 1, 1, 1, 2, 2, 4, 16))):
         name, value = random.choice(names), random.choice(VALUES)

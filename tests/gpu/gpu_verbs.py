@@ -1,4 +1,4 @@
-"""What members on a GPU are told to do."""
+"""Commands for members on a GPU."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ ptrace.argtypes, ptrace.restype = [ctypes.c_long] * 4, ctypes.c_long
 print(int(ptrace(SEIZE, pid, 0, 0) == 0 and ptrace(INTERRUPT, pid, 0, 0) == 0), flush=True)
 status = 0
 while not os.WIFEXITED(status) and not os.WIFSIGNALED(status) or status == 0:
-    _, status = os.waitpid(pid, WALL)  # else its parent is not told of its end
+    _, status = os.waitpid(pid, WALL)  # else its parent is not notified of its end
 """
 
 

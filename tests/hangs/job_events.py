@@ -1,4 +1,4 @@
-"""What the journal of a job on this machine says has happened."""
+"""The events in the journal of a job on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker reads of its processors, and a job in which one worker is throttled."""
+"""A worker's reading of its processors, and a job in which one worker is throttled."""
 
 from __future__ import annotations
 

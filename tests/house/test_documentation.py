@@ -39,7 +39,7 @@ def site() -> dict[str, str]:
 
 
 def anchors(markdown: str) -> set[str]:
-    """What GitHub, and the site, make of the headings."""
+    """Return the anchors that GitHub, and the site, make of the headings."""
     headings = re.findall(r"^#{1,6} +(.+?) *$", re.sub(r"^```.*?^```$", "", markdown, flags=re.M | re.S), re.MULTILINE)
     texts = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower() for heading in headings)
     return {re.sub(r"[^\w\- ]", "", text).replace(" ", "-") for text in texts}

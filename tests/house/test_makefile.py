@@ -1,4 +1,4 @@
-"""What the verbs of the Makefile would run, by `make --dry-run`."""
+"""The commands of the Makefile's verbs, by `make --dry-run`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
-    """What `make setup` leaves."""
+    """Make the files of `make setup`."""
     for name in ("bin/python", ".installed", ".native"):
         file = tmp_path / "venv" / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -131,7 +131,7 @@ def test_no_advice_installs_a_stranger_from_the_index() -> None:
 
 
 def editable_wheel(checkout: Path) -> subprocess.CompletedProcess[str]:
-    """What `pip install --editable` has built, with a compiler that always fails."""
+    """Return the build of `pip install --editable`, with a compiler that always fails."""
     return subprocess.run(
         [sys.executable, "setup.py", "--quiet", "editable_wheel", "--dist-dir", str(checkout / "dist")],
         cwd=checkout, capture_output=True, text=True, env={**os.environ, "CC": "false", "CXX": "false"},

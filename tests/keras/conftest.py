@@ -1,4 +1,4 @@
-"""What the tests of the Keras framework share: frameworks over modules of a small zoo, and records."""
+"""Fixtures of the tests of the Keras framework: frameworks over modules of a small zoo, and records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elasticdl.model_def import load
 
 ZOO = str(Path(__file__).parent / "zoo")
 
-# What the oldest Keras of the range has not, by the parameter of the tests that need it.
+# Features that the oldest Keras of the range lacks, by the parameter of the tests that need them.
 HAS = {
     "ragged": "ragged" in signature(keras.Input).parameters,
     "reversible": hasattr(keras.layers, "ReversibleEmbedding"),

@@ -58,7 +58,7 @@ Reload = Callable[[Path, Any], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def reload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reload]:
-    """What an exported model makes of features."""
+    """Return an exported model's outputs for features."""
     directory = tmp_path_factory.mktemp("loads")
     script = directory / "loads.py"
     script.write_text(LEAN_IMPORT + _LOADS)

@@ -82,7 +82,7 @@ def expected(dim: int) -> Any:
 
 
 def load_plainly(*paths: Path) -> list[dict[str, Any]]:
-    """What one process of TensorFlow alone, an import of seconds, finds in each model."""
+    """Return the content of each model as one process of TensorFlow alone, an import of seconds, reads it."""
     command = [sys.executable, "-c", LEAN_IMPORT + _LOAD, json.dumps(FEATURES.tolist()), *map(str, paths)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200, cwd=paths[0].parent)
     return [json.loads(line.removeprefix("found ")) for line in done.stdout.splitlines() if line.startswith("found ")]

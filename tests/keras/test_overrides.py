@@ -1,4 +1,4 @@
-"""What a user's `keras.Model` overrides is honoured, with the numbers of plain Keras, or refused by name."""
+"""Overrides of a user's `keras.Model` are honoured, with the numbers of plain Keras, or refused by name."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def rows() -> Any:
 
 
 def stepped(tested: KerasFramework, batch: Any) -> list[float]:
-    """What a step of a group of one says of the loss and its weight."""
+    """Return the loss and its weight of a step of a group of one."""
     gradient = tested.local_gradient([Share(batch, 100, 1.0)], lambda buffer: None)
     tested.apply_gradient(gradient, None)
     return [float(one) for one in gradient.told()[:2]]

@@ -39,7 +39,7 @@ def unmix64(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def initial_rows(kind: str, key: int, a: float, b: float, ids: Ids, dim: int) -> Floats:
-    """What `Initializer(kind, key, a, b).rows(ids, dim)` is, bit by bit."""
+    """Return the rows of `Initializer(kind, key, a, b).rows(ids, dim)`, bit by bit."""
     if kind == "constant":
         return np.full((len(ids), dim), a, np.float32)
     row_keys = mix64(mix64(ids) ^ np.uint64(key))

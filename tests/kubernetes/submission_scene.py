@@ -1,4 +1,4 @@
-"""What the tests of submission need: a namespace of their own, users with chosen rights, and the command itself."""
+"""Parts of the tests of submission: a namespace of their own, users with chosen rights, and the command itself."""
 
 from __future__ import annotations
 

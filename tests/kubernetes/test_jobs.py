@@ -76,7 +76,7 @@ class Jobs:
         self.scene.kubectl("exec", f"elasticdl-job-{role}", "--", "sh", "-c", f"echo {code} > /tmp/end")
 
     def write(self, status: JobStatus, job: str = "job") -> None:
-        """What a master would write."""
+        """The status that a master would write."""
         body = {"data": {names.STATUS_KEY: status.to_json()}}
         self.core.patch_namespaced_config_map(names.state_object(job), self.scene.namespace, body)
 

@@ -14,7 +14,7 @@ import yaml
 
 
 class Fault(Enum):
-    """What is wrong with the way to the server."""
+    """A fault of the path to the server."""
 
     NONE = auto()
     REFUSES = auto()  # connections are ended at once

@@ -89,7 +89,7 @@ class KubernetesJob(MasterJob):
         return self.namespace.core.read_namespaced_pod(name, self.namespace.name)
 
     def label(self) -> str:
-        """What `kubectl get pods -L status` shows of the master."""
+        """Return the master's status in `kubectl get pods -L status`."""
         return str(self.master_pod().metadata.labels[names.STATUS_LABEL])
 
     def pods(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What the pods of a job are given."""
+"""The specs of a job's pods."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.master.actors import wait_until
 
 
 class Done:
-    """What has been done, in order."""
+    """The calls so far, in order."""
 
     def __init__(self) -> None:
         self.words: list[str] = []

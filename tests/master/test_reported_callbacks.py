@@ -1,4 +1,4 @@
-"""What a worker says of the user's callbacks is an error of its message where the master could not keep it."""
+"""A worker's report of the user's callbacks is an error of its message where the master could not keep it."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def test_a_call_is_answered_in_its_own_thread_while_no_other_works(life: Life) -
         asker.start()
     for asker in askers:
         asker.join(60)
-    assert len(answered) == len(askers)  # whoever works, all are answered
+    assert len(answered) == len(askers)  # all are answered, by any thread
 
 
 def test_a_call_whose_answer_must_be_journalled_does_not_wait_for_the_disk_itself(life: Life) -> None:

@@ -64,7 +64,7 @@ class OneConfigMap:
         return {"metadata": {"resourceVersion": "7", "annotations": self.annotations | {"other": "9"}}}
 
     def ask(self, text: str) -> None:
-        """From now on so many workers are wanted."""
+        """Request this number of workers from now on."""
         self.annotations = {names.NUM_WORKERS_ANNOTATION: text} if text else {}
 
     def say(self, kind: str) -> None:

@@ -210,7 +210,7 @@ def running(num_workers: int = 1, **settings: Any) -> Script:
 
 
 def everything(script: Script, epochs: int = 1) -> Sets:
-    """What a PS holds at the end."""
+    """The content of a PS at the end."""
     slices = script.job._work.tasks.slices
     return {(epoch, task): range(-(-len(s) // 10)) for epoch in range(epochs) for task, s in enumerate(slices)}
 

@@ -294,10 +294,10 @@ class SimJob(SimShell):
                 self.ps_heartbeat(server)
             self.tell(e.Tick())
 
-    # What must hold -------------------------------------------------------------------------------------------------
+    # Invariants -----------------------------------------------------------------------------------------------------
 
     def check_ledger(self) -> None:
-        """What the core calls committed is in every PS, as long as it does not doubt it."""
+        """Check that committed work is in every PS, as long as the core does not doubt it."""
         if not self.job._is_open or len(self.ps) < self.settings.num_ps:
             return
         partition = self.job._fleet.servers.partition

@@ -79,7 +79,7 @@ def play(job: Job, schedule: Schedule, act: Callable[[Job, str, int], None]) -> 
 
 
 def check_coverage(job: SimJob, epoch: int, skipped: int = 0) -> None:
-    """What the log says of an epoch, counted from 0: records = samples + filtered - augmented."""
+    """The numbers of an epoch in the log, counted from 0: records = samples + filtered - augmented."""
     slices = job.job._work.tasks.slices
     made = [len(shard) if job.feed is None else job.feed(task) for task, shard in enumerate(slices)]
     records = sum(len(shard) for shard in slices)

@@ -1,4 +1,4 @@
-"""What the simulated members of AllReduce worlds hold: models, groups, and where each member is.
+"""State of the simulated members of AllReduce worlds: models, groups, and where each member is.
 
 The members' models are the truth that the tests compare the core with.
 """
@@ -19,7 +19,7 @@ Name = tuple[int, int, int]  # epoch, task, minibatch
 
 @dataclass
 class Model:
-    """What a member holds: by which steps it came to be what it is."""
+    """The model of a member: the steps that made it."""
 
     steps: list[tuple[Name, ...]] = field(default_factory=list)
 
@@ -41,7 +41,7 @@ class Model:
 
 
 class Where(Enum):
-    """What a member is doing."""
+    """The activity of a member."""
 
     OUTSIDE = auto()  # until it has said that it is ready, and is called
     FORMING = auto()

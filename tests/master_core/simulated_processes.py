@@ -29,7 +29,7 @@ class SimPod:
 
 @dataclass(frozen=True)
 class Leaving:
-    """What was so when a PS was told to end."""
+    """The state in which a PS was asked to end."""
 
     committed: CommittedSet
     mischief: tuple[int, int, int]

@@ -1,4 +1,4 @@
-"""What a pod's end, or its failure to begin, means: memory, lost nodes, images, farewells, slots."""
+"""Consequences of a pod's end, or of its failure to start: memory, lost nodes, images, farewells, slots."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_a_worker_that_never_registers_is_replaced() -> None:
     assert script.last(c.DeletePod) == c.DeletePod("elasticdl-j-worker-0")
 
 
-def test_nobody_is_blamed_for_the_time_in_which_the_master_was_stopped() -> None:
+def test_no_worker_is_blamed_for_the_time_in_which_the_master_was_stopped() -> None:
     script = running()
     lease = script.lease()
     script.now += 1000.0

@@ -1,4 +1,4 @@
-"""What an event costs the core does not grow with the number of workers or tasks: counted in lines of its code."""
+"""The cost of an event in the core does not grow with the number of workers or tasks: counted in lines of its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parameter servers do, as the status and the end of an epoch tell it."""
+"""The load of the parameter servers, in the status and at the end of an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user sees of the events of a job: the real core makes them, the client's news are read."""
+"""A user's view of the events of a job: the real core makes them, the client's news are read."""
 
 from __future__ import annotations
 

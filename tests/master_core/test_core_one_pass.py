@@ -31,7 +31,7 @@ def counted(lease: Lease) -> MetricArrays:
 
 
 def seen(lease: Lease) -> list[float]:
-    """What has come together in a lease for the results."""
+    """Return the numbers merged into a lease for the results."""
     numbers = array("d")
     numbers.frombytes(lease.merged[0].arrays[0].data)
     return list(numbers)

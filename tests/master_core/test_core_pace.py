@@ -20,7 +20,7 @@ LAST_LOOK_S = 2.0  # the end itself is seen once a second
 
 
 def misses(job: str, begin: float = 0.0, share: float = 0.0) -> list[str]:
-    """What was foretold wrongly from a time of a job on, and from a share of its records on."""
+    """Errors of the estimate from a time of a job on, and from a share of its records on."""
     samples = JOBS[job]
     total = max(records for _, records, _ in samples)
     end = next(at for at, records, _ in samples if records == total)

@@ -1,4 +1,4 @@
-"""What parameter servers say of the checkpoints that they restore, and those that never come to serve."""
+"""Reports of parameter servers about the checkpoints that they restore, and servers that never become ready."""
 
 from __future__ import annotations
 

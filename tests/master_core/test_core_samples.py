@@ -1,4 +1,4 @@
-"""What `feed` makes of the records: samples that are left out or added are counted, exactly and for good."""
+"""Samples that `feed` makes of records: omitted and added ones are counted, exactly and for good."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is handed out, in which order, and what counts as done."""
+"""The tasks handed out, their order, and their completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is granted in a world, and what the model of its source says of the ledger."""
+"""Grants in a world, and the ledger by the model of its source."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_the_first_world_has_all_ready_workers_in_order_of_their_ids() -> None:
     assert not script.stands
 
 
-def test_whoever_is_alone_waits_a_moment_for_others_and_no_longer() -> None:
+def test_a_worker_that_is_alone_waits_a_moment_for_others_and_no_longer() -> None:
     script = WorldScript(num_workers=3)
     script.worker_starts(0)
     script.ready(0)

@@ -309,7 +309,7 @@ class WorldJob(SimJob):
         steps = tuple(member.model.steps)
         assert group.history.setdefault(len(steps), steps) == steps, "members differ"
 
-    # What it tells the master ---------------------------------------------------------------------------------------
+    # Reports to the master ------------------------------------------------------------------------------------------
 
     def request(self, worker: SimWorker) -> None:
         """Sometimes for evaluation alone; never a long poll inside of a world."""
@@ -360,10 +360,10 @@ class WorldJob(SimJob):
             if member.where is Where.HEADER and member.rank == 0 and not member.is_stopped:
                 self.saved = copy.deepcopy(member.model)
 
-    # What must hold -------------------------------------------------------------------------------------------------
+    # Invariants -----------------------------------------------------------------------------------------------------
 
     def check_ledger(self) -> None:
-        """What the core calls committed is in every member's model, as long as a world stands."""
+        """Check that committed work is in every member's model, as long as a world stands."""
         formed = self.job._worlds.formed
         if not self.job._is_open or formed is None:
             return

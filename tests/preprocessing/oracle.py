@@ -1,4 +1,4 @@
-"""What each layer does to values, in NumPy and plain Python, and rows of cells as tensors of each kind and back."""
+"""The layers in NumPy and plain Python, and rows of cells as tensors of each kind and back."""
 
 from __future__ import annotations
 

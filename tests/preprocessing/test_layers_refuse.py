@@ -1,4 +1,4 @@
-"""What the layers refuse, what they are made from, and what they tell Keras of their results."""
+"""Errors of the layers, their construction, and the shapes that they report to Keras."""
 
 from __future__ import annotations
 

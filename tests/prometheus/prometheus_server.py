@@ -40,7 +40,7 @@ def program(name: str) -> str:
 
 
 def lint(metrics: bytes) -> str:
-    """What `promtool check metrics` has against metrics of the text format; empty: nothing."""
+    """Return the errors of `promtool check metrics` for metrics of the text format; empty: none."""
     done = subprocess.run([program("promtool"), "check", "metrics"], input=metrics, capture_output=True)
     return (done.stdout + done.stderr).decode() or ("" if done.returncode == 0 else f"exit code {done.returncode}")
 

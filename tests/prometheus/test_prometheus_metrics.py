@@ -1,4 +1,4 @@
-"""What a status looks like as metrics, and the server that they are read from."""
+"""A status as metrics, and the server that they are read from."""
 
 from __future__ import annotations
 

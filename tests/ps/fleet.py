@@ -31,7 +31,7 @@ ALL_IDS: Mapping[str, Ids] = {"deep": np.arange(50, dtype=np.int64), "wide": np.
 
 @dataclass(frozen=True)
 class Minibatch:
-    """What a worker would push."""
+    """A push of a worker."""
 
     name: MinibatchName
     gradient: Floats
@@ -119,7 +119,7 @@ class Fleet:
     def push_call(
         self, ps_id: int, minibatch: Minibatch, lease: int = 1, pulled_version: int = 0, learning_rate: float = 0.0
     ) -> PushCall:
-        """What one PS gets of a minibatch."""
+        """One PS's part of a minibatch."""
         name, skipped = minibatch.name, not len(minibatch.gradient)
         header = pb.Push(
             lease=lease,
@@ -184,7 +184,7 @@ class Fleet:
         return Values(trainable, self.partition.dense_whole([of_ps[1] for of_ps in arrays], NUM_NON_TRAINABLE), rows)
 
     def names(self, ps_id: int) -> list[MinibatchName]:
-        """What a PS says that it holds; every name is in it once."""
+        """Return the content that a PS reports; every name is in it once."""
         applied = AppliedSet.from_message(self.states[ps_id].applied()[0])
         assert applied.num_applies == applied.num_names
         return list(applied)
@@ -254,7 +254,7 @@ def assert_close(ours: Values, theirs: Values) -> None:
 
 
 def sums(minibatches: Iterable[Minibatch]) -> Values:
-    """What `SUMS` makes of minibatches, in any order."""
+    """Return the result of `SUMS` for minibatches, in any order."""
     oracle = Oracle()
     for minibatch in minibatches:
         oracle.push(minibatch)

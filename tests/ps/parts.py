@@ -51,7 +51,7 @@ def dense_of(kind: str, total: int) -> Floats:
 
 
 def part(own: Buckets, pieces: Sequence[Piece] = ()) -> PartSnapshot:
-    """What the owner of some buckets has; by default all of it of version 3 with three names."""
+    """The state of the owner of some buckets; by default all of it of version 3 with three names."""
 
     def dense(kind: str, total: int) -> Floats:
         return np.concatenate([dense_of(kind, total)[part] for part in dense_slices(own, total)])

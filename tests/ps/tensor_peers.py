@@ -1,4 +1,4 @@
-"""What the tests of tensor sockets share: a server of one method, and a peer that sends what it likes."""
+"""Peers for the tests of tensor sockets: a server of one method, and a peer that sends arbitrary bytes."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def save(cluster: Cluster, directory: Path, between: Iterable[int] = ()) -> list
 
 
 def begin_from(cluster: Cluster, directory: Path) -> None:
-    """What each PS of a cluster does when it starts."""
+    """Restore each PS of a cluster, as at its start."""
     for service in cluster.services:
         own = even_buckets(service.ps_id, len(cluster.services))
         restored = restore(

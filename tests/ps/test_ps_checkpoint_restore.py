@@ -20,7 +20,7 @@ from tests.ps.parts import applied_set, assert_is, commit, even_parts, flip, par
 
 
 def clipped(parts: list[PartSnapshot], own: Buckets) -> list[Piece]:
-    """What `own` keeps of each part's one piece, as ranges that lie together."""
+    """Return the ranges of each part's one piece that `own` keeps."""
     (low, high) = own[0]
     pieces = []
     for snapshot in parts:

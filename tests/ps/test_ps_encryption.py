@@ -149,7 +149,7 @@ def test_a_model_has_the_same_bits_with_encryption_as_without(caplog: pytest.Log
 
 
 def test_a_worker_that_does_not_encrypt_reaches_no_tensor_socket_that_does(caplog: pytest.LogCaptureFixture) -> None:
-    """What is left is gRPC, which has the job's certificate wherever a job has --encrypt."""
+    """The rest is gRPC, which has the job's certificate wherever a job has --encrypt."""
     with model_by_tcp(True, False):
         assert "PS 0 is reached over gRPC alone" in caplog.text
         assert "the other end encrypts what it sends (--encrypt), and this one does not" in caplog.text

@@ -1,7 +1,7 @@
 """Rounds whatever happens: workers that leave at any moment, zombies, PS that are restored, messages told late.
 
-Every minibatch adds 1 to an element of its own, so a round, which is a mean, adds 1 in all.  What a worker may commit
-must be in every PS.
+Every minibatch adds 1 to an element of its own, so a round, which is a mean, adds 1 in all.  Committable updates must
+be in every PS.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What travels between worker and PS arrives as it was sent; short floats are as near as their type allows."""
+"""Messages between worker and PS arrive as they were sent; short floats are as near as their type allows."""
 
 from __future__ import annotations
 

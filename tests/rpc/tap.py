@@ -18,7 +18,7 @@ _HANDSHAKE_BYTES = {True: 36 + 32, False: 64 + 4}  # to the end that has accepte
 
 
 class Fault(StrEnum):
-    """What happens to a record, the third of its direction."""
+    """A fault of a record, the third of its direction."""
 
     FLIPPED = "a byte is changed"
     SIZE = "its size is changed"

@@ -132,7 +132,7 @@ def apart(limit: str = "") -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def peak_mib(process: subprocess.Popen[str]) -> int:
-    """What a process has taken at most; ru_maxrss would count what ours held when it began that one."""
+    """Return the peak memory of a process; ru_maxrss would include the memory of ours when it started that one."""
     found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
     assert found is not None
     return int(found[1]) // 1024

@@ -1,4 +1,4 @@
-"""What the experiments on a cluster are measured against, and how."""
+"""The measurement of the experiments on a cluster."""
 
 from __future__ import annotations
 

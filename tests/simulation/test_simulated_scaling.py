@@ -43,7 +43,7 @@ def workload(name: str, curve: Curve, waits_for: str = "compute") -> Workload:
 
 
 def slots(number: int) -> Scenario:
-    """A cluster with room for so many pods."""
+    """A cluster with room for a number of pods."""
     return Scenario(nodes=(NodePool("n", {"cpu": float(number)}, 1),), image_pull=0.0, start=10.0)
 
 

@@ -43,7 +43,7 @@ def run(database: str, *arguments: str, **environment: str) -> None:
 
 
 def dry(capsys: pytest.CaptureFixture[str], database: str, *arguments: str) -> tuple[str, JobSpec]:
-    """What is said, and the job of the command that is printed last."""
+    """Return the output, and the job of the command that is printed last."""
     run(database, *arguments, "--dry_run")
     said = capsys.readouterr().out
     program, job_type, *flags = shlex.split(said.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""What statements read from and write to real databases: snapshots, errors at their place, no injection."""
+"""Reads and writes of statements on real databases: snapshots, errors at their place, no injection."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_clients_that_train_one_model_at_once_get_versions_of_their_own(source: 
     assert selected(source, "version, state") == [(version, "trained") for version in expected]
 
 
-def test_a_row_says_who_trained_what_from_which_ledger(source: str, tmp_path: Path) -> None:
+def test_a_row_names_the_user_the_training_and_its_ledger(source: str, tmp_path: Path) -> None:
     made = registry(source, tmp_path)
     model = made.add("m", ABOUT | {"statement": "SELECT ':x', '100 %' FROM t LABEL y INTO m"})
     assert selected(source, "state, committed") == [("training", None)]

@@ -12,7 +12,7 @@ from types import TracebackType
 
 
 class Fault(enum.Enum):
-    """What is wrong with an answer."""
+    """A fault of an answer."""
 
     UNAVAILABLE = "503"
     CUT_OFF = "the connection ends in the middle of the body"
@@ -23,7 +23,7 @@ class Fault(enum.Enum):
 
 @dataclass(frozen=True)
 class Request:
-    """What a client has asked for; `range` is empty for whole files."""
+    """A request of a client; `range` is empty for whole files."""
 
     method: str
     path: str

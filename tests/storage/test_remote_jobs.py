@@ -22,7 +22,7 @@ SERVERS = {"distribution_strategy": "ParameterServerStrategy", "num_workers": 1,
 
 
 class HeldUpload:
-    """Holds the n-th upload of a file name for ever."""
+    """Block the n-th upload of a file name without end."""
 
     def __init__(self, name: str, n: int) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""What a job writes beside its model, in storage: TensorBoard's event files, and bad records."""
+"""A job's outputs beside its model, in storage: TensorBoard's event files, and bad records."""
 
 from __future__ import annotations
 

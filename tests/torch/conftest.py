@@ -1,4 +1,4 @@
-"""What the tests of the PyTorch framework share: frameworks over modules of a small zoo, and records."""
+"""Fixtures of the tests of the PyTorch framework: frameworks over modules of a small zoo, and records."""
 
 from __future__ import annotations
 

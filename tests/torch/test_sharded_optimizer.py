@@ -86,7 +86,7 @@ class TrainingMember:
 
         Args:
             others: counts members that update.
-            num_awaited: this one dies when so many others do, before it has sent any parameter; 0: it lives.
+            num_awaited: this one dies when as many others do, before it has sent any parameter; 0: it lives.
         """
         session, framework = self.session, self.framework
         plan = session.plan_step([BatchRef(name_of(10 * number + session.rank), 8)])

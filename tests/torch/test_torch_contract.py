@@ -1,4 +1,4 @@
-"""What a PyTorch model definition may be, what it is told when it cannot be used, metrics, and the export."""
+"""PyTorch model definitions, the errors for unusable ones, metrics, and the export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker says of the device that its PyTorch model is on."""
+"""A worker's report of the device that its PyTorch model is on."""
 
 from __future__ import annotations
 

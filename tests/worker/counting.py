@@ -46,7 +46,7 @@ class Numbers:
 
 @dataclass
 class Counting:
-    """What a feeder needs of a framework.
+    """The parts of a framework that a feeder needs.
 
     Attributes:
         bad: user code raises on these records.

@@ -1,4 +1,4 @@
-"""What can be exported is known before the job starts; how much memory there is; the stream to the export process."""
+"""Export formats are checked before the job starts; how much memory there is; the stream to the export process."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_no_more_than_two_are_made_ahead_and_one_is_in_the_making(fed: Any) -> N
         assert len(one.framework.made) <= taken + 3
 
 
-def test_nobody_waits_for_a_lease_that_is_not_there(fed: Any) -> None:
+def test_no_thread_waits_for_a_lease_that_is_not_there(fed: Any) -> None:
     one = fed(ends=False)
     one.feeder.start()
     one.master.hears("RequestLease")

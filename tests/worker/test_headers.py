@@ -1,4 +1,4 @@
-"""What the members of a world tell each other before a step."""
+"""The headers that members of a world exchange before a step."""
 
 from __future__ import annotations
 

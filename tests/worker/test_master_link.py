@@ -1,4 +1,4 @@
-"""What a worker says to its master, over a real socket."""
+"""A worker's messages to its master, over a real socket."""
 
 from __future__ import annotations
 

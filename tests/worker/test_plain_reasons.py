@@ -1,4 +1,4 @@
-"""What a member says of a world that it has lost: one cause, in plain words."""
+"""A member's reason for the loss of a world: one cause, in plain words."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def push_of(task: int, minibatch: int, lease: int, version: int = 10**9) -> Push:
-    """What another worker would push."""
+    """Return the push of another worker."""
     change = np.zeros(NUM_NAMES, np.float32)
     change[name_of(task, minibatch)] = 1.0
     row = np.array([name_of(task, minibatch)], np.int64), np.full((1, 1), -1.0, np.float32)

@@ -1,4 +1,4 @@
-"""What a member does in a round of a world in which no member holds all of the model; without other members."""
+"""A member's round in a world in which no member holds all of the model; without other members."""
 
 from __future__ import annotations
 

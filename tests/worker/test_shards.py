@@ -1,4 +1,4 @@
-"""Which member holds which shard, and who sends it: for all small groups."""
+"""Which member holds which shard, and which one sends it: for all small groups."""
 
 from __future__ import annotations
 

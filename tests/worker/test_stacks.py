@@ -1,4 +1,4 @@
-"""What a worker says of its threads: the user's line first, bounded, native frames where py-spy is installed."""
+"""A worker's report of its threads: the user's line first, bounded, native frames where py-spy is installed."""
 
 from __future__ import annotations
 

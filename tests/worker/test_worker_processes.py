@@ -50,7 +50,7 @@ def lines_of(pod: subprocess.Popen[bytes]) -> list[str]:
 
 
 def next_lines(pod: subprocess.Popen[bytes], number: int) -> list[str]:
-    """So many lines, in order of their text."""
+    """Return this number of lines, in order of their text."""
     return sorted(next_line(pod).rstrip("\n") for _ in range(number))
 
 

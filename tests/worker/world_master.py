@@ -167,7 +167,7 @@ def session_members(master: WorldMaster, count: int) -> Iterator[list[SessionMem
 
 
 def all_do(members: Sequence[SessionMember], verb: Callable[..., Answer], *args: Any) -> list[Answer]:
-    """What came of it, by member."""
+    """The outcome, by member."""
     begun = [member.does(verb, *args) for member in members]
     return [one.result(ANSWER_S) for one in begun]
 
