@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from elasticdl.frameworks.framework import Batch, Framework, Mode, TaskRecords
 from elasticdl.model_def import load_model_definition
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints

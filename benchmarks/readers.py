@@ -25,7 +25,7 @@ from elasticdl.data.default_feed import table_of
 from elasticdl.data.factory import create_reader
 from elasticdl.data.table_decoder import decode
 from elasticdl.data.tfrecord import framed
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 
 TASK_RECORDS = 512
 CHUNK_ROWS = 20_000

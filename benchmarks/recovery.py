@@ -39,7 +39,7 @@ from benchmarks.zoo.step_times import VARIABLE
 from benchmarks.zoo.torch_mnist import SHAPE
 from elasticdl.cluster.cluster import PodPhase
 from elasticdl.cluster.local.adapter import ProcessCluster
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.errors import ElasticDLError
 
 WORLD = 4

@@ -14,7 +14,7 @@ import json
 from typing import Any
 
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 from elasticdl.simulation.cluster import HOUR, SimulatedCluster, Timeline
 from elasticdl.simulation.job import EventTimes, SimulatedJob, Workload
 from elasticdl.simulation.scenario import NodePool, Scenario

@@ -30,7 +30,7 @@ import numpy as np
 from elasticdl.data.factory import create_reader
 from elasticdl.data.recordio import RecordIOIndex, RecordIOWriter
 from elasticdl.data.tfrecord import framed
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl.storage.remote_file import PART_BYTES, RemoteFile
 
 RECORD_BYTES = 16 << 10

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase, PodSpec, RestartPolicy
 from elasticdl.cluster.local.adapter import ProcessCluster
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.choices import MasterRestartPolicy
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_dir import JobDir

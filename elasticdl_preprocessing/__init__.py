@@ -13,8 +13,7 @@ from elasticdl_preprocessing.analyzer import (
     get_stddev,
     get_vocabulary,
 )
-from elasticdl_preprocessing.categorical import Hashing, IndexLookup
-from elasticdl_preprocessing.concatenate import ConcatenateWithOffset
+from elasticdl_preprocessing.categorical import ConcatenateWithOffset, Hashing, IndexLookup
 from elasticdl_preprocessing.conversions import ToNumber, ToRagged, ToSparse
 from elasticdl_preprocessing.numeric import Discretization, LogRound, Normalizer, RoundIdentity
 from elasticdl_preprocessing.sparse_embedding import SparseEmbedding

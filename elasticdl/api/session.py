@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from elasticdl.frameworks.framework import Surplus
-from elasticdl.protocol.values import REPORT_S, Shard
+from elasticdl.protocol import REPORT_S, Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.rpc.patience import read_master_timeout_s

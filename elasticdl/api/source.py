@@ -13,7 +13,7 @@ from typing import Any
 from elasticdl.api.session import tasks_of
 from elasticdl.data.factory import create_reader, open_source
 from elasticdl.data.reader import Metadata, Reader
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.master_link import MasterLink
 from elasticdl_client.errors import DataError, JobError

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.errors import ElasticDLError
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")

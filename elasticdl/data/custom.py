@@ -16,7 +16,7 @@ from typing import cast
 
 from elasticdl.data.reader import Metadata, Reader
 from elasticdl.data.sources import no_records, shard_not_of_source
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
 _HINT = (

@@ -22,7 +22,7 @@ from elasticdl.data.text import TextReader
 from elasticdl.data.text_rows import TextRules
 from elasticdl.data.tfrecord import TFRecordFile
 from elasticdl.data.webdataset import webdataset_reader
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.data_sources import (
     DIRECTORIES,
     check_kind_of_storage,

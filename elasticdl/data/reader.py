@@ -18,7 +18,7 @@ from typing import Protocol
 
 from elasticdl.data.checksums import OncePerFile, check_file
 from elasticdl.data.sources import no_records, reading, shard_not_of_source
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 
 
 @dataclass(frozen=True, slots=True)

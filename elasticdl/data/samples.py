@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from elasticdl.data.reader import Metadata
 from elasticdl.data.sources import no_records, shard_not_of_source
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError
 
 SHARD = "samples"

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from elasticdl.data.checksums import MANIFEST, read_manifest
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.port import FileStatus, Storage
 from elasticdl_client.errors import DataError, ElasticDLError, StorageFileMissing

@@ -25,7 +25,7 @@ from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.data.reader import Metadata
 from elasticdl.data.sources import no_records, shard_not_of_source
 from elasticdl.data.text_rows import TextRules, guess_types, rows_from
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError
 
 _log = logging.getLogger(__name__)

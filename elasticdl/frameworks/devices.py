@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from elasticdl.protocol.values import Device
+from elasticdl.protocol import Device
 from elasticdl_client.choices import NUM_PROCESSES_VARIABLE
 
 _INTERVAL_S = 1.0  # that of heartbeats

@@ -21,7 +21,7 @@ from elasticdl.master.core.values import DataKind, PodState, PsAddress
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.master.ps_calls import PsCalls, PsUnreachable
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of
 from elasticdl_client.errors import CheckpointError, ElasticDLError, StorageError

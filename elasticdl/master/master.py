@@ -34,7 +34,7 @@ from elasticdl.master.settings import check_fixed_flags, data_kinds, describe, f
 from elasticdl.master.shell import Shell, end_of_log
 from elasticdl.master.tensorboard import watcher
 from elasticdl.master.tracking import Watchers, check_packages, trackers
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.addresses import free_ports
 from elasticdl.rpc.handshake import check_encryption

@@ -28,7 +28,7 @@ from elasticdl.master.core.values import (
     TaskType,
     WorkerGroup,
 )
-from elasticdl.protocol.values import Device, Role, Shard
+from elasticdl.protocol import Device, Role, Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.validation import InvalidMessage
 

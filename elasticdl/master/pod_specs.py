@@ -12,7 +12,7 @@ from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.local.standby import ENGINE, FRAMEWORK_VARIABLE
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.model_def import framework_of
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl.rpc.handshake import ENCRYPT_VARIABLE
 from elasticdl.rpc.patience import MASTER_TIMEOUT_VARIABLE
 from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from elasticdl.master.core.events import PodChanged, PodsListed
 from elasticdl.master.core.values import PodState
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.job_status import EpochCoverage, JobStatus, LostPod, PodStatus
 
 MAX_LOST = 20

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from elasticdl.data.factory import create_reader
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
 default_logger = logging.getLogger("elasticdl.user")

@@ -681,7 +681,7 @@ class Master(object):
 
 class ParameterServerStub(object):
     """---------------------------------------------------------------------------------------------------------------
-    Parameter server.  Its raw methods carry frames (elasticdl/rpc/frames.py), laid out as elasticdl/ps/transport/wire.py says:
+    Parameter server.  Its raw methods carry frames (elasticdl/rpc/frames.py), laid out as elasticdl/ps/wire.py says:
     Initialize, Exchange, KnownIds, and InitializeStream, ExchangeStream, KnownIdsStream for the same in chunks.
     """
 
@@ -715,7 +715,7 @@ class ParameterServerStub(object):
 
 class ParameterServerServicer(object):
     """---------------------------------------------------------------------------------------------------------------
-    Parameter server.  Its raw methods carry frames (elasticdl/rpc/frames.py), laid out as elasticdl/ps/transport/wire.py says:
+    Parameter server.  Its raw methods carry frames (elasticdl/rpc/frames.py), laid out as elasticdl/ps/wire.py says:
     Initialize, Exchange, KnownIds, and InitializeStream, ExchangeStream, KnownIdsStream for the same in chunks.
     """
 
@@ -778,7 +778,7 @@ def add_ParameterServerServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ParameterServer(object):
     """---------------------------------------------------------------------------------------------------------------
-    Parameter server.  Its raw methods carry frames (elasticdl/rpc/frames.py), laid out as elasticdl/ps/transport/wire.py says:
+    Parameter server.  Its raw methods carry frames (elasticdl/rpc/frames.py), laid out as elasticdl/ps/wire.py says:
     Initialize, Exchange, KnownIds, and InitializeStream, ExchangeStream, KnownIdsStream for the same in chunks.
     """
 

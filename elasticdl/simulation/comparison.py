@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elasticdl.master.settings import settings_of
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 from elasticdl.simulation.cluster import HOUR, Change, SimulatedCluster, SimulatedPod, Timeline
 from elasticdl.simulation.job import SimulatedJob, Workload
 from elasticdl.simulation.scenario import Amounts, Scenario, amounts, read_scenario

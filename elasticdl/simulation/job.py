@@ -21,7 +21,7 @@ from elasticdl.master.core.applied import CommittedSet, CommittedTask
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Lease, PodState, Position, PsPartition, TaskType
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 from elasticdl.simulation.cluster import Change, SimulatedCluster, SimulatedPod, Timeline
 from elasticdl.simulation.scenario import Amounts, Scenario
 

@@ -19,13 +19,12 @@ import grpc
 
 from elasticdl.frameworks.devices import DeviceMeter
 from elasticdl.frameworks.framework import NO_SURPLUS, Surplus
-from elasticdl.protocol.values import HEARTBEAT_S, REPORT_S, Device
+from elasticdl.protocol import HEARTBEAT_S, REPORT_S, Device
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect, is_transient
-from elasticdl.rpc.cpu_use import cpu_use
 from elasticdl.rpc.patience import MasterGone
-from elasticdl.rpc.resource_use import used_share
+from elasticdl.rpc.resource_use import cpu_use, used_share
 from elasticdl.worker import child_stacks, stacks
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.leases import HeldLease, LeaseBook

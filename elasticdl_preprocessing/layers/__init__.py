@@ -3,8 +3,7 @@
 import sys
 from types import ModuleType
 
-from elasticdl_preprocessing.categorical import Hashing, IndexLookup
-from elasticdl_preprocessing.concatenate import ConcatenateWithOffset
+from elasticdl_preprocessing.categorical import ConcatenateWithOffset, Hashing, IndexLookup
 from elasticdl_preprocessing.conversions import ToNumber, ToRagged, ToSparse
 from elasticdl_preprocessing.numeric import Discretization, LogRound, Normalizer, RoundIdentity
 from elasticdl_preprocessing.sparse_embedding import SparseEmbedding

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.analyze.typed import SOURCES
 from tests.chaos.job import LocalJob
 

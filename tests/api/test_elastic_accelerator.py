@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.errors import JobError
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of

@@ -11,7 +11,7 @@ import pytest
 from script_waits import kept_from_beginning
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import assert_time_is_known, coverage_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from script_waits import kept_from_beginning
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.scenarios import coverage_of
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from script_waits import kept_from_beginning
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
 

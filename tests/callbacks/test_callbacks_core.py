@@ -9,7 +9,7 @@ from typing import Any
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Lease, PodState, TaskType
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 from elasticdl_client.choices import DistributionStrategy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "master_core"))

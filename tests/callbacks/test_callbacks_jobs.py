@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.model_def import load
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.errors import ModelDefinitionError
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.jobs import DIGITS, zoo_with

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elasticdl.cluster.cluster import Pod, PodPhase
 from elasticdl.cluster.local.adapter import ProcessCluster
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.chaos.faults import Fault, FaultKind, Victim
 from elasticdl_client.chaos.local_faults import LocalFaults
 from elasticdl_client.job_status import JobStatus

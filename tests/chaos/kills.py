@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.chaos.faults import Victim
 from elasticdl_client.job_dir import read_journal
 from elasticdl_client.job_events import EventKind

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.job_dir import read_journal
 from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_status import EpochCoverage

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS
 from tests.chaos.scenarios import FREEZE_S, LEASE_TIMEOUT_S, coverage_of

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.job_dir import read_journal
 from elasticdl_client.job_events import EventKind
 from tests.chaos.job import REPOSITORY, LocalJob

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos.kills import Kill
 from tests.chaos.loss_traces import BOUND, FRAMEWORKS, JOB, UP_AND_DOWN, trace
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.cluster import Pod
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS
 from tests.chaos.scenarios import coverage_of

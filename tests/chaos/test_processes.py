@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS
 from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact, assert_time_is_known

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos.jobs import FRAPPE, NUMPY_DIGITS, RealJob
 from tests.chaos.kills import Fault, Kill, KillInCheckpoint, run_life
 from tests.chaos.scenarios import assert_exact

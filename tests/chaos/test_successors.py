@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos.jobs import DIGITS
 
 LIMIT_S = 10.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS, NUMPY_DIGITS, RealJob
 from tests.chaos.kills import Fault, Freeze, Kill, run_life

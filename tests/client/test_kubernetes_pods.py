@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.cluster import PodSpec, RestartPolicy
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names

@@ -129,7 +129,7 @@ def test_a_master_that_dies_is_started_again_and_the_job_continues(flags: dict[s
 
 def test_a_restart_is_told_where_the_job_has_ended_before_it_is_seen(tmp_path: Path) -> None:
     from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
-    from elasticdl.protocol.values import Role
+    from elasticdl.protocol import Role
     from elasticdl_client.job_dir import JobDir
     from elasticdl_client.job_spec import JobSpec
     from elasticdl_client.job_status import JobPhase, JobStatus
@@ -155,7 +155,7 @@ def test_the_last_events_are_told_where_file_and_time_of_the_journal_are_those_o
     tmp_path: Path,
 ) -> None:
     from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
-    from elasticdl.protocol.values import Role
+    from elasticdl.protocol import Role
     from elasticdl_client.job_dir import JobDir
     from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, to_journal
     from elasticdl_client.job_spec import JobSpec

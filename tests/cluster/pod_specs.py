@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elasticdl.cluster.cluster import PodSpec
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 
 FOREVER = "exec sleep 1000"
 

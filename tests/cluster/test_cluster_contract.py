@@ -13,7 +13,7 @@ from pod_specs import master, worker
 from real_cluster import Pods
 
 from elasticdl.cluster.cluster import Cluster, EndReason, EventType, Pod, PodPhase, RestartPolicy
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.errors import ElasticDLError
 
 PHASES = [PodPhase.PENDING, PodPhase.RUNNING, PodPhase.SUCCEEDED]

@@ -16,7 +16,7 @@ from real_cluster import NOWHERE, Manifests, Namespace
 
 from elasticdl.cluster.cluster import CannotResize, EndReason, EventType, PodEvent, PodPhase, RestartPolicy
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.explain.diagnosis import Trouble
 
 pytestmark = pytest.mark.cluster

@@ -17,7 +17,7 @@ from local_agent import TIMEOUT_S, LocalAgent, Observer
 from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl.cluster.local.kubelet import OomKills
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.errors import ElasticDLError
 
 

@@ -11,7 +11,7 @@ from pod_specs import master, worker
 
 from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl.cluster.local.gpus import Gpus
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.errors import ElasticDLError
 
 

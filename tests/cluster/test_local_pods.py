@@ -13,7 +13,7 @@ from pod_specs import master, worker
 
 from elasticdl.cluster.cluster import EndReason, PodPhase, RestartPolicy
 from elasticdl.cluster.local.adapter import ProcessCluster
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 
 SLOTS = 2
 

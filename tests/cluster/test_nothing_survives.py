@@ -15,7 +15,7 @@ from local_agent import TIMEOUT_S, LocalAgent, Observer, Wire, have_ended, socke
 
 from elasticdl.cluster.cluster import PodPhase, PodSpec, RestartPolicy
 from elasticdl.cluster.local.adapter import ProcessCluster
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 
 # A pod with a child and a grandchild, which ignore what can be ignored; the whole group is stopped afterwards.
 FAMILY = """

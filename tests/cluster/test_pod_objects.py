@@ -8,7 +8,7 @@ import pytest
 
 from elasticdl.cluster.cluster import EndReason, PodPhase
 from elasticdl.cluster.kubernetes.pods import ended_before_deletion, node_is_silent, read_pod
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.kubernetes.names import pod_labels
 
 

@@ -16,7 +16,7 @@ import pytest
 from local_agent import LocalAgent, Observer, Wire, have_ended
 
 from elasticdl.cluster.cluster import EndReason, Pod, PodPhase, PodSpec
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 
 pytest.importorskip("tensorflow")
 

@@ -10,7 +10,7 @@ import pytest
 from local_agent import LocalAgent, Observer
 
 from elasticdl.cluster.cluster import PodSpec
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 
 pytest.importorskip("torch")
 

@@ -15,7 +15,7 @@ pytest.importorskip("playwright", reason="the extra dev is not installed")
 
 from playwright.sync_api import Browser, Page, expect
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_status import JobPhase, JobStatus, LostPod, PodStatus
 from tests.chaos.jobs import NUMPY_DIGITS

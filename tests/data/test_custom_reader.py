@@ -9,7 +9,7 @@ import pytest
 
 from elasticdl.data.custom import CustomTask, adapt_reader
 from elasticdl.data.reader import Metadata, Reader
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError, ElasticDLError, ModelDefinitionError
 
 

@@ -10,7 +10,7 @@ import pytest
 import typed_sources as typed
 
 from elasticdl.data.factory import create_reader
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 
 PAYLOADS = [b"record %d" % i for i in range(50)]
 

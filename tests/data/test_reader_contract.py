@@ -24,7 +24,7 @@ from elasticdl.data.example import encode_example
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Metadata, Reader
 from elasticdl.data.recordio import Compressor, RecordIOWriter
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError
 
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elasticdl.data.recordio import Compressor, RecordIOFile, RecordIOIndex, RecordIOReader, RecordIOWriter
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError
 
 GOLDEN_BODY = bytes.fromhex("03000000 616263 00000000 02000000 7a00")

@@ -16,7 +16,7 @@ import pytest
 import typed_sources as typed
 
 from elasticdl.data.factory import create_reader
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError
 
 COLUMNS = ["f", "n", "t"]

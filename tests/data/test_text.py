@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError
 
 

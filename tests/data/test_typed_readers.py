@@ -20,7 +20,7 @@ from elasticdl.data.example_parser import parse_examples
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
 from elasticdl.data.sources import need
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl.storage.remote_file import PART_BYTES
 from elasticdl_client.errors import DataError
 

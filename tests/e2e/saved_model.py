@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.ps.checkpoint.part_file import PartReader
+from elasticdl.ps.part_file import PartReader
 
 Floats = npt.NDArray[np.float32]
 

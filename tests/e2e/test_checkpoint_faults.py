@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.explain.diagnosis import Trouble
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import FRAPPE, NUMPY_DIGITS

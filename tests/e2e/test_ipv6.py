@@ -16,7 +16,7 @@ import pytest
 
 from elasticdl.collective.nccl import use_family_of
 from elasticdl.master.kubernetes.environment import _PS_ENV
-from elasticdl.ps.transport.tensor_sockets import TensorClient, TensorServer
+from elasticdl.ps.tensor_sockets import TensorClient, TensorServer
 from elasticdl.rpc import addresses
 from elasticdl.rpc.addresses import free_ports
 from elasticdl.rpc.channels import connect

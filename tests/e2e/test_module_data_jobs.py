@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.kills import Kill, run_life
 from tests.chaos.scenarios import coverage_of

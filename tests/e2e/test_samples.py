@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS
 from tests.chaos.kills import Kill, run_life

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos import jobs
 from tests.chaos.kills import Kill, run_life
 from tests.chaos.scenarios import assert_exact

@@ -28,7 +28,7 @@ from elasticdl.frameworks.framework import (
     Surplus,
     TaskRecords,
 )
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.seeds import derive_seed
 from elasticdl_client.errors import DataError

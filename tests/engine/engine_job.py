@@ -17,7 +17,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import PodState
 from elasticdl.master.settings import settings_of
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.job_spec import JobSpec
 from tests.engine.arithmetic import Plan, ShardedArithmetic, Troubles
 from tests.engine.collectives import Links

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.choices import DistributionStrategy, NanPolicy
 from elasticdl_client.job_spec import JobSpec
 from tests.engine.arithmetic import Troubles, Violation

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl.worker.ledger import Ledger
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_spec import JobSpec

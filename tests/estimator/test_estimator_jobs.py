@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.job_status import EpochCoverage
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import TEST_DATA

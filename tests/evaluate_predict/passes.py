@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from elasticdl.api.examples import parse_examples
 from elasticdl.data.factory import create_reader
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.evaluate_predict.gated import gated_zoo
 

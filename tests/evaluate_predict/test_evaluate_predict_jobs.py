@@ -14,7 +14,7 @@ import pytest
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.model_def import load
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from tests.chaos.job import REPOSITORY
 from tests.chaos.jobs import DIGITS

@@ -11,7 +11,7 @@ import torch
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.model_def import load
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl_client.errors import CheckpointError
 from tests.e2e.all_reduce_jobs import TORCH_DIGITS

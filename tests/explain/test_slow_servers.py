@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.explain.diagnosis import Diagnosis, Trouble
 from elasticdl_client.explain.slowness import PsLoad
 from tests.chaos.job import REPOSITORY, LocalJob

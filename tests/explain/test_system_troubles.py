@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl.rpc import frames
 from elasticdl_client.explain.diagnosis import Trouble
 from elasticdl_client.job_events import EventKind

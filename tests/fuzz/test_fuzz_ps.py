@@ -18,8 +18,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from elasticdl.ps.client import PsClient
 from elasticdl.ps.server.service import JobBounds, PsService
-from elasticdl.ps.transport.tensor_sockets import CallFailed
-from elasticdl.ps.transport.wire import SERVICE
+from elasticdl.ps.tensor_sockets import CallFailed
+from elasticdl.ps.wire import SERVICE
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channels import connect
 from elasticdl.rpc.frames import Frame

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos import jobs
 from tests.chaos.job import LocalJob
 from tests.chaos.kills import Kill, run_life

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
-from elasticdl.rpc.cpu_use import cpu_use
+from elasticdl.protocol import Role
+from elasticdl.rpc.resource_use import cpu_use
 from elasticdl_client.explain.diagnosis import Trouble
 from elasticdl_client.job_events import EventKind
 from tests.chaos.job import REPOSITORY, LocalJob
@@ -49,7 +49,7 @@ def test_a_kernel_that_says_nothing_is_no_error(tmp_path: Path) -> None:
 def test_a_process_above_its_limit_sees_how_long_it_was_throttled() -> None:
     program = (
         "import os, sys\n"
-        "from elasticdl.rpc.cpu_use import cpu_use\n"
+        "from elasticdl.rpc.resource_use import cpu_use\n"
         "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
         "while (throttled := cpu_use().throttled_seconds) == 0: pass\n"
         "print(throttled)"

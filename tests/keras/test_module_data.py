@@ -16,7 +16,7 @@ from elasticdl.frameworks.framework import Mode
 from elasticdl.frameworks.keras.input.module_data import ModuleData, dataset_reader
 from elasticdl.frameworks.keras.input.table_feed import traced_feed
 from elasticdl.model_def import ModelDefinition
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError, ElasticDLError, ModelDefinitionError
 
 X = np.random.default_rng(1).normal(size=(23, 3, 2))

@@ -16,7 +16,7 @@ from elasticdl.data.table_encoder import Numbers, TableColumn, Texts, encode_tab
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
 from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.model_def import load
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.errors import ModelDefinitionError
 
 MODULE = """

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from elasticdl.master.master import Master
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase

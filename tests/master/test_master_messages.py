@@ -6,7 +6,7 @@ from elasticdl.master import messages
 from elasticdl.master.core import commands as c
 from elasticdl.master.core.fleet.servers import owned
 from elasticdl.master.core.values import PsAddress, PsPartition, PsUsage
-from elasticdl.protocol.values import Device
+from elasticdl.protocol import Device
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 PARTITION = PsPartition(7, tuple(PsAddress(k, f"host-{k}:1", k + 1, owned(k, 3)) for k in range(3)))

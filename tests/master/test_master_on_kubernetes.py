@@ -22,7 +22,7 @@ from elasticdl.master.effects import Effects
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.master.ps_calls import PsCalls
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase
 from elasticdl_client.kubernetes import names

@@ -8,7 +8,7 @@ import pytest
 
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.master.pod_specs import PodSpecs
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.job_spec import JobSpec
 

@@ -9,7 +9,7 @@ from elasticdl.master.core.commands import Answer, LeaseGranted
 from elasticdl.master.core.values import Lease, TaskType
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.servicer import MasterServicer
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 

@@ -22,7 +22,7 @@ from elasticdl.master.journal import JournalWriteError, Outage, Outages, Superse
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.master.ps_calls import PsCalls
 from elasticdl.master.shell import Shell
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus

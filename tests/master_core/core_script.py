@@ -11,7 +11,7 @@ from elasticdl.master.core.applied import CommittedSet
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Lease, MetricArrays, PodState, Position, ReportedLease
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 from elasticdl_client.choices import DistributionStrategy
 
 C = TypeVar("C")

@@ -18,7 +18,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.applied import CommittedSet
 from elasticdl.master.core.ledger.leases import most_per_worker
 from elasticdl.master.core.values import Array, Lease, MetricArrays, PodState, Position, ReportedLease, TaskType
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 
 
 class SimJob(SimShell):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from elasticdl.master.core.applied import CommittedSet
 from elasticdl.master.core.values import Lease, PodState, PsPartition
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 
 Names = dict[tuple[int, int], set[int]]
 

@@ -16,7 +16,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Lease, PodState
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 
 
 class SimShell(ABC):

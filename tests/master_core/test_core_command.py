@@ -10,7 +10,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.plan.epoch import coverage_line
 from elasticdl.master.core.values import DataKind, PodState, ScriptPlan, SessionEvent
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 from tests.master_core.core_script import Like, Script
 
 

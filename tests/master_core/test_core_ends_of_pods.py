@@ -8,7 +8,7 @@ from core_script import Like, Script, everything, running, train_all
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Lease, PodState, ReportedLease
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 
 WORKER, PS = "elasticdl-j-worker", "elasticdl-j-ps"
 

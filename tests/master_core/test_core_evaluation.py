@@ -9,7 +9,7 @@ from core_script import Like, Script, running, train_all
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Array, Lease, MetricArrays, PodState, TaskType
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 
 
 def state(*values: float, additive: bool = True) -> MetricArrays:

@@ -11,7 +11,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.event_log import MAX_CHARACTERS, MAX_EVENTS, MAX_TEXT, EventLog
 from elasticdl.master.core.fleet.fleet import MAX_REASONS
 from elasticdl.master.core.values import PodState
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.job_events import EventKind, JobEvent, describe
 
 

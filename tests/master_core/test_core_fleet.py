@@ -11,7 +11,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.fleet.servers import owned
 from elasticdl.master.core.values import BucketRange, MessagePace, PodState, PsAddress, TaskType
-from elasticdl.protocol.values import Device, Role
+from elasticdl.protocol import Device, Role
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_status import DeviceStatus, JobStatus

@@ -13,7 +13,7 @@ from world_script import WorldScript, standing
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import PodState
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 
 FEW, MANY = 10, 160
 Act = Callable[[Script], e.Event]

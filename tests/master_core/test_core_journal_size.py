@@ -13,7 +13,7 @@ from elasticdl.master.core.plan.epoch import Epoch
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.journal import encode
 from elasticdl.master.kubernetes.journal import MAX_BYTES
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 
 SETTINGS = JobSettings("j", minibatch_size=1, num_minibatches_per_task=8)
 WORKERS = 1000

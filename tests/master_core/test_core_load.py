@@ -10,7 +10,7 @@ from core_script import Script, everything, running
 from elasticdl.master.core import events as e
 from elasticdl.master.core.ps_metrics import PsMetrics
 from elasticdl.master.core.values import PsUsage
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 
 
 def beat(script: Script, ps_id: int, incarnation: int = 1, **load: Any) -> None:

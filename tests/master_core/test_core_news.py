@@ -11,7 +11,7 @@ from world_script import standing
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import PodState
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
 from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus

@@ -11,7 +11,7 @@ from core_script import Script, running
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Array, Lease, MetricArrays, ReportedLease, TaskType
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 
 
 def evaluating(num_workers: int = 1, **settings: Any) -> Script:

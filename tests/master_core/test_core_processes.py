@@ -9,7 +9,7 @@ from world_script import WorldScript
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import PodState, Stacks
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.job_events import EventKind
 
 

@@ -12,7 +12,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.ledger.leases import MAX_UNWRITTEN
 from elasticdl.master.core.plan.tasks import MAX_UNKNOWN_EPOCHS
 from elasticdl.master.core.values import PodState, ReportedLease
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 from elasticdl_client.choices import DistributionStrategy
 
 

@@ -6,7 +6,7 @@ from core_script import Like, Script, running
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core.values import Level, PodState
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 
 DAMAGED = "version-300 is damaged: variables-1-of-2.ckpt is shorter than its manifest says"
 

@@ -10,7 +10,7 @@ from schedules import UNHURRIED, Schedule, check_coverage, happen, play, schedul
 
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Lease, PodState, TaskType
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 from elasticdl_client.choices import NanPolicy
 
 SHARDS = (Shard("a", 0, 21), Shard("b", 0, 8))

@@ -11,7 +11,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import PodState, PsUsage
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.goodput import PsState, SlotState
 

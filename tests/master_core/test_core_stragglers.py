@@ -11,7 +11,7 @@ from world_script import standing
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import CpuUse, Lease
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.choices import Remedy
 from elasticdl_client.job_events import EventKind, JobEvent
 

@@ -12,7 +12,7 @@ from elasticdl.master.core.plan.epoch import permutation
 from elasticdl.master.core.plan.tasks import Tasks, cut
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import PodState, TaskType
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 from elasticdl_client.choices import DistributionStrategy
 
 

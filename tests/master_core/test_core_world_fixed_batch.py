@@ -7,7 +7,7 @@ from world_script import WorldScript, standing
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import DataKind, ScriptPlan
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 
 
 def test_a_fixed_batch_is_leased_to_rank_0_alone_in_order_and_enough_of_it() -> None:

@@ -8,7 +8,7 @@ from world_script import WorldScript, standing
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import DataKind, PodState, ReportedLease, ScriptPlan, TaskType
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 
 
 def test_nothing_is_granted_before_a_world_stands() -> None:

@@ -13,7 +13,7 @@ from world_simulation import WorldJob
 
 from elasticdl.master.core.plan.epoch import permutation
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.choices import DistributionStrategy
 
 SHARDS = (Shard("a", 0, 21), Shard("b", 0, 8))

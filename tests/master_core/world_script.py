@@ -9,7 +9,7 @@ from core_script import Script, Sets, applied
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import PodState, TaskType, WorkerGroup
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.choices import DistributionStrategy
 
 

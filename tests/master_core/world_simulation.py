@@ -21,7 +21,7 @@ from elasticdl.master.core.plan.epoch import permutation
 from elasticdl.master.core.plan.tasks import cut
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Lease, PodState, TaskType, WorkerGroup
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 
 
 class WorldJob(SimJob):

@@ -15,7 +15,7 @@ from prometheus_server import program
 
 from elasticdl.cluster.cluster import PodSpec, RestartPolicy
 from elasticdl.master.metrics import FAMILIES, JOB_LABEL, MetricType
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.objects import job_manifests

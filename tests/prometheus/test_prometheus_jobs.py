@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_server import LOOPBACK, running
 
 from elasticdl.master.metrics import FAMILIES, MetricType
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl.rpc.addresses import free_ports
 from tests.chaos.jobs import NUMPY_DIGITS
 from tests.chaos.kills import Kill

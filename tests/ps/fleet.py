@@ -16,7 +16,7 @@ from elasticdl.ps.server.restoring import open_checkpoint
 from elasticdl.ps.server.state import Exchanged, ServerState
 from elasticdl.ps.server.synchronous import Confirmed, UpdateSettings
 from elasticdl.ps.snapshot import PartSnapshot
-from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PullCall, PushCall, table_message
+from elasticdl.ps.wire import ExchangeCall, InitializeCall, PullCall, PushCall, table_message
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.kernels.reference import DictionaryTable
 from tests.ps.parts import write_checkpoint

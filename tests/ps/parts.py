@@ -10,7 +10,7 @@ import numpy as np
 from elasticdl.frameworks.framework import Floats, Ids, Table
 from elasticdl.master import checkpoints
 from elasticdl.master.checkpoints import Manifest, PsPart
-from elasticdl.ps.checkpoint.part_file import PartFile, write_part
+from elasticdl.ps.part_file import PartFile, write_part
 from elasticdl.ps.partition import buckets, dense_slices, even_buckets
 from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece, TableChunk
 from elasticdl.rpc import elasticdl_pb2 as pb

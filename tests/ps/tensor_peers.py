@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from elasticdl.ps.transport.tensor_sockets import Limits, TensorServer
+from elasticdl.ps.tensor_sockets import Limits, TensorServer
 from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import Arrived, Frame, decode
 from elasticdl.rpc.handshake import connecting, shake_hands

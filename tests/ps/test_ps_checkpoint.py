@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from elasticdl.ps.checkpoint.part_file import PartFile
+from elasticdl.ps.part_file import PartFile
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.restoring import restore, restore_other
 from elasticdl.ps.server.service import JobBounds

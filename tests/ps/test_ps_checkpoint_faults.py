@@ -18,7 +18,7 @@ import pytest
 
 from elasticdl.frameworks.framework import Table
 from elasticdl.master import checkpoints
-from elasticdl.ps.checkpoint.part_file import write_part
+from elasticdl.ps.part_file import write_part
 from elasticdl.ps.partition import ALL_BUCKETS
 from elasticdl.ps.server.restoring import open_checkpoint, restore
 from elasticdl.ps.snapshot import PartSnapshot, TableChunk
@@ -156,7 +156,7 @@ _KILLED = """
 import sys
 from pathlib import Path
 from tests.ps.test_ps_checkpoint_faults import INCARNATION, endless
-from elasticdl.ps.checkpoint.part_file import write_part
+from elasticdl.ps.part_file import write_part
 write_part(Path(sys.argv[1]), 0, 1, INCARNATION, endless(lambda: print("written", flush=True)))
 """
 

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import Table
-from elasticdl.ps.checkpoint.part_file import BLOCK_BYTES, PartFile, PartReader, write_part
-from elasticdl.ps.checkpoint.part_layout import TAIL
+from elasticdl.ps.part_file import BLOCK_BYTES, TAIL, PartFile, PartReader, write_part
 from elasticdl.ps.partition import ALL_BUCKETS
 from elasticdl.ps.server.restoring import open_checkpoint
 from elasticdl.ps.snapshot import PartSnapshot, TableChunk

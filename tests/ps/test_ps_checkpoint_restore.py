@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.ps.checkpoint.part_file import PartReader, write_part
+from elasticdl.ps.part_file import PartReader, write_part
 from elasticdl.ps.partition import ALL_BUCKETS, even_buckets
 from elasticdl.ps.server.restoring import NoneIsWhole, RestoredCheckpoint, open_checkpoint, restore, restore_other
 from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece

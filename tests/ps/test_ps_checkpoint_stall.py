@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elasticdl.ps.checkpoint.part_file import PartFile, write_part
+from elasticdl.ps.part_file import PartFile, write_part
 from elasticdl.ps.partition import ALL_BUCKETS
 from elasticdl.ps.server.restoring import restore
 from elasticdl.ps.server.state import ServerState
-from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PullCall, PushCall
+from elasticdl.ps.wire import ExchangeCall, InitializeCall, PullCall, PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.parts import commit
 from tests.ps.scenes import UNIFORM, config

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import ModelReport, Parameters, Table, Variable
 from elasticdl.kernels import _native
+from elasticdl.ps import tensor_sockets
 from elasticdl.ps.client import IdsOutOfRange, LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Push
 from elasticdl.ps.client.connection import PsConnection
 from elasticdl.ps.client.lookups import Lookup, RowLookups
 from elasticdl.ps.partition import Partition
-from elasticdl.ps.transport import tensor_sockets
-from elasticdl.ps.transport.wire import SERVICE
+from elasticdl.ps.wire import SERVICE
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import MAGIC, WIRE_VERSION, Frame, encode

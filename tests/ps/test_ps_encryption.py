@@ -16,7 +16,7 @@ from elasticdl.ps.client import PsClient
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.service import PsService, register_service, serve_tensors
 from elasticdl.ps.server.state import ServerState
-from elasticdl.ps.transport.tensor_sockets import CallFailed, TensorClient, TensorServer
+from elasticdl.ps.tensor_sockets import CallFailed, TensorClient, TensorServer
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import Arrived, Frame, decode

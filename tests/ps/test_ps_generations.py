@@ -15,7 +15,7 @@ from elasticdl.ps.client import LeaseRefused, PsUnavailable
 from elasticdl.ps.server import service as services
 from elasticdl.ps.server.service import JobBounds
 from elasticdl.ps.server.synchronous import UpdateSettings
-from elasticdl.ps.transport.wire import ExchangeCall, RequestError
+from elasticdl.ps.wire import ExchangeCall, RequestError
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect

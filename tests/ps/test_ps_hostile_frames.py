@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
-from elasticdl.ps.transport.tensor_sockets import CallFailed, Limits, TensorClient
+from elasticdl.ps.tensor_sockets import CallFailed, Limits, TensorClient
 from elasticdl.rpc.frames import Arrived, Frame, decode
 from tests.ps.scenes import TOKEN
 from tests.ps.tensor_peers import HOST, echo, head, member, reply_of, server_of, wait_for_end

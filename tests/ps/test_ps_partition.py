@@ -24,7 +24,7 @@ from elasticdl.ps.partition import (
 from elasticdl.ps.server.service import PsService
 from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.snapshot import Buckets
-from elasticdl.ps.transport.wire import ExchangeCall, decode_reply, encode_exchange, encode_initialize, encode_known_ids
+from elasticdl.ps.wire import ExchangeCall, decode_reply, encode_exchange, encode_initialize, encode_known_ids
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.fleet import Fleet
 

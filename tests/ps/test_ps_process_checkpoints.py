@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from elasticdl.ps.checkpoint.part_layout import TAIL
 from elasticdl.ps.client import PsClient
+from elasticdl.ps.part_file import TAIL
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect

@@ -17,14 +17,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from elasticdl.ps.server.service import PsService
 from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.snapshot import PartSnapshot
-from elasticdl.ps.transport.wire import (
-    ExchangeCall,
-    InitializeCall,
-    PushCall,
-    decode_reply,
-    encode_exchange,
-    encode_initialize,
-)
+from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall, decode_reply, encode_exchange, encode_initialize
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.scenes import config
 

@@ -14,7 +14,7 @@ from elasticdl.ps.applied import MinibatchName
 from elasticdl.ps.server.rounds import RoundsOfPs0, mean
 from elasticdl.ps.server.service import PsService
 from elasticdl.ps.server.synchronous import Confirmed, UpdateSettings
-from elasticdl.ps.transport.wire import RequestError
+from elasticdl.ps.wire import RequestError
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.fleet import (
     TABLES,

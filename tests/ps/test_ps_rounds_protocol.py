@@ -17,7 +17,7 @@ from elasticdl.ps.applied import AppliedSet, MinibatchName
 from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.server.synchronous import UpdateSettings
 from elasticdl.ps.snapshot import PartSnapshot
-from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PushCall
+from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.scenes import config
 

@@ -18,7 +18,7 @@ from elasticdl.ps.server.model import ModelPart, build_constraint
 from elasticdl.ps.server.service import PsService, register_service
 from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.server.synchronous import UpdateSettings
-from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PullCall, RequestError, encode_exchange
+from elasticdl.ps.wire import ExchangeCall, InitializeCall, PullCall, RequestError, encode_exchange
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.servers import serve
 from elasticdl_client.errors import ModelDefinitionError

@@ -21,7 +21,7 @@ from elasticdl.ps.client import PsClient
 from elasticdl.ps.client.connection import PsConnection
 from elasticdl.ps.server.service import PsService, register_service
 from elasticdl.ps.server.state import ServerState
-from elasticdl.ps.transport.tensor_sockets import CallFailed, TensorClient
+from elasticdl.ps.tensor_sockets import CallFailed, TensorClient
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.frames import Arrived, Frame, decode
 from elasticdl.rpc.handshake import connecting, shake_hands

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import Floats, ModelReport, Parameters, Table, Variable
 from elasticdl.ps.client import PsClient, Pull, Push
-from elasticdl.ps.transport.wire import (
+from elasticdl.ps.wire import (
     ExchangeCall,
     PullCall,
     PushCall,

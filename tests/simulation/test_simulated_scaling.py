@@ -11,7 +11,7 @@ import pytest
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 from elasticdl.simulation.cluster import SimulatedCluster, Timeline
 from elasticdl.simulation.job import SimulatedJob, Workload
 from elasticdl.simulation.scenario import NodePool, Scenario

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 from elasticdl.simulation.cluster import SimulatedCluster, Timeline
 from elasticdl.simulation.comparison import Estimate, elastic, gang
 from elasticdl.simulation.job import SimulatedJob, Workload

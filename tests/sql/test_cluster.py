@@ -16,7 +16,7 @@ import pytest
 
 from elasticdl.data.factory import create_reader
 from elasticdl.data.sql import OutputTable
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl.tabular import importance
 from elasticdl.tabular.importance import Importance
 from elasticdl_client.choices import JobType, Runtime

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
 from tests.data import mariadb

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from elasticdl.master import checkpoints
-from elasticdl.ps.checkpoint.part_file import part_directory
+from elasticdl.ps.part_file import part_directory
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.restoring import NoneIsWhole, open_checkpoint, restore
 from elasticdl.storage import versions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl.storage import versions
 from elasticdl.storage.paths import RemotePath, path_of
 from elasticdl_client.trained_model import ModelKind, look_at

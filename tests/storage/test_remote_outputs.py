@@ -19,7 +19,7 @@ from elasticdl.frameworks.framework import FeedError, TaskRecords
 from elasticdl.master import tensorboard
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl.storage.paths import RemotePath
 from elasticdl.storage.tensorboard_copy import refresh
 from elasticdl.worker.input.quarantine import Quarantine

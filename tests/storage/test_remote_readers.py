@@ -15,7 +15,7 @@ from elasticdl.data import reader as reader_module
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
 from elasticdl.data.recordio import Compressor, RecordIOWriter
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl_client.errors import DataError, StorageError
 from tests.data import typed_sources as typed

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.errors import DataError
 

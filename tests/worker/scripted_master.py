@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from elasticdl.master.servicer import answer_each
-from elasticdl.protocol.values import HEARTBEAT_S, REPORT_S
+from elasticdl.protocol import HEARTBEAT_S, REPORT_S
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.servers import serve

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from elasticdl.frameworks.devices import DeviceMeter
-from elasticdl.protocol.values import HEARTBEAT_S, Device
+from elasticdl.protocol import HEARTBEAT_S, Device
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect

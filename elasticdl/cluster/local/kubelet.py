@@ -34,7 +34,7 @@ from elasticdl.cluster.last_words import MAX_LOG_BYTES, explained
 from elasticdl.cluster.local.gpus import Gpus, seen_gpus
 from elasticdl.cluster.local.process_group import Leash, ProcessGroup, guard, start
 from elasticdl.cluster.local.standby_process import Fork, StandbyProcess
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.errors import ElasticDLError
 
 _LOG = logging.getLogger("elasticdl.agent")

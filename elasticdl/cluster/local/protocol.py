@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from elasticdl.cluster.cluster import EndReason, EventType, Pod, PodEvent, PodPhase, PodSpec, RestartPolicy
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 
 Message = dict[str, Any]
 

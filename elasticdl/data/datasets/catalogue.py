@@ -1,15 +1,21 @@
-"""The data sets that can be generated, by name."""
+"""The data sets that can be generated, by name, and the files that `write_split` makes of their splits.
+
+Those are RecordIO files `<output>/<split>/data-00000`, …, and their `SHA256SUMS`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 
+from elasticdl.data.checksums import write_manifest
 from elasticdl.data.datasets import Split
 from elasticdl.data.datasets.clicks import ClickLog, criteo
 from elasticdl.data.datasets.imagenet import imagenet
 from elasticdl.data.datasets.images import cifar10, digits, mnist
 from elasticdl.data.datasets.tables import census, frappe, iris
+from elasticdl.data.recordio import Compressor, RecordIOWriter
 from elasticdl_client.errors import DataError
 
 NAMES = ("digits", "mnist", "cifar10", "imagenet", "frappe", "census", "criteo", "iris", "clicks")
@@ -48,3 +54,71 @@ def open_dataset(name: str, source: str = "", click_log: ClickLog | None = None)
     if not os.path.isdir(source):
         raise DataError(f"The source directory {source} does not exist.", "Check --source.")
     return from_files[name](source)
+
+
+_BLOCK_SIZE = 4096
+
+
+def write_split(
+    split: Split,
+    output: str,
+    records_per_shard: int,
+    compressor: Compressor = Compressor.NONE,
+    on_progress: Callable[[int, int], None] = lambda num_records, num_files: None,
+) -> list[str]:
+    """Writes one split.
+
+    Args:
+        split: its records are used up.
+        output: directory that gets a directory for the split.
+        records_per_shard: in each file, the last one excepted.
+        compressor: of the files.
+        on_progress: told the records and files written so far, from time to time and at the end.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        DataError: if the split's directory holds something already or cannot be written.
+    """
+    directory = os.path.join(output, split.name)
+    _make_empty(directory)
+    records = chain.from_iterable(split.blocks)
+    paths: list[str] = []
+    written = 0
+    while written < split.num_records:
+        path = os.path.join(directory, f"data-{len(paths):05d}")
+        wanted = min(records_per_shard, split.num_records - written)
+        with RecordIOWriter(path, compressor) as writer:
+            while writer.num_records < wanted:
+                _write_block(writer, records, min(_BLOCK_SIZE, wanted - writer.num_records), split)
+                if writer.num_records < wanted:
+                    on_progress(written + writer.num_records, len(paths))
+        written += wanted
+        paths.append(path)
+        on_progress(written, len(paths))
+    try:
+        write_manifest(directory, paths)
+    except OSError as error:
+        raise DataError(f"The checksums of {directory} cannot be written: {error.strerror}.") from error
+    return paths
+
+
+def _write_block(writer: RecordIOWriter, records: Iterator[bytes], size: int, split: Split) -> None:
+    before = writer.num_records
+    writer.write_all(islice(records, size))
+    if writer.num_records - before < size:
+        raise DataError(f"The {split.name} split has fewer than the {split.num_records} records it should have.")
+
+
+def _make_empty(directory: str) -> None:
+    try:
+        os.makedirs(directory, exist_ok=True)
+        there = os.listdir(directory)
+    except OSError as error:
+        raise DataError(f"The directory {directory} cannot be made: {error.strerror}.") from error
+    if there:
+        raise DataError(
+            f"The directory {directory} is not empty: it holds {len(there)} files, {sorted(there)[0]} the first.",
+            "Name another --output or remove it; shards of two runs must not mix.",
+        )

@@ -10,7 +10,7 @@ import os
 import tensorflow as tf
 
 from elasticdl.frameworks.devices import DeviceMeter, cpu_text, num_processors
-from elasticdl.protocol.values import Device
+from elasticdl.protocol import Device
 
 
 def device_meter() -> DeviceMeter:

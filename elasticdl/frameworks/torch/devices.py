@@ -11,7 +11,7 @@ import threading
 import torch
 
 from elasticdl.frameworks.devices import DeviceMeter, cpu_text, num_processors
-from elasticdl.protocol.values import Device
+from elasticdl.protocol import Device
 
 
 def device_meter(device: torch.device) -> DeviceMeter:

@@ -1,5 +1,5 @@
 // Frames on stream sockets, sent and received whole without the GIL; their checksum is made while they are in the cache.
-// rpc/frames.py says what a frame is, ps/transport/tensor_sockets.py what comes before it.
+// rpc/frames.py says what a frame is, ps/tensor_sockets.py what comes before it.
 #include <pybind11/pybind11.h>
 #include <sys/socket.h>
 #include <sys/uio.h>

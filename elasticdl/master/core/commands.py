@@ -19,7 +19,7 @@ from elasticdl.master.core.values import (
     ScriptPlan,
     WorkerGroup,
 )
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol import Role, Shard
 
 # Answers ---------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from elasticdl.master.core.values import (
     Stacks,
     TaskType,
 )
-from elasticdl.protocol.values import Device, Role, Shard
+from elasticdl.protocol import Device, Role, Shard
 
 
 @dataclass(frozen=True, slots=True)

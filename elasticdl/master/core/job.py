@@ -33,7 +33,7 @@ from elasticdl.master.core.plan.epoch import coverage_line, coverage_of
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Lease, Level, ReportedLease, TaskType
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.job_events import EventHistory, EventKind
 from elasticdl_client.job_series import JobSeries, SeriesPoint
 from elasticdl_client.job_status import JobPhase, JobStatus

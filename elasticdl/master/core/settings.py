@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticdl.master.core.values import TaskType
-from elasticdl.protocol.values import pod_and_process
+from elasticdl.protocol import pod_and_process
 from elasticdl_client.choices import DistributionStrategy, NanPolicy, Remedy
 
 

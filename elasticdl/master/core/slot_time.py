@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from elasticdl.protocol.values import pod_and_process
+from elasticdl.protocol import pod_and_process
 from elasticdl_client.goodput import PodTimes, SlotState
 
 SECOND = 1_000_000  # microseconds

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from elasticdl.protocol.values import HEARTBEAT_S, REPORT_S, Role, Shard
+from elasticdl.protocol import HEARTBEAT_S, REPORT_S, Role, Shard
 
 Place = tuple[Role, int]  # role, slot
 NUM_BUCKETS = 1024  # of the id space of every table, and of the flat dense vectors

@@ -14,7 +14,7 @@ from elasticdl.master.core.events import LeaseRequested
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.slot_time import SlotTimes
 from elasticdl.master.core.values import MessagePace, Position, TaskType
-from elasticdl.protocol.values import HEARTBEAT_S, REPORT_S, Device
+from elasticdl.protocol import HEARTBEAT_S, REPORT_S, Device
 
 MOST_PER_SECOND = 500.0  # heartbeats of all workers, and as many reports: a message takes about 0.6 ms
 LONGEST_PAUSE = 2.0  # seconds: a longer silence means something to hangs.py and slot_time.py

@@ -20,7 +20,7 @@ from elasticdl.ps.client.lookups import Lookup, RowLookups
 from elasticdl.ps.optim.initializers import check_table
 from elasticdl.ps.optim.optimizers import check_optimizer
 from elasticdl.ps.partition import Partition, joined
-from elasticdl.ps.transport.wire import (
+from elasticdl.ps.wire import (
     ExchangeCall,
     InitializeCall,
     PullCall,

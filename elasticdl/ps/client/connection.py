@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import grpc
 
-from elasticdl.ps.transport.tensor_sockets import TENSOR_ADDRESS, TensorClient
-from elasticdl.ps.transport.wire import SERVICE
+from elasticdl.ps.tensor_sockets import TENSOR_ADDRESS, TensorClient
+from elasticdl.ps.wire import SERVICE
 from elasticdl.rpc import addresses
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc

@@ -18,7 +18,7 @@ from elasticdl.ps.server.metrics import PsCounters
 from elasticdl.ps.server.model import ModelPart, is_empty
 from elasticdl.ps.server.rounds import mean
 from elasticdl.ps.snapshot import Buckets, Piece
-from elasticdl.ps.transport.wire import PushCall
+from elasticdl.ps.wire import PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 _log = logging.getLogger(__name__)

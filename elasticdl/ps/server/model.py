@@ -26,7 +26,7 @@ from elasticdl.ps.optim.initializers import build_initializer
 from elasticdl.ps.optim.optimizers import OptimizerConfig
 from elasticdl.ps.partition import NUM_BUCKETS, Owners, joined_buckets, num_floats, slices_within
 from elasticdl.ps.snapshot import Buckets, Chunks, PartSnapshot, Piece, TableChunk
-from elasticdl.ps.transport.wire import InitializeCall, PullCall, PushCall, RequestError, table_from_message
+from elasticdl.ps.wire import InitializeCall, PullCall, PushCall, RequestError, table_from_message
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.errors import ModelDefinitionError
 

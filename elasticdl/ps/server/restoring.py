@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from elasticdl.frameworks.framework import Floats, Table
-from elasticdl.ps.checkpoint.part_file import HINT, PartFile, PartReader
-from elasticdl.ps.checkpoint.part_layout import Blocks, TableIndex
+from elasticdl.ps.part_file import HINT, Blocks, PartFile, PartReader, TableIndex
 from elasticdl.ps.partition import NUM_BUCKETS, buckets, joined_buckets, num_floats, slices_within
 from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece, TableChunk
 from elasticdl.storage.versions import complete

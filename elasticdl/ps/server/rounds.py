@@ -17,7 +17,7 @@ import numpy as np
 
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.ps.server.model import Update, is_empty
-from elasticdl.ps.transport.wire import PushCall
+from elasticdl.ps.wire import PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 _KEPT = 1000  # rounds in the log: far more than workers have under way

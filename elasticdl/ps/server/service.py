@@ -14,18 +14,11 @@ from typing import Any, TypeVar
 import grpc
 
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.ps.checkpoint.part_file import part_directory, write_part
+from elasticdl.ps.part_file import part_directory, write_part
 from elasticdl.ps.server.in_flight import StateDamagedError
 from elasticdl.ps.server.state import ServerState
-from elasticdl.ps.transport.tensor_sockets import TENSOR_ADDRESS, CallFailed, TensorServer
-from elasticdl.ps.transport.wire import (
-    SERVICE,
-    RequestError,
-    decode_exchange,
-    decode_initialize,
-    decode_known_ids,
-    reply_frame,
-)
+from elasticdl.ps.tensor_sockets import TENSOR_ADDRESS, CallFailed, TensorServer
+from elasticdl.ps.wire import SERVICE, RequestError, decode_exchange, decode_initialize, decode_known_ids, reply_frame
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.flow import Flow

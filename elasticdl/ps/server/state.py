@@ -18,7 +18,7 @@ from elasticdl.ps.server.metrics import PsCounters
 from elasticdl.ps.server.model import ModelPart, adopt, check_same_model, initial_snapshot, shape_of
 from elasticdl.ps.server.synchronous import Confirmed, NumPushing, Synchronous, UpdateSettings
 from elasticdl.ps.snapshot import Buckets, PartSnapshot
-from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PushCall
+from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 _ALLOCATING_THREADS = 2

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from elasticdl.collective import ElasticGroup
 from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, ShardsOptimizer, TaskRecords
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.addresses import own_host
 from elasticdl.rpc.job_secret import read_token

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.collective import ElasticGroup, GroupLost, Peer, Reduction
-from elasticdl.protocol.values import pod_and_process
+from elasticdl.protocol import pod_and_process
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan, StepProposal

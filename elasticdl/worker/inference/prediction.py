@@ -27,7 +27,7 @@ from elasticdl.data.table_decoder import Column, decode
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Surplus
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl.storage.paths import DONE_FILE, path_of
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.inference.output_parts import Parts

@@ -14,7 +14,7 @@ import numpy as np
 
 from elasticdl.data.reader import Reader
 from elasticdl.frameworks.framework import TaskRecords
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.input.batches import LeaseLost

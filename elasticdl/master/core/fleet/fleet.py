@@ -32,7 +32,7 @@ from elasticdl.master.core.ledger.work import Work
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level, PodState, PsPartition, TaskType
 from elasticdl.master.core.workers import Worker
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.job_events import Detail, EventKind
 
 MAX_REASONS = 20  # reported, for which a pod waits

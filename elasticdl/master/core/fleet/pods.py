@@ -17,7 +17,7 @@ from elasticdl.master.core.commands import CreatePod
 from elasticdl.master.core.events import PodChanged
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Place, PodState
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 
 NODE_LOST = "NodeLost"
 ENDED = frozenset({PodState.SUCCEEDED, PodState.FAILED, PodState.DELETED})

@@ -16,7 +16,7 @@ from elasticdl.master.core.plan.tasks import Tasks
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Lease, MetricArrays, Occasion, Position, TaskType
 from elasticdl.master.core.workers import MOST_AHEAD, Worker
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 
 MIN_PER_WORKER = 2  # the one being computed, and the next one, prefetched
 MAX_FINISHED = 1024  # of which a repeated report of the end is known

@@ -18,7 +18,7 @@ from elasticdl.master.core.ledger.work import Work
 from elasticdl.master.core.plan.epoch import coverage_line, coverage_of
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level, PsPartition, SessionEvent
-from elasticdl.protocol.values import Role
+from elasticdl.protocol import Role
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 

@@ -28,7 +28,7 @@ from elasticdl.master.core.plan.tasks import Loss, Tasks
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Lease, Level, ReportedLease, TaskType
 from elasticdl.master.core.workers import Worker
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.job_events import EventKind
 
 LeaseEvent = ProgressReported | TaskFinished | TaskFailed | EvaluationReported | LeaseQuestioned

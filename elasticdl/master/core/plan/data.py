@@ -14,7 +14,7 @@ from typing import Any
 from elasticdl.master.core.plan.tasks import cut, num_cut
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import DataKind, ScriptPlan
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 
 
 class Data:

@@ -23,7 +23,7 @@ from typing import Any
 
 from elasticdl.master.core.applied import NOTHING, CommittedTask
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 from elasticdl_client.job_status import EpochCoverage
 
 UNKNOWN = -1  # number of minibatches of a task that is not done

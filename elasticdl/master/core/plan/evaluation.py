@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.master.core.values import Array, MetricArrays
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 
 MAX_SAVED_BYTES = 128 << 10  # of all states: a journal has little room
 

@@ -15,7 +15,7 @@ from typing import Any
 from elasticdl.master.core.applied import NOTHING, CommittedSet, CommittedTask, TaskName
 from elasticdl.master.core.plan.epoch import UNKNOWN, Epoch
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol import Shard
 
 MAX_UNKNOWN_EPOCHS = 10_000  # that may have begun since the journal was written, or before the checkpoint
 MAX_TASKS = 20_000_000  # of an epoch; each takes some 100 bytes

@@ -1,1 +1,0 @@
-"""The format of one parameter server's part of a checkpoint."""

@@ -1,1 +1,0 @@
-"""Frames of tensor calls and the sockets that carry them."""
