@@ -1,4 +1,4 @@
-"""Builds the runtime distribution: the native kernels; what else it is made of says pyproject.toml."""
+"""Builds the runtime distribution: the native kernels; pyproject.toml names its other parts."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def measure(subject: Subject, directory: Path, seeds: int, epochs: int, picture:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=SUBJECTS, default="deepfm", help="what is trained")
+    parser.add_argument("--model", choices=SUBJECTS, default="deepfm", help="the model to train")
     parser.add_argument("--quick", action="store_true", help="two seeds of three epochs instead of three of ten")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     parser.add_argument("--picture", type=Path, help="an SVG file to write; needs matplotlib")

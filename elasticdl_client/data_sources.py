@@ -10,7 +10,7 @@ from elasticdl_client.errors import DataError
 from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import is_remote, scheme_of
 
-OF_MODULE = "dataset()"  # what the module's function of this name returns
+OF_MODULE = "dataset()"  # the return value of the module's function
 SQL_SCHEMES = ("sqlite", "postgresql", "postgres", "mysql", "mariadb")
 
 READER_PARAMS: Mapping[str, frozenset[str]] = {

@@ -171,7 +171,7 @@ def infer_runtime(command: str, given: GivenFlags) -> tuple[Runtime, str]:
         return Runtime.LOCAL, "no cluster is configured (no kubeconfig)"
     try:
         connection = api.connect()
-    except ElasticDLError:  # what `kind delete cluster` leaves behind
+    except ElasticDLError:  # after `kind delete cluster`
         return Runtime.LOCAL, f"{os.environ.get('KUBECONFIG') or '~/.kube/config'} names no cluster"
     if connection.context == api.IN_CLUSTER:
         return Runtime.KUBERNETES, "this is a pod of a cluster"

@@ -62,7 +62,7 @@ _PREDICTED = frozenset({JobType.PREDICT})
 _WRITING = frozenset({JobType.TRAIN, JobType.ANALYZE})
 RUN = "run"
 """The command that trains a script of the user's; its flags are those of `train` that a script can have."""
-_NOT_OF_SCRIPTS = frozenset(  # what run decides, and what a script brings itself
+_NOT_OF_SCRIPTS = frozenset(  # set by run, or by the script itself
     {
         *("job_command", "distribution_strategy", "num_ps_pods", "need_tf_config", "wait"),
         *("output", "checkpoint_dir_for_init", "label_column", "max_bad_records", "bad_records_dir", "strict_feed"),

@@ -40,7 +40,7 @@ class EpochCoverage:
     unplanned: int = 0  # left out because training ended early
     filtered: int = 0  # records of which `feed` made no sample
     augmented: int = 0  # samples that `feed` made beyond one a record
-    verb: str = "committed"  # what was done to them; one of `_PASSES` in a job that makes one pass
+    verb: str = "committed"  # the verb for them; one of `_PASSES` in a job that makes one pass
     is_bound: bool = False  # `repeated` is an upper bound
     since: int = 0  # these are the sums of the epochs from here to `epoch`; 0: it is one epoch
 

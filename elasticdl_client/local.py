@@ -55,7 +55,7 @@ def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND, shown: Sh
 
     Args:
         spec: of the job.
-        master_command: what its master runs.
+        master_command: its master's command.
         shown: the part of its workers' output that is shown.
 
     Raises:
@@ -125,7 +125,7 @@ def go_on(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER
     Args:
         spec: the one of the directory.
         job_dir: taken, and not prepared anew.
-        master_command: what its master runs.
+        master_command: its master's command.
 
     Raises:
         ElasticDLError: it could not be started.

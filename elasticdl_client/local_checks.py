@@ -245,7 +245,7 @@ def _check_kind(name: str, spec: JobSpec, source: str) -> None:
     given = params.pop("reader_type", None)
     files = _files(source)
     if given is None and (not files or (os.path.isdir(source) and type_by_ending(files) == "RecordIO")):
-        return  # what is in a directory decides: images, a saved data set, RecordIO
+        return  # the content of a directory decides: images, a saved data set, RecordIO
     kind = known_type(given) if given is not None else type_by_ending(files)
     check_params(kind, params, source)
     if kind in ("Parquet", "Arrow") and files and _wanted_columns(spec):

@@ -30,7 +30,7 @@ _TELLING = {
     "elasticdl.api.pytorch": FrameworkName.TORCH,
 }
 
-_INSTEAD = {  # what a Keras model has in place of a flag
+_INSTEAD = {  # a Keras model's replacement of a flag
     "precision": "Leave it out.",
     "compile": "Leave it out; steps of Keras models are compiled, by XLA where it can, in any case.",
     "channels_last": "Leave it out; TensorFlow chooses the layout itself.",

@@ -237,7 +237,7 @@ def _of_callbacks(callbacks: ast.FunctionDef, tree: ast.Module) -> tuple[str, st
         node = waiting.pop()
         if isinstance(node, ast.Return) and node.value is not None:
             return None
-        if not isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):  # what these return is theirs
+        if not isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):  # these have return values of their own
             waiting += ast.iter_child_nodes(node)
     return (
         "callbacks() returns nothing, so no callback would be called.",

@@ -42,7 +42,7 @@ _OF_TORCHRUN = {
     "max_restarts": "Leave it out: lost workers are replaced; --max_task_failures counts failures of a task.",
 }
 _API = ("elasticdl.api", "elasticai_api")
-_GROUPS = (  # what makes workers train one model together
+_GROUPS = (  # APIs with which workers train one model together
     "elasticdl.api.pytorch",
     "elasticai_api.pytorch",
     "elasticdl.api.transformers",

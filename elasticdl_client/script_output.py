@@ -20,7 +20,7 @@ from elasticdl_client.jobs.log_files import GrowingFile
 
 MAX_LINES = 20  # a look; a script that prints every step would hide all else
 _WARNING = re.compile(r"\S+:\d+: \w*Warning: ")  # a second line shows where, behind two blanks
-_STARTED_AGAIN = "---- started again "  # what the agent writes before a pod's next life
+_STARTED_AGAIN = "---- started again "  # a line of the agent before a pod's next start
 _LOG_ENTRY = re.compile(
     r'\{"time": "'  # --log_format=json
     r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d+:? "  # of Python's logging, of TensorFlow

@@ -111,7 +111,7 @@ def missing_package(url: str, module: str) -> StorageError:
 class AnyPath(Protocol):
     """A file or directory.
 
-    What is not there is a `FileNotFoundError`; storage that does not answer is a `StorageError`.
+    A missing one is a `FileNotFoundError`; storage that does not answer is a `StorageError`.
     """
 
     @property

@@ -16,7 +16,7 @@ from elasticdl_client.errors import FlagError
 AUTO = "auto"
 MAX_WORKERS = 100_000
 FORMS = "a number such as 4, a range such as 2:16, or auto"
-_MAX_TEXT = 40  # of what is no number
+_MAX_TEXT = 40  # of a text that is no number
 _RANGE = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
 
 

@@ -186,7 +186,7 @@ def errors_page() -> str:
     lines = [
         "# Troubleshooting: every error and what to do",
         "",
-        "Each error has two parts: what went wrong and why, and after the arrow what to do. Search this page for a",
+        "Each error has two parts: the error and its cause, and after the arrow what to do. Search this page for a",
         "part of yours; `‹name›` stands for what only your job knows. An error with a traceback is a bug: report it.",
         "[This table](../kubernetes.md#faults) has the consequences of faults on Kubernetes.",
     ]

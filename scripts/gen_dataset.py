@@ -53,7 +53,7 @@ def download_mnist() -> list[Split]:
 
     try:
         train, test = keras.datasets.mnist.load_data()
-    except Exception as error:  # what Keras raises when the network fails has no narrower type
+    except Exception as error:  # Keras has no narrower type for a network failure
         raise DataError(
             f"Keras cannot download MNIST: {error}.", "Name a directory with the IDX files by --source."
         ) from error

@@ -33,7 +33,7 @@ _READ_BYTES = 1 << 16
 _BACKLOG = 1024
 _LONGEST_LINE_BYTES = 1 << 18
 _MOST_TOLD_BYTES = 4 << 20  # of one world; its members' addresses take some hundred bytes each
-_MOST_UNSENT_BYTES = 8 << 20  # what a visitor has not taken yet
+_MOST_UNSENT_BYTES = 8 << 20  # not yet read by a visitor
 _MOST_STRANGERS = 256
 _MOST_BROKEN = 64  # ended worlds that are remembered, for members that come late
 _MOST_MEMBERS = 1 << 20
@@ -451,7 +451,7 @@ def link(
     try:
         wish = json.dumps({"version": version, "rank": rank, "link": True}).encode() + b"\n"
         connection.sendall(_sealed(records, wish))
-        num_wanted = len(_LINKED) + (RECORD_OVERHEAD if records else 0)  # what comes next is for the collectives
+        num_wanted = len(_LINKED) + (RECORD_OVERHEAD if records else 0)  # later bytes are for the collectives
         while num_wanted:
             some = connection.recv(num_wanted)
             if not some:

@@ -34,7 +34,7 @@ class SavedDataset:
         self._path = path
         try:
             found = datasets.load_from_disk(path)
-        except Exception as error:  # whatever that package raises, the data cannot be read
+        except Exception as error:  # any error of that package: the data cannot be read
             raise DataError(
                 f"The Hugging Face data set {path}, byte 0: {str(error).splitlines()[0] if str(error) else error!r}.",
                 "Write it again with Dataset.save_to_disk.",

@@ -1,7 +1,7 @@
 """Indexes are built once: arrays of a data source, kept in a hidden directory beside it, found again by every process.
 
-An index belongs to a file of one size and time of change, or of one etag; whatever else is found under its name is
-built anew.  Where nothing can be written (read-only data), each process builds its own; those of storage are kept in
+An index belongs to a file of one size and time of change, or of one etag; another file under its name is built
+anew.  Where nothing can be written (read-only data), each process builds its own; those of storage are kept in
 the user's cache directory, too.
 """
 

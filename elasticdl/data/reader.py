@@ -138,7 +138,7 @@ class PartsReader:
         self._check(name, is_open)
         part = self._open(name)
         if not is_open:
-            self._check(name)  # what was opened is what was checked
+            self._check(name)  # the open file is the checked one
         return part
 
     def _open(self, name: str) -> ShardPart:

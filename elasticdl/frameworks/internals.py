@@ -62,6 +62,6 @@ def check_names(package: str, names: Iterable[Name], known_to_work: str) -> None
 def check_internals(framework: FrameworkName) -> None:
     """Raise ElasticDLError if the installed version of a framework lacks what its adapter uses."""
     if framework is not FrameworkName.TENSORFLOW or find_spec("tensorflow") is None or find_spec("keras") is None:
-        return  # what is not installed, the adapter reports
+        return  # the adapter reports a missing package
     check_names("tensorflow", TENSORFLOW, "tensorflow>=2.17,<3")
     check_names("keras", KERAS, "keras>=3.5,<4")

@@ -34,7 +34,7 @@ class AllReduceController(ElasticController):
         self._wishes = wishes
         self._record = record
         self._is_asked = False
-        self._begin: Callable[[], ElasticLoader] | None = None  # what makes the loader
+        self._begin: Callable[[], ElasticLoader] | None = None  # makes the loader
 
     @property
     def data_shard_service(self) -> CurrentRecord:

@@ -124,7 +124,7 @@ class AppliedSet:
 def common_task(standings: Sequence[pb.AppliedTask]) -> pb.AppliedTask:
     """Of one task the minibatches that all of them hold."""
     least = min(standings, key=lambda known: known.watermark)
-    extras: Iterable[int] = least.extras  # what lies above the lowest watermark can only be here
+    extras: Iterable[int] = least.extras  # names above the lowest watermark can only be here
     for other in standings:
         held = frozenset(other.extras)
         extras = [n for n in extras if n < other.watermark or n in held]

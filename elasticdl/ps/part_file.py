@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 _Typed = tuple[Array, np.dtype[Any]]
 
 BLOCK_BYTES = 8 << 20
-_SYNC_BYTES = 256 << 20  # what is written is brought to the disk in portions, so that the last one is no long wait
+_SYNC_BYTES = 256 << 20  # data is synced in portions, so that the last one is no long wait
 _MAX_INDEX_BYTES = 1 << 30
 HINT = "take another checkpoint, or train again from the beginning"
 

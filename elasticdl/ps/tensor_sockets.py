@@ -109,7 +109,7 @@ class TensorServer:
             host: address to listen on.
             methods: by name in `METHODS`; they may raise `CallFailed`.
             flow: calls beyond it wait, and what they bring is not read meanwhile.
-            encrypts: what crosses the network.
+            encrypts: the traffic on the network.
         """
         self._token = token
         self._encrypts = encrypts
@@ -252,7 +252,7 @@ class TensorClient:
         """
         Args:
             address: see `TensorServer.address`.
-            encrypts: what crosses the network.
+            encrypts: the traffic on the network.
 
         Raises:
             OSError: the server cannot be reached, or does not prove the token.

@@ -25,7 +25,7 @@ OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # what an attempt may take, on a machine that is busy
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # the time of an attempt, on a busy machine
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel does not wait with those that failed at the same address

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 _BLOCK_BYTES = 1 << 16
-_LOOK_S = 0.5  # what a command's children print after its end is waited for so long, from line to line
+_LOOK_S = 0.5  # to wait for each further line of a command's children after its end
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 

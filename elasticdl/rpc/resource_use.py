@@ -19,7 +19,7 @@ _M_MMAP_THRESHOLD = -3
 _UNBOUNDED = 1 << 60
 _FILE_NAMES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # version 2, 1
 _IDLE = ("inactive_file",)  # not used lately: the kernel drops them before it refuses memory
-_FILES = ("inactive_file", "active_file")  # what it drops before it kills
+_FILES = ("inactive_file", "active_file")  # dropped before the kernel kills
 
 
 def keep_large_buffers() -> None:

@@ -24,7 +24,7 @@ from elasticdl.kernels import _native
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 M = TypeVar("M", bound=Message)
-Check = Callable[[Any], str]  # what is wrong, beginning with the path to it from here; empty: nothing
+Check = Callable[[Any], str]  # the fault, beginning with the path to it from here; empty: nothing
 
 MAX_GENERATION = (1 << 31) - 1  # a lease id has 32 bits for it, one of them the sign
 MAX_EPOCH = 1 << 24
@@ -202,7 +202,7 @@ class _Checker:
         """Describe the fault of a message; empty if it has none."""
         for name, check, is_needed, is_message in self._fields:
             value = getattr(message, name)
-            if message.HasField(name) if is_message else value:  # what is empty, 0 or False keeps every rule
+            if message.HasField(name) if is_message else value:  # an empty value, 0 and False keep every rule
                 if fault := check(value):
                     return f".{name}{fault}"
             elif is_needed:

@@ -319,7 +319,7 @@ def _is_of_network(causes: Sequence[BaseException]) -> bool:
         "ResponseStreaming",
         "Disconnected",
         "HTTPClient",
-        "Checksum",  # of what came, which is not what was sent
+        "Checksum",  # of the received data, which differs from the sent data
     )
     return any(word in type(cause).__name__ for cause in causes for word in words)
 

@@ -91,7 +91,7 @@ def abandon(directory: AnyPath) -> None:
 def prune(checkpoint_dir: AnyPath, keep_max: int) -> None:
     """Keep the newest `keep_max` complete checkpoints, at least one; 0 keeps all.
 
-    What became no checkpoint and is older than the newest goes, too: a writer that was killed left it.
+    Incomplete ones older than the newest are deleted, too: a writer that was killed left it.
     """
     try:
         found = versions(checkpoint_dir)

@@ -164,7 +164,7 @@ class Observer:
         for runtime, store in self._places.stores.items():
             try:
                 self._known[runtime] = store.list()
-            except ElasticDLError as error:  # what was known is shown, with the reason
+            except ElasticDLError as error:  # show the previous state, with the reason
                 problems.append(error.what)
             except OSError as error:  # a directory that is deleted while it is read
                 problems.append(f"The jobs {self._places.words[runtime]} cannot be read: {error}.")

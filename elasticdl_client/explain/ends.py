@@ -72,7 +72,7 @@ def lost_pods(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def _why(facts: Facts, event: JobEvent) -> tuple[Trouble, str]:
-    runs_command = bool(facts.flag("job_command"))  # what is missing then may be what the command calls
+    runs_command = bool(facts.flag("job_command"))  # then the command may call a missing program
     if facts.job.runtime is Runtime.KUBERNETES and not runs_command and without_runtime(event.message):
         return Trouble.IMAGE_WITHOUT_RUNTIME, "found no ElasticDL in its image"
     if other_version(event.message):

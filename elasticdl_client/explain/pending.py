@@ -155,7 +155,7 @@ def _unscheduled(message: str, role: str) -> Wait:
         return Wait(claim.trouble, claim.seen, claim.advice, {**evidence, **claim.evidence})
     taints = {found["key"].strip() for reason in reasons if (found := _TAINT.search(reason)) is not None}
     control_plane = set(filter(_CONTROL_PLANE.match, taints))
-    if len(reasons) > len(control_plane):  # what keeps it from the other nodes is what matters
+    if len(reasons) > len(control_plane):  # the reasons of the other nodes matter
         taints -= control_plane
     lacking = [found[1].rstrip(".,") for found in re.finditer(r"Insufficient (\S+)", scheduled)]
     request = f"--{role}_resource_request"

@@ -32,7 +32,7 @@ class JobInfo:
     Attributes:
         phase: of the job as a whole.
         status: the master's last one, with the pods as they were found; never None, at least the name is in it.
-        note: what else there is to say of its phase, and what to do; may be empty.
+        note: details of its phase, and what to do; may be empty.
         namespace: empty for a local job.
         context: of the kubeconfig, if it was chosen; empty: the current one.
         directory: of a local job; empty otherwise.

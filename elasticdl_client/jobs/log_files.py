@@ -18,8 +18,8 @@ from elasticdl_client.jobs.store import LogLine, LogRequest
 _LOOK_S = 0.2
 _BLOCK_BYTES = 1 << 20
 _MAX_REST = 1 << 16  # bytes of a line without an end
-_PATTERNS = {"": "*", "ps": "ps-*", "worker": "worker-*"}  # of what stands for several pods
-_NEXT_LIFE = re.compile(r"---- started again ")  # what the agent writes before a pod's next life
+_PATTERNS = {"": "*", "ps": "ps-*", "worker": "worker-*"}  # of names that stand for several pods
+_NEXT_LIFE = re.compile(r"---- started again ")  # a line of the agent before a pod's next start
 _STAMP = re.compile(
     r'(?:---- started again |\{"time": "|\[process \d+\] )?'
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+[+-]\d\d:\d\d)?)"

@@ -33,7 +33,7 @@ class LogRequest:
         role: master, worker-0, ps-1, …; worker, ps: of all pods of that role; empty: of all pods.
         follow: also those to come, to the job's end.
         tail: the number of last lines; -1: all.
-        since_s: of what there is, only what was printed since so long ago; 0: all of it.
+        since_s: of the lines so far, only those of the last seconds; 0: all.
         previous: of each pod's life before the present one.
         timestamps: with the time of each line.
     """

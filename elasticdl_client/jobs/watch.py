@@ -148,7 +148,7 @@ class _Page:
         self._console.print(line, markup=False)
 
     def close(self) -> None:
-        self._live.vertical_overflow = "visible"  # what stays is whole
+        self._live.vertical_overflow = "visible"  # the last display stays, in full
         self._live.stop()
 
 

@@ -73,7 +73,7 @@ def parse_volumes(text: str) -> list[Mount]:
 def pod_volumes(role: str, mounts: list[Mount]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The volumes and the mounts of a pod of that role; claims come before others.
 
-    What is mounted more than once is one volume, but for empty directories.
+    A source mounted more than once is one volume, but for empty directories.
     """
     ordered = sorted(mounts, key=lambda mount: not mount.claim_name)
     volumes: dict[Mount, dict[str, Any]] = {}

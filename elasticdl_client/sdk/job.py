@@ -62,7 +62,7 @@ class JobHandle:
         self._info = info
         self._progress = progress
         self._has_ended = has_ended
-        self._news = News()  # what one call of `wait` has shown is not shown by the next
+        self._news = News()  # lines shown by one call of `wait` are not shown by the next
 
     @classmethod
     def of(

@@ -46,7 +46,7 @@ class DatabaseRefusal:
 
     Attributes:
         hint: of the database; empty: none.
-        offset: of what is wrong in the SQL; None: not known.
+        offset: of the error in the SQL; None: not known.
         name: the wrong name, where no offset is known; empty: not known.
     """
 

@@ -97,7 +97,7 @@ class ScriptSteps:
         self._batch: Any = None
         self._stand_in_batch: Any = None
         self._has_stepped = False
-        self._after_loop: Arrays | None = None  # what the state is to be when the present loop has ended
+        self._after_loop: Arrays | None = None  # the state after the end of the present loop
         self._unchanged: Arrays | None = None  # the state before a batch that comes to nothing
         self._loss: float | None = None
 

@@ -44,7 +44,7 @@ _OVERDUE_S = 10.0  # beyond its grace, on a node that the cluster does not hear 
 _SLOW_S = 30.0  # beyond its grace, on any node: a kubelet that lives needs less
 _MAX_PODS = 8192
 _NEVER = float("inf")
-_BY_A_DELETION = (EndReason.COMPLETED, EndReason.ERROR, EndReason.KILLED)  # what the end of a deleted pod looks like
+_BY_A_DELETION = (EndReason.COMPLETED, EndReason.ERROR, EndReason.KILLED)  # reasons of the end of a deleted pod
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ struct Call {
   };
   struct Peer {
     Stream out, in;
-    CallHeader header{};      // what the other end does
+    CallHeader header{};      // the call of the other end
     bool is_ignored = false;  // it is through, and has sent what belongs to later calls, or its farewell
   };
 

@@ -128,7 +128,7 @@ void Pool::add_chunk(size_t size) {
                                              : multiple(std::max(wanted, size), kLarge);
   chunks_.reserve(chunks_.size() + 1);
   char* data = map(chunk);
-  while (next_ < end_) {  // what is left of the chunk before becomes smaller blocks
+  while (next_ < end_) {  // the rest of the chunk before becomes smaller blocks
     const int block = logarithm(static_cast<size_t>(end_ - next_));
     auto* freed = reinterpret_cast<Free*>(next_);
     freed->next = free_[block];

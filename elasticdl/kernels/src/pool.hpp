@@ -55,7 +55,7 @@ class Pool {
   std::array<Free*, 22> free_{};  // by the logarithm of their size
   std::vector<Chunk> chunks_;
   size_t chunk_bytes_ = 0;  // of all chunks
-  char* next_ = nullptr;    // what is not cut yet of the last chunk
+  char* next_ = nullptr;    // the rest of the last chunk, not cut yet
   char* end_ = nullptr;
 };
 

@@ -113,7 +113,7 @@ class Synchronous:
     def accept_coordinator(self, incarnation: int) -> None:
         """The partition has changed: set the PS that closes rounds.  Confirmed names may be missing elsewhere."""
         self._rounds.withdraw()
-        if incarnation != self._coordinator:  # what callers have said before counts no more
+        if incarnation != self._coordinator:  # earlier messages of callers no longer count
             self._coordinator, self._followed = incarnation, 0
         self._closed.notify_all()
 

@@ -6,7 +6,7 @@ import { clock, duration, percent } from "./format.js";
 
 const SPANS = { waiting: "pending", starting: "starting", working: "working", leaving: "leaving" };
 const ORDER = Object.keys(STATES);
-const TOP = 3, HEIGHT = 14; // of what is drawn in a lane, in pixels
+const TOP = 3, HEIGHT = 14; // of the shapes in a lane, in pixels
 const NARROW = 2; // pixels: cells of less are drawn as one
 const NEAR = 7; // pixels within which the pointer is on a mark
 const QUIET = new Set(["PodCreated", "PodRunning", "WorkerRegistered", "PsReady", "PodCompleted"]); // the spans show them

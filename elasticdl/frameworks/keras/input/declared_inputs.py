@@ -232,7 +232,7 @@ def _inputs_of(model: Any) -> Any:
     """A list, or None before a Sequential model is built."""
     try:
         return model.inputs
-    except (AttributeError, ValueError):  # what Keras raises depends on its version
+    except (AttributeError, ValueError):  # the type depends on Keras's version
         return None
 
 
