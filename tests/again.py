@@ -1,4 +1,4 @@
-"""Tests on a whole cluster, with a second chance: what fails is run once more, alone.
+"""Tests on a whole cluster, with a second chance: a failed test is run once more, alone.
 
     python -m tests.again OPTION_OF_PYTEST …
 

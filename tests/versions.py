@@ -45,7 +45,7 @@ class Lane:
     Attributes:
         extras: of the distributions.
         tests: files and directories, and those to ignore, as pytest takes them.
-        minutes: what the tests take on two cores.
+        minutes: of the tests, on two cores.
         tools: further packages of the extra `dev`, which the tests need.
         tests_apart: those that run in processes without TensorFlow: PyTorch's compiler comes with a triton that crashes
             in a process that has imported TensorFlow first (PyTorch 2.14.1 for CUDA, TensorFlow 2.21.0).

@@ -36,7 +36,7 @@ def main() -> int:
     with (given.notes / f"worker-{worker}").open("a") as notes:
         for number, minibatch in enumerate(data):
             if worker == "0" and number == given.hold_at:
-                data.close()  # what was trained has been reported
+                data.close()  # trained batches have been reported
                 hold(given.notes)
             notes.write(json.dumps([*minibatch.name, len(minibatch), len(minibatch.records)]) + "\n")
             notes.flush()

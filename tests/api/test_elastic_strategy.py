@@ -24,7 +24,7 @@ def rows_of(notes: Path, kind: str, worker: int) -> list[list[Any]]:
     return [json.loads(line) for line in (notes / f"{kind}-{worker}").read_text().splitlines()]
 
 
-@pytest.mark.full  # a whole job; what the Trainer counts is tested with the five lines in every change
+@pytest.mark.full  # a whole job; the Trainer's counters are tested with the five lines in every change
 def test_lightnings_trainer_is_exact_though_a_worker_is_killed(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()

@@ -1,4 +1,4 @@
-"""State of a PyTorch script with an elastic controller, run by itself: what travels, and its checkpoints."""
+"""State of a PyTorch script with an elastic controller, run by itself: its restored state, and its checkpoints."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def kill_and_wait(job: LocalJob, tmp_path: Path) -> None:
 
 
 def rows_of(tmp_path: Path, kind: str) -> dict[str, list[list[Any]]]:
-    """By worker: what it has noted."""
+    """Return the notes of each worker."""
     paths = (tmp_path / "notes").glob(f"{kind}-*")
     return {p.name.removeprefix(f"{kind}-"): [json.loads(line) for line in p.read_text().splitlines()] for p in paths}
 

@@ -17,7 +17,7 @@ FRAMEWORKS = (KERAS, TORCH)
 JOB = replace(DIGITS, num_epochs=17, num_ps_pods=0)
 MINIBATCHES = 4  # of a step
 NUM_STEPS = 204  # twelve an epoch
-BOUND = 1e-4  # of the difference of two losses of one step, relative: what the order of sums makes of 200 steps
+BOUND = 1e-4  # of the difference of two losses of one step, relative: by the order of sums, over 200 steps
 KERAS_NORMALIZED = """
     def custom_model():
         pixels = keras.Input((64,))

@@ -62,7 +62,7 @@ def assert_time_is_lost_where_it_was(running: LocalJob, life: Sequence[Kill | Fr
     """All time is accounted for, and what the faults have cost is seen."""
     seconds = assert_time_is_whole(running)
     if any(isinstance(fault, Kill) and fault.role is Role.PS for fault in life):
-        assert seconds["repeated"] > 0.0, seconds  # what was computed since the checkpoint
+        assert seconds["repeated"] > 0.0, seconds  # the work since the checkpoint
     status = running.status()
     assert status is not None
     assert 0.0 < status.ps_seconds["busy"] < sum(status.ps_seconds.values()), status.ps_seconds

@@ -49,7 +49,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServ
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    """Starts `elasticdl`; what is left of it is ended."""
+    """Start `elasticdl`, and end it afterwards if it still runs."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""Pod templates and placement: what reaches the pods of which role, and what is refused by its path."""
+"""Pod templates and placement: fields by the role of the pods, and errors by their path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""requirements.txt beside the code: what the client refuses, and what pip installs in a pod, once for each cache."""
+"""requirements.txt beside the code: errors of the client, and pip's installation in a pod, once for each cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`elasticdl stop` on a cluster: what it asks of the job's master, what it waits for, and what it refuses."""
+"""`elasticdl stop` on a cluster: its request to the job's master, its wait, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`elasticdl top` and `elasticdl list --watch`: what is on the screen, on streams, and in a real terminal."""
+"""`elasticdl top` and `elasticdl list --watch`: their display, on streams, and in a real terminal."""
 
 from __future__ import annotations
 

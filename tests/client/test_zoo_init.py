@@ -1,4 +1,4 @@
-"""`elasticdl zoo init`: what it writes into a folder of models, and what it refuses to."""
+"""`elasticdl zoo init`: the files it writes into a folder of models, and its errors."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Namespace:
             shown: dict[str, Any] = event["raw_object"]
             if event["type"] != "DELETED" and expected(shown):
                 return shown
-        raise TimeoutError("what was waited for has not come about")
+        raise TimeoutError("the condition has not become true")
 
     def delete(self) -> None:
         self.core.delete_collection_namespaced_pod(self.name, grace_period_seconds=1)

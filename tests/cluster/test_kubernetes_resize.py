@@ -1,4 +1,4 @@
-"""More memory for a pod that runs: what servers with the subresource, without it or without room say."""
+"""More memory for a pod that runs: answers of servers with the subresource, without it or without room."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def manifest(spec: PodSpec) -> dict[str, Any]:
 
 class ResizingServer(ObjectServer):
     """Attributes:
-    pending: what its kubelet says of each resize, as conditions; the last one without an answer puts it in force.
+    pending: its kubelet's answers to each resize, as conditions; the last one without an answer puts it in force.
     refusal: answers a resize instead: a status and the server's sentence.
     """
 

@@ -1,4 +1,4 @@
-"""One GPU for each worker of the local runtime.  No GPU is needed: what a pod sees is a variable."""
+"""One GPU for each worker of the local runtime.  No GPU is needed: a variable names those that a pod sees."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_two_hundred_changes_leave_nothing_behind() -> None:
 
 
 def test_the_first_to_leave_takes_nothing_from_the_others() -> None:
-    """Members leave at their own time; what they had sent still arrives."""
+    """Members leave at their own time; messages already sent still arrive."""
     with members(3) as three:
         peers = [member.peer for member in three]
         told = [member.tell(verbs.world_after_world, peers, rank, 60) for rank, member in enumerate(three)]

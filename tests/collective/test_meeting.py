@@ -1,4 +1,4 @@
-"""Where members find each other: what is told is learned, and one that goes without a farewell is missed at once."""
+"""Where members find each other: all learn each message, and one that leaves without a farewell is missed at once."""
 
 from __future__ import annotations
 

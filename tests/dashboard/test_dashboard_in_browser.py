@@ -78,7 +78,7 @@ def page(chrome: Browser, dashboard: RunningDashboard) -> Iterator[Page]:
 
 
 class opened:  # noqa: N801  a context manager
-    """A fresh profile on the dashboard; whatever goes wrong in the page fails the test."""
+    """A fresh profile on the dashboard; any error in the page fails the test."""
 
     def __init__(self, chrome: Browser, dashboard: RunningDashboard, width: int = 1200, scheme: str = "light") -> None:
         self._context = chrome.new_context(viewport={"width": width, "height": 860}, color_scheme=scheme)  # type: ignore[arg-type]

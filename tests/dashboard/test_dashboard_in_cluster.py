@@ -1,4 +1,4 @@
-"""The dashboard in a namespace: what it asks of the API, what its Role grants, and what its Deployment runs."""
+"""The dashboard in a namespace: its calls of the API, the rights of its Role, and its Deployment."""
 
 from __future__ import annotations
 

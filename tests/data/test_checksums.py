@@ -1,4 +1,4 @@
-"""Checksums of data: what each format has itself, and `SHA256SUMS` beside the files."""
+"""Checksums of data: those of each format, and `SHA256SUMS` beside the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated data sets: what they hold, on real data, and the errors of wrong sources."""
+"""The generated data sets: their content, on real data, and the errors of wrong sources."""
 
 from __future__ import annotations
 

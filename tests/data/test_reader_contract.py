@@ -34,7 +34,7 @@ class Source:
 
     Attributes:
         open: a fresh reader over the same data.
-        records: what each shard must hold.
+        records: of each shard.
         damage: makes one file unreadable and says a text that the error must have; nothing where any bytes are right.
     """
 

@@ -1,4 +1,4 @@
-"""Tar files of samples: what is a column, what is missing, and what is refused, by file and byte."""
+"""Tar files of samples: columns, missing ones, and errors, by file and byte."""
 
 from __future__ import annotations
 

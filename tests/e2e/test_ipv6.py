@@ -83,7 +83,7 @@ def test_nccl_takes_the_family_of_the_members(monkeypatch: pytest.MonkeyPatch) -
     use_family_of("[fd00::1]:7000")
     assert os.environ["NCCL_SOCKET_FAMILY"] == "AF_INET6"
     use_family_of("10.0.0.1:7000")
-    assert os.environ["NCCL_SOCKET_FAMILY"] == "AF_INET6"  # what was set stays
+    assert os.environ["NCCL_SOCKET_FAMILY"] == "AF_INET6"  # a set value stays
 
 
 def test_tensors_go_over_tcp_of_ipv6() -> None:

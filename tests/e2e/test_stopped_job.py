@@ -17,7 +17,7 @@ from tests.chaos.jobs import NUMPY_DIGITS
 
 
 def resume(job: LocalJob) -> str:
-    """Continues a job to its end; what that printed."""
+    """Continue a job to its end; return the output."""
     job.hurry()
     return client("resume", job)
 
@@ -52,7 +52,7 @@ def test_what_is_trained_before_a_stop_is_not_trained_again_nor_said_again(tmp_p
     assert "ps-0 ready, restored from " in said, said
     assert "epoch 4: records 1437, committed 1437, repeated 0, lost 0" in said, said
     assert said.count("epoch 1: records") == 1, said  # in the report at the end
-    assert " lost: " not in said, said  # what the stop has ended is not lost
+    assert " lost: " not in said, said  # workers ended by the stop are not lost
     ended = job.status()
     assert ended is not None
     assert (ended.lost_pods, ended.pods_lost) == ((), {})

@@ -72,7 +72,7 @@ class Recorder:
             )
             chunks = stream.stream()
             first = next(chunks, b"")
-            if not first.startswith(b"unable to retrieve"):  # the container is gone; what was read of it stays
+            if not first.startswith(b"unable to retrieve"):  # the container is gone; its lines so far stay
                 with (self.directory / f"{life}.log").open("ab") as log:
                     known = log.tell()  # of a stream before this one, which begins anew; the file only ever grows
                     for chunk in itertools.chain([first], chunks):

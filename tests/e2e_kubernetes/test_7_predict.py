@@ -1,5 +1,5 @@
-"""Evaluate and predict on a cluster, from a checkpoint of parameter servers, with workers that are killed; and what a
-cluster shows of a job in TensorBoard, and finds out of a table."""
+"""Evaluate and predict on a cluster, from a checkpoint of parameter servers, with workers that are killed; and
+TensorBoard and the analysis of a table on a cluster."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.e2e_kubernetes.host import inside_network
 from tests.e2e_kubernetes.kubectl import REPOSITORY
 
 ENCRYPTED = "ELDX"
-_ALL_PROTOCOLS = 3  # ETH_P_ALL: what leaves, too
+_ALL_PROTOCOLS = 3  # ETH_P_ALL: outgoing packets, too
 _GREETINGS = (b"ELDH", ENCRYPTED.encode())
 _GREETING_BYTES = 36  # which the other end answers before anything follows
 _LISTENING = "listening"

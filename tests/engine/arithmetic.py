@@ -126,7 +126,7 @@ class Arithmetic:
     """The parts of a framework that a worker needs.
 
     Attributes:
-        counts: [epochs, records]; what the simulator looks at.
+        counts: [epochs, records]; read by the simulator.
     """
 
     device = "cpu"
@@ -227,7 +227,7 @@ class Arithmetic:
 class ShardedArithmetic(Arithmetic):
     """The same as a model of four parameters, each a part of the counts; see `ShardsOptimizer`.
 
-    What the optimizer keeps for a parameter is what that must be: where the two differ, a shard or a value is stale.
+    The optimizer's state of a parameter equals the expected value: where the two differ, a shard or a value is stale.
     """
 
     def __init__(self, plan: Plan, troubles: Troubles, sleep: Callable[[float], None]) -> None:

@@ -79,7 +79,7 @@ class Seat:
     """A member's place in one group.
 
     Attributes:
-        arrived: what of each collective is here, by its number and by rank.
+        arrived: the parts of each collective that are here, by its number and by rank.
         num_begun: collectives that this member has begun.
         lost: why the group is over for it.
         lacks: collectives that each departed member has not begun, from this number on.
@@ -122,7 +122,7 @@ class Formation:
         return number
 
     def depart(self, rank: int, why: str) -> None:
-        """A member dies, leaves or gives up: what it has not begun never comes."""
+        """A member dies, leaves or gives up: its collectives not yet started never come."""
         begun = self.seats[rank].num_begun
         for seat in self.seats.values():
             if seat is not self.seats[rank]:

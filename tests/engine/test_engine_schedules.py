@@ -32,7 +32,7 @@ def test_whatever_happens_to_members_every_record_is_in_the_model_once(first: in
     play_all(range(first, first + _AT_ONCE))
 
 
-@pytest.mark.full  # six minutes: what 64 schedules do not meet
+@pytest.mark.full  # six minutes: cases that 64 schedules do not reach
 @pytest.mark.timeout(1800)
 def test_whatever_happens_to_members_for_long_every_record_is_in_the_model_once() -> None:
     play_all(range(1000, 3400))

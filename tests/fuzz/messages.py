@@ -1,4 +1,4 @@
-"""Messages of elasticdl.proto with any values: what is at the border of a type, of a rule, or has another meaning."""
+"""Messages of elasticdl.proto with any values: those at the border of a type, of a rule, or with another meaning."""
 
 from __future__ import annotations
 

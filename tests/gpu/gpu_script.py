@@ -1,4 +1,4 @@
-"""A script with a convolution and BatchNorm on the GPU: what a user has, with the elastic lines."""
+"""A script with a convolution and BatchNorm on the GPU: a user's script, with the elastic lines."""
 
 import argparse
 

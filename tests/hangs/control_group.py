@@ -24,7 +24,7 @@ def cpu_quota(cores: float) -> Iterator[Path]:
 
 @contextmanager
 def memory_limit(size_bytes: int) -> Iterator[Path]:
-    """As `cpu_quota`; what needs more memory is killed by the kernel."""
+    """As `cpu_quota`; the kernel kills a process that needs more memory."""
     one = {"memory.limit_in_bytes": f"{size_bytes}"}
     with _group("memory", one, {"memory.max": f"{size_bytes}", "memory.swap.max": "0"}) as procs:
         yield procs

@@ -58,7 +58,7 @@ def run_blocks(
         bin_path: where `python` and `elasticdl` are.
 
     Returns:
-        What they printed, each command above its output.
+        Their output, each below its command.
     """
     inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(

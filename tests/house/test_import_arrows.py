@@ -24,7 +24,7 @@ SHARED = (  # `choices` are the types of JobSpec's fields
     "elasticdl_client.job_status",
     "elasticdl_client.secret_values",
 )
-BELOW = (  # what worker, master and ps stand on; the framework's port, not its adapters
+BELOW = (  # the packages below worker, master and ps; the framework's port, not its adapters
     "elasticdl.rpc",
     "elasticdl.cluster",
     "elasticdl.data",

@@ -20,7 +20,7 @@ CODE = ("elasticdl", "elasticai_api", "elasticdl_preprocessing")
 
 
 def used_names() -> set[str]:
-    """As `module.attribute`: what is imported of non-public modules, and what `tf.__internal__` is asked for."""
+    """As `module.attribute`: imports of non-public modules, and attributes of `tf.__internal__`."""
     found = set()
     for file in (file for package in CODE for file in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -1,4 +1,4 @@
-"""Two distributions from one repository: what they hold, what they need, and that they install."""
+"""Two distributions from one repository: their content, their requirements, and their installation."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_what_fails_on_the_cluster_is_run_once_more_alone_and_named(tmp_path: Pa
     assert runs(tmp_path) == (1, 2, 1)
     assert output.splitlines()[-1].startswith("flaky: ")
     assert output.splitlines()[-1].endswith("test_suite.py::test_shaky")
-    assert "assert 1 > 1" in output  # what the first run said
+    assert "assert 1 > 1" in output  # the message of the first run
 
 
 def test_what_fails_twice_fails(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_load_ends_with_a_stress_run_that_is_killed() -> None:
 
 @pytest.mark.full
 def test_coverage_is_counted_for_each_package_subprocesses_included(tmp_path: Path) -> None:
-    """A run of one test that only starts a process: what that process runs is counted."""
+    """A run of one test that only starts a process: the lines of that process are counted."""
     (tmp_path / "test_one.py").write_text(
         "import subprocess, sys\n\ndef test_one():\n"
         '    code = \'from elasticdl_client.kubernetes.names import pod_name; pod_name("a", "worker", 0)\'\n'

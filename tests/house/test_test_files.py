@@ -1,4 +1,4 @@
-"""The tests themselves: what pytest needs to tell them apart."""
+"""The tests themselves: names that pytest can tell apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The export process: what it writes loads in plain Keras and TensorFlow; the memory it takes; how it fails."""
+"""The export process: its files load in plain Keras and TensorFlow; the memory it takes; how it fails."""
 
 from __future__ import annotations
 

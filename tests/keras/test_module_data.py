@@ -1,4 +1,4 @@
-"""A module's `dataset()`: samples are read by index and come back as they were; what has no index is refused."""
+"""A module's `dataset()`: samples are read by index and come back as they were; those without an index are refused."""
 
 from __future__ import annotations
 

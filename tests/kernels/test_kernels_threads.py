@@ -119,7 +119,7 @@ def test_a_frozen_table_does_not_change(max_rows: int) -> None:
 
 
 def test_a_table_is_frozen_while_others_write() -> None:
-    """Writers stop for the moment of freezing only; what they do then is not in the view, which is read meanwhile."""
+    """Writers stop for the moment of freezing only; later writes are not in the view, which is read meanwhile."""
     table = table_of("Adam", 16, 2)
     random_push(table, np.random.default_rng(7), 500)
     gate = threading.Lock()

@@ -41,7 +41,7 @@ class Scene:
         self.kubectl("apply", "-f", "-", text=objects.to_yaml(list(manifests)))
 
     def kubectl(self, *arguments: str, text: str = "", check: bool = True) -> str:
-        """Runs kubectl in the namespace; what it prints."""
+        """Run kubectl in the namespace; return its output."""
         command = ["kubectl", f"--namespace={getattr(self, 'namespace', 'default')}", *arguments]
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=TIMEOUT_S)
         assert done.returncode == 0 or not check, done.stderr

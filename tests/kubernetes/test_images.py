@@ -1,4 +1,4 @@
-"""`elasticdl zoo` against a real Docker Engine: what it builds, what it rebuilds, and what it says when that fails."""
+"""`elasticdl zoo` against a real Docker Engine: builds, rebuilds, and errors."""
 
 from __future__ import annotations
 

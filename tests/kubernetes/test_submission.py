@@ -1,4 +1,4 @@
-"""Submission to a real cluster: what is refused and how, what is created, and that nothing is left behind."""
+"""Submission to a real cluster: errors, the objects created, and that nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`elasticdl train --wait` on a real cluster: what is shown, how it ends, and what Ctrl-C and outages do."""
+"""`elasticdl train --wait` on a real cluster: its display, its end, Ctrl-C, and outages."""
 
 from __future__ import annotations
 

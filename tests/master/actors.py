@@ -163,7 +163,7 @@ class ScriptedWorker:
         self.incarnation = random.getrandbits(40)
         self.stub = job.stub()
         self.generation = 0
-        self.model: dict[tuple[int, int], set[int]] = {}  # Local strategy: what it holds
+        self.model: dict[tuple[int, int], set[int]] = {}  # Local strategy: its content
 
     def call(self, method: str, request: Any, timeout_s: float = 5.0) -> Any:
         """Repeated while the master is down."""
@@ -305,7 +305,7 @@ class ScriptedPs(pb_grpc.ParameterServerServicer):
 
 @contextlib.contextmanager
 def running(job: MasterJob) -> Iterator[MasterJob]:
-    """The first life of the master; whatever runs at the end is killed."""
+    """The first life of the master; processes that still run at the end are killed."""
     try:
         yield job.start()
     finally:

@@ -18,7 +18,7 @@ class Fault(Enum):
 
     NONE = auto()
     REFUSES = auto()  # connections are ended at once
-    HANGS = auto()  # what is sent arrives nowhere
+    HANGS = auto()  # requests arrive nowhere
     LOSES_ANSWERS = auto()  # requests arrive; with the first byte of the answer the connection ends
 
 

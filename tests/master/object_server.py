@@ -18,7 +18,7 @@ class ObjectServer:
 
     Attributes:
         objects: by the plural of their kind and their name.
-        deletions: what was deleted, with the options of the call, in order.
+        deletions: of objects, with the options of the call, in order.
         failures: HTTP codes that the next deletions are answered with.
         ahead_s: of this machine's clock, the server's.
     """

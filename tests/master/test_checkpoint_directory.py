@@ -1,4 +1,4 @@
-"""The checkpoint directory: what counts as a checkpoint, what is kept, and what is said when it is full."""
+"""The checkpoint directory: valid checkpoints, those that are kept, and the error when it is full."""
 
 from __future__ import annotations
 

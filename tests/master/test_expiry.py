@@ -1,4 +1,4 @@
-"""Jobs that are deleted some time after their end: what the master deletes, when, and what keeps it from that."""
+"""Jobs that are deleted some time after their end: the objects that the master deletes, when, and obstacles to that."""
 
 from __future__ import annotations
 

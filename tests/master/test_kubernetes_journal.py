@@ -130,7 +130,7 @@ def test_an_api_server_that_is_away_costs_time_and_nothing_else(journals: Config
         journal.save({"n": 2})
     journal.save_later({"n": 3}, _RUNNING)
     proxy.fault = Fault.NONE
-    wait_until(lambda: journal.read_status() == _RUNNING, "what was to be written later")
+    wait_until(lambda: journal.read_status() == _RUNNING, "the delayed write")
     journal.save({"n": 4})
     (outage,) = journal.take_outages()
     assert "cannot be reached" in outage.message

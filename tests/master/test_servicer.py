@@ -1,4 +1,4 @@
-"""The servicer's long polls: what is granted in their last moment is told."""
+"""The servicer's long polls: leases granted in their last moment are delivered."""
 
 from __future__ import annotations
 

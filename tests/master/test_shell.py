@@ -1,4 +1,4 @@
-"""The shell's loop: what has come in together is journalled together, and before it takes effect."""
+"""The shell's loop: calls that arrive together are journalled together, before they take effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of events: what happens is in it once, in order, with what it follows from; it outlives the master."""
+"""The log of events: each event is in it once, in order, with its cause; it outlives the master."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def test_stacks_from_before_the_compilation_say_nothing_of_it() -> None:
 def test_a_worker_that_waits_before_its_first_task_does_not_hang(
     activity: str, where: str, settings: dict[str, Any]
 ) -> None:
-    """For a PS, the model of another worker, a task; and what a script does first takes as long as it takes."""
+    """For a PS, the model of another worker, a task; and the start of a script has no time limit."""
     script = running(step_timeout=50.0, **settings)
     start(script, 120, activity, where)
     assert not hung(script)

@@ -82,7 +82,7 @@ def test_of_two_leases_for_one_task_the_newer_one_is_adopted() -> None:
     script.pass_time(12, alive=(1,))
     new = script.lease(1)
     assert new.task == old.task
-    script.job.snapshot = lambda: snapshot  # what was on disk is older
+    script.job.snapshot = lambda: snapshot  # the one on disk is older
     back(script, 0, 1)
     script.worker_joins(0, (ReportedLease(old),))
     script.worker_joins(1, (ReportedLease(new),))

@@ -57,7 +57,7 @@ def test_the_youngest_workers_finish_their_minibatch_and_leave_for_good() -> Non
     script.tell(e.ScaleRequested(2))
     assert script.commands[0] == c.Persist()
     assert deleted(script) == ["elasticdl-j-worker-3", "elasticdl-j-worker-2"]
-    assert script.progress(lease, 0, worker_id=3) == c.Accepted(1)  # what it has begun counts
+    assert script.progress(lease, 0, worker_id=3) == c.Accepted(1)  # a started lease counts
     worker_ends(script, 3)
     worker_ends(script, 2)
     assert created(script) == []

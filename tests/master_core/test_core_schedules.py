@@ -66,8 +66,8 @@ def check(job_settings: JobSettings, schedule: Schedule, filtered: bool, bad: fr
     """Lets everything happen, and looks at what the model holds.
 
     Args:
-        job_settings: of what is run.
-        schedule: what happens to it.
+        job_settings: of the job.
+        schedule: its events.
         filtered: `feed` makes of some tasks fewer samples than they have records, and of one more.
         bad: the gradients of these minibatches, counted over epochs and tasks in turn, are not finite.
     """

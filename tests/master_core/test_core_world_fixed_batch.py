@@ -51,7 +51,7 @@ def test_rank_0_of_a_fixed_batch_hears_when_it_holds_all_that_is_left_of_an_epoc
     assert script.heartbeat(1).whole_epochs == 0  # it is rank 0 that closes an epoch
     script.kill(0)
     script.all_leave(1)
-    assert script.heartbeat(1).whole_epochs == 0  # what was leased is to be leased again
+    assert script.heartbeat(1).whole_epochs == 0  # leased tasks are to be leased again
     script.forms({(0, leases[0].task): (0, 1)})
     again = [script.ask_at_once(1).lease for _ in range(len(order_left(script)))]
     heard = script.heartbeat(1, tuple(lease.id for lease in again))

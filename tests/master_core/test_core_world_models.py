@@ -149,7 +149,7 @@ def test_a_script_whose_world_has_ended_tells_the_next_life_of_the_master_what_i
     script.forms(steps=0)
     script.lease(0)
     script.lease(1)
-    script.restarts(0, 1)  # what was reported in the last second is forgotten
+    script.restarts(0, 1)  # reports of the last second are lost
     script.worker_joins(1)
     script.worker_joins(0, applied=applied({(0, 0): (0, 1), (0, 1): (0, 1)}))
     for worker_id in (0, 1):

@@ -1,4 +1,4 @@
-"""Loading of model-definition modules: what is found, and what is said when something is not."""
+"""Loading of model-definition modules: the symbols found, and the errors for missing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Import paths of the original ElasticDL: what they give, what is said where they lead nowhere, and when."""
+"""Import paths of the original ElasticDL: the objects they give, and the errors where they lead nowhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model held by any number of PS, as snapshots: what the tests of checkpoint files share."""
+"""A model held by any number of PS, as snapshots: for the tests of checkpoint files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small model, its pushes and pulls, and parameter servers to hold it: what the tests of this room share."""
+"""A small model, its pushes and pulls, and parameter servers to hold it: for the tests of this folder."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_training_continues_from_a_checkpoint_as_if_nothing_had_happened(tmp_pat
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (3, 2), (2, 4)])
 def test_training_continues_with_any_number_of_servers(tmp_path: Path, before: int, after: int) -> None:
-    """Each part holds one minibatch more than the one before it; what is pushed again counts where it lacked."""
+    """Each part holds one minibatch more than the one before it; a repeated push counts where it lacked."""
     with ps_cluster(before) as one, ps_cluster(after, initialize=False) as other, ps_cluster(1) as undisturbed:
         push_all(one.client, [0, 1, 4])
         save(one, tmp_path / "version-4", between=range(5, 5 + before))

@@ -43,7 +43,7 @@ def test_rows_equal_keras_on_each_touched_row_alone(name: str) -> None:
     all_ids = np.arange(NUM_IDS, dtype=np.int64)
     variables = [keras.Variable(row) for row in table.pull(all_ids, create=False)]
     theirs = [OPTIMIZERS[name]() for _ in all_ids]
-    global_count = OPTIMIZERS[name]()  # what of an optimizer's state belongs to the step alone
+    global_count = OPTIMIZERS[name]()  # the part of an optimizer's state that belongs to the step alone
     for optimizer, variable in zip([*theirs, global_count], [*variables, keras.Variable(np.zeros(1))], strict=True):
         optimizer.build([variable])
     random = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""A PS process and its checkpoints: damaged ones, stuck volumes, kills in the middle; and what heartbeats carry."""
+"""A PS process and its checkpoints: damaged ones, stuck volumes, kills in the middle; and the content of heartbeats."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_an_update_that_fails_in_its_middle_ends_the_state(monkeypatch: pytest.M
 
 
 def test_leases_fence_while_pushes_are_under_way() -> None:
-    """A successor asks where the task stands; whatever older leases push from then on is refused."""
+    """A successor asks where the task stands; later pushes of older leases are refused."""
     fleet = Fleet.begin(1)
     asked = threading.Barrier(NUM_THREADS)
     held: list[pb.AppliedTask | None] = []
@@ -202,7 +202,7 @@ def test_a_push_that_a_checkpoint_holds_up_is_refused_if_its_lease_has_a_success
 
 
 class Turnstile:
-    """A lock; what is in `then` happens right after the next release, as if another thread had been faster."""
+    """A lock; `then` runs right after the next release, as if another thread had been faster."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -33,7 +33,7 @@ class Tap:
     """
     Attributes:
         port: leads to another one.
-        seen: what has gone through, both directions together.
+        seen: the bytes so far, both directions together.
         fault: of the next connection alone; None: all goes through as it comes.
         to_server: the direction that has the fault.
     """

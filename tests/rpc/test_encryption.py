@@ -1,4 +1,4 @@
-"""Records and keys of encrypted connections: what opens, what does not, and that others would make the same."""
+"""Records and keys of encrypted connections: valid records, invalid ones, and that others would make the same."""
 
 from __future__ import annotations
 

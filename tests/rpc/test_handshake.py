@@ -1,4 +1,4 @@
-"""The handshake before every connection of ours: what a stranger tries with real sockets, and what it learns."""
+"""The handshake before every connection of ours: attempts of a stranger with real sockets, and the answers."""
 
 from __future__ import annotations
 

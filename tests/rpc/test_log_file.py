@@ -1,4 +1,4 @@
-"""--log_file_path: what a pod prints is in its log and in a file, and the file never costs the pod anything."""
+"""--log_file_path: a pod's output is in its log and in a file, and the file never costs the pod anything."""
 
 from __future__ import annotations
 

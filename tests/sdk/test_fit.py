@@ -1,4 +1,4 @@
-"""`elasticdl.fit` on a real local job: history and weights come back; what no worker can get is refused."""
+"""`elasticdl.fit` on a real local job: history and weights come back; objects that no worker can get are refused."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_job_runs_quietly_to_its_end_and_its_handle_has_metrics_and_model(
     assert again.metrics == job.metrics
     again.delete()
     assert not Path(job.directory).exists()
-    assert job.metrics == {"accuracy": 0.97}, "what was seen of a job that has ended stays"
+    assert job.metrics == {"accuracy": 0.97}, "the last state of a job that has ended stays"
 
 
 def test_a_job_that_fails_raises_its_explanation_and_exit_code(home: Path) -> None:

@@ -153,7 +153,7 @@ def test_a_number_by_hand_ends_the_scaling_by_gain_until_there_is_a_range_again(
     timeline.run_until(lambda: False, 600.0)
     assert wanted(job) == 6
     assert scaling(job).workers == "2:6"
-    assert scaled(job, "user") == [3]  # what there is is in the range: it begins from there
+    assert scaled(job, "user") == [3]  # the current number is in the range: it begins from there
     job.tell(e.ScaleRequested(1, 2))
     assert wanted(job) == 2
     assert scaled(job, "user") == [3, 2]

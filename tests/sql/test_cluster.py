@@ -1,4 +1,4 @@
-"""Statements whose jobs run on Kubernetes, up to the cluster: what pods could not reach, and how a password goes."""
+"""Statements whose jobs run on Kubernetes, up to the cluster: unreachable sources, and the way of a password."""
 
 from __future__ import annotations
 

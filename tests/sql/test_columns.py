@@ -1,4 +1,4 @@
-"""COLUMN clauses: what they make of a table's columns, and the one that its statistics ask for."""
+"""COLUMN clauses: features of a table's columns, and the clause that its statistics suggest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`elasticdl sql` up to the job: what it says, refuses and would run; nothing is trained here."""
+"""`elasticdl sql` up to the job: its output, its errors and the job it would run; nothing is trained here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements of `elasticdl sql`: what they mean, and where a wrong one is wrong."""
+"""Statements of `elasticdl sql`: their meaning, and the place of an error."""
 
 from __future__ import annotations
 

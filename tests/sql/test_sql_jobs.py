@@ -35,7 +35,7 @@ NAMES = (
 
 
 def elasticdl_sql(home: Path, source: str, *arguments: str) -> str:
-    """Run statements as a user would; what they print."""
+    """Run statements as a user would; return the output."""
     done = subprocess.run(
         [sys.executable, "-m", "elasticdl_client.main", "sql", *arguments],
         cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=280,
@@ -88,7 +88,7 @@ def test_predictions_are_a_table_with_each_row_once_whatever_its_names_and_value
     assert PASSWORD not in said
 
 
-@pytest.mark.full  # two jobs; what differs between databases is in test_database.py
+@pytest.mark.full  # two jobs; differences between databases are in test_database.py
 @pytest.mark.timeout(300)
 def test_predictions_on_mariadb_are_a_table_with_each_row_once(mariadb_server: str, tmp_path: Path) -> None:
     mariadb.execute(

@@ -1,4 +1,4 @@
-"""Permutation importance: what a loss grows by when a column says nothing any more."""
+"""Permutation importance: the growth of a loss when a column carries no information."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event files, read with TensorBoard's own reader: what is in them, over lives of the master and full disks."""
+"""Event files, read with TensorBoard's own reader: their content, over restarts of the master and full disks."""
 
 from __future__ import annotations
 

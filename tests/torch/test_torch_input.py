@@ -1,4 +1,4 @@
-"""The input pipeline of the PyTorch framework: what `feed` may return, order, chance, errors, reading ahead."""
+"""The input pipeline of the PyTorch framework: return values of `feed`, order, chance, errors, reading ahead."""
 
 from __future__ import annotations
 

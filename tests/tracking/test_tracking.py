@@ -1,4 +1,4 @@
-"""--track: what trackers get, that none of them holds up a job, and real MLflow and Weights & Biases."""
+"""--track: the values trackers get, that none of them delays a job, and real MLflow and Weights & Biases."""
 
 from __future__ import annotations
 

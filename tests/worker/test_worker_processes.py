@@ -1,4 +1,4 @@
-"""A worker's pod of several processes: what each is given, and how they end together.  Real processes."""
+"""A worker's pod of several processes: the arguments of each, and their common end.  Real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGTERM: what a worker process still does before it ends.  Real processes and sockets."""
+"""SIGTERM: the last actions of a worker process.  Real processes and sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's life in worlds: what is entered with, what a step proves, and what is lost when one ends."""
+"""A worker's life in worlds: the state at entry, the proof of a step, and the loss when one ends."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_member_that_waits_for_a_former_one_is_freed(master: WorldMaster, thre
     version = entered(master, three[:2])
     master.deaf.add(1)  # it would leave, and worker 0 could see that before it hears of the plan
     waits = three[0].does(ended)  # worker 1 does not come
-    with master.changed:  # woken by anything; what counts is the group's own clock
+    with master.changed:  # woken by anything; only the group's own clock counts
         while three[0].session.standing()[1] == 0.0:
             master.changed.wait(0.01)
     assert three[0].session.standing()[0] == version

@@ -55,10 +55,10 @@ class Entry:
     Attributes:
         module: below model_zoo.
         quality: (metric, least value of it).
-        expected: what the metric is as a rule, for the README; may be empty.
+        expected: the usual value of the metric, for the README; may be empty.
         flags: of the job, besides its name, its model and its data.
         script: arguments of the module as a script of its own, in the words of `command`; empty: a --model_def.
-        rows: the file of `Data.source` that is read as it is; empty: what the generator makes.
+        rows: the file of `Data.source` that is read as it is; empty: the generator's output.
         every_change: it is so quick that every change trains it.
         estimator: it needs TensorFlow 2.15.
     """

@@ -23,7 +23,7 @@ class Outcome:
     """How a job ended.
 
     Attributes:
-        log: what the command printed, and the ends of the pods' logs where it failed.
+        log: the command's output, and the ends of the pods' logs where it failed.
         metrics: of the last evaluation.
     """
 

@@ -1,6 +1,6 @@
 """The digits by softmax regression in NumPy, at the pace of `pace.py`: workers that import no framework start at once.
 
-For tests that ask what the system does when something is lost; what Keras and PyTorch do is asked by others.
+For tests that ask what the system does when something is lost; others cover Keras and PyTorch.
 """
 
 from __future__ import annotations
