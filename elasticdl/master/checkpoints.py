@@ -1,7 +1,7 @@
 """Checkpoints of the parameter servers: their manifest, and which of them a job begins or continues with.
 
-A version holds one part per PS.  This module owns the manifest; what is inside a part is the business of the PS that
-wrote it, and the names, beginnings and ends of versions that of `elasticdl.storage.versions`.
+A version holds one part per PS.  This module owns the manifest; the content of a part belongs to the PS that wrote
+it, and the names, starts and ends of versions to `elasticdl.storage.versions`.
 """
 
 from __future__ import annotations

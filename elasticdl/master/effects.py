@@ -116,7 +116,7 @@ class Effects:
         self._run(lambda: self._save_checkpoint(command, layout))
 
     def close(self) -> None:
-        """Waits for deletions; what else runs is left behind."""
+        """Wait for deletions; other calls that still run are left behind."""
         self._pod_threads.close()
         for threads in (self._threads, self._resizing):
             threads.shutdown(wait=False, cancel_futures=True)
@@ -270,7 +270,7 @@ def _pod_changed(pod: Pod, phase: PodState) -> events.PodChanged:
         phase=phase,
         reason=str(pod.reason),
         exit_code=pod.exit_code,
-        message=hide(pod.message),  # what it has printed itself went past our logs
+        message=hide(pod.message),  # output of the pod itself, not redacted by our logs
         blocked=pod.blocked,
         node=pod.node,
         has_slot=pod.has_slot,

@@ -1,6 +1,6 @@
-"""The journal: what only the master knows, kept so that its next life knows it, and beside it the status for people.
+"""The journal: the master's own state, kept for its next life, and beside it the status for people.
 
-Owns the port `Journal` and the form of a snapshot.  It never looks inside one: what is in it is the business of
+Owns the port `Journal` and the form of a snapshot.  It never looks inside one: its content belongs to
 `master/core`.  Adapters: local_environment.py and kubernetes/journal.py.
 """
 
@@ -117,7 +117,7 @@ class Journal(Protocol):
         ...
 
     def write_status(self, status: JobStatus) -> None:
-        """Replaces the status at once; what cannot be written is said in the log."""
+        """Replace the status at once; log a failure to write."""
         ...
 
     def take_outages(self) -> list[Outage]:
@@ -125,7 +125,7 @@ class Journal(Protocol):
         ...
 
     def close(self) -> None:
-        """Frees the job for another master; what was to be written later is dropped."""
+        """Release the job for another master; delayed writes are dropped."""
         ...
 
 
@@ -140,7 +140,7 @@ def decode(data: bytes, where: str, remedy: str) -> dict[str, Any]:
 
     Args:
         where: of the journal, for the message.
-        remedy: what takes a damaged one away.
+        remedy: the command that removes a damaged one.
 
     Raises:
         JobError: it is damaged.
@@ -170,7 +170,7 @@ def damaged(where: str, why: str, remedy: str) -> JobError:
     """The error of a journal that cannot be read."""
     return JobError(
         f"the journal {where} is damaged: {why}",
-        f"{remedy} to train from the beginning; what it knew of pods, failures and evaluations is then lost",
+        f"{remedy} to train from the beginning; its record of pods, failures and evaluations is then lost",
     )
 
 

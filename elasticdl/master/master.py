@@ -196,7 +196,7 @@ class Master:
         last_words = end_of_log(self._environment.cluster, outcome.pod)
         if last_words:
             message = f"{message}\n--- the end of the log of {outcome.pod}\n{last_words}"
-        message = hide(message)  # what a pod has printed itself went past our logs
+        message = hide(message)  # output of the pod itself, not redacted by our logs
         end = _ended(shell.status(), outcome.exit_code, message)
         shell.write_end(end)
         log = logger.info if outcome.exit_code == 0 else logger.error
@@ -288,7 +288,7 @@ class Master:
         shell.request_pause()
 
     def _pause(self, effects: Effects) -> int:
-        """Deletes all pods but this one, at once: what they have done since the checkpoint is done again."""
+        """Deletes all pods but this one, at once: their work since the checkpoint is done again."""
         effects.close()
         cluster = self._environment.cluster
         for pod in cluster.list():
@@ -319,7 +319,7 @@ class Master:
             try:
                 server, bound = serve(register, self._environment.host, port, self._environment.token, max_threads)
             except JobError as error:
-                # Pods know this port from the life before; whatever has taken it may let it go.
+                # Pods know this port from the life before; a process that has taken it may release it.
                 if time.monotonic() > deadline:
                     raise
                 logger.warning("%s", error.what)

@@ -218,7 +218,7 @@ FAMILIES: tuple[MetricFamily, ...] = (
     MetricFamily(
         "elasticdl_job_info",
         _GAUGE,
-        "Always 1; what kind of job it is.",
+        "Always 1; the kind of the job.",
         ("job_type", "strategy", "runtime", "version"),
         _info,
     ),

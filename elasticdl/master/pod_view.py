@@ -1,6 +1,6 @@
 """The job's pods as the cluster reports them, for the log, each change once, and the status that the client reads.
 
-It decides nothing; what an end means for the job is the core's business.
+It decides nothing; the core decides the consequences of an end.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PodView:
         self._forget()
 
     def listed(self, event: PodsListed) -> None:
-        """Takes a list of everything that exists in; what is not in it is gone."""
+        """Apply a list of everything that exists; pods missing in it are gone."""
         names = {pod.name for pod in event.pods}
         for name in self.living():
             if name not in names:

@@ -62,7 +62,7 @@ class Shell:
         core: used from here on only by the thread whose turn it is (see `Inbox`).
         effects: executes what is slow, in its cluster; its inbox takes the events of all other threads.
         journal: of this job.
-        shell_state: what the shell itself keeps in the journal; `snapshot` adds the core's to it.
+        shell_state: the shell's own part of the journal; `snapshot` adds the core's to it.
         patience_s: how long the cluster may be away at the start, and the journal at the end.
         watcher: receives the job's progress.
     """
@@ -183,7 +183,7 @@ class Shell:
         return self._outcome is not None or self._is_leaving or self._failure is not None
 
     def _take_turn(self) -> None:
-        """The loop's turn: what a call has left to it, what is due, and a batch of what is queued."""
+        """The loop's turn: work left by a call, due work, and a batch of the queue."""
         todo, self._todo = self._todo, []
         self._carry_out(todo)
         if not self._is_over:
@@ -211,11 +211,11 @@ class Shell:
         """Handles an item and what is queued behind it.
 
         Returns:
-            What is to be carried out for all of them: the journal is written once.
+            The commands for all of them: the journal is written once.
         """
         todo: list[commands.Command] = []
         for _ in range(MAX_BATCH):
-            if isinstance(item, Listing):  # what it may lack is known only after all that was asked for before
+            if isinstance(item, Listing):  # pods missing in it are known only after all earlier commands
                 self._carry_out(todo)
                 todo = []
             todo += self._take(item)

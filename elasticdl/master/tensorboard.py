@@ -1,4 +1,4 @@
-"""TensorBoard: what happens to the job, as event files in --tensorboard_log_dir; their format is TensorBoard's own.
+"""TensorBoard: the events of the job, as event files in --tensorboard_log_dir; their format is TensorBoard's own.
 
 Every life of the master begins a file of its own and says from which step on it continues, so that nothing that an
 earlier life may have left half-written is touched, and no step is shown twice.  A thread of its own writes: a slow or
@@ -158,7 +158,7 @@ class EventFiles:
     """Appends to one file; after an error to a new one.
 
     Attributes:
-        close_s: what the end of the master's life waits for what is still to be written.
+        close_s: time that the master's end waits for pending writes.
     """
 
     close_s = 5.0
@@ -263,7 +263,7 @@ class PublishedEventFiles(EventFiles):
         self._next_at = 0.0
 
     def write(self, step: int, values: Mapping[str, float], at: float) -> None:
-        """See `EventFiles`; what storage does not take now stays on the disk, and is published later."""
+        """See `EventFiles`; files that storage does not take now stay on the disk, and are published later."""
         super().write(step, values, at)
         if time.monotonic() >= self._next_at:
             self.publish()

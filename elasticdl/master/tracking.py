@@ -109,7 +109,7 @@ class TrackerThread:
         try:
             self._points.put_nowait(None)
         except queue.Full:
-            """It hangs: what waits is lost with this process."""
+            """It hangs: queued values are lost with this process."""
         self._thread.join(self._close_s)
         if self._thread.is_alive():
             logger.warning("--track=%s: the last points are left out, as it does not answer", self._name)

@@ -1,4 +1,4 @@
-"""Where a worker's time goes: what its main thread is doing now, and cumulative seconds by activity.
+"""Where a worker's time goes: the present activity of its main thread, and cumulative seconds by activity.
 
 The master makes goodput of it (master/core/slot_time.py knows the same names).
 """

@@ -72,7 +72,7 @@ class Checkpoint:
 
     Attributes:
         applied: of the ledger.
-        counts: whatever the writer counted.
+        counts: the writer's own counters.
     """
 
     directory: AnyPath
@@ -159,7 +159,7 @@ class StateCheckpoints:
         return str(found[0]) if found else ""
 
     def newest(self) -> Checkpoint | None:
-        """The newest whole one of this job; what is wrong with newer ones is logged.
+        """The newest whole one of this job; errors of newer ones are logged.
 
         Raises:
             CheckpointError: it is of this job, but of other minibatches.

@@ -1,4 +1,4 @@
-"""What the Python processes that this one has started are doing, such as those of a PyTorch DataLoader.
+"""Stacks of the Python processes that this one has started, such as those of a PyTorch DataLoader.
 
 Each of them writes its stacks to a file of this process when a signal asks it to: a forked one has inherited that, one
 that multiprocessing spawns gets it with its first message.  A process that does not hold the file or catch the signal

@@ -83,7 +83,7 @@ class MasterLink:
         self._applied = applied
 
     def carry_standing(self, standing: Callable[[], tuple[int, float]]) -> None:
-        """AllReduce: what heartbeats say, (version of the world it is in, seconds inside the present collective)."""
+        """AllReduce: set the values of heartbeats: (version of the present world, seconds inside the collective)."""
         self._standing = standing
 
     def carry_optimizer_share(self, share: Callable[[], float]) -> None:
@@ -261,7 +261,7 @@ class MasterLink:
         return self._told(self._stub.ReportModel, report)
 
     def report_session(self, event: pb.SessionEvent) -> pb.Ack:
-        """TensorFlow's chief: what happens to the model."""
+        """TensorFlow's chief: report an event of the model."""
         message = pb.SessionReport(worker_id=self.worker_id, incarnation=self._incarnation, event=event)
         return self._told(self._stub.ReportSession, message)
 
@@ -323,7 +323,7 @@ class MasterLink:
         return self._told(self._stub.ReportEvaluation, message)
 
     def report_metrics(self, step: int, metrics: Mapping[str, float]) -> pb.Ack:
-        """A script: what its own evaluation has found."""
+        """A script: report the metrics of its own evaluation."""
         message = pb.MetricsReport(
             worker_id=self.worker_id, incarnation=self._incarnation, step=step, metrics=dict(metrics)
         )

@@ -35,7 +35,7 @@ _FROM_OUTSIDE = (_TERMINATED, 128 + signal.SIGKILL)
 _KEPT_LINES = 60  # of each process, for the end of the pod's log, where the reason of its failure is looked for
 _MAX_LINE_BYTES = 1 << 16
 _READ_BYTES = 1 << 16
-_LAST_READS = 16  # of what an ended process has left in its pipe, which holds 1 MiB at most; an orphan may still print
+_LAST_READS = 16  # of an ended process's output in its pipe, which holds 1 MiB at most; an orphan may still print
 _JSON_ENTRY = b'{"time": "'  # it names its process itself
 
 _log = logging.getLogger("elasticdl.worker")
@@ -180,7 +180,7 @@ class Supervisor:
         if not process.exit_code or self._failed is not None:
             return
         self._failed = process
-        if not self._is_terminating:  # what the others compute together cannot continue without it
+        if not self._is_terminating:  # the others' common computation cannot continue without it
             self._signal_all(signal.SIGTERM if process.exit_code == _TERMINATED else signal.SIGKILL)
 
     def _signal_all(self, number: signal.Signals) -> None:

@@ -68,7 +68,7 @@ class TaskReporter:
         link: to the master.
         framework: of the user's module.
         reporter: of minibatches.
-        clock: of what the worker does.
+        clock: of the worker's activities.
     """
 
     def __init__(

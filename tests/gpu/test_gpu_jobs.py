@@ -58,7 +58,7 @@ def test_a_killed_worker_of_a_zoo_model_loses_and_repeats_nothing(code: str, eng
     assert job.wait(100) == 0, job.story()
     assert_exact(job, JOB)
     assert engine in worker_logs(job)
-    assert "nobody has the model" not in job.master_log()
+    assert "no worker has the model" not in job.master_log()
     assert job.metrics()["accuracy"] > 0.9
     assert_logs_are_quiet(job)
 

@@ -1,7 +1,7 @@
 """Gradients in flat buffers, each handed over during backward as soon as no more is added to it.
 
-A parameter's gradient is a piece of a buffer, to which several backward passes add; what a single one makes is copied
-there, a buffer at once.  Buffers are in reverse order of the parameters, which is about the order in which backward
+A parameter's gradient is a piece of a buffer, to which several backward passes add; the gradient of a single one is
+copied there, a buffer at once.  Buffers are in reverse order of the parameters, about the order in which backward
 reaches them, and are handed over in that order, whatever backward does: the members of a group must reduce the same
 buffers in the same order.
 """

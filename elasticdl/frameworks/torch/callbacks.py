@@ -1,4 +1,4 @@
-"""The user's `callbacks()`: what the master decides for them, which of their hooks are called, and calling those."""
+"""The user's `callbacks()`: the master's decisions for them, the hooks that are called, and the calls."""
 
 from __future__ import annotations
 

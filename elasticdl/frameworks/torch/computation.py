@@ -1,6 +1,6 @@
 """How a step is computed: in which precision and memory layout, compiled or not, in how many parts; and the loss scale.
 
-What a user's module says itself (autocast in `forward`, `torch.compile` in the model function) is left as it is.
+Settings of the user's module (autocast in `forward`, `torch.compile` in the model function) are left as they are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMPILERS = ("g++", "clang++")
 _INITIAL_SCALE = 65536.0  # this and the next two as in torch.amp.GradScaler
 _BACKOFF = 0.5
 _GROWTH_STEPS = 2000
-_LEAST_SCALE = 1.0  # what overflows at this one is not finite in float32 either, or hardly
+_LEAST_SCALE = 1.0  # a value that overflows at this one is hardly finite in float32
 _SCALE, _STEPS = "loss_scale/scale", "loss_scale/steps"
 
 

@@ -94,7 +94,7 @@ class ObjectMeasure:
         self._metric = copy.deepcopy(pristine)
         self._output = output
         self._checked = False
-        self._device: Any = None  # of what it is updated with
+        self._device: Any = None  # of the tensors it is updated with
 
     def fresh(self) -> ObjectMeasure:
         return ObjectMeasure(self.name, self._pristine, self._output)

@@ -54,7 +54,7 @@ class BuiltModule:
     """A module on its device.
 
     Attributes:
-        module: what the user's function returned.
+        module: the result of the user's function.
         parameters: those that are trained, by name, in the order of the module.
         frozen: those that are not.
         buffers: those that belong to the module's state, such as running statistics.

@@ -124,7 +124,7 @@ class Rates:
         return float(self._now[0]["lr"])
 
     def set(self, optimizer: Any, rate: float | None) -> None:
-        """Before a step: what the schedule said last, or one rate for all if that is another one."""
+        """Before a step: set the schedule's last rates, or one rate for all if that is another one."""
         if rate is None:
             return
         follows = bool(self._now) and float(self._now[0]["lr"]) == rate

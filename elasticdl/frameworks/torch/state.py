@@ -282,7 +282,7 @@ def _fetched(tensor: Any, pinned: Any, stream: Any) -> npt.NDArray[Any]:
 
 
 def _has_room(values: Mapping[str, Any], device: Any) -> bool:
-    """Whether the driver has memory for a copy: what PyTorch holds in reserve, the next step may need."""
+    """Whether the driver has memory for a copy: the next step may need PyTorch's reserve."""
     size = sum(value.nbytes for value in values.values() if value.is_cuda)
     free, _ = torch.cuda.mem_get_info(device)
     return bool(free > _ROOM * size)

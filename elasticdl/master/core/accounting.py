@@ -88,7 +88,7 @@ class Accounting:
         return zip(numbers, self._settings.ids_in(record.index) if record else [-1] * len(numbers), strict=True)
 
     def _content(self, slot: int, number: int, record: PodRecord | None, worker_id: int) -> tuple[SlotUse, int]:
-        """What is in the slot of a process, and the process if that is live."""
+        """Return the content of the slot of a process, and the process if that is live."""
         use = self._use(slot, number, record, worker_id)
         return use, worker_id if use is SlotUse.LIVE else -1
 

@@ -1,8 +1,8 @@
-"""EventLog: what happened to the job, for people and for `elasticdl explain`; nothing is decided by it.
+"""EventLog: the events of the job, for people and for `elasticdl explain`; nothing is decided by it.
 
 It numbers events and says when they happened.  It is kept in the snapshot, so that each event exists exactly once over
-all lives of the master.  It is bounded: what is routine is summed up by kind first, then the older half of the rest
-but for what is kept to the end.
+all lives of the master.  It is bounded: routine events are summed up by kind first, then the older half of the rest
+except those kept to the end.
 """
 
 from __future__ import annotations

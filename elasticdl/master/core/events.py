@@ -70,10 +70,10 @@ class WorldFormed:
     """WorldFormed, from rank 0: every member holds this.  Answers: `Accepted`, `Refused` (leave it), `UnknownWorker`.
 
     Attributes:
-        applied: what the model holds with which the members continue.
+        applied: the content of the model with which the members continue.
         steps: updates in it.
         restored_from: directory of the checkpoint taken; empty: none.
-        engine: what sums in it, for people; empty: nothing, it has one member.
+        engine: that sums in it, for people; empty: none, it has one member.
     """
 
     call: int
@@ -93,7 +93,7 @@ class WorkerJoined:
     Attributes:
         incarnation: random, one per process.
         held: after a restart of the master: every lease that it works on, with what it committed under it.
-        applied: Local strategy: everything that its model holds now (after a start: what its checkpoint held).
+        applied: Local strategy: everything that its model holds now (after a start: the content of its checkpoint).
     """
 
     call: int
@@ -111,9 +111,9 @@ class ModelReported:
     Attributes:
         has_metrics: the module defines metrics; without them there is no evaluation.
         has_callbacks: TRAIN_END has something to do even without an export.
-        shards: what a custom data reader listed, by kind; the master lists the other kinds itself.
+        shards: of a custom data reader, by kind; the master lists the other kinds itself.
         plan: of a user's own script, instead of the flags.
-        callbacks: what the master decides for the user's; see callbacks.py.
+        callbacks: the master's decisions for the user's; see callbacks.py.
     """
 
     call: int
@@ -214,7 +214,7 @@ class ProgressReported:
     Attributes:
         loss: of the newest minibatch among them; may be NaN.
         skipped: left out of the model; told before they are committed.
-        not_finite: what was not finite, and where; empty: nothing.
+        not_finite: the value that was not finite, and where; empty: none.
         learning_rate: of the newest minibatch among them; None: not known.
     """
 
@@ -286,7 +286,7 @@ class EvaluationReported:
 
 @dataclass(frozen=True, slots=True)
 class MetricsReported:
-    """ReportMetrics: what a user's own script has computed.  Answers: `Accepted`, `UnknownWorker`."""
+    """ReportMetrics: metrics computed by a user's own script.  Answers: `Accepted`, `UnknownWorker`."""
 
     call: int
     worker_id: int
@@ -338,7 +338,7 @@ class PsReady:
 
     Attributes:
         restored_from: directory of the checkpoint taken; empty: none.
-        damaged: checkpoints passed over: what is wrong with each.
+        damaged: checkpoints passed over: the fault of each.
         error: not empty: no checkpoint can be restored.
     """
 

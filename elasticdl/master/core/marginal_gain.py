@@ -5,7 +5,7 @@ number of workers that the job has had, a `RatePoint` each.  The *gain* between 
 rates for each worker more, as a share of what one worker computes alone.  The job grows while the gain is above
 `min_gain`, by doubling; between a number that gains and one that does not, the middle is tried.
 
-A difference counts when Student's test finds it significant.  What workers wait for shows a bottleneck sooner than the
+A difference counts when Student's test finds it significant.  Waits of workers show a bottleneck sooner than the
 rate does: then two samples are enough.
 """
 
@@ -148,7 +148,7 @@ class RatePoint:
 
 
 class RateCurve:
-    """What is known of a job's rate by its number of workers; the state that a `ScalingPolicy` decides by.
+    """Knowledge of a job's rate by its number of workers; the state that a `ScalingPolicy` decides by.
 
     Attributes:
         is_new: nothing has been found yet that does not gain: the job grows by doubling.

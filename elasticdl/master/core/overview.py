@@ -32,9 +32,9 @@ def with_progress(status: JobStatus, settings: JobSettings, work: Work, pace: Pa
     Args:
         status: with its phase.
         settings: of the job.
-        work: what is planned and done.
+        work: planned and done.
         pace: of the records.
-        all_have_left: the commands of all workers have ended: what is not trained will not be.
+        all_have_left: the commands of all workers have ended: untrained records stay untrained.
     """
     tasks = work.tasks
     is_over = [epoch.covered or all_have_left for epoch in tasks.epochs]
@@ -132,8 +132,8 @@ class Pace:
     """How fast a job takes records in, and how long what is left of it takes.  It decides nothing.
 
     The time before the first record is start-up and in neither number.  A record that is computed again counts again:
-    what the job has lost it does not lose every minute, so its pace is what it computes, and what is left is what it
-    has not.  Times are seconds on any clock that only grows.
+    losses do not recur every minute, so the pace is the work computed, and the rest is the work not computed
+    yet.  Times are seconds on any clock that only grows.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Pace:
             if not taken:
                 return
             self._steady_since, self._num_workers = now, num_workers
-            taken = 0  # what an earlier life of the master has counted took no time of this one
+            taken = 0  # records counted by an earlier life of the master took no time of this one
         self._follow(now, num_workers)
         self._append(now, taken)
 

@@ -1,4 +1,4 @@
-"""Load: what the parameter servers do, from their heartbeats: rates and sums for the status, two lines an epoch.
+"""Load: the work of the parameter servers, from their heartbeats: rates and sums for the status, two lines an epoch.
 
 Nothing is decided by it.  The sums are journalled, so that they never fall when a server or the master starts again.
 """

@@ -1,4 +1,4 @@
-"""JobSettings: what the core needs to know of a JobSpec.  Made by the shell, never changed."""
+"""JobSettings: the parts of a JobSpec that the core needs.  Made by the shell, never changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JobSettings:
         expects_data: of a command: one that has taken no data has not done what the flags say.
         has_tensorflow_servers: the pods of the role PS run that command, too, and hold the model (TF_CONFIG).
         has_evaluator: one more worker, in the last slot, trains nothing and evaluates.
-        verb: what is done to the records of the plan, as the coverage line says it.
+        verb: for the records of the plan, as in the coverage line.
         model_version: of a job that trains nothing: of the trained model that it loads.
         has_last_task: a job that trains nothing: TRAIN_END is granted once when all is covered, to put the outputs of
             all tasks together.

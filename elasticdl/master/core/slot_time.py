@@ -72,11 +72,11 @@ class _Slot:
         worker_id: of the pod that fills it; -1: none is live.
         has_lost: a live pod was in it before.
         incarnation: of the process that reported last; 0: none of this pod has.
-        reported: what it has reported, cumulative by activity.
+        reported: by it, cumulative by activity.
         mix: how the time before its last report was split.
         pending: computing that is neither committed nor lost yet.
         useful_until, repeated_until: computing up to the later of the two has that fate.
-        away_until: what is not settled before this moment passed while the master was away.
+        away_until: unsettled time before this moment passed while the master was away.
     """
 
     began: int = 0

@@ -1,4 +1,4 @@
-"""JobState: what all parts of the core share: settings, workers, the outcome of the job, and the commands of an event.
+"""JobState: shared by all parts of the core: settings, workers, the outcome of the job, and the commands of an event.
 
 A part owns one concept; it takes the shared state and the parts that it stands on, and adds commands to `out`.
 """
@@ -122,7 +122,7 @@ class JobOutcome:
 
         Args:
             pods: names of those that do not end by themselves.
-            last_lines: what the log says before the last command.
+            last_lines: of the log, before the last command.
         """
         assert self._outcome is not None
         for name in pods:
@@ -144,7 +144,7 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What the parts of one life of a job's master share.
+    """State shared by the parts of one life of a job's master.
 
     Attributes:
         settings: of the job.

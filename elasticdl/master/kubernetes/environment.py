@@ -78,7 +78,7 @@ class KubernetesEnvironment:
     sigterm_ends_job = False
 
     def __init__(self, connection: Connection, namespace: str, job_name: str, port: int) -> None:
-        """Takes the job over; what the API does not answer is asked again for `PATIENCE_S`.
+        """Takes the job over; calls that the API does not answer are repeated for `PATIENCE_S`.
 
         Raises:
             Superseded: the job was deleted, or this pod has a successor.
@@ -264,7 +264,7 @@ def check_rights(connection: Connection, namespace: str, service_account: str, e
 
 
 def set_owners(connection: Connection, spec: JobSpec, namespace: str, owner_uid: str) -> None:
-    """Adds the owner to everything of the job, the master's pod last: what has been done is then known from that.
+    """Add the owner to everything of the job, the master's pod last, as a mark that all is done.
 
     The client does so when it submits a job; objects that came by `kubectl apply` have no owner yet.
 

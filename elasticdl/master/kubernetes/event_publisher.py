@@ -24,7 +24,7 @@ from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.kubernetes.events import COMPONENT
 
 _LOOK_S = 1.0
-_SETTLED_S = 3.0  # the journal is written once a second: what is older is in it
+_SETTLED_S = 3.0  # the journal is written once a second: older events are in it
 _WINDOW_S = 5.0  # events of a kind and subject within it are one Event
 _AHEAD_S = 60.0  # an event that seems to be yet to come by more than that is of a life whose clock was ahead
 _CAUGHT_UP_S = 600.0  # a new life publishes what is not older; before that, the last one did
@@ -114,7 +114,7 @@ class EventPublisher:
             is_last: of the present one, too.
 
         Raises:
-            ClusterError: the API does not answer, or refuses; what was not created is tried again by the next call.
+            ClusterError: the API does not answer, or refuses; the next call tries again to create the rest.
         """
         history, now = self._history().events, time.time()
 
@@ -126,7 +126,7 @@ class EventPublisher:
         wanted = [e for e in new if e.kind not in _ROUTINE and _window(e) * _WINDOW_S >= self._oldest]
         for group in _grouped(wanted, [e.number for e in history if e.kind in _NEW_LIVES]):
             self._create(group)
-        if new:  # only now: what is tried again has the same names
+        if new:  # only now: a repeated attempt has the same names
             self._published = new[-1].number
 
     def _create(self, group: _Group) -> None:

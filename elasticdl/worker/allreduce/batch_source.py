@@ -69,7 +69,7 @@ class BatchSource(Protocol):
         """--nan_policy skip, before the reduction: tells that own minibatches will be left out of the model.
 
         Args:
-            flaws: what is not finite, by position among the own parts.
+            flaws: values that are not finite, by position among the own parts.
 
         Returns:
             False: it does not want to hear it.

@@ -84,7 +84,7 @@ class GlobalBatches:
     ) -> None:
         """
         Args:
-            leases: what the feeder draws from.
+            leases: that the feeder draws from.
             num_per_epoch: minibatches of an epoch; 0: not known.
         """
         self.wish = StepFlag.NOTHING

@@ -1,6 +1,6 @@
 """AllReduceStrategy: all workers make every step together, in a world that changes while they live.
 
-The loop of one member: headers, gradients, reduction, update; evaluation between steps; and what comes before and after
+The loop of one member: headers, gradients, reduction, update; evaluation between steps; and the work before and after
 worlds.  It never waits for a lease while others wait for it.
 """
 

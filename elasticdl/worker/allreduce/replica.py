@@ -128,7 +128,7 @@ class CheckpointWriter:
     """Writes checkpoints of the model as it is between two steps, in the background.
 
     Attributes:
-        model: what it writes.
+        model: that it writes.
     """
 
     def __init__(self, model: Replica, checkpoints: StateCheckpoints, every: int) -> None:
@@ -147,7 +147,7 @@ class CheckpointWriter:
     def begin(self, ledger: Ledger) -> None:
         """Begin a world with this ledger.  Unwritten minibatches of earlier worlds stay to be written.
 
-        What other members have written is not known here: of a model taken over from them all is to be written.
+        Writes of other members are not known here: of a model taken over from them all is to be written.
         """
         number = ledger.applied.num_names
         if not self._has_begun:
@@ -196,7 +196,7 @@ class CheckpointWriter:
         """Write the model.
 
         Args:
-            others: what other members hold of it.
+            others: the parts held by other members.
             is_last: return when it is on disk.
         """
         self.wait()

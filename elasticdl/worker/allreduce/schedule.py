@@ -61,7 +61,7 @@ class StepSchedule(Generic[Queued]):
         return new
 
     def close(self, epoch: int) -> None:
-        """No more minibatches come of this epoch: what is left of it is a step, whole or not."""
+        """No more minibatches come of this epoch: the rest of it is a step, whole or not."""
         self._closed_epoch = max(self._closed_epoch, epoch)
 
     def is_closed(self, epoch: int) -> bool:

@@ -216,7 +216,7 @@ class ShardedSession(WorldSession):
             self._bring({target}, self._all)
 
     def _leaving(self, plan: StepPlan) -> set[int]:
-        """Return the pods that leave, now or soon: what ends the world may be what ends their last second, too."""
+        """Return the pods that leave, now or soon: the cause of the world's end may end their last second, too."""
         is_leaving = StepFlag.LEAVING | StepFlag.ENDING
         return {pod for pod, wishes in zip(self._pods(), plan.wishes_by_rank, strict=True) if wishes & is_leaving}
 
@@ -280,7 +280,7 @@ class ShardedSession(WorldSession):
         newest, is_current = self._catch_up(world)
         if not is_current:
             self._holds_model, self._held, self._spare = False, frozenset(), {}
-        self._framework.keep_shards(self._held)  # what a world that did not form has brought is of no use
+        self._framework.keep_shards(self._held)  # shards from a world that did not form are of no use
         bits = [number in self._held or number in self._spare for number in range(len(self._sizes))]
         lines = self._group.gather(np.array([is_current, is_current and self._has_all_values, *bits], np.int64))
         are_current, have_values, held = lines[:, 0], lines[:, 1], lines[:, 2:] > 0
@@ -468,7 +468,7 @@ def is_whole(held: npt.NDArray[np.bool_]) -> bool:
 def transfers(
     held: npt.NDArray[np.bool_], wanted: Sequence[frozenset[int]], is_all: bool = False
 ) -> list[ShardTransfer]:
-    """Return who sends what, so that each member has what it wants; holders of the same shards take turns.
+    """Return the transfers after which each member has the shards it wants; holders of the same shards take turns.
 
     Args:
         held: [members, shards]; each shard by a member at least.

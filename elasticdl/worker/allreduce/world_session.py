@@ -297,12 +297,12 @@ class WorldSession:
     # -- a step
 
     def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan:
-        """Exchanges headers: what every member brings to the next step.
+        """Exchange headers: every member's contribution to the next step.
 
         Afterwards the own minibatches of the step before are among `take_confirmed`.
 
         Args:
-            parts: what this member brings, none that `ledger` holds.
+            parts: of this member, none that `ledger` holds.
 
         Raises:
             WorldEnded: the world is broken, a newer one is planned, or a member leaves; nothing is lost by it.
@@ -348,7 +348,7 @@ class WorldSession:
         """The model of this process holds the step now.
 
         Args:
-            reported: what this member answers for; None: its own parts.
+            reported: parts that this member reports; None: its own parts.
         """
         ledger = self.ledger
         for part in plan.all_parts:
@@ -499,7 +499,7 @@ class WorldSession:
     def _receive(self, source: int, is_needed: bool) -> None:
         gives = self._rank == source
         if is_needed and not gives and not self._world.members[self._rank].is_source:
-            self._holds_model = False  # what it had is of an older world, and must never be taken for the last one's
+            self._holds_model = False  # its model is of an older world, and must never be taken for the last one's
         arrays = self._group.broadcast(self._state.arrays() if gives else None, source)
         data = self._group.broadcast_bytes(packed(self.ledger) if gives else None, source)
         if is_needed and not gives:

@@ -115,7 +115,7 @@ class Exporter:
         """Writes to a place of the lease's own and, when the master confirms the lease, puts that in `final`.
 
         Returns:
-            Whether it did: what does not fit into the memory there is stays a checkpoint.
+            Whether it did: a model that does not fit into memory stays a checkpoint.
         """
         tables = self._model.tables(held)
         size, available = sum(4 * table.dim * table.num_rows for table in tables), available_bytes()
@@ -303,8 +303,8 @@ def _result(exit_code: int, text: str) -> dict[str, int]:
 
 
 _PROCESS_BYTES = 700 << 20  # of the export process without tables
-_SAVED_MODEL = 1.5  # times the tables: what a SavedModel needs; 1.1 to 1.3 were measured
-_MODEL_FILE = 2.5  # what the framework's own file needs, which is written after it; 2.2 were measured
+_SAVED_MODEL = 1.5  # times the tables: the memory of a SavedModel; 1.1 to 1.3 were measured
+_MODEL_FILE = 2.5  # the same for the framework's own file, which is written after it; 2.2 were measured
 _SEPARATE_BYTES = 64 << 20  # larger tables are exported by a process of their own
 
 

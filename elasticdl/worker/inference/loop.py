@@ -109,7 +109,7 @@ class OnePassLoop:
         self._close()
 
     def leave(self, is_idle: bool) -> None:
-        """After SIGTERM, in another thread: what is held goes to others at once."""
+        """After SIGTERM, in another thread: held tasks go to others at once."""
         self._link.say_farewell()
 
     def _next(self) -> HeldLease | None:
@@ -142,7 +142,7 @@ class OnePassLoop:
             raise error
 
     def _guarded(self, held: HeldLease, action: Callable[[], None]) -> None:
-        """Does something under a lease and closes it; what goes wrong is the task's failure."""
+        """Do something under a lease and close it; an error is the task's failure."""
         try:
             action()
         except LeaseLost:

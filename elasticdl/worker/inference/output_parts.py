@@ -1,4 +1,4 @@
-"""Parts: what tasks write, one file a task, each whole and each once, and what is made of all of them at the end.
+"""Parts: the output of tasks, one file a task, each whole and each once, and the result of all of them at the end.
 
 A job that makes one pass over its data and keeps something of each task uses this:
 

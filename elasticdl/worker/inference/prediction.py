@@ -260,7 +260,7 @@ class TableParts:
             confirm: `MasterLink.confirm`: whether a lease still counts.
 
         Raises:
-            DataError: what the URL needs is not installed, or it names no table.
+            DataError: a package for the URL is not installed, or it names no table.
         """
         self._table = OutputTable(url, key)
         self._confirm = confirm

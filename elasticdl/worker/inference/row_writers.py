@@ -37,7 +37,7 @@ def format_of(wanted: PredictionFormat) -> PredictionFormat:
     """The format to write.
 
     Raises:
-        JobError: what it needs is not installed.
+        JobError: a package that it needs is not installed.
     """
     has_parquet = importlib.util.find_spec("pyarrow") is not None
     if wanted is PredictionFormat.AUTO:

@@ -10,7 +10,7 @@ from elasticdl.worker.leases import HeldLease, LeaseBook
 
 
 class LeaseLost(Exception):
-    """The lease being worked on is no longer ours: whatever was computed under it is dropped."""
+    """The lease being worked on is no longer ours: results computed under it are dropped."""
 
 
 class NotFinite(ArithmeticError):
@@ -57,7 +57,7 @@ class TaskBatches(Iterator[Batch]):
         clock: ActivityClock,
         is_leaving: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[HeldLease, TaskBatches]]:
-        """Those of consecutive leases, each with its own; what is left of a lease that was lost is passed over.
+        """Those of consecutive leases, each with its own; the rest of a lost lease is skipped.
 
         Args:
             batches: as `Framework.batches` gives them.

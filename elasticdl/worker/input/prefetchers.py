@@ -323,7 +323,7 @@ class LocalLeases:
             self._is_interrupted = False
 
     def request_lease(self) -> HeldLease | None:
-        """Waits for one; what is taken back meanwhile is not held any more.
+        """Wait for one; leases taken back meanwhile are not held any more.
 
         Raises:
             Interrupted: the feeder begins anew.

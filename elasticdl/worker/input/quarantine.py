@@ -1,7 +1,7 @@
 """Bad records and bad feeds: with `--max_bad_records` or `--strict_feed` a whole task goes through `feed` beforehand.
 
 A record on which `feed` raises is found by bisection, so it can be set aside before any minibatch of its task is in the
-model.  The records and their errors are written to files; what becomes of the task, the master decides.  A `feed` that
+model.  The records and their errors are written to files; the master decides about the task.  A `feed` that
 is to make one sample of each record and does not is found in the same way.
 """
 

@@ -1,7 +1,7 @@
 """The stream of leases as a worker works them off: in order of grant, each taken once, prefetched.
 
-The input pipeline draws from it in a thread of its own; what a thrown-away pipeline had drawn and not finished is
-drawn again by the next one.
+The input pipeline draws from it in a thread of its own; unfinished tasks of a discarded pipeline are drawn again
+by the next one.
 """
 
 from __future__ import annotations

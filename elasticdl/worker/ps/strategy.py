@@ -102,7 +102,7 @@ class PipelinedTraining:
 
     So a worker misses one update of its own.  A call is handed over as soon as its gradients are there, and begins when
     the one before it has ended: servers never wait for this thread.  The pipeline is drained at the end of each task:
-    what a worker computes depends on its tasks alone, never on timing.  Between two pulls of dense values
+    a worker's results depend on its tasks alone, never on timing.  Between two pulls of dense values
     (--get_model_steps) it continues with its own updates of them.  For one thread.
     """
 
@@ -262,7 +262,7 @@ class SynchronousTraining:
                 ps.close_round(computed.push, check)
             return ps.exchange(None, pull)
 
-        # From the push on when a PS is lost: what was held there is gone.
+        # From the push on when a PS is lost: its content is gone.
         with self._clock.during(Activity.PS):
             return self._session.on_ps(held, call)
 
@@ -284,7 +284,7 @@ class Computed:
 
 
 class Gradients:
-    """Computes minibatches; what is not finite never leaves the worker."""
+    """Compute minibatches; values that are not finite never leave the worker."""
 
     def __init__(
         self, framework: Framework, link: MasterLink, seed: int, skips_not_finite: bool, clock: ActivityClock
@@ -313,7 +313,7 @@ class Gradients:
         """
         Args:
             versions: of the values, by PS.
-            activity: what the time counts as.
+            activity: that the time counts as.
 
         Raises:
             NotFinite: the loss or a gradient is not finite, which ends the job.

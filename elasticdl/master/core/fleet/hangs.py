@@ -133,7 +133,7 @@ class Hangs:
         return clock - worker.moved_at - max(0.0, _waited(seconds) - self._watch(worker).waited)
 
     def _is_starting(self, worker: Worker) -> bool:
-        """It loads the user's module, makes the model and tries it; what a script does first is its own."""
+        """It loads the user's module, makes the model and tries it; the start of a script is its own."""
         return worker.activity in STARTING and not worker.positions and not self._settings.runs_command
 
     def _may_be_held_up(self, worker: Worker, seconds: float, clock: float) -> bool:

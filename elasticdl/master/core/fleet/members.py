@@ -1,4 +1,4 @@
-"""Members: what the workers of an AllReduce job say of their worlds, and what follows from it for work and ledger.
+"""Members: reports of the workers of an AllReduce job about their worlds, and the consequences for work and ledger.
 
 Which world there is next is decided in group/groups.py.  A world whose members have the model of the last one holds at
 least what was reported under every lease in force; one that begins with another model does not, so then every lease

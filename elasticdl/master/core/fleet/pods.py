@@ -402,7 +402,7 @@ class Pods:
         """Everything that exists.
 
         Returns:
-            What must be taken as changes: all of it, and the end of each pod that is not there any more; and the pods
+            The list as changes: all of it, and the end of each pod that is not there any more; and the pods
             that should not be: living ones, and those that a lost node never lets go.
         """
         self.is_listed = True

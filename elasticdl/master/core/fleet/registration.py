@@ -77,7 +77,7 @@ class Registration:
         self._out.reply(event.call, Registered(self._fleet.servers.partition, plan))
 
     def _learn_held(self, worker: Worker, held: tuple[ReportedLease, ...], begins: bool, clock: float) -> None:
-        """After a restart: what the worker works on counts, not what the snapshot says that it does.
+        """After a restart: the worker's own account of its work counts, not the snapshot's.
 
         One that has said farewell works on nothing; of its leases only the minibatches that are done count.
         """

@@ -172,7 +172,7 @@ class _Server:
         settled: up to here its time is in the sums.
         state: `IDLE` for one that serves, else `ABSENT` or `RESTORING`.
         incarnation: of the process that was heard last.
-        busy: what that has reported.
+        busy: as that has reported.
         saving: since `settled`, while a checkpoint was being written that is not any more.
         busy_share: of the time before its last report: busy, and all.
     """

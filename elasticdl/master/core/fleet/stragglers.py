@@ -1,7 +1,7 @@
 """Stragglers: workers whose own computing takes much longer than that of the others, and the evidence why.
 
-Compared is the time in `compute` per minibatch, over a window: what a worker waits for (input, parameter servers, other
-members) does not count.  One that computes for a small part of its time holds nothing up, however slow it is.
+Compared is the time in `compute` per minibatch, over a window: waits of a worker (for input, parameter servers, other
+members) do not count.  One that computes for a small part of its time holds nothing up, however slow it is.
 """
 
 from __future__ import annotations

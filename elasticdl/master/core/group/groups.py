@@ -41,7 +41,7 @@ class WorkerGroups:
         self.formed: WorkerGroup | None = None  # the last one that did
         self.planned: WorkerGroup | None = None  # the newest
         self.num_formed = 0
-        self._engine = ""  # what sums in the last one that formed
+        self._engine = ""  # of the last one that formed
         self._candidates: dict[int, Candidate] = {}
         self._suspects = Suspects()
         self._watches: dict[int, Watch] = {}  # by worker, the longest wait first
@@ -80,7 +80,7 @@ class WorkerGroups:
 
     @property
     def engine(self) -> str:
-        """What sums in the world that stands, for people; empty: nothing, or there is none."""
+        """The engine that sums in the current world, for people; empty: none, or there is no world."""
         return self._engine if self.stands else ""
 
     def is_member(self, worker_id: int) -> bool:
@@ -515,7 +515,7 @@ def pods_of(world: WorkerGroup, settings: JobSettings) -> list[int]:
 
 
 class TransitionLog:
-    """What leads from one world to the next, for the log: since when a change is under way, and why.
+    """The steps from one world to the next, for the log: since when a change is under way, and why.
 
     The master's own knowledge counts; a member's report of its collective is used only if nothing else is known.
     """

@@ -1,4 +1,4 @@
-"""Failures: what counts against a job: tasks whose user code raised, pods that ended by their own fault, lost values.
+"""Failures counted against a job: tasks whose user code raised, pods that ended by their own fault, lost values.
 
 A lost worker, a preemption or a lost lease is never charged.  `RetryBudget` decides when it is enough and how long a
 successor waits, `Failures` what a failed task costs (a record set aside, another try elsewhere, or the job), `Losses`
@@ -71,7 +71,7 @@ class RetryBudget:
         return failures >= self._max_failures
 
     def committed(self) -> None:
-        """Something is done: what went before is forgiven."""
+        """Something is done: earlier failures are forgiven."""
         self.num_faults = 0
         self._errors.clear()
         self._num_fruitless.clear()
@@ -114,7 +114,7 @@ class RetryBudget:
 
 
 class Failures:
-    """What a task costs that failed in user code.  Its lease has been given back when the failure comes in here."""
+    """The cost of a task that failed in user code.  Its lease has been given back when the failure comes in here."""
 
     def __init__(self, state: JobState, retry_budget: RetryBudget) -> None:
         self._settings, self._ending, self._out = state.settings, state.ending, state.out

@@ -261,7 +261,7 @@ class LeaseQuota:
         return min(tasks.num_todo // max(1, num_workers), MOST_AHEAD + settings.input_workers)
 
     def outlook(self, tasks: Tasks) -> tuple[object, ...]:
-        """What `may_ask` depends on beside the worker: while it is the same, a worker with enough has enough."""
+        """The inputs of `may_ask` beside the worker: while they are the same, a worker with enough has enough."""
         worlds = (self._worlds.stands, self._worlds.newest_version) if self._settings.has_worlds else ()
         return (*worlds, -1 if tasks.can_begin else self._share(tasks))
 

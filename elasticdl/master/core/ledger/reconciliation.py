@@ -43,7 +43,7 @@ class Reconciler:
         self._retry_at = 0.0
 
     def doubt(self) -> None:
-        """The model may have lost something; what was asked before does not count."""
+        """The model may have lost something; earlier requests do not count."""
         self.in_doubt = self._may_doubt
         self._open = None
 

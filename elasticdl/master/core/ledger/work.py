@@ -189,13 +189,13 @@ class Work:
             self.lose_worker(worker_id)
 
     def lose_worker(self, worker_id: int) -> None:
-        """Revokes every lease of a worker; what it has not committed is lost."""
+        """Revoke every lease of a worker; its uncommitted work is lost."""
         self._workers.times.lost(worker_id)
         for lease in self.leases.of_worker(worker_id):
             self.give_back(lease)
 
     def model_was_lost(self) -> None:
-        """Part of the model is an older one now: what was done under the leases so far may not be in it."""
+        """Part of the model is an older one now: work under the leases so far may be missing."""
         for lease in self.leases.all():
             self._workers.times.lost(self.leases.holder_of(lease))
             self.give_back(lease)
@@ -454,7 +454,7 @@ class Work:
         worker.has_committed = True
         self._workers.times.committed(worker.id)
         self._count(worker, num_minibatches)
-        for member in map(self._workers.get, self._worlds.members):  # what one of a world tells is the work of all
+        for member in map(self._workers.get, self._worlds.members):  # one member's report is the work of all
             if member is not None:
                 member.has_committed = True
                 self._workers.times.committed(member.id)

@@ -1,4 +1,4 @@
-"""Callbacks: what the master decides for the user's callbacks, from the configuration that a worker has reported.
+"""Callbacks: the master's decisions for the user's callbacks, from the configuration that a worker has reported.
 
 When training stops, and the occasions: tasks of one worker during training (saves the model, calls
 `on_epoch_end`), in order, one at a time.  ledger/work.py chooses the worker.

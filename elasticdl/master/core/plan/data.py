@@ -1,4 +1,4 @@
-"""Data: what is known of the model and of the job's data sources, from which the tasks are cut.
+"""Data: facts about the model and the job's data sources, from which the tasks are cut.
 
 A source is listed by the worker (a custom reader) or by the shell; which of the two is found out here.
 """
@@ -26,7 +26,7 @@ class Data:
         self.has_metrics = False
         self._shards: dict[DataKind, tuple[Shard, ...]] = {}
         self.plan: ScriptPlan | None = None
-        self.callbacks: dict[str, Any] = {}  # what the master decides for the user's
+        self.callbacks: dict[str, Any] = {}  # the master's decisions for the user's
         sources = {
             DataKind.TRAINING: settings.has_training_data,
             DataKind.VALIDATION: settings.has_validation_data,
@@ -84,7 +84,7 @@ class Data:
         return [kind for kind in self._kinds if kind not in self._shards]
 
     def unlisted(self) -> list[DataKind]:
-        """After a restart: what had been asked for and was not answered."""
+        """After a restart: kinds of data that were asked for and not listed."""
         return [kind for kind in self._kinds if kind not in self._shards] if self.has_model else []
 
     def listed(self, kind: DataKind, shards: tuple[Shard, ...]) -> None:

@@ -349,7 +349,7 @@ def coverage_of(epoch: Epoch, is_over: bool = False, is_bound: bool = False) -> 
 
     Args:
         epoch: of the plan.
-        is_over: what is not committed will not be: it was not to be trained.
+        is_over: uncommitted records were not to be trained.
         is_bound: see `EpochCoverage`.
     """
     skipped, quarantined, filtered = epoch.skipped_records, epoch.num_quarantined, epoch.num_filtered
@@ -394,7 +394,7 @@ def records_by_fate(covered: Iterable[EpochCoverage], running: Iterable[Epoch]) 
     return found
 
 
-_CHUNK = 1 << 14  # tasks: what is packed again when one of them changes, a few milliseconds
+_CHUNK = 1 << 14  # tasks that are packed again when one of them changes, in a few milliseconds
 
 
 class PackedColumns:

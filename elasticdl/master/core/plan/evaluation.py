@@ -148,7 +148,7 @@ class Evaluations:
         self._slices = slices
         self.current: EvaluationRound | None = None
         self.has_final = False
-        self.has_lost_states = False  # after a restart: what the states of done tasks were is not known any more
+        self.has_lost_states = False  # after a restart: the states of done tasks are lost
         self.results: dict[str, float] = {}
         self.results_step = 0
         self._num_rounds = 0

@@ -306,7 +306,7 @@ class Tasks:
         return CommittedSet({(epoch.number, task): epoch.applied(task) for epoch, task in names})
 
     def begin_reading(self) -> None:
-        """The truth is being asked for: what is committed from now on may be missing in the answer."""
+        """The model is being queried: later commits may be missing in the answer."""
         self._fresh = {}
 
     def reconcile(self, truth: CommittedSet) -> list[Loss]:
