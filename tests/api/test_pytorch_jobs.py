@@ -102,6 +102,25 @@ def test_a_script_that_is_told_to_end_leaves_between_two_steps(num_workers: int,
         assert min(steps["1"]) == max(steps["0"]) + 1, job.story()
 
 
+def test_scripts_that_are_all_told_to_end_leave_a_checkpoint_of_their_last_step(tmp_path: Path) -> None:
+    flags = {"num_workers": 2, "min_workers": 2, "max_task_failures": 1, "checkpoint_steps": 1_000_000}
+    job = job_of(tmp_path, "--hold-worker 0 --hold-at 9 --slow 0.02", **flags).start()
+    notes = tmp_path / "notes"
+    job.wait_until("worker 0 to hold", (notes / "held").exists, 90)
+    told = job.pods(Role.WORKER)
+    for pod in told:
+        os.killpg(pod.pid, signal.SIGTERM)
+    for pod in told:
+        job.wait_until("the signal", lambda pod=pod: "leaves after the present minibatch" in job.log(pod.name))
+    (notes / "go").write_text("")
+    assert job.wait(150) == 0, job.story()
+    check(tmp_path, job)
+    logs = "".join(path.read_text() for path in (job.job_dir / "logs").glob("*worker*"))
+    found = re.search(r"the last checkpoint is written, after step (\d+)", logs)
+    assert found is not None, job.story()
+    assert f"Restored the model at step {found[1]} from" in logs, job.story()
+
+
 @pytest.mark.full  # 9 s of a processor; tests/chaos/test_processes.py has a whole job, tests/worker that a command runs
 def test_the_processes_of_a_worker_run_a_script_together(tmp_path: Path) -> None:
     job = job_of(tmp_path, "--loaders 0", num_workers=1, processes_per_worker=2).start()

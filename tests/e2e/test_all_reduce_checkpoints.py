@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from elasticdl.protocol.values import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS, NUMPY_DIGITS
 from tests.chaos.scenarios import assert_exact
@@ -156,3 +159,23 @@ def test_checkpoints_come_back_when_the_volume_does(
             running.end()
         assert re.search(rf"Checkpoint at step \d+ in {re.escape(str(place))} failed", worker_logs(running))
     assert_exact(running, job)
+
+
+def test_workers_that_are_all_told_to_end_leave_a_checkpoint_of_their_last_step(tmp_path: Path, digits: Path) -> None:
+    job = replace(NUMPY_DIGITS, num_workers=2, num_ps_pods=0, num_epochs=30, pace_s=0.001)
+    running = all_reduce_job(NUMPY, tmp_path, digits, "", job, checkpoint_steps=100_000).start()
+
+    def is_trained_by_both() -> bool:
+        status = running.status()
+        return status is not None and len(status.world) == 2 and status.model_version >= 30
+
+    running.wait_until("a world of two", is_trained_by_both)
+    for pod in running.pods(Role.WORKER):
+        os.kill(pod.pid, signal.SIGTERM)
+    running.wait_until("a successor", lambda: "Restored the model" in worker_logs(running))
+    running.hurry()
+    assert running.wait() == 0, running.story()
+    assert_exact(running, job)
+    found = re.search(r"the last checkpoint is written, after step (\d+)", worker_logs(running))
+    assert found is not None, running.story()
+    assert f"Restored the model at step {found[1]} from" in worker_logs(running), running.story()

@@ -13,6 +13,7 @@ import pytest
 from greenlet import GreenletExit
 
 import elasticdl.worker.activity
+import elasticdl.worker.allreduce.last_checkpoint
 import elasticdl.worker.allreduce.loop
 import elasticdl.worker.allreduce.replica
 import elasticdl.worker.allreduce.worker
@@ -40,6 +41,7 @@ from tests.engine.scheduler import Process, Scheduler, Threading, Time
 _WRITING_S = 2.0  # a checkpoint: longer than from the last step to the end of its process
 _WORKER = (
     elasticdl.worker.activity,
+    elasticdl.worker.allreduce.last_checkpoint,
     elasticdl.worker.allreduce.loop,
     elasticdl.worker.allreduce.replica,
     elasticdl.worker.allreduce.world_session,

@@ -65,6 +65,62 @@ def test_the_last_pod_writes_a_checkpoint_when_all_its_processes_are_told_to_end
     assert (left.arrays["counts"] == first.framework.counts).all()
 
 
+def plain_job(seed: int, num_workers: int, num_processes: int = 1, troubles: Troubles | None = None) -> EngineJob:
+    """A job whose members hold the whole model each."""
+    spec = JobSpec(
+        job_name="j",
+        distribution_strategy=DistributionStrategy.ALL_REDUCE,
+        training_data="records",
+        minibatch_size=3,
+        num_workers=num_workers,
+        processes_per_worker=num_processes,
+        num_ps_pods=0,
+        checkpoint_dir="/checkpoints",
+    )
+    return make_job(seed, spec, (Shard("a", 0, 600),), troubles or Troubles(random.Random(seed), compute_s=0.1))
+
+
+def end_all(job: EngineJob, seed: int, moments: list[float]) -> EngineJob:
+    """All pods are told to end at one of these moments each, and the job ends with their successors."""
+    draw = random.Random(seed)
+    with installed(job.room, job.members.__getitem__):
+        begin(job)
+        told = dict(job.members)
+        for worker in {worker.pod.index: worker for worker in job.workers}.values():
+            job.scheduler.at(draw.choice(moments), lambda worker=worker: job.leave(worker))
+        while not all(process.is_over for process in told):
+            job.scheduler.step()
+        last = max(member.steps for member in told.values())
+        while job.room.written.num_read < 2:
+            assert job.end is None
+            job.scheduler.step()
+        newest = job.room.written.newest()
+        assert newest is not None, "no checkpoint"
+        assert newest.counts["steps"] == last
+        while job.end is None:
+            job.scheduler.step()
+        job.check_end()
+    return job
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("num_workers", "num_processes", "moments"),
+    [
+        (4, 1, [0.0]),
+        (4, 1, [0.0, 0.3, 0.8]),
+        (2, 1, [0.0]),
+        (2, 1, [0.0, 1.2]),  # the other has left: this one writes it alone
+        (2, 2, [0.0, 0.8]),
+        (2, 2, [0.0, 1.2]),
+    ],
+)
+def test_successors_continue_from_the_last_step_of_pods_that_are_told_to_end_within_a_moment(
+    num_workers: int, num_processes: int, moments: list[float], seed: int
+) -> None:
+    end_all(plain_job(seed, num_workers, num_processes), seed, moments)
+
+
 class Steady(random.Random):
     """Draws the most that there is, so that all steps are equally long."""
 

@@ -146,7 +146,32 @@ class HeldCheckpoints(StateCheckpoints):
         super().save(*of_checkpoint)
 
 
+class RacedWriter(CheckpointWriter):
+    """Another thread begins the last checkpoint when the one before is written; that ends when it is awaited."""
+
+    num_waits = 0
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self.num_waits += 1
+        if self.num_waits > 2:
+            HeldCheckpoints.may_write.set()
+        super().wait(timeout_s)
+        if self.num_waits == 1:
+            self.save(ledger_of(7), {})
+
+
+def test_a_last_checkpoint_that_another_thread_has_begun_is_waited_for(tmp_path: Path) -> None:
+    HeldCheckpoints.may_write.clear()
+    checkpoints = HeldCheckpoints(str(tmp_path), CheckpointKind("job", "AllreduceStrategy", "model.npz", {}))
+    framework: Any = Weights()
+    writer = RacedWriter(Replica(framework, checkpoints, ""), checkpoints, EVERY)
+    writer.begin(ledger_of(0))
+    writer.save_last(ledger_of(7))
+    assert written(tmp_path) == ["version-7"]
+
+
 def test_a_last_checkpoint_that_takes_too_long_is_not_waited_for_and_written_once(tmp_path: Path) -> None:
+    HeldCheckpoints.may_write.clear()
     checkpoints = HeldCheckpoints(str(tmp_path), CheckpointKind("job", "AllreduceStrategy", "model.npz", {}))
     framework: Any = Weights()
     writer = CheckpointWriter(Replica(framework, checkpoints, ""), checkpoints, EVERY)

@@ -17,7 +17,7 @@ from elasticdl_client.job_spec import JobSpec
 class SplitSession:
     """Rank 0 of such a world, and what it was doing at each call."""
 
-    is_split, holds_all, has_handed_over, rank, size, is_over = True, False, False, 0, 3, True
+    is_split, holds_all, has_handed_over, is_last, rank, size, is_over = True, False, False, False, 0, 3, True
 
     def __init__(self, clock: ActivityClock) -> None:
         self.ledger = Ledger()
@@ -57,7 +57,7 @@ class SplitCheckpoints:
     def save(self, ledger: Ledger, others: Any, is_last: bool) -> None:
         self.calls.append("save")
 
-    def save_last(self, ledger: Ledger, within_s: float) -> None:
+    def save_last(self, ledger: Ledger, within_s: float, others: Any) -> None:
         self.calls.append(f"save within {within_s:g} s")
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -71,7 +71,8 @@ def made_loop() -> tuple[Any, SplitSession, SplitCheckpoints]:
     supply = SimpleNamespace(is_over=False, reported=lambda plan: [])
     outcomes = SimpleNamespace(link=None, framework=None, reporter=None, clock=clock)
     spec = JobSpec(job_name="j", distribution_strategy=DistributionStrategy.ALL_REDUCE)
-    parts: Any = (spec, session, supply, None, checkpoints, outcomes, None)
+    termination = SimpleNamespace(reports_s=1.0, saving_s=5.0)
+    parts: Any = (spec, session, supply, None, checkpoints, outcomes, termination)
     return AllReduceLoop(*parts), session, checkpoints
 
 
@@ -111,9 +112,8 @@ def test_a_model_that_is_saved_is_not_saved_again_when_a_checkpoint_is_due() -> 
 
 def test_the_last_checkpoint_is_on_disk_before_the_farewell_that_brings_a_successor() -> None:
     loop, session, checkpoints = made_loop()
-    session.holds_all = session.has_handed_over = loop._is_last = True
+    session.holds_all = session.has_handed_over = session.is_last = True
     loop._reporter = SimpleNamespace(drain=lambda seconds: checkpoints.calls.append(f"reports within {seconds:g} s"))
     loop._link = SimpleNamespace(say_farewell=lambda: checkpoints.calls.append("farewell"))
-    loop._termination = SimpleNamespace(reports_s=1.0, saving_s=5.0)
     loop.leave(is_idle=True)
     assert checkpoints.calls == ["reports within 1 s", "save within 5 s", "farewell", "wait"]

@@ -27,7 +27,7 @@ class StepGroup(Protocol):
     def size(self) -> int: ...
 
     @property
-    def leaves_as_one(self) -> bool: ...
+    def is_last(self) -> bool: ...
 
     @property
     def holds_all(self) -> bool: ...
@@ -41,6 +41,10 @@ class StepGroup(Protocol):
     def abandon(self, reason: str, is_model_whole: bool = True) -> WorldEnded: ...
 
     def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan: ...
+
+    def collect(self) -> dict[str, npt.NDArray[Any]]: ...
+
+    def part(self) -> None: ...
 
     def begin_reduce(self, buffer: Any) -> Reduction: ...
 
@@ -65,7 +69,7 @@ class LoneGroup:
         self.most_parts = 1
         self.rank = 0
         self.size = 1
-        self.leaves_as_one = self.holds_all = True
+        self.is_last = self.holds_all = True
         self._state = state
         self._has_begun = False
         self._confirmed: list[MinibatchName] = []
@@ -87,6 +91,12 @@ class LoneGroup:
 
     def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan:
         return StepPlan.of([StepProposal(0, wishes, tuple(parts))], 0)
+
+    def collect(self) -> dict[str, npt.NDArray[Any]]:
+        return {}
+
+    def part(self) -> None:
+        """Do nothing: there is no other member."""
 
     def begin_reduce(self, buffer: Any) -> Reduction:
         return Reduction(cast(Any, None), None, buffer)

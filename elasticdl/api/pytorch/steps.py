@@ -29,6 +29,7 @@ from elasticdl.cluster.last_words import frames_of_user
 from elasticdl.frameworks.torch.randomness import seed_script
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
+from elasticdl.worker.allreduce.last_checkpoint import LastCheckpoint
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldEnded
@@ -80,7 +81,7 @@ class ScriptSteps:
         self.evaluations: list[ScriptEvaluation] = []
         self._wire = wire
         self._loop: Loop | None = None
-        self._is_inside = self._is_last = False  # of a world; no member continues after this one, which saves
+        self._is_inside = False  # of a world
         self._until_outside = ExitStack()
         self._has_rehearsed = self._has_entered = False
         self._num_given = 0  # batches of the script's present loop
@@ -162,13 +163,10 @@ class ScriptSteps:
         """
         parts = self._parts
         parts.data.reporter.drain(parts.termination.reports_s)
-        saves = is_idle and self._is_last and parts.world.holds_all
-        if saves:
-            parts.writer.save_last(parts.world.ledger, parts.termination.saving_s)
+        parts.last.save(is_idle)
         if parts.data.session.link is not None:
             parts.data.session.link.say_farewell()
-        if saves:
-            parts.writer.wait()  # a large one has the rest of the grace
+        parts.last.finish(is_idle)
 
     # Behind them ----------------------------------------------------------------------------------------------------
 
@@ -288,7 +286,7 @@ class ScriptSteps:
         self._until_outside.enter_context(parts.termination.unbroken())
         self._is_inside, self._is_idle, self._has_entered = True, False, True
         self.rank, self.size = parts.world.rank, parts.world.size
-        self._is_last = self.rank == 0 and parts.world.leaves_as_one
+        parts.last.begin_world()
         self._num_names = parts.world.ledger.applied.num_names
         if -1 < self._epoch < self._progress.begun:
             # The source's script has run what comes after its loop, and this one's has not.
@@ -331,13 +329,16 @@ class ScriptSteps:
         parts = self._parts
         self._between_steps()
         clock = parts.data.session.clock
-        if parts.termination.is_asked:
-            parts.world.plan_step((), StepFlag.LEAVING)
-        with clock.during(Activity.IDLE if self._is_idle else Activity.INPUT):
-            offered = parts.shares.offer(_PATIENCE_S if self._is_idle else 0.0)
+        leaving = parts.last.begin_round()
+        offered: Sequence[BatchRef] = ()
+        if StepFlag.LEAVING not in leaving:
+            with clock.during(Activity.IDLE if self._is_idle else Activity.INPUT):
+                offered = parts.shares.offer(_PATIENCE_S if self._is_idle else 0.0)
         with clock.during(Activity.WORLD):
-            plan = parts.world.plan_step(offered, parts.shares.wish)
+            plan = parts.world.plan_step(offered, parts.shares.wish | leaving)
         parts.shares.confirmed(parts.world.take_confirmed(), self._loss)
+        if plan.ends_all:
+            parts.last.end_with_all()
         is_step = parts.shares.agree(plan)
         self._is_idle = not is_step
         if is_step:
@@ -510,5 +511,6 @@ class Loop:
     model: Replica
     writer: CheckpointWriter
     termination: Termination
+    last: LastCheckpoint
     start: Callable[[], None]
     stop: Callable[[], None]

@@ -23,6 +23,7 @@ from elasticdl.frameworks.framework import Framework
 from elasticdl.frameworks.torch.devices import limit_threads
 from elasticdl.rpc.addresses import own_host
 from elasticdl.rpc.job_secret import read_token
+from elasticdl.worker.allreduce.last_checkpoint import LastCheckpoint
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints, names_depend_on
@@ -97,7 +98,9 @@ def make_loop(
             drawer.start()
 
     atexit.register(controller.close)
-    return Loop(data, world, shares, pipeline, controller.state, gradients, model, writer, termination, start, stop)
+    last = LastCheckpoint(world, writer, termination, session.clock)
+    state = controller.state
+    return Loop(data, world, shares, pipeline, state, gradients, model, writer, termination, last, start, stop)
 
 
 def _take_over_sigterm(termination: Termination, controller: ScriptSteps) -> None:

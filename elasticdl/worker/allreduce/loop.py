@@ -7,7 +7,6 @@ worlds.  It never waits for a lease while others wait for it.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from functools import reduce
 from operator import and_
@@ -19,6 +18,7 @@ from elasticdl.frameworks.framework import Batch, ComputeGradient, FeedError, Fr
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.batch_source import BatchSource
+from elasticdl.worker.allreduce.last_checkpoint import LastCheckpoint
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldEnded, WorldSession
@@ -28,15 +28,13 @@ from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.seeds import derive_seed
 from elasticdl.worker.task_reporting import TaskReporter
-from elasticdl.worker.termination import PATIENCE_S, Termination
+from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
 _PATIENCE_S = 0.1  # between two looks while no member has work
-_TOGETHER_S = 1.0  # after SIGTERM, for which a member that cannot save the model alone waits for that of the others
-_LONG_S = (PATIENCE_S - _TOGETHER_S) / 2  # a step after which no time is left for that
 
 
 class AllReduceLoop:
@@ -71,9 +69,7 @@ class AllReduceLoop:
         self._skips_not_finite = spec.nan_policy is NanPolicy.SKIP  # out of the model; else they end the job
         self._quarantine = Quarantine.of(spec)  # of evaluation tasks
         self._is_idle = False  # no member had work in the last round
-        self._round_began, self._round_s = 0.0, 0.0  # by the monotonic clock; and how long the last one took
-        self._has_ended_with_all = False  # after SIGTERM
-        self._is_last = False  # no member continues after this one, and it writes the last checkpoint
+        self._last = LastCheckpoint(session, checkpoints, termination, self._clock)
 
     def run(self) -> None:
         """Returns when the master says that the job is over."""
@@ -108,20 +104,18 @@ class AllReduceLoop:
             is_idle: no step is being made, so the model is whole.
         """
         self._reporter.drain(self._termination.reports_s)
-        saves = is_idle and self._is_last
-        if saves:
-            self._save_last(self._termination.saving_s)
+        self._last.save(is_idle)
         self._link.say_farewell()
-        if saves:
-            self._checkpoints.wait()  # a large one has the rest of the grace
-        is_written = self._session.rank != 0 or not self._checkpoints.is_behind(self._session.ledger)
-        is_saved = is_written and (self._has_ended_with_all or self._is_last)
-        if not is_saved and not self._session.has_handed_over:
+        self._last.finish(is_idle)
+        session = self._session
+        is_written = not self._checkpoints.is_behind(session.ledger)
+        is_saved = (self._last.is_agreed and (is_written or session.rank != 0)) or (session.is_last and is_written)
+        if not is_saved and not session.has_handed_over:
             _log.warning(
                 "This worker leaves with a part of the optimizer's state. If no other has it, training continues from "
                 "%s, not from step %d",
                 self._checkpoints.newest() or "the start",
-                self._session.ledger.steps,
+                session.ledger.steps,
             )
 
     # -- worlds
@@ -134,7 +128,7 @@ class AllReduceLoop:
                 self._live()
             except WorldEnded as ended:
                 _log.debug("Left the world: %s", ended)
-                is_inside = not (self._has_ended_with_all or self._session.has_handed_over) and self._enter()
+                is_inside = not (self._last.is_agreed or self._session.has_handed_over) and self._enter()
             else:
                 return
 
@@ -143,8 +137,7 @@ class AllReduceLoop:
             if not self._session.enter():
                 return False
         self._is_idle = False
-        self._round_began = time.monotonic()
-        self._is_last = self._session.rank == 0 and self._session.leaves_as_one
+        self._last.begin_world()
         self._supply.confirmed(self._session.take_confirmed())
         self._supply.entered()
         self._checkpoints.begin(self._session.ledger)
@@ -165,9 +158,7 @@ class AllReduceLoop:
         Returns:
             False: all members of a world that is split know that the job is over, and the last checkpoint is written.
         """
-        before, self._round_began = self._round_began, time.monotonic()
-        self._round_s = self._round_began - before
-        leaving = self._wish_to_leave()
+        leaving = self._last.begin_round()
         wishes = self._wishes_if_split()
         parts = [] if (leaving | wishes) & (StepFlag.LEAVING | StepFlag.OVER) else self._take_parts()
         wishes |= self._supply.wish | leaving
@@ -178,7 +169,7 @@ class AllReduceLoop:
             plan = self._session.plan_step(parts, wishes)
         self._supply.confirmed(self._session.take_confirmed())
         if plan.ends_all:
-            self._end_with_all()
+            self._last.end_with_all()
         if self._session.is_split and self._end_or_save(plan):
             return StepFlag.OVER not in reduce(and_, plan.wishes_by_rank)
         is_step = self._supply.agree(plan)
@@ -188,35 +179,6 @@ class AllReduceLoop:
         elif is_step:
             self._step(plan)
         return True
-
-    def _wish_to_leave(self) -> StepFlag:
-        """Return what follows from SIGTERM; a member that cannot save the model alone waits a moment for the others."""
-        if not self._termination.is_asked:
-            return StepFlag.NOTHING
-        session = self._session
-        if not (session.is_sharded and session.size > 1 and self._checkpoints.is_wanted):
-            return StepFlag.LEAVING
-        is_alone = self._termination.seconds >= _TOGETHER_S or self._round_s > _LONG_S
-        return StepFlag.ENDING | (StepFlag.LEAVING if is_alone else StepFlag.NOTHING)
-
-    def _end_with_all(self) -> None:
-        """All members were told to end, and each part of the model is still held by one: write the last checkpoint.
-
-        Raises:
-            WorldEnded: always.
-        """
-        session, reason = self._session, "all members were told to end"
-        with self._clock.during(Activity.CHECKPOINT):
-            shards = session.collect()
-            self._checkpoints.wait()  # one that is being written may fail
-            if session.rank == 0 and self._checkpoints.is_behind(session.ledger):
-                _log.info("SIGTERM to all workers: the last checkpoint is written, after step %d", session.ledger.steps)
-                self._checkpoints.save(session.ledger, shards)
-            session.part()  # rank 0 has all
-            self._checkpoints.wait()
-        self._has_ended_with_all = True
-        session.leave(reason)
-        raise WorldEnded(reason)
 
     def _wishes_if_split(self) -> StepFlag:
         """Return what concerns a world in which no member alone can write a checkpoint."""
@@ -379,14 +341,14 @@ class AllReduceLoop:
             self._outcomes.end_training(held)
         self._supply.other_is_done()
 
-    def _save_last(self, within_s: float | None = None) -> None:
+    def _save_last(self) -> None:
         if self._session.rank != 0:
             return
         with self._clock.during(Activity.CHECKPOINT):
             if self._session.holds_all:
-                self._checkpoints.save_last(self._session.ledger, within_s)
+                self._checkpoints.save_last(self._session.ledger)
             else:
-                self._checkpoints.wait(within_s)  # the end of the process would cut off one that is being written
+                self._checkpoints.wait()  # the end of the process would cut off one that is being written
 
 
 def _present(plan: StepPlan) -> list[int]:

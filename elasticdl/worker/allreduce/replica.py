@@ -143,6 +143,7 @@ class CheckpointWriter:
         self._has_begun = self._is_requested = False
         self._has_failed = False  # the newest one
         self._thread: threading.Thread | None = None
+        self._saving_last = threading.Lock()
 
     def begin(self, ledger: Ledger) -> None:
         """Begin a world with this ledger.  Unwritten minibatches of earlier worlds stay to be written.
@@ -184,13 +185,18 @@ class CheckpointWriter:
         """Return the directory of the newest whole checkpoint; empty: there is none."""
         return self._checkpoints.newest_directory()
 
-    def save_last(self, ledger: Ledger, within_s: float | None = None) -> None:
-        """Write the ledger if it has not been written yet; return when it is on disk, or after this time."""
+    def save_last(self, ledger: Ledger, within_s: float | None = None, others: Arrays | None = None) -> None:
+        """Write the ledger if it has not been written yet; return when it is on disk, or after this time.
+
+        Args:
+            others: what other members hold of the model.
+        """
         end = None if within_s is None else time.monotonic() + within_s
         self.wait(within_s)
-        if not self._is_writing and self.is_behind(ledger):
-            self.save(ledger, {})
-            self.wait(None if end is None else max(0.0, end - time.monotonic()))
+        with self._saving_last:  # the end of the job and SIGTERM have threads of their own
+            if not self._is_writing and self.is_behind(ledger):
+                self.save(ledger, others or {})
+        self.wait(None if end is None else max(0.0, end - time.monotonic()))
 
     def save(self, ledger: Ledger, others: Arrays, is_last: bool = False) -> None:
         """Write the model.

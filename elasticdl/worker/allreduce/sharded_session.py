@@ -80,11 +80,6 @@ class ShardedSession(WorldSession):
         self._update: Callable[[], None] | None = None  # of a step whose sums are here, until it is known to be void
 
     @property
-    def is_sharded(self) -> bool:
-        """See `WorldSession.is_sharded`."""
-        return True
-
-    @property
     def is_split(self) -> bool:
         """Whether no member holds everything: of two, each holds both shards."""
         return self.size > 2
@@ -214,11 +209,6 @@ class ShardedSession(WorldSession):
         target = int(opinions[opinions[:, 0].argmax(), 1])  # not all know of the same world
         if target >= 0:
             self._bring({target}, self._all)
-
-    def _leaving(self, plan: StepPlan) -> set[int]:
-        """Return the pods that leave, now or soon: the cause of the world's end may end their last second, too."""
-        is_leaving = StepFlag.LEAVING | StepFlag.ENDING
-        return {pod for pod, wishes in zip(self._pods(), plan.wishes_by_rank, strict=True) if wishes & is_leaving}
 
     def _bring(self, targets: Collection[int], numbers: frozenset[int]) -> None:
         """Bring shards to members, before this one leaves the world; see `_collect`."""

@@ -193,7 +193,7 @@ class WorldSession:
         self._world = pb.World()  # entered, or being formed; version 0: outside
         self._is_forming = False
         self._rank = 0
-        self._holds_model = False
+        self._holds_model = self._is_last = False
         self._left, self._reason = 0, ""
         self._pending: list[MinibatchName] = []  # own ones, applied here
         self._confirmed: list[MinibatchName] = []  # own ones, applied by all
@@ -211,14 +211,12 @@ class WorldSession:
         return len(self._world.members)
 
     @property
-    def leaves_as_one(self) -> bool:
-        """Whether all members are processes of one pod, which is told to end as a whole."""
-        return len(set(self._pods())) == 1
+    def is_last(self) -> bool:
+        """Whether no member of the newest world continues if this one ends, and this one writes the last checkpoint.
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether a member alone may hold a part of the model's state, in this world or in another."""
-        return False
+        The processes of a pod end together, and those that have said that they were told to end do.
+        """
+        return self._is_last
 
     @property
     def is_split(self) -> bool:
@@ -314,6 +312,7 @@ class WorldSession:
         self._pending, self._unproven = [], frozenset()
         headers = [StepProposal.of(row) for row in gathered]
         plan = StepPlan.of(headers, self._rank)
+        self._is_last = self._ends_last(self._leaving(plan))
         newest = max(header.version for header in headers)
         if plan.ends_all:  # its caller leaves when the model is saved
             return plan
@@ -411,6 +410,17 @@ class WorldSession:
         """Return the pod of each member of this world, by rank."""
         return [pod_and_process(member.worker_id, self._processes_per_worker)[0] for member in self._world.members]
 
+    def _leaving(self, plan: StepPlan) -> set[int]:
+        """Return the pods that leave, now or soon: the cause of the world's end may end their last second, too."""
+        is_leaving = StepFlag.LEAVING | StepFlag.ENDING
+        return {pod for pod, wishes in zip(self._pods(), plan.wishes_by_rank, strict=True) if wishes & is_leaving}
+
+    def _ends_last(self, leaving: set[int]) -> bool:
+        """See `is_last`: rank 0 if all pods leave, else the first process of the only one that stays."""
+        pods = self._pods()
+        staying = set(pods) - leaving or {pods[0]}
+        return len(staying) == 1 and pods.index(*staying) == self._rank
+
     def _collective(self, call: Callable[[], Answer]) -> Answer:
         try:
             return call()
@@ -467,6 +477,7 @@ class WorldSession:
             self._group.abandon(str(error))
             raise
         self._holds_model = True
+        self._is_last = self._ends_last(set())
         self._settle_pending()
         self._log_entry(world, source)
 
