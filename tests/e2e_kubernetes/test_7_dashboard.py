@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("playwright", reason="the extra dev is not installed")
 
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, Page, TimeoutError, expect
 
 from tests.dashboard.browsers import browser, chromium
 from tests.e2e_kubernetes.conftest import OpenSpace
@@ -59,6 +59,21 @@ def asked(address: str, path: str, token: str, method: str = "GET") -> int:
         return error.code
 
 
+def opened(chrome: Browser, url: str) -> Page:
+    """The page with its list of jobs; loaded once more if the port-forward has lost one of its files, as users do."""
+    page = chrome.new_page()
+    page.set_default_timeout(_WAIT_MS)
+    page.on("requestfailed", lambda request: print("failed:", request.url.partition("?")[0], request.failure))
+    page.on("pageerror", lambda error: print("error:", error))
+    page.goto(url)
+    try:
+        page.get_by_role("link", name="watched").wait_for()
+    except TimeoutError:
+        print("loaded once more:", page.locator("body").inner_text())
+        page.reload()
+    return page
+
+
 def test_the_dashboard_of_a_namespace_shows_a_running_job_and_offers_no_action(open_space: OpenSpace) -> None:
     if not chromium():
         pytest.skip("Chromium is not installed")
@@ -69,9 +84,7 @@ def test_the_dashboard_of_a_namespace_shows_a_running_job_and_offers_no_action(o
     job.wait_for_progress()
     with forwarded(space.namespace) as address, browser() as chrome:
         assert asked(address, "api/jobs", "0" * 64) == 403
-        page = chrome.new_page()
-        page.set_default_timeout(_WAIT_MS)
-        page.goto(f"{address}?token={token}")
+        page = opened(chrome, f"{address}?token={token}")
         page.get_by_role("link", name="watched").click()
         expect(page.locator(".head .badge")).to_have_text("Running", timeout=_WAIT_MS)
         expect(page.locator(".lane[data-pod=worker-0]")).to_be_visible(timeout=_WAIT_MS)
