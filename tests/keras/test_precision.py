@@ -90,7 +90,12 @@ def test_a_gradient_that_overflows_is_passed_over_and_the_loss_is_scaled_less(
 
 
 @pytest.mark.parametrize(
-    ("symbol", "said"), [("half", "has the policy mixed_float16"), ("number", "output of the model is bfloat16")]
+    ("symbol", "said"),
+    [
+        ("half", "has the policy mixed_float16"),
+        ("number", "output of the model is bfloat16"),
+        ("subclassed", "output of the model is bfloat16"),
+    ],
 )
 def test_a_model_that_would_not_be_of_the_precision_is_refused(framework: Any, symbol: str, said: str) -> None:
     with pytest.raises(ModelDefinitionError, match=said):

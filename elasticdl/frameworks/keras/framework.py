@@ -136,7 +136,8 @@ class KerasFramework:
     def report(self) -> ModelReport:
         """See `Framework.report`."""
         built = self._built()
-        check_policy(self._definition.path, built.model, self._precision)
+        path = self._definition.path
+        check_policy(path, built.model, self._precision, lambda: self._examples(built.inputs).features)
         check_complete(built.definition, [name for name in self._needed if name != "eval_metrics_fn"])
         self._examples(built.inputs)
         optimizer = ""

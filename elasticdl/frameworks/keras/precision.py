@@ -6,10 +6,11 @@ scales the loss, see `make_optimizer`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from elasticdl_client.choices import Precision
 from elasticdl_client.errors import ModelDefinitionError
@@ -30,11 +31,12 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
         optimizer.build(variables)
 
 
-def check_policy(path: str, model: Any, precision: Precision) -> None:
+def check_policy(path: str, model: Any, precision: Precision, features: Callable[[], Any]) -> None:
     """Check that a model has the policy of a precision, and outputs that losses, metrics and exports take.
 
     Args:
         path: of the user's module, for messages.
+        features: spec of a minibatch's features, matched to the model's inputs; asked for if the model is subclassed.
 
     Raises:
         ModelDefinitionError: the module sets another policy, or an output is not float32.
@@ -47,10 +49,16 @@ def check_policy(path: str, model: Any, precision: Precision) -> None:
             f"{path}: the model has the policy {model.dtype_policy.name}, and --precision={precision} is {policy}.",
             "Leave --precision out, or let the module set no policy.",
         )
-    for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
+    for output in keras.tree.flatten(getattr(model, "outputs", None) or _traced(model, features())):
         if keras.backend.standardize_dtype(output.dtype) in _HALF:
             raise ModelDefinitionError(
                 f"{path}: an output of the model is {output.dtype} with --precision={precision}; losses, metrics and "
                 "exports take float32.",
                 'Give the last layer dtype="float32".',
             )
+
+
+def _traced(model: Any, features: Any) -> Any:
+    """Return symbolic outputs of a model; nothing is computed."""
+    called = tf.function(lambda given: model(given, training=False), autograph=False)
+    return called.get_concrete_function(features).structured_outputs

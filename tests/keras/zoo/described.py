@@ -130,3 +130,18 @@ def mixed() -> keras.Model:
 
 def steep(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
     return keras.ops.mean(predictions) * 1e9
+
+
+class Subclassed(keras.Model):
+    """Its outputs are known when it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = keras.layers.Dense(1, activation="sigmoid")
+
+    def call(self, features: tf.Tensor) -> tf.Tensor:
+        return self.last(features)
+
+
+def subclassed() -> keras.Model:
+    return Subclassed()
