@@ -42,8 +42,7 @@ _API = {
     "Records": ("elasticdl.api.examples",),
     "Layers": ("elasticdl.layers.embedding",),
     "Preprocessing layers": tuple(
-        f"elasticdl_preprocessing.{name}"
-        for name in ("categorical", "concatenate", "conversions", "numeric", "sparse_embedding")
+        f"elasticdl_preprocessing.{name}" for name in ("categorical", "conversions", "numeric", "sparse_embedding")
     ),
     "Statistics for preprocessing": ("elasticdl_preprocessing.analyzer",),
 }
