@@ -293,7 +293,7 @@ class StrategyFlags:
     )
     embedding_threshold: str = flag(
         "2MB",
-        "Tables of keras.layers.Embedding above this size live on the parameter servers: bytes, KB, MB, GB; 0: all.",
+        "Tables of keras.layers.Embedding above this size are on the parameter servers: bytes, KB, MB, GB; 0: all.",
         Group.PARAMETER_SERVER,
         check=parses(partial(parse_size, "embedding_threshold")),
         jobs=WITH_MODEL,

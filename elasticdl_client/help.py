@@ -22,7 +22,7 @@ _STATEMENTS = {
 _PREPARATION = {
     "zoo": "make an image of a folder of models and push it: zoo init, zoo build, zoo push",
     "rbac": "print the service account and the rights that a job's master needs",
-    "simulate": "say how long a job would take and cost on a cluster, elastic and as a gang",
+    "simulate": "estimate how long a job would take and cost on a cluster, elastic and as a gang",
     "completion": "print what makes a shell complete commands and flags: completion bash, zsh or fish",
 }
 _AFTERWARDS = {
@@ -31,7 +31,7 @@ _AFTERWARDS = {
     "status": "show a job's progress, its pods, and why it waits or failed",
     "logs": "print what a job's pods have printed",
     "events": "list what has happened to a job, and what followed from what",
-    "explain": "say what is wrong with a job, why, what it cost, and what to do",
+    "explain": "explain the troubles of a job: causes, costs, and remedies",
     "scale": "change the number of a running job's workers",
     "chaos": "kill and stop pods of a running job, and show how it recovers",
     "delete": "end a job and remove all its objects",

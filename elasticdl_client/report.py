@@ -37,7 +37,7 @@ def print_end(spec: JobSpec, ended: Ended, history: EventHistory | None, *, logs
     """
     status = ended.status
     if ended.exit_code != 0:
-        message = without_frames(ended.message) or "it did not say why."
+        message = without_frames(ended.message) or "it reported no reason."
         error = terminal_text.paint("error:", terminal_text.Color.RED, sys.stderr)
         print(f"{error} Job {spec.job_name} failed: {message}", file=sys.stderr)
         print(f"  → `elasticdl explain {spec.job_name} {_where(spec)}` says why. {hint}", file=sys.stderr, flush=True)

@@ -206,7 +206,7 @@ class Master:
         return outcome.exit_code
 
     def _left(self) -> int:
-        logger.info("This life of the master was ended by %s; the job continues with the next", self._stopped_by)
+        logger.info("The master was ended by %s; the job continues with the next one", self._stopped_by)
         return EXIT_TERMINATED
 
     def _end_again(self, saved: dict[str, Any]) -> int:

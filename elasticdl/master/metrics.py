@@ -373,7 +373,7 @@ FAMILIES: tuple[MetricFamily, ...] = (
     MetricFamily(
         "elasticdl_group_members",
         _GAUGE,
-        "Workers of the AllReduce group that stands; 0: none does.",
+        "Workers of the current AllReduce group; 0: there is none.",
         (),
         _of_groups(lambda status: len(status.world)),
     ),
@@ -387,7 +387,7 @@ FAMILIES: tuple[MetricFamily, ...] = (
     MetricFamily(
         "elasticdl_group_change_seconds_total",
         _COUNTER,
-        "Seconds from a group's end, or the call for the first one, until the next stood.",
+        "Seconds from a group's end, or the call for the first one, until the next one formed.",
         (),
         _of_groups(lambda status: status.world_seconds),
     ),
@@ -467,7 +467,7 @@ FAMILIES: tuple[MetricFamily, ...] = (
     MetricFamily(
         "elasticdl_kubernetes_requests_total",
         _COUNTER,
-        "Answers of the Kubernetes API to this life of the master.",
+        "Answers of the Kubernetes API since this master started.",
         ("method", "code"),
         _api_calls,
     ),

@@ -131,8 +131,8 @@ _COMPLETE = ".complete"
 _NUM_LINES = 6  # of pip's in an error; the log has all, and a pod's failure is told with the ten last lines of that
 _SATISFIED = "Requirement already satisfied"
 _HINT = (
-    "Name packages that the index has. Where pip looks is said by PIP_* variables in --envs (PIP_INDEX_URL, "
-    "PIP_FIND_LINKS) or by the image; or build an image with the packages in it."
+    "Name packages that the index has. PIP_* variables of --envs or of the image set pip's "
+    "indexes (PIP_INDEX_URL, PIP_FIND_LINKS). Or build an image with the packages in it."
 )
 
 

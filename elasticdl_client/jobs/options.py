@@ -98,7 +98,7 @@ class Options:
     timestamps: bool = _option(
         False, "The time of each line before it; of a local job as far as its lines say it.", ("logs",)
     )
-    previous: bool = _option(False, "Of pods that were started again: the life before.", ("logs",), "p")
+    previous: bool = _option(False, "Of restarted pods: the log of the previous run.", ("logs",), "p")
     num_workers: str = _option(
         "", "How many workers the job is to have from now on: a number, or a range such as 2:16.", ("scale",)
     )

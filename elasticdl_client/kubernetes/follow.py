@@ -212,7 +212,7 @@ class ClusterFollower:
             return f"{overdue} it is kept by {', '.join(master.finalizers)}, until the owner of that removes it."
         take_away = commands.kubectl(f"delete pod {master.name} --grace-period=0 --force", self._spec)
         return (
-            f"{overdue} its node {node} has not said that its container has ended. If the node is lost, "
+            f"{overdue} its node {node} has not reported the end of its container. If the node is lost, "
             f"`{take_away}` takes the pod away, and `{commands.elasticdl('resume', self._spec)}` makes another."
         )
 

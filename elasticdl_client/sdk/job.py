@@ -298,7 +298,7 @@ class JobHandle:
         why = report.without_frames(info.status.message) if info.has_ended else info.note
         hint = f"Its logs: {info.logs}." if info.has_ended else f"`{info.command('resume')}` continues it."
         return JobFailed(
-            f"Job {self.name} {how}: {why or 'it did not say why.'}", hint, info.status.exit_code, explanation
+            f"Job {self.name} {how}: {why or 'it reported no reason.'}", hint, info.status.exit_code, explanation
         )
 
 

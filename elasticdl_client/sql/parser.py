@@ -176,7 +176,7 @@ class _Parser:
                 verbs = "TO PREDICT, TO EVALUATE or TO EXPLAIN"
                 return StatementError(f"{verbs} is expected before USING.", _ENDINGS, token.place)
         end = self._tokens[-1].place.end
-        return StatementError("The statement says nothing to do.", _ENDINGS, Place(self._source, end - 1, end))
+        return StatementError("The statement names no action.", _ENDINGS, Place(self._source, end - 1, end))
 
     def _query(self) -> Query:
         first, last = self._tokens[0].place, self._tokens[self._at - 1].place
@@ -211,7 +211,7 @@ class _Parser:
         begin = max(place.start, min(end, place.end) - max(1, len(marked)))
         wrong = Place(self._source, begin, max(begin + 1, min(end, place.end)))
         return StatementError(
-            "The SELECT cannot be parsed here.", f"Check what stands before it; it is read as {self._dialect}.", wrong
+            "The SELECT cannot be parsed here.", f"Check the text before it; it is read as {self._dialect}.", wrong
         )
 
     # The clauses after it

@@ -190,7 +190,7 @@ def start_without_the_last(**settings: object) -> WorldScript:
 def test_a_process_that_never_registers_is_named_and_its_pod_replaced() -> None:
     script = start_without_the_last()
     script.silence(31)
-    assert script.job.status().message == "waiting for worker 1 (process 1) to form a world"
+    assert script.job.status().message == "waiting for worker 1 (process 1) to form a group"
     script.silence(91)
     given_up = next(event for event in script.job.events.events if event.kind is EventKind.POD_GIVEN_UP)
     assert (given_up.subject, given_up.message) == ("worker-1", "process 1 has run for 121 s and never registered")
@@ -222,7 +222,7 @@ def test_a_first_world_waits_for_all_processes_of_a_pod_that_starts_late() -> No
     script.ready(2)
     script.silence(31)
     assert script.members == ()
-    assert script.job.status().message == "waiting for worker 1 (process 1) to form a world"
+    assert script.job.status().message == "waiting for worker 1 (process 1) to form a group"
     script.worker_joins(3)
     script.ready(3)
     assert script.members == (0, 1, 2, 3)
@@ -318,7 +318,7 @@ def test_a_later_world_needs_a_process_of_the_fewest_workers() -> None:
     script.all_leave(0, 1)
     script.moment()
     assert script.version == version
-    assert "Training waits for workers: 1 with 2 of 2 processes can form a world, --min_workers=2" in script.log()
+    assert "Training waits for workers: 1 with 2 of 2 processes can form a group, --min_workers=2" in script.log()
 
 
 def test_fewer_workers_are_fewer_pods() -> None:

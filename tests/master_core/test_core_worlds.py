@@ -131,7 +131,7 @@ def test_training_waits_for_min_workers() -> None:
     script.ready(0)
     script.moment()
     assert script.members == ()
-    assert "Training waits for workers: 1 can form a world, --min_workers=2" in script.log()
+    assert "Training waits for workers: 1 can form a group, --min_workers=2" in script.log()
     script.successor_starts(1)
     script.moment()
     assert script.members == (0, 1)

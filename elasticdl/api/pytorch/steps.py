@@ -264,7 +264,7 @@ class ScriptSteps:
             try:
                 self._round()
             except WorldEnded as ended:
-                _log.debug("Left the world: %s", ended)
+                _log.debug("Left the group: %s", ended)
                 self._come_out()
         return False
 

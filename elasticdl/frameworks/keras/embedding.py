@@ -286,7 +286,7 @@ def describe_table(spec: TableSpec) -> Table:
     """
     found = obstacle(spec)
     if found:
-        raise ModelDefinitionError(f"The embedding {spec.name!r} cannot live on a parameter server: {found}.")
+        raise ModelDefinitionError(f"The embedding {spec.name!r} cannot be on a parameter server: {found}.")
     constraint = "" if spec.constraint is None else _config(keras.constraints.serialize(spec.constraint))
     initializer = _config(keras.initializers.serialize(spec.initializer))
     return Table(spec.name, spec.dim, initializer, spec.input_dim, constraint)

@@ -456,7 +456,7 @@ class Job:
             return "waiting for a worker to load the model definition"
         if self.settings.has_worlds and not self._worlds.num_formed:
             late = ", ".join(map(self.settings.name_of, self._worlds.awaited(self._clock, LATE)))
-            return f"waiting for {f'worker {late}' if late else 'workers'} to form a world"
+            return f"waiting for {f'worker {late}' if late else 'workers'} to form a group"
         if self._is_recovering:
             return "the master has restarted: waiting for workers to register again"
         return ""

@@ -127,7 +127,7 @@ class AllReduceLoop:
             try:
                 self._live()
             except WorldEnded as ended:
-                _log.debug("Left the world: %s", ended)
+                _log.debug("Left the group: %s", ended)
                 is_inside = not (self._last.is_agreed or self._session.has_handed_over) and self._enter()
             else:
                 return

@@ -448,7 +448,7 @@ class WorldSession:
                 told_at = registrations
                 ack = self._link.ready_for_world(self._group.address, self._left, self._reason)
                 if not ack.accepted:
-                    _log.info("The master rejected the request to join a world: %s", ack.reason)
+                    _log.info("The master rejected the request to join a group: %s", ack.reason)
                     self._link.register()
             world = self._watch.await_own(self._left)
             if world is not None:

@@ -277,7 +277,7 @@ class WorkerGroups:
             number = f"{num_pods}"
             if num_processes > 1:
                 number += f" with {len(chosen)} of {num_pods * num_processes} processes"
-            self._complain(f"Training waits for workers: {number} can form a world, --min_workers={at_least}")
+            self._complain(f"Training waits for workers: {number} can form a group, --min_workers={at_least}")
         elif chosen:
             self._plan(chosen, clock)
         self._announce()
@@ -403,7 +403,7 @@ class WorkerGroups:
         suspects = self._suspects.of_failed_world(named, clock)
         if suspects and len(ready) > len(suspects):
             names = ", ".join(map(self._settings.name_of, sorted(suspects)))
-            self._out.log(f"A world could not form ({self._broken}); it is tried without worker {names}", Level.WARNING)
+            self._out.log(f"A group could not form ({self._broken}); it is tried without worker {names}", Level.WARNING)
             return [one for one in ready if one.id not in suspects]
         return ready
 
