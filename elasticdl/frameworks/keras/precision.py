@@ -50,9 +50,10 @@ def check_policy(path: str, model: Any, precision: Precision, features: Callable
             "Leave --precision out, or let the module set no policy.",
         )
     for output in keras.tree.flatten(getattr(model, "outputs", None) or _traced(model, features())):
-        if keras.backend.standardize_dtype(output.dtype) in _HALF:
+        dtype = keras.backend.standardize_dtype(output.dtype)
+        if dtype in _HALF:
             raise ModelDefinitionError(
-                f"{path}: an output of the model is {output.dtype} with --precision={precision}; losses, metrics and "
+                f"{path}: an output of the model is {dtype} with --precision={precision}; losses, metrics and "
                 "exports take float32.",
                 'Give the last layer dtype="float32".',
             )
