@@ -56,7 +56,7 @@ def job_flags(data: Path, epochs: int) -> dict[str, object]:
 
 
 def our_job(directory: Path, data: Path, epochs: int, more: Mapping[str, object]) -> dict[str, float]:
-    """Runs the job: wall seconds, AUC, and when what happened."""
+    """Runs the job: wall seconds, AUC, and the times of events."""
     job_dir = directory / "job"
     flags = {**job_flags(data, epochs), "num_workers": 4, **more}
     began = time.time()

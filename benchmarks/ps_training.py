@@ -148,7 +148,7 @@ def ratios(rates: dict[str, float], optimizers: tuple[str, ...]) -> dict[str, fl
 
 
 def measure(size: Size, directory: Path, only: str, more: list[str]) -> dict[str, float]:
-    """All figures: samples per second by contestant, ratios, and what share of the machine others had."""
+    """All figures: samples per second by contestant, ratios, and the share of the machine that others had."""
     runs = {name: run for name, run in contestants(size, directory, more).items() if only in name}
     rates: dict[str, list[float]] = {name: [] for name in runs}
     others: list[float] = []

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.readers [--quick] [--json]``: 6 floats, 4 whole numbers and 2 texts a row, in tasks of 512
 records one after the other; then those records back to columns, as the default feed of PyTorch does it.  CPU time, so
-that what else runs on the machine counts little.
+that other processes on the machine count little.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def control_call(directory: Path | None) -> Iterator[Callable[[int], object]]:
 
 
 def measure_control(seconds: float, rounds: int) -> dict[str, float]:
-    """Calls per second of one caller, and what of it is left with TLS."""
+    """Calls per second of one caller, without and with TLS."""
     with tempfile.TemporaryDirectory() as directory, control_call(None) as clear, control_call(Path(directory)) as tls:
         turns = [(rate_of(clear, seconds), rate_of(tls, seconds)) for _ in range(rounds)]
     return {
@@ -269,7 +269,7 @@ def exchanges(rows: PsClient, bulk: PsClient, wire_dtype: str) -> dict[str, tupl
 
 
 def measure_encryption(seconds: float, rounds: int, wire_dtype: str) -> dict[str, float]:
-    """Medians of several turns: steps per second by TCP, and what of them is left with encryption."""
+    """Medians of several turns: steps per second by TCP, without and with encryption."""
     figures: dict[str, float] = {}
     with ExitStack() as stack:
         kinds = []

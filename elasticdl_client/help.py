@@ -30,7 +30,7 @@ _AFTERWARDS = {
     "top": "show all jobs and their pods as they are now, until Ctrl-C",
     "status": "show a job's progress, its pods, and why it waits or failed",
     "logs": "print what a job's pods have printed",
-    "events": "list what has happened to a job, and what followed from what",
+    "events": "list the events of a job, each with its cause",
     "explain": "explain the troubles of a job: causes, costs, and remedies",
     "scale": "change the number of a running job's workers",
     "chaos": "kill and stop pods of a running job, and show how it recovers",

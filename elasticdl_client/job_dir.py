@@ -1,4 +1,4 @@
-"""The directory of a local job: its owner, its content, and what becomes of an earlier run's files.
+"""The directory of a local job: its owner, its content, and the files of an earlier run.
 
 Layout: ``spec.json`` without what is secret in it, ``secret_flags.json`` with that, ``token``, the job's certificate if
 it has one, ``agent.json`` (the agent's socket), ``status.json`` and ``journal.json`` (written by the master),

@@ -1,8 +1,8 @@
 """News: the events of a job that are worth a permanent line, in their order; each once.
 
 Losses, joins, restarts, changes of the group and evaluations come from the job's events, complete epochs from its
-status; without events the newest evaluation comes from the status, too.  A line names what happened, why, and what
-followed of it at once.  Lines that a long job would print by the hundred are thinned out: all of them are in the events
+status; without events the newest evaluation comes from the status, too.  A line names an event, its cause, and its
+immediate consequences.  Lines that a long job would print by the hundred are thinned out: all of them are in the events
 and in the status's JSON.  It never reads, waits or prints.
 """
 

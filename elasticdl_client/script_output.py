@@ -1,8 +1,8 @@
 """The output of the user's code in a job that is followed, for the terminal: of rank 0, or of all workers.
 
 `elasticdl train` shows a part of it: log entries (ours, TensorFlow's, warnings) stay in the log, where `elasticdl logs`
-shows them.  `elasticdl run` shows the whole.  In both tracebacks, which the job's error repeats, and what a progress
-bar has overwritten stay in the log.
+shows them.  `elasticdl run` shows the whole.  In both tracebacks, which the job's error repeats, and overwritten
+lines of a progress bar stay in the log.
 """
 
 from __future__ import annotations

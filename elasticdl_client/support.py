@@ -14,7 +14,7 @@ def check(spec: JobSpec) -> None:
     """Refuses a job that needs what is not there yet.
 
     Raises:
-        FlagError: naming the flag, and what works instead.
+        FlagError: naming the flag, and alternatives.
     """
     if spec.distribution_strategy is DistributionStrategy.LOCAL:
         _check_local_strategy(spec)

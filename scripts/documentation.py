@@ -4,7 +4,7 @@
 
 writes the generated pages as Markdown, to look at; `make docs` builds the site.  Flags come from the dataclasses that
 the parser uses, errors from the calls that make them, keys of the status from its dataclasses.  The front page is
-README.md, and what pages link to outside of docs/ becomes pages below `repository/`.  Only the hooks need MkDocs.
+README.md, and files outside of docs/ that pages link to become pages below `repository/`.  Only the hooks need MkDocs.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def front_page() -> str:
 
 
 def repository_pages() -> dict[str, str]:
-    """Return what pages link to outside of docs/, and what that links to: path in the site, and Markdown."""
+    """Return files outside of docs/ that pages link to, and those linked by these: path in the site, and Markdown."""
     found: dict[str, str] = {}
     waiting = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
     while waiting:

@@ -14,7 +14,7 @@ from elasticdl.model_def import ModelDefinition
 
 @dataclass(frozen=True, slots=True)
 class PlainTraining:
-    """A model with its optimizer, and what the loop's body does with a minibatch.
+    """A model with its optimizer, and the loop's body for a minibatch.
 
     Attributes:
         module: on its device.

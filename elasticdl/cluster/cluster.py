@@ -1,7 +1,7 @@
 """The port `Cluster`: pods that can be created, deleted, listed and watched.
 
 Adapters: local/adapter.py and kubernetes/adapter.py.  Below this port there are only primitives: master/core
-decides which pods to create when, and what a pod's end means for the job.
+decides which pods to create when, and the consequences of a pod's end.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class NcclLinks:
         self._group = None
 
     def check(self) -> None:
-        """Raise RuntimeError if what has ended on the GPU may have been aborted."""
+        """Raise RuntimeError if ended operations on the GPU may have been aborted."""
         if self._abort is not None:
             raise RuntimeError("NCCL was interrupted")
 

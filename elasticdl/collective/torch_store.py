@@ -1,4 +1,4 @@
-"""The engines of torch, imported lazily, and what they need of a store of keys, on top of a `Rendezvous`."""
+"""The engines of torch, imported lazily, and the store of keys that they need, on top of a `Rendezvous`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which columns of a typed source its records have, and what the metadata say of them."""
+"""Which columns of a typed source its records have, and their metadata."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def create_reader(
 
     Args:
         data_origin: of `--training_data` and the like.
-        reader_params: of `--data_reader_params`: `reader_type`, and what `data_sources` of the client lists for each.
+        reader_params: of `--data_reader_params`: `reader_type`, and those of the client's `data_sources` for each.
         seed: of the job; goes into the metadata.
         columns: of --columns; empty: all.
         label_column: of --label_column.

@@ -204,7 +204,7 @@ def sql_reader(urls: Sequence[str], key: str, selection: Selection, seed: int) -
 
 
 def parse(url: str) -> tuple[Any, Any, dict[str, Any]]:
-    """Return SQLAlchemy, its URL of a database, and what the query of the URL says of a table.
+    """Return SQLAlchemy, its URL of a database, and the options for a table in the query of the URL.
 
     Args:
         url: `table`, `schema` and `key` in its query are not the database's; a password that is not in it is that of

@@ -1,6 +1,6 @@
 """Where the rows of a model's embedding layers come from.
 
-Owns the ambient placement under which a model is made, and what a layer asks for its rows while a function is traced.
+Owns the ambient placement under which a model is made, and a layer's requests for rows while a function is traced.
 It never talks to a parameter server: rows enter and leave a compiled function as ordinary tensors.
 """
 

@@ -32,7 +32,7 @@ class UserRequest:
 
 
 class RuntimeEnvironment(Protocol):
-    """Eight verbs, and what the master works with."""
+    """Eight verbs, and the master's collaborators."""
 
     @property
     def spec(self) -> JobSpec: ...

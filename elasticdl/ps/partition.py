@@ -23,7 +23,7 @@ Owners = npt.NDArray[np.uint16]
 
 @dataclass(frozen=True, slots=True)
 class PsServer:
-    """One life of one PS, and what it owns."""
+    """One incarnation of one PS, and its buckets."""
 
     address: str
     incarnation: int

@@ -108,7 +108,7 @@ class TensorServer:
         Args:
             host: address to listen on.
             methods: by name in `METHODS`; they may raise `CallFailed`.
-            flow: calls beyond it wait, and what they bring is not read meanwhile.
+            flow: calls beyond it wait, and their data is not read meanwhile.
             encrypts: the traffic on the network.
         """
         self._token = token

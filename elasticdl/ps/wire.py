@@ -11,7 +11,7 @@ KnownIds            KnownIdsHeader           none → ids [U]
 ==================  =======================  ==========================================================================
 
 Ids are int64.  Floats are float32; with another wire type those of Exchange travel as the bits of float16 or bfloat16,
-to nearest even, and what does not fit into float16 as its largest number.  They are converted here alone: both ends
+to nearest even, and values beyond float16 as its largest number.  They are converted here alone: both ends
 work on float32.  Frames travel over plain sockets (`tensor_sockets`), or over gRPC where only that gets
 through: ``<method>Stream`` is then the same in chunks, for what is larger than 4 MiB.
 """

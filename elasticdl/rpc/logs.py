@@ -45,7 +45,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def log_to_stdout() -> None:
-    """Makes the root logger of this process, and what prints an exception that ends it; call once at start."""
+    """Make the root logger of this process, and the hook that prints an exception that ends it; call once at start."""
     handler = logging.StreamHandler(sys.stdout)
     is_json = os.environ.get(LOG_FORMAT_VARIABLE) == LogFormat.JSON
     text = _HidingFormatter("%(asctime)s %(levelname)s %(message)s")

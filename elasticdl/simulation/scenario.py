@@ -141,7 +141,7 @@ class ApiOutage:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A cluster, and what happens in it.
+    """A cluster, and its events.
 
     Attributes:
         priorities: the value of each PriorityClass, by its name; a pod without one has 0.

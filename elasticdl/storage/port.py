@@ -30,7 +30,7 @@ class FileStatus:
 
 
 class Storage(Protocol):
-    """Six verbs, and what reads guarantee.  Safe to use from several threads.
+    """Six verbs, and the guarantees of reads.  Safe to use from several threads.
 
     Raise `StorageFileMissing` for what is not there, `StorageError` for all else that fails: no permission, or no good
     answer in the time of the retries.

@@ -1,7 +1,7 @@
 """`python -m elasticdl.storage.tensorboard_copy URL ARGUMENT…`: TensorBoard over event files in storage.
 
 TensorBoard itself reads the file systems that its own packages know.  So the files are copied to a directory of this
-machine, and what they have grown by is added while TensorBoard, the child of this process, shows them.
+machine, and new bytes are added while TensorBoard, the child of this process, shows them.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class PartFeatures:
 
 
 class FeatureInputs:
-    """The inputs of a model, and what features make of them.
+    """The inputs of a model, and the features made of them.
 
     Attributes:
         inputs: by the name of the column in the data.

@@ -18,7 +18,7 @@ class Activity(StrEnum):
 
     START = "start"  # importing, loading and building the model
     COMPILE = "compile"  # the first minibatch
-    COMPUTE = "compute"  # minibatches, and whatever comes between the other activities
+    COMPUTE = "compute"  # minibatches, and work between the other activities
     REPEAT = "repeat"  # computing a minibatch again whose gradient came too late
     PS = "ps"  # waiting for parameter servers
     WORLD = "world"  # AllReduce: waiting for the other members in a step

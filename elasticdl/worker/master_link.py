@@ -330,7 +330,7 @@ class MasterLink:
         return self._told(self._stub.ReportMetrics, message)
 
     def stop_training(self, reason: str) -> pb.Ack:
-        """A script: nothing more is to be handed out than what a worker has begun."""
+        """A script: hand out nothing but started tasks."""
         message = pb.StopTrainingRequest(worker_id=self.worker_id, incarnation=self._incarnation, reason=reason)
         return self._told(self._stub.StopTraining, message)
 
@@ -386,7 +386,7 @@ class MasterLink:
             return self._partition
 
     def has_rest_of(self, epoch: int, newest_lease: int) -> bool:
-        """With a fixed global batch: whether nothing of an epoch is to come but what is under leases up to this one."""
+        """With a fixed global batch: whether the leases up to this one hold the rest of an epoch."""
         whole_epochs, newest_granted = self._granted
         return epoch < whole_epochs and newest_granted <= newest_lease
 

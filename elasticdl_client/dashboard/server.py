@@ -1,4 +1,4 @@
-"""The dashboard's server: addresses, and what is sent at each.
+"""The dashboard's server: addresses, and the responses.
 
     GET  /                        the page; its scripts, styles and pictures below /static/
     GET  /api/stream?job=ID       server-sent events: `jobs`, and of one job `job` and `events`, whenever they change

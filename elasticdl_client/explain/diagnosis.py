@@ -339,7 +339,7 @@ def as_sentences(parts: list[str]) -> str:
 
 
 def successor(facts: Facts, lost: JobEvent) -> tuple[JobEvent | None, JobEvent | None, JobEvent | None]:
-    """Return the creation of a lost pod's successor, and what came first: its readiness, or its own loss.
+    """Return the creation of a lost pod's successor, and the first of its readiness and its own loss.
 
     Each is None while it has not happened.
     """

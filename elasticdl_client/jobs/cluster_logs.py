@@ -162,7 +162,7 @@ class _Position:
         return self._stamp
 
     def begin_next_life(self) -> None:
-        """All of its log is wanted, but what was read before the server showed it: the kubelet gives it earlier."""
+        """All of its log is wanted, except lines read before the server showed it: the kubelet gives it earlier."""
         self._tail, self._since_s, self._read_at = -1, 0.0, None
 
     def options(self) -> dict[str, int]:

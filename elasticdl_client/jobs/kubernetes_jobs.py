@@ -250,7 +250,7 @@ def _job(namespace: str, name: str, found: _Found, context: str) -> JobInfo:
 def _phase(
     name: str, status: JobStatus, owner: Object | None, master: Object | None, age_s: float
 ) -> tuple[Phase, str]:
-    """The phase of a job, and what else there is to say of it."""
+    """The phase of a job, and details of it."""
     if owner is None or pods.is_going(owner):
         return phase_of(status, runs=master is not None), "It is being deleted, or was deleted in part."
     if master is not None:

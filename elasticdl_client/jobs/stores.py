@@ -1,4 +1,4 @@
-"""Where jobs are looked for: the stores that a command line names, and what is said where one cannot be reached."""
+"""Where jobs are looked for: the stores that a command line names, and the message where one cannot be reached."""
 
 from __future__ import annotations
 

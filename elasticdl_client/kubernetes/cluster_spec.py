@@ -1,4 +1,4 @@
-"""The cluster specification, as JSON or as a Python file: checked before anything is submitted, and what it changes.
+"""The cluster specification, as JSON or as a Python file: checked before anything is submitted, and its changes.
 
 In JSON `pod_spec` is for all pods, `master_pod_spec`, `ps_pod_spec` and `worker_pod_spec` for one role each;
 `service_spec` holds fields of the specification of every Service.

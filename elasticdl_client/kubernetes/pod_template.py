@@ -84,7 +84,7 @@ def compact(text: str) -> str:
 
 
 def check(text: str) -> str:
-    """A check of the flag: fields, their types, and what is refused.
+    """Check the flag: fields, their types, and refused ones.
 
     Raises:
         FlagError: with the path of what is wrong.

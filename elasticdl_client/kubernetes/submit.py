@@ -89,7 +89,7 @@ def check_submission(spec: JobSpec) -> None:
 
 
 def _checked(spec: JobSpec) -> tuple[api.Connection, JobSpec, Archive | None, list[str]]:
-    """Return the cluster, the job as it is there, its code, and what the user should know."""
+    """Return the cluster, the job as it is there, its code, and warnings for the user."""
     spec, archive = _with_code(spec)
     notes = mount_notes(spec)
     connection = api.connect(spec.force_use_kube_config_file, spec.context)

@@ -1,4 +1,4 @@
-"""The estimators of `elasticdl sql`: which one a label asks for, their parameters, and what each needs."""
+"""The estimators of `elasticdl sql`: which one a label asks for, their parameters, and their requirements."""
 
 from __future__ import annotations
 

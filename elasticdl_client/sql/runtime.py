@@ -31,7 +31,7 @@ from elasticdl_client.sql.snapshot import ROW, Field
 from elasticdl_client.sql.tokens import load
 
 Outputs = tuple[Sequence[int], Sequence[Any]]
-"""Numbers of rows, and what a model gives for each: a number, or a list of them."""
+"""Numbers of rows, and a model's output for each: a number, or a list of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Owns what is written there: Dockerfile, .dockerignore if there is none, and the folder .elasticdl, which is
 rewritten as a whole.  Everything is checked and read before anything is written.
 
-`find_wheels`: those of `make wheels`, of both packages in the client's own version, and what they need of others.
+`find_wheels`: those of `make wheels`, of both packages in the client's own version, and their dependencies.
 
 Wheels of others may lie beside them: pip prefers them to those of an index, such as a build of PyTorch without CUDA.
 """

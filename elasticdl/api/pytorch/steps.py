@@ -325,7 +325,7 @@ class ScriptSteps:
             self._unchanged = self.state.state()
 
     def _round(self) -> None:
-        """One exchange of headers, and what follows from it."""
+        """One exchange of headers, and its consequences."""
         parts = self._parts
         self._between_steps()
         clock = parts.data.session.clock

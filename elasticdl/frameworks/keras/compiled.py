@@ -201,7 +201,7 @@ _STEP = (
     "your own (docs/estimator.md)."
 )
 _LOOP = "The workers have the loop; a loop of your own belongs into a script (docs/estimator.md)."
-_TEST = "Put metrics into eval_metrics_fn(), and what is special of the loss into compute_loss."
+_TEST = "Put metrics into eval_metrics_fn(), and special losses into compute_loss."
 _PREDICT = "Let call return what is to be predicted, or define a prediction_outputs_processor."
 REFUSED = {
     Mode.TRAINING: {

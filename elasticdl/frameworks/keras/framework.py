@@ -118,7 +118,7 @@ class KerasFramework:
         self._made_meter: DeviceMeter | None = None
         self._made_callbacks: list[Any] | None = None
         self._made_rates: LearningRates | None = None
-        self._asked_rate: tuple[int, float | None] = (0, None)  # model version, and what a scheduler said
+        self._asked_rate: tuple[int, float | None] = (0, None)  # model version, and the rate of a scheduler
 
     @property
     def device(self) -> str:

@@ -273,7 +273,7 @@ class ModuleGradients:
 
 
 class StartValues:
-    """The buffers of a module as they were before a forward pass, and what it has changed.
+    """The buffers of a module as they were before a forward pass, and its changes.
 
     Attributes:
         num_values: in all of them.

@@ -1,4 +1,4 @@
-"""The user's metrics: the state of each as float64 arrays, and what it makes of merged states.
+"""The user's metrics: the state of each as float64 arrays, and the result of merged states.
 
 It knows how to advance by one minibatch and nothing of tasks or models.
 """

@@ -70,7 +70,7 @@ def check_shards(path: str, built: BuiltModule, optimizer: Any) -> None:
     if not type(optimizer).__module__.startswith("torch.optim."):
         raise ModelDefinitionError(
             f"{path}: --shard_optimizer with {type(optimizer).__name__}, which is none of torch.optim: each worker "
-            "updates its own part of the parameters, and what an update depends on besides is not known.",
+            "updates its own part of the parameters, and other inputs of an update are not known.",
             "Take an optimizer of torch.optim, or leave --shard_optimizer out.",
         )
     wide = [name for name, parameter in built.parameters.items() if parameter.dtype == torch.float64]

@@ -85,7 +85,7 @@ class _ThreadSource:
 class _ReadAhead(Iterator[TaskRecords]):
     """Tasks whose records are read in a thread of their own, while minibatches are made of the one before.
 
-    Where reading ends, and what it raises, is seen after all tasks before it.
+    The end of reading, and its error, show after all tasks before it.
     """
 
     def __init__(self, tasks: Iterator[TaskRecords]) -> None:

@@ -43,7 +43,7 @@ class _Life:
 
 
 class PsMetrics:
-    """The newest load of every PS, and what all of them have done."""
+    """The newest load of every PS, and the work of all of them."""
 
     def __init__(self) -> None:
         self._lives: dict[int, _Life] = {}

@@ -136,7 +136,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class ReportedLease:
-    """A lease that a worker works on while it registers again, and what it has committed under it."""
+    """A lease that a worker works on while it registers again, and its commits under it."""
 
     lease: Lease
     committed: tuple[int, ...] = ()
@@ -231,7 +231,7 @@ class PsUsage:
 
 @dataclass(frozen=True, slots=True)
 class PsAddress:
-    """One parameter server, and what it owns."""
+    """One parameter server, and its buckets."""
 
     ps_id: int
     address: str

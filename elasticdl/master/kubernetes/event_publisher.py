@@ -2,7 +2,7 @@
 
 The journal is the truth: an Event is created some seconds after the journal holds what it shows.  Those of one kind and
 subject are one Event if they are of one life of the master and of the same few seconds; its name is made of the number
-of the first.  So every life groups them alike, and what an earlier one has created is refused as known.  A thread does
+of the first.  So every life groups them alike, and the API refuses those of an earlier one.  A thread does
 that; a job without the right to create Events runs without them and says so once.
 """
 

@@ -44,7 +44,7 @@ class InFlightUpdate:
 
 
 class InFlightUpdates:
-    """The pieces of a model, and what is under way.
+    """The pieces of a model, and the updates in flight.
 
     Attributes:
         lock: around everything here but `carry_out`, and around what its users guard with it.

@@ -7,7 +7,7 @@ knows no names, leases or pieces.
 checkpoint.
 
 To freeze takes no longer for a gigabyte than for a byte: values change in other memory, to which each block moves when
-it is changed for the first time, and what was frozen is never written again.
+it is changed for the first time, and frozen blocks are never written again.
 """
 
 from __future__ import annotations

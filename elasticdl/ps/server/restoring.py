@@ -27,7 +27,7 @@ FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
-    """Which checkpoint was taken, and what is wrong with each that was passed over."""
+    """Which checkpoint was taken, and the fault of each that was passed over."""
 
     directory: AnyPath
     damaged: tuple[str, ...]

@@ -299,7 +299,7 @@ class AllReduceLoop:
     # -- between steps
 
     def _evaluate(self) -> None:
-        """Works evaluation tasks off until there is none: its own, and whatever the master still has."""
+        """Works evaluation tasks off until there is none: its own, and those that the master still has."""
         other = self._supply.take_other()
         if other is not None:
             self._evaluations.reopen([other])

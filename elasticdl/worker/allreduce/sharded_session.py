@@ -6,7 +6,7 @@ one survivor has made the step, the others can make it, too, and do so when they
 parameters, and shards, are then sent by those that hold them.
 
 The functions at the end say which member holds the state of which parameter, and which one sends it when the members
-change: from the sizes of parameters, the size of the group, and what its members hold, the same in each.  A shard is
+change: from the sizes of parameters, the size of the group, and its members' shards, the same in each.  A shard is
 the state of one parameter.  Parameters are cut into as many consecutive runs as there are members; a member owns the
 run of its rank, and holds that of another rank as well, so that the loss of one member loses no state.
 """

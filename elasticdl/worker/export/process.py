@@ -47,7 +47,7 @@ def export(pipe: BinaryIO) -> int:
 
 
 def _status_bytes(name: str) -> int:
-    """Of /proc/self/status, because what getrusage says counts the worker's own memory before exec."""
+    """Of /proc/self/status, because getrusage includes the worker's own memory before exec."""
     with open("/proc/self/status") as status:
         for line in status:
             if line.startswith(f"{name}:"):

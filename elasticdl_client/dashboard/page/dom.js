@@ -25,7 +25,7 @@ export function card(title, extra, ...children) {
   return el("section", { class: "card" }, el("header", null, el("h2", null, title), extra), children);
 }
 
-// Sets an element's content only if what it shows has changed, so that a selection or a focus in it stays.
+// Sets an element's content only if it has changed, so that a selection or a focus in it stays.
 const shown = new WeakMap();
 export function update(element, value, make) {
   const text = JSON.stringify(value);

@@ -87,7 +87,7 @@ class AllReduceStep:
         self._apply(flat, tf.constant(gradient.rescale, tf.float32))
 
     def _part(self, share: Share, spec: Any) -> tuple[Any, str]:
-        """The flat vector of a share, and what of it is not finite: then it is zero but for the count."""
+        """The flat vector of a share, and its values that are not finite: then it is zero but for the count."""
         flat, well = self._run(share, spec)
         if well.all():
             return flat, ""

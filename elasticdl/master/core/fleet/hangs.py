@@ -1,4 +1,4 @@
-"""Hangs: workers that live and do not move, when that is too long, and what their threads are doing then.
+"""Hangs: workers that live and do not move, when that is too long, and the stacks of their threads.
 
 A pause is judged by the worker's own history: `HISTORY` times its longest minibatch of the kind, but not less than
 `hang_timeout`, and never more than `step_timeout`.  That one alone counts before there is a history, and for work that

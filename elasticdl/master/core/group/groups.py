@@ -1,8 +1,8 @@
 """Worlds: the members of the group of an AllReduce job, their order, and when a new one is called.
 
 The truth on the model is with the members.  A world *forms* when its rank 0 says so; it *stands* until something
-happens to a member or a worker is to join.  While none stands the ledger is in doubt: nothing is granted, and what is
-committed is said by the next world that forms.  A world takes its model from a member of the last one that formed, if
+happens to a member or a worker is to join.  While none stands the ledger is in doubt: nothing is granted, and the
+next world that forms reports the commits.  A world takes its model from a member of the last one that formed, if
 any lives; so no world is planned without one of them as long as one lives, however slow it is.
 
 Only the last world that formed is written down, before rank 0 continues: a version carries the master's generation, so

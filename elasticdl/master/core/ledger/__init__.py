@@ -1,1 +1,1 @@
-"""Which tasks are leased, what is committed, what the model holds, and what failures cost."""
+"""Which tasks are leased, what is committed, what the model holds, and the cost of failures."""

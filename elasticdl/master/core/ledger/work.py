@@ -73,7 +73,7 @@ class Work:
 
     @property
     def is_evaluated(self) -> bool:
-        """All is covered, the final evaluation, if there is one, is made, and what followed from it is done."""
+        """All is covered, the final evaluation, if there is one, is made, and its consequences are done."""
         return self.is_covered and self.evaluations.is_over and self.callbacks.all_done
 
     def advance(self, clock: float) -> None:
@@ -271,7 +271,7 @@ class Work:
         return lease.type is TaskType.TRAIN_END and self.needs_export
 
     def reconcile(self, truth: CommittedSet) -> None:
-        """The model holds exactly this, and what was committed since it was asked: the rest is handed out again."""
+        """The model holds exactly this, and the commits since the request: the rest is handed out again."""
         num_before, num_lost = self.tasks.num_committed, self.tasks.num_fallen_back
         losses = self.tasks.reconcile(truth)
         self._workers.times.fell_back(self.tasks.num_fallen_back - num_lost, num_before)
@@ -431,7 +431,7 @@ class Work:
             self.stop_training(reason)
 
     def stop_training(self, reason: str) -> None:
-        """Plans nothing more than what a worker has begun: that the rest stays out was asked for."""
+        """Plan only the tasks that workers have started: the user asked to stop."""
         if not self.tasks.all_done:
             step = self.tasks.model_version
             self._out.events.add(EventKind.TRAINING_STOPPED, "job", reason, step=step)

@@ -197,7 +197,7 @@ _FORMAT = re.compile(r"[^\d{}]{0,4}\d{0,3}[^\d{}]{0,2}\d{0,3}[^\d{}]{0,2}")
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A metric, and what counts as an improvement of it."""
+    """A metric, and the criterion of its improvement."""
 
     metric: str
     maximize: bool

@@ -141,7 +141,7 @@ class EvaluationSchedule:
 
 
 class Evaluations:
-    """The round in progress, if any, and what came of the earlier ones."""
+    """The round in progress, if any, and the results of earlier ones."""
 
     def __init__(self, schedule: EvaluationSchedule, slices: Sequence[Shard]) -> None:
         self._schedule = schedule

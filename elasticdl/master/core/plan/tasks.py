@@ -310,7 +310,7 @@ class Tasks:
         self._fresh = {}
 
     def reconcile(self, truth: CommittedSet) -> list[Loss]:
-        """Makes the ledger what the model holds, and what was committed since `begin_reading`.
+        """Set the ledger to the model's content and the commits since `begin_reading`.
 
         Returns:
             The tasks of which the model has lost something.
