@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from elasticdl.frameworks.framework import Surplus
 from elasticdl.protocol import REPORT_S, Shard
@@ -79,15 +80,29 @@ class ScriptSession:
         _end_with_our_threads()
         link.start_heartbeat()
         if spec.num_processes_per_worker > 1:
-            atexit.register(_report_end, link, os.getpid())  # the first registered, so the last to be called
+            _report_end(link)
         return cls(link, spec, clock)
 
 
-def _report_end(link: MasterLink, process_id: int) -> None:
-    """At the end of the process, unless it has raised: the exit code of the pod says whether it has ended well."""
-    has_raised = getattr(sys, "last_value", None) is not None  # set when the interpreter prints an uncaught exception
-    if os.getpid() == process_id and not has_raised:  # not a process that the script has forked
-        link.report_end()
+def _report_end(link: MasterLink) -> None:
+    """Report the end of a script at the end of the process, unless it has failed.
+
+    A failed one has an exit code, which is that of the pod: the supervisor of its processes ends the others.
+    """
+    process_id, end, failures = os.getpid(), sys.exit, list[object]()
+
+    def exit_with(status: Any = None, /) -> NoReturn:
+        if status is not None and status != 0:
+            failures.append(status)
+        end(status)
+
+    def report() -> None:
+        has_raised = getattr(sys, "last_value", None) is not None  # set when the interpreter prints an exception
+        if os.getpid() == process_id and not has_raised and not failures:  # not a process that the script has forked
+            link.report_end()
+
+    sys.exit = exit_with  # the interpreter leaves no trace of the exit code to functions of atexit
+    atexit.register(report)  # the first registered, so the last to be called
 
 
 def _end_with_our_threads() -> None:

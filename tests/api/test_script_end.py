@@ -25,8 +25,17 @@ class MasterOfTwo(ScriptedMaster):
         return reply
 
 
-@pytest.mark.parametrize(("end", "code", "is_told"), [("pass", 0, True), ("raise ValueError(3)", 1, False)])
-def test_the_master_hears_of_the_end_of_a_script_unless_it_has_raised(
+@pytest.mark.parametrize(
+    ("end", "code", "is_told"),
+    [
+        ("pass", 0, True),
+        ("raise ValueError(3)", 1, False),
+        ("import sys; sys.exit()", 0, True),
+        ("import sys; sys.exit(3)", 3, False),
+        ("import sys; sys.exit('no data')", 1, False),
+    ],
+)
+def test_the_master_hears_of_the_end_of_a_script_unless_it_has_failed(
     end: str, code: int, is_told: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text(TOKEN)
