@@ -8,7 +8,7 @@ from elasticdl_client.chaos.faults import Fault, FaultKind, Victim
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.jobs import pods
 from elasticdl_client.jobs.cluster_objects import delete_object, list_objects, read_pod
-from elasticdl_client.jobs.job import JobInfo
+from elasticdl_client.jobs.store import JobInfo
 from elasticdl_client.kubernetes import names, rbac
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.kubernetes.rbac import Right

@@ -20,9 +20,8 @@ from elasticdl_client.chaos.recovery import ChaosResult, Injection, Moment
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.explain.diagnosis import Facts
 from elasticdl_client.jobs import words
-from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.options import Options
-from elasticdl_client.jobs.store import JobStore
+from elasticdl_client.jobs.store import JobInfo, JobStore, Phase
 from elasticdl_client.jobs.stores import JobStores
 from elasticdl_client.kubernetes.api import ClusterError
 from elasticdl_client.zoo.command import ask

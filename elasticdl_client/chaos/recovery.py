@@ -18,7 +18,7 @@ from elasticdl_client.goodput import goodput, summary
 from elasticdl_client.job_events import EventKind, JobEvent
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import words
-from elasticdl_client.jobs.job import Phase
+from elasticdl_client.jobs.store import Phase
 
 _LOSSES = (EventKind.POD_LOST, EventKind.POD_GIVEN_UP, EventKind.POD_STOPPED)
 _MASTERS = (EventKind.MASTER_RESTARTED, EventKind.JOB_RESUMED)

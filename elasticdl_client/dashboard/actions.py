@@ -16,9 +16,8 @@ from pathlib import Path
 from elasticdl_client import job_dir, scaling
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
-from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.options import Options
-from elasticdl_client.jobs.store import JobStore
+from elasticdl_client.jobs.store import JobInfo, JobStore, Phase
 
 _DELETE_TIMEOUT_S = 60.0
 _START_TIMEOUT_S = 30.0  # a client that resumes has taken the job's directory by then, or has said why not

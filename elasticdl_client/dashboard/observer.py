@@ -24,8 +24,7 @@ from elasticdl_client.explain.explanation import explain
 from elasticdl_client.goodput import PodTimes
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_series import JobSeries, SeriesPoint, joined
-from elasticdl_client.jobs.job import JobInfo, Phase
-from elasticdl_client.jobs.store import JobStore
+from elasticdl_client.jobs.store import JobInfo, JobStore, Phase
 from elasticdl_client.jobs.stores import JobStores
 
 logger = logging.getLogger("elasticdl.dashboard")

@@ -42,8 +42,8 @@ from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.job_events import JobEvent, describe, since
 from elasticdl_client.job_series import SeriesPoint
 from elasticdl_client.jobs import words
-from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.options import Options
+from elasticdl_client.jobs.store import JobInfo, Phase
 
 _KEEP_ALIVE_S = 15.0  # proxies close a silent connection after a minute or so
 _MAX_LOGS = 16  # at once: each is a process

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent, describe
-from elasticdl_client.jobs.job import JobInfo, Phase
+from elasticdl_client.jobs.store import JobInfo, Phase
 
 
 class Trouble(StrEnum):

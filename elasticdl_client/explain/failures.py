@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, evidence, evidence_of, one_line, plural
 from elasticdl_client.explain.ends import other_version
 from elasticdl_client.job_events import Detail, EventKind, JobEvent
-from elasticdl_client.jobs.job import Phase
+from elasticdl_client.jobs.store import Phase
 
 _FRAME = re.compile(
     r'^\s+File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n(?!\s+File ")\s+(?P<code>\S.*))?',

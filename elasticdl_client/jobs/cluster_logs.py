@@ -17,8 +17,7 @@ from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import pods
 from elasticdl_client.jobs.cluster_objects import Object, list_objects, read_pod
-from elasticdl_client.jobs.job import JobInfo, Phase
-from elasticdl_client.jobs.store import LogLine, LogRequest
+from elasticdl_client.jobs.store import JobInfo, LogLine, LogRequest, Phase
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import CONNECT_TIMEOUT_S, ClusterError, Connection, checked
 

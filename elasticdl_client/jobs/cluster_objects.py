@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elasticdl_client.errors import JobError
-from elasticdl_client.jobs.job import JobInfo
+from elasticdl_client.jobs.store import JobInfo
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection, checked
 

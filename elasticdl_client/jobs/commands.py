@@ -18,9 +18,8 @@ from elasticdl_client.explain.diagnosis import Facts
 from elasticdl_client.explain.explanation import Question, explain
 from elasticdl_client.job_dir import is_elsewhere
 from elasticdl_client.jobs import event_list, top, words
-from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.options import Options, parse, role_of, seconds_of
-from elasticdl_client.jobs.store import JobStore, LogRequest
+from elasticdl_client.jobs.store import JobInfo, JobStore, LogRequest, Phase
 from elasticdl_client.jobs.stores import JobStores
 from elasticdl_client.jobs.watch import watch
 

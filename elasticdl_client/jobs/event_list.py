@@ -13,9 +13,8 @@ from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import nearest
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, describe, since
 from elasticdl_client.jobs import words
-from elasticdl_client.jobs.job import JobInfo
 from elasticdl_client.jobs.options import Options, seconds_of
-from elasticdl_client.jobs.store import JobStore
+from elasticdl_client.jobs.store import JobInfo, JobStore
 
 WARNINGS = "warnings"  # in --kind: every kind that is a trouble
 _LOOK_S = 0.5

@@ -20,8 +20,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus, PodStatus
 from elasticdl_client.jobs import cluster_logs, cluster_objects, pods
 from elasticdl_client.jobs.cluster_objects import Object, delete_object, list_objects, read_pod
-from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
-from elasticdl_client.jobs.store import LogLine, LogRequest
+from elasticdl_client.jobs.store import JobInfo, LogLine, LogRequest, Phase, phase_of
 from elasticdl_client.kubernetes import api, events, names, rbac
 from elasticdl_client.kubernetes.rbac import Right
 from elasticdl_client.worker_range import WorkerRange

@@ -33,8 +33,7 @@ from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import log_files
-from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
-from elasticdl_client.jobs.store import LogLine, LogRequest
+from elasticdl_client.jobs.store import JobInfo, LogLine, LogRequest, Phase, phase_of
 from elasticdl_client.worker_range import WorkerRange
 
 _END_TIMEOUT_S = 30.0  # for a client to end a job; then it is killed, and the agent with it

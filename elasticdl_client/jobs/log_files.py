@@ -12,8 +12,7 @@ from pathlib import Path
 
 from elasticdl_client import job_dir
 from elasticdl_client.errors import JobError
-from elasticdl_client.jobs.job import JobInfo
-from elasticdl_client.jobs.store import LogLine, LogRequest
+from elasticdl_client.jobs.store import JobInfo, LogLine, LogRequest
 
 _LOOK_S = 0.2
 _BLOCK_BYTES = 1 << 20

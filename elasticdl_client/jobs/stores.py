@@ -8,10 +8,9 @@ from pathlib import Path
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
-from elasticdl_client.jobs.job import JobInfo
 from elasticdl_client.jobs.local_jobs import LocalJobs
 from elasticdl_client.jobs.options import Options
-from elasticdl_client.jobs.store import JobStore
+from elasticdl_client.jobs.store import JobInfo, JobStore
 from elasticdl_client.kubernetes import api
 
 _FIRST_ANSWER_S = 2.0  # of a cluster that was not asked for: users of local jobs alone should not wait for it

@@ -27,7 +27,7 @@ from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.jobs import pods
 from elasticdl_client.jobs.cluster_objects import Object, delete_object, read_pod
-from elasticdl_client.jobs.job import JobInfo
+from elasticdl_client.jobs.store import JobInfo
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.kubernetes.pods import Manifest, owned

@@ -17,7 +17,7 @@ from typing import TextIO
 from elasticdl_client import goodput, progress, terminal_text
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.jobs import words
-from elasticdl_client.jobs.job import JobInfo, Phase
+from elasticdl_client.jobs.store import JobInfo, Phase
 from elasticdl_client.kubernetes.api import ClusterError
 from elasticdl_client.terminal_text import age
 

@@ -15,7 +15,7 @@ from elasticdl_client import progress, terminal_text
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.jobs import words
-from elasticdl_client.jobs.job import JobInfo
+from elasticdl_client.jobs.store import JobInfo
 from elasticdl_client.kubernetes.api import ClusterError
 from elasticdl_client.news import MAX_UNTHINNED, News
 

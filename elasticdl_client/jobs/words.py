@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from elasticdl_client import progress, report, scaling
 from elasticdl_client.goodput import summary
 from elasticdl_client.job_status import JobStatus, PsStatus, finite
-from elasticdl_client.jobs.job import JobInfo, Phase
+from elasticdl_client.jobs.store import JobInfo, Phase
 from elasticdl_client.news import metrics_text
 from elasticdl_client.terminal_text import age
 

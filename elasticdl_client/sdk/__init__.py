@@ -5,7 +5,7 @@
 
 from elasticdl_client.errors import ElasticDLError, JobFailed
 from elasticdl_client.job_status import JobStatus
-from elasticdl_client.jobs.job import Phase
+from elasticdl_client.jobs.store import Phase
 from elasticdl_client.sdk.job import JobHandle, get
 from elasticdl_client.sdk.start import FlagValue, evaluate, predict, train
 

@@ -23,9 +23,8 @@ from elasticdl_client.explain.explanation import explain
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobStatus
-from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.options import parse, role_of
-from elasticdl_client.jobs.store import JobStore, LogRequest
+from elasticdl_client.jobs.store import JobInfo, JobStore, LogRequest, Phase
 from elasticdl_client.jobs.stores import JobStores
 from elasticdl_client.kubernetes.api import ClusterError
 from elasticdl_client.news import News

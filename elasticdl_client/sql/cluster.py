@@ -30,7 +30,7 @@ from elasticdl_client.errors import ElasticDLError, FlagError, JobFailed
 from elasticdl_client.flags import Group
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
-from elasticdl_client.jobs.job import JobInfo, Phase
+from elasticdl_client.jobs.store import JobInfo, Phase
 from elasticdl_client.kubernetes import names
 from elasticdl_client.params import parse_envs
 from elasticdl_client.sql import snapshot

@@ -17,9 +17,8 @@ from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_dir import holders, wait_for_end
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.jobs import commands, local_jobs, log_files
-from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.local_jobs import LocalJobs
-from elasticdl_client.jobs.store import LogRequest
+from elasticdl_client.jobs.store import JobInfo, LogRequest, Phase
 from elasticdl_client.kubernetes.api import ClusterError
 from tests.client.test_local_front import MODEL, ROOT, alive, assert_master_is_gone, finish, start
 from tests.lines import line_with, next_line

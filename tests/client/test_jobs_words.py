@@ -12,7 +12,7 @@ import pytest
 from elasticdl_client.choices import Runtime
 from elasticdl_client.job_status import DeviceStatus, EpochCoverage, JobPhase, JobStatus, PodStatus, PsStatus
 from elasticdl_client.jobs import pods, words
-from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
+from elasticdl_client.jobs.store import JobInfo, Phase, phase_of
 from elasticdl_client.terminal_text import age
 
 NOW = 1_700_000_000.0

@@ -19,7 +19,7 @@ from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_status import DeviceStatus, JobPhase, JobStatus, PodStatus
 from elasticdl_client.jobs import commands, top, words
-from elasticdl_client.jobs.job import JobInfo, Phase
+from elasticdl_client.jobs.store import JobInfo, Phase
 from elasticdl_client.kubernetes.api import ClusterError
 from tests.client.test_jobs_local import Run, home, run  # noqa: F401
 

@@ -14,7 +14,7 @@ from elasticdl_client.choices import DistributionStrategy, Runtime
 from elasticdl_client.explain.diagnosis import Diagnosis, Facts
 from elasticdl_client.explain.explanation import explain
 from elasticdl_client.job_status import JobStatus
-from elasticdl_client.jobs.job import JobInfo, Phase
+from elasticdl_client.jobs.store import JobInfo, Phase
 
 _WORKER = "elasticdl-j-worker-0"
 _JOB = JobInfo("j", Runtime.KUBERNETES, Phase.RUNNING, JobStatus("j"))

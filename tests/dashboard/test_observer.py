@@ -9,8 +9,8 @@ from pathlib import Path
 from elasticdl_client.choices import Runtime
 from elasticdl_client.dashboard.observer import Observer
 from elasticdl_client.job_status import JobPhase, JobStatus
-from elasticdl_client.jobs.job import JobInfo
 from elasticdl_client.jobs.local_jobs import LocalJobs
+from elasticdl_client.jobs.store import JobInfo
 from elasticdl_client.jobs.stores import JobStores
 from tests.dashboard.written_jobs import write_job
 

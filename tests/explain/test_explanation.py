@@ -15,7 +15,7 @@ from elasticdl_client.explain.slowness import HangPart, PsLoad, hang_part
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus, PsStatus, ScalingStatus
-from elasticdl_client.jobs.job import JobInfo, Phase
+from elasticdl_client.jobs.store import JobInfo, Phase
 
 NOW = 1_000_000.0
 RUNNING = JobInfo(

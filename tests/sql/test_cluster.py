@@ -23,7 +23,7 @@ from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
-from elasticdl_client.jobs.job import JobInfo, Phase
+from elasticdl_client.jobs.store import JobInfo, Phase
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError
 from elasticdl_client.kubernetes.objects import job_manifests, public_manifests
