@@ -58,7 +58,7 @@ def peer(name: str, tfrecord: Path, seconds: float) -> float:
 
 
 def our_job(directory: Path, recordio: Path, epochs: int) -> dict[str, float]:
-    """Runs the job; samples per second in the steady state and over the whole life of the command."""
+    """Runs the job; samples per second in the steady state and over the whole run of the command."""
     job_dir = directory / "job"
     flags = {
         "job_name": "local-train-benchmark",

@@ -3,7 +3,7 @@
 ``python -m benchmarks.master [--workers=N] [--seconds=S] [--step_seconds=S] [--quick] [--json]``: a job of N workers
 and 16 parameter servers.  Each worker has a connection of its own, registers, sends heartbeats, and then trains: it
 takes tasks of 8 minibatches and reports them, all as often as the master says.  Then the master is killed (SIGKILL),
-and its next life is awaited by all.  At the end what the master has in its ledger is compared with what the model
+and all wait for its next generation.  At the end what the master has in its ledger is compared with what the model
 holds.
 
 The peer is an empty servicer of gRPC with the same messages, token and certificate: the limit of the library.  With
@@ -183,7 +183,7 @@ class Clients:
         return answers
 
     def num_registered(self, generation: int) -> int:
-        """How many know this life of the master, or a later one."""
+        """How many know this generation of the master, or a later one."""
         return sum(known >= generation for found in self.ask("generations") for known in found)
 
     def tally(self) -> tuple[Counter[str], list[float], list[float], int]:
@@ -302,7 +302,7 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 def _journal(scene: Scene) -> tuple[int, int, int]:
-    """Writes, bytes, and bytes of the newest, of the present life."""
+    """Writes, bytes, and bytes of the newest, of the present generation."""
     text = (scene.job_dir / JOURNAL_BYTES).read_text()
     writes, size, newest = json.loads(text)
     return writes, size, newest
@@ -310,7 +310,7 @@ def _journal(scene: Scene) -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def running(scene: Scene, *arguments: str) -> Iterator[tuple[list[Measured], Clients, dict[str, float]]]:
-    """A master or peer (the list holds its newest life) and its registered workers."""
+    """A master or peer (the list holds its newest generation) and its registered workers."""
     lives = [Measured(scene, *arguments)]
     servers: list[StillPs] = []
     clients: Clients | None = None

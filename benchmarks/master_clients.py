@@ -1,8 +1,8 @@
 """``python -m benchmarks.master_clients PORT FIRST END STEP_S COMMITTED TRANSPORT``: workers of benchmarks/master.py.
 
-Each has a connection of its own, registers, and sends heartbeats as a real one; when it is told to it takes tasks,
+Each has a connection of its own, registers, and sends heartbeats as a real one; on a command it takes tasks,
 always asking for the next one while it has one, notes a minibatch every STEP_S seconds in the file COMMITTED, which
-stands for the model, and then reports it, with others if the master wants to hear of them less often.  TRANSPORT is
+stands for the model, and then reports it, with others if the master wants fewer reports.  TRANSPORT is
 ``stream``, as of a real worker, or ``unary``: heartbeats and reports are calls.  Commands are lines of standard input,
 each answered with a line of JSON.
 """

@@ -153,7 +153,7 @@ def serve_peer(port: int, servicer: EmptyMaster) -> None:
 
 
 def run_master(job_dir: Path, port: int) -> int:
-    """Runs one life of the master; its exit code."""
+    """Run one generation of the master; return its exit code."""
     environment = LocalEnvironment(
         spec=read_spec(job_dir),
         cluster=ListedCluster(job_dir / PODS),

@@ -4,7 +4,7 @@
 (minibatch 64 each); one of them gets SIGKILL, again and again, never the same place twice in a row.  Measured from the
 signal: until all survivors have done a step without it (for torchrun: until some process has done a step, which are all
 new ones), and until four processes have done one together.  torchrun: one agent for each process (`--nnodes=1:4`),
-c10d rendezvous, nothing saved or loaded, and the agent of the process killed lives on, which is its best case.  Ours
+c10d rendezvous, nothing saved or loaded, and the agent of the process killed survives, which is its best case.  Ours
 also with SIGSTOP; with a cut network: recovery_cut.  Every process writes the time of each step down itself
 (zoo/step_times.py).
 """
@@ -199,7 +199,7 @@ def wait_for(what: str, contestant: Contestant, look: Callable[[], float | None]
     while (found := look()) is None:
         contestant.check()
         if time.monotonic() > deadline:
-            raise BenchmarkError(f"waited in vain for {what}\n{contestant.story()}")
+            raise BenchmarkError(f"waited without success for {what}\n{contestant.story()}")
         pause.wait(LOOK_S)
     return found
 

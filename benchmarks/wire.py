@@ -75,7 +75,7 @@ def serve_ps(by_tcp: bool = False, encrypts: bool = False) -> None:
     keep_large_buffers()
     service = PsService(0, ServerState())
     service.incarnation = INCARNATION
-    service.accept_lease(1 << 32)  # of the first life of a master
+    service.accept_lease(1 << 32)  # of the first generation of a master
     tensors = serve_tensors(service, "127.0.0.1", TOKEN, lambda: None, encrypts)
     address = str(tensors.port) if by_tcp else tensors.address
 

@@ -1,6 +1,6 @@
 """The manifest that makes a directory a checkpoint: written with a checksum of its contents, and read by all alike.
 
-There are two: of parameter servers, with ``parts``, and of a model that lives in a worker.  The modules that write and
+There are two: of parameter servers, with ``parts``, and of a model in a worker.  The modules that write and
 use them define their other keys.
 """
 

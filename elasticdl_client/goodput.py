@@ -1,10 +1,10 @@
 """Goodput: into what the time of a job's wanted pods is split, and how all surfaces show it.
 
-`PodTimes` says how the time of each worker pod was split, over its life, in a bounded number of cells.
+`PodTimes` says how the time of each worker pod was split, over its run, in a bounded number of cells.
 
 The master's core fills them (master/core/slot_time.py), the journal keeps them, and the dashboard draws them in the
 lane of each pod.  All cells are equally long and begin at multiples of their length, counted from the job's beginning.
-When there would be too many, each two become one: an old job has coarse cells, and all of its life is in them.  This
+When there would be too many, each two become one: an old job has coarse cells, and all of its run is in them.  This
 module has no clock.
 
 The master's core measures (master/core/slot_time.py) and `JobStatus` carries the seconds by state; docs/goodput.md says
@@ -34,7 +34,7 @@ class SlotState(StrEnum):
     EVALUATING = "evaluating"
     SAVING = "saving"  # checkpoints, export
     IDLE = "idle"  # no task
-    STOPPED = "stopped"  # it was told to end, or the job has ended
+    STOPPED = "stopped"  # it was asked to end, or the job has ended
     MASTER_AWAY = "master_away"
     UNKNOWN = "unknown"
 

@@ -109,7 +109,7 @@ class JobEvent:
     """One thing that happened.
 
     Attributes:
-        number: from 1, over all lives of the master; without gaps in a job whose log was never shortened.
+        number: from 1, over all generations of the master; without gaps in a job whose log was never shortened.
         at: seconds since the Unix epoch.
         subject: the object affected: job, master, user, data, worker-3, ps-0, group-4, epoch-2, task-17,
             checkpoint-1200, evaluation-1200.

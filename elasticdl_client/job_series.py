@@ -1,4 +1,4 @@
-"""JobSeries: a job's numbers over its whole life, in a bounded number of points.
+"""JobSeries: a job's numbers over its whole run, in a bounded number of points.
 
 The master's core records one and the journal keeps it, so it survives the master; the dashboard records what it sees
 itself in another.  This module owns the points, how they are thinned and their form in the journal.  It has no clock.
@@ -105,7 +105,7 @@ class JobSeries:
     """Points in order of time, at most `limit` of them, a second or more apart but for the newest.
 
     When there would be more, every second one goes, and from then on points must be twice as far apart: an old job has
-    coarse points, all of its life is in them, and the newest is always there.
+    coarse points, all of its run is in them, and the newest is always there.
 
     Args:
         limit: even, so that halving leaves half of it.

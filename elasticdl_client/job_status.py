@@ -99,7 +99,7 @@ class LostPod:
 
 @dataclass(frozen=True, slots=True)
 class PsStatus:
-    """The load of one parameter server in the last seconds, with rates per second, and its totals over all lives."""
+    """The load of one parameter server in the last seconds, with rates per second, and totals over all incarnations."""
 
     id: int  # from 0
     pushes_per_second: float = 0.0  # gradients received
@@ -109,11 +109,11 @@ class PsStatus:
     busy: float = 0.0  # seconds of its threads in calls, per second: 1.5 are one and a half threads
     rows: int = 0  # of all its embedding tables
     table_bytes: int = 0  # that those take
-    pushes: int = 0  # gradients received, in all its lives
-    pulls: int = 0  # values sent, in all its lives
-    received_bytes: int = 0  # in all its lives
-    sent_bytes: int = 0  # in all its lives
-    busy_seconds: float = 0.0  # of its threads in calls, in all its lives
+    pushes: int = 0  # gradients received, in all its incarnations
+    pulls: int = 0  # values sent, in all its incarnations
+    received_bytes: int = 0  # in all its incarnations
+    sent_bytes: int = 0  # in all its incarnations
+    busy_seconds: float = 0.0  # of its threads in calls, in all its incarnations
     throttled: float = 0.0  # share of the time for which its CPU limit held it back
 
 

@@ -29,7 +29,7 @@ from elasticdl_client.script_output import LogFiles, ScriptOutput, Shown
 _ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 _LOOK_S = 0.5
 _LAST_WORDS_S = 5.0  # a master that has written the job's end gets so long to end itself
-_MAX_IDLE_RESTARTS = 5  # lives of the master in a row in which no record was committed
+_MAX_IDLE_RESTARTS = 5  # generations of the master in a row in which no record was committed
 
 
 def master_name(spec: JobSpec) -> str:

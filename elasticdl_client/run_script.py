@@ -326,7 +326,7 @@ def _processes_note(values: Mapping[str, object]) -> list[str]:
     resources = (str(values.get(f"worker_resource_{name}", "")) for name in ("request", "limit"))
     try:
         number = num_gpus(*resources)
-    except FlagError:  # it is told with the place of the flag, when all are checked
+    except FlagError:  # it is reported with the place of the flag, when all are checked
         return []
     text = f"each of the {number} GPUs gets a process that runs the script; --processes_per_worker=1 starts it once."
     return [text] if number > 1 else []

@@ -1,7 +1,7 @@
 """Where the members of a world find each other: each process keeps a place of its own, and that of rank 0 is used.
 
 A connection begins with the handshake of `elasticdl.rpc.handshake`; nothing of a stranger is read before.  A member
-comes with its version and rank, tells what the others must know of it, learns what they have told, and goes with a
+comes with its version and rank, tells what the others must know of it, learns their messages, and leaves with a
 farewell.  One that goes without has died or given up: then the world cannot be formed, and all that wait learn it at
 once.  A message is a line of JSON; names are never looked up (the store of torch does, and may take seconds).
 

@@ -1,6 +1,6 @@
 """The port `Reader`: a data source cut into countable, range-addressable shards.
 
-A reader knows how many records it has without being told and reads any range of them without reading what comes
+A reader finds its number of records itself and reads any range of them without reading what comes
 before.  It never parses a record: that is the business of the user's `feed`.
 
 `PartsReader`, the base of readers with one shard a part, counts, checks ranges and keeps opened parts.

@@ -66,7 +66,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
     def RequestLease(self, request: pb.LeaseRequest, context: grpc.ServicerContext) -> pb.LeaseReply:
         call, answer = self._poll(lambda n: messages.lease_requested(n, request), context)
         if isinstance(answer, LeaseGranted) and not context.is_active():
-            self._inbox.post(CallAbandoned(call))  # no worker will hear of this lease
+            self._inbox.post(CallAbandoned(call))  # no worker will receive this lease
         return messages.lease_reply(answer, self._generation)
 
     def Sample(self, request: pb.SampleRequest, context: grpc.ServicerContext) -> pb.SampleReply:

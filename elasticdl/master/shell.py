@@ -257,7 +257,7 @@ class Shell:
         return todo
 
     def _keep_time(self) -> None:
-        """Queues a tick behind everything that has come in before it, so that late heartbeats are heard first."""
+        """Queues a tick behind everything that has come in before it, so that late heartbeats count first."""
         moment = time.monotonic()
         if moment >= min(self._ticked_at + TICK_S, self._wake_at) and not self._tick_is_queued:
             self._ticked_at, self._wake_at = moment, float("inf")

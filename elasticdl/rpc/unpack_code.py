@@ -128,7 +128,7 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 _log = logging.getLogger("elasticdl.rpc.unpack_code")
 _COMPLETE = ".complete"
-_NUM_LINES = 6  # of pip's in an error; the log has all, and a pod's failure is told with the ten last lines of that
+_NUM_LINES = 6  # of pip's in an error; the log has all, and a pod's failure is reported with the last ten lines of that
 _SATISFIED = "Requirement already satisfied"
 _HINT = (
     "Name packages that the index has. PIP_* variables of --envs or of the image set pip's "

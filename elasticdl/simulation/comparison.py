@@ -30,7 +30,7 @@ class Estimate:
         cost: of all pods, each its share of the price of its node.
         mean_workers: that run, over the whole time.
         workers_lost: interrupted, preempted or failed.
-        records_again: computed more than once, or in vain.
+        records_again: computed more than once, or wasted.
         starts: of the whole job.
     """
 

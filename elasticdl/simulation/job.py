@@ -137,7 +137,7 @@ class SimulatedJob:
         self.log: list[str] = []
         self.model: dict[TaskName, int] = {}  # minibatches of each task, from 0 on
         self.num_lost = 0
-        self.num_again = 0  # minibatches that were computed more than once, or in vain
+        self.num_again = 0  # minibatches that were computed more than once, or wasted
         self._checkpoints: dict[str, dict[TaskName, int]] = {}
         self._calls: dict[int, Callable[[Any], None]] = {}
         self._num_calls = 0

@@ -131,7 +131,7 @@ class MasterLink:
     def _told(self, method: Callable[..., Any], message: Any) -> pb.Ack:
         known = self._generation
         ack: pb.Ack = self.call(method, lambda: message)
-        if not ack.accepted and ack.generation > known:  # a new life of the master must hear of it first
+        if not ack.accepted and ack.generation > known:  # a new generation of the master must learn it first
             self.register()
             ack = self.call(method, lambda: message)
         return ack

@@ -21,7 +21,7 @@ _STREAM_S = 24 * 3600.0  # then the next message opens another one
 
 
 class StreamFailed(grpc.RpcError):  # type: ignore[misc]
-    """A message has no answer; whether the master has heard it is unknown."""
+    """A message has no answer; whether the master has received it is unknown."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(details)

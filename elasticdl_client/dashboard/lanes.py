@@ -1,4 +1,4 @@
-"""Lanes: the life of each pod of a job as spans of time, from the job's events and its pods.  Values only, no clock."""
+"""Lanes: the runs of each pod of a job as spans of time, from the job's events and its pods.  Values only, no clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LaneState(StrEnum):
 
 
 class LaneEnd(StrEnum):
-    """How the life of a pod ended."""
+    """How a run of a pod ended."""
 
     DONE = "done"
     LOST = "lost"
@@ -40,7 +40,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class LaneEnding:
-    """The end of one life of a pod.
+    """The end of one run of a pod.
 
     Attributes:
         why: in the cluster's or the master's words; may be empty.
@@ -55,7 +55,7 @@ class LaneEnding:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The lives of a pod; a parameter server's successor has the same name.
+    """The runs of a pod; a parameter server's successor has the same name.
 
     Attributes:
         name: worker-3, ps-0, master; events have it as their subject.

@@ -334,14 +334,14 @@ def checkpoints(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def stops(facts: Facts) -> Iterator[Diagnosis]:
-    """Jobs that were told to end, and those of which nothing runs any more."""
+    """Jobs that were asked to end, and those of which nothing runs any more."""
     asked = facts.of(EventKind.JOB_STOP_REQUESTED)
     if facts.job.phase is Phase.STOPPED and not asked:
         yield Diagnosis(
             Trouble.STOPPED,
             ("job",),
             facts.end,
-            "The job was told to end: nothing of it runs any more",
+            "The job was asked to end: nothing of it runs any more",
             (facts.job.note,) if facts.job.note else (),
             "Its journal and checkpoints are kept.",
             Cost(),
@@ -354,7 +354,7 @@ def stops(facts: Facts) -> Iterator[Diagnosis]:
             Trouble.STOPPED,
             (event.subject,),
             event.at,
-            f"The job was told to end: {one_line(event.message)}",
+            f"The job was asked to end: {one_line(event.message)}",
             (event.message,),
             "The job was ended.",
             evidence=evidence_of(event),

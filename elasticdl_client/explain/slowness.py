@@ -42,7 +42,7 @@ _TOLD = (EventKind.WORKER_HUNG, EventKind.WORKER_SLOW)  # have a diagnosis of th
 
 
 def hangs(facts: Facts) -> Iterator[Diagnosis]:
-    """Workers that held a lease and committed nothing, and those of which nothing was heard."""
+    """Workers that held a lease and committed nothing, and silent ones."""
     for event in facts.of(EventKind.WORKER_HUNG):
         yield _silent(facts, event) if _SILENT.match(event.message) else _hung(facts, event)
     for event in facts.of(EventKind.POD_GIVEN_UP):

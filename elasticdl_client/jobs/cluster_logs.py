@@ -1,6 +1,6 @@
 """The logs of a job's pods in a cluster, past and new lines: one thread a pod, and a look at the pods each second.
 
-A stream that breaks is opened again where it broke; so is the one of a container's, or a pod's, next life.
+A stream that breaks is opened again where it broke; so is the one of a container's, or a pod's, next run.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _split(response: Any) -> Iterator[str]:
 
 
 class _Position:
-    """Where in the logs of a container's lives a reader is; lines carry the kubelet's time stamps, which grow."""
+    """Where in the logs of a container's runs a reader is; lines carry the kubelet's time stamps, which grow."""
 
     def __init__(self, tail: int, since_s: float) -> None:
         self._tail = tail
@@ -153,7 +153,7 @@ class _Position:
         self._stamp = ""
         self._num_taken = 0  # lines of that very stamp
         self._num_seen = 0  # of them, in the present stream
-        self._read_at: float | None = None  # None: no line of this life yet
+        self._read_at: float | None = None  # None: no line of this run yet
 
     @property
     def stamp(self) -> str:
@@ -190,7 +190,7 @@ def _note(what: str) -> None:
 
 
 class _PodReader:
-    """Reads one pod, by its uid, through the lives of its container, and puts its lines into a queue."""
+    """Reads one pod, by its uid, through the runs of its container, and puts its lines into a queue."""
 
     def __init__(
         self,

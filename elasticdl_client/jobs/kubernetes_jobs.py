@@ -129,7 +129,7 @@ class KubernetesJobs:
         return before
 
     def stop(self, job: JobInfo, wait_s: float | None) -> bool:
-        """See `JobStore`; the annotation is carried out by this life of the master, or by the next.
+        """See `JobStore`; the annotation is carried out by this generation of the master, or by the next.
 
         Raises:
             JobError: its training would be lost, or its ConfigMap is gone, or was changed at the same time.

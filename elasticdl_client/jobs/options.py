@@ -268,7 +268,7 @@ def _check_values(command: str, options: Options) -> None:
     if options.since and seconds_of(options.since) is None:
         raise FlagError(f"--since={options.since} is not a duration.", "For example 30s, 5m or 1h30m.")
     if options.previous and options.follow:
-        raise FlagError("--previous is of lives that have ended: there is nothing to follow.", "Leave out one of them.")
+        raise FlagError("--previous is of runs that have ended: there is nothing to follow.", "Leave out one of them.")
 
 
 def _check_numbers(command: str, options: Options) -> None:

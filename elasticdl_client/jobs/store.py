@@ -134,7 +134,7 @@ class LogRequest:
         follow: also those to come, to the job's end.
         tail: the number of last lines; -1: all.
         since_s: of the lines so far, only those of the last seconds; 0: all.
-        previous: of each pod's life before the present one.
+        previous: of each pod's run before the present one.
         timestamps: with the time of each line.
     """
 

@@ -84,7 +84,7 @@ def service_address(job_name: str, role: str, index: int, namespace: str) -> str
 
 
 def master_address(job_name: str, namespace: str) -> str:
-    """host:port by which a job's pods reach their master in each of its lives."""
+    """host:port by which a job's pods reach their master after each of its restarts."""
     return service_address(job_name, "master", 0, namespace)
 
 

@@ -283,7 +283,7 @@ def _volumes(spec: JobSpec, role: str, resources: Resources) -> tuple[list[Manif
         mounts.append({"name": "elasticdl-shm", "mountPath": _SHARED_MEMORY})
     for found, ours in zip(code.volumes(spec.job_name, spec.code), (volumes, mounts), strict=True):
         ours += found
-    # Optional, for the objects of a job that is deleted go in any order: a kubelet that looks in vain for the Secret of
+    # Optional, for the objects of a job that is deleted go in any order: a kubelet that does not find the Secret of
     # a running pod takes two minutes before it lets the pod end.  A process without token says so and ends.
     # It belongs to root: our user reads it as a member of the pod's fsGroup, and could not with the mode 0400; a user
     # that the cluster chooses need not have that group.

@@ -73,7 +73,7 @@ class StoredModel:
 
     @property
     def exported(self) -> str:
-        """Where the SavedModel is, as jobs are told."""
+        """Where the SavedModel is, as jobs receive it."""
         return f"{self.place.path}/{EXPORT}" if self.place is not None else str(self.export)
 
     @property

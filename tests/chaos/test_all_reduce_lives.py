@@ -29,7 +29,7 @@ ABSENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RoomFor:
-    """There is room for this number of workers: the youngest beyond it are told to end, those that wait are started."""
+    """Make room for this number of workers: the youngest beyond it are asked to end, those that wait are started."""
 
     num_workers: int
     at_version: int

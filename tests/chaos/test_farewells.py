@@ -1,4 +1,4 @@
-"""Pods that are told to end, as a drained node or a preemption tells them: they leave in order, and nothing is lost."""
+"""Pods that are asked to end, as by a drained node or a preemption: they leave in order, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_worker_gives_its_lease_back_and_a_ps_saves_what_it_holds(tmp_path: Pa
         running.wait_for_version(60)
         worker = told_to_end(running, Role.WORKER, says="Starting worker")
         running.wait_until(
-            "the farewell", lambda: f"Worker {worker.index} was told to end; its leases" in running.master_log()
+            "the farewell", lambda: f"Worker {worker.index} was asked to end; its leases" in running.master_log()
         )
         running.wait_for_version(200)
         told_to_end(running, Role.PS)
@@ -49,6 +49,6 @@ def test_a_worker_gives_its_lease_back_and_a_ps_saves_what_it_holds(tmp_path: Pa
     for epoch in coverage_of(running):
         assert (epoch.records, epoch.committed, epoch.repeated, epoch.lost) == (job.num_train, job.num_train, 0, 0)
     story = running.master_log()
-    assert story.index("PS 0 was told to end; a checkpoint is written first") < story.index("Checkpoint of version")
+    assert story.index("PS 0 was asked to end; a checkpoint is written first") < story.index("Checkpoint of version")
     assert "Restored " in running.log("elasticdl-digits-ps-0")
     assert "exit code 143" in story

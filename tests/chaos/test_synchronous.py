@@ -68,7 +68,7 @@ def test_rounds_survive_kills_of_every_role_every_few_seconds(tolerance: int, tm
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_rounds_go_on_while_room_is_taken_and_given_back(tmp_path: Path) -> None:
-    """Workers that are told to end leave rounds; steps stay minibatches, whatever the size of a round."""
+    """Workers that are asked to end leave rounds; steps stay minibatches, whatever the size of a round."""
     job = replace(DIGITS, num_epochs=100, num_workers=3, num_ps_pods=2)
     flags = {**SYNC, "grads_to_wait": 3, "evaluation_steps": 1000, "local_slots": 5}
     running = job.local_job(tmp_path / "job", job.make_data(tmp_path), **flags).start()

@@ -187,7 +187,7 @@ def shown_job(directory: Path) -> Path:
             story.add(10 + 57 * (epoch - 1), EventKind.EPOCH_COVERED, f"epoch-{epoch - 1}", text, cause=started)
     for index, worker in enumerate((1, 4, 6)):
         at = 270 + index * 0.3
-        drained = story.add(at, EventKind.POD_DRAINING, f"worker-{worker}", "was told to end")
+        drained = story.add(at, EventKind.POD_DRAINING, f"worker-{worker}", "was asked to end")
         text = "the node n7 is preempted"
         lost = story.add(
             at + 4, EventKind.POD_LOST, f"worker-{worker}", text, drained, reason="Preempted", exit_code=143

@@ -81,7 +81,7 @@ def plain_job(seed: int, num_workers: int, num_processes: int = 1, troubles: Tro
 
 
 def end_all(job: EngineJob, seed: int, moments: list[float]) -> EngineJob:
-    """All pods are told to end at one of these moments each, and the job ends with their successors."""
+    """All pods are asked to end at one of these moments each, and the job ends with their successors."""
     draw = random.Random(seed)
     with installed(job.room, job.members.__getitem__):
         begin(job)

@@ -117,12 +117,12 @@ def test_a_command_that_does_not_find_a_program_is_not_an_image_without_the_runt
 def test_losses_alike_are_told_once_with_the_sum_of_their_costs() -> None:
     log = Log()
     for k in range(3):
-        draining = log.add(EventKind.POD_DRAINING, f"worker-{k}", "was told to end")
+        draining = log.add(EventKind.POD_DRAINING, f"worker-{k}", "was asked to end")
         log.replace(log.lose(f"worker-{k}", "Preempted", cause=draining), f"worker-{k + 3}")
     (diagnosis,) = diagnosed(log)
     assert (diagnosis.count, diagnosis.subjects) == (3, ("worker-2", "worker-1", "worker-0"))
     assert diagnosis.cost.slot_seconds == 9.0
-    assert any("was told to end" in line for line in diagnosis.why)
+    assert any("was asked to end" in line for line in diagnosis.why)
     text = explanation.text(explain(log.facts()), 100)
     assert "This happened 3 times (worker-2, worker-1 and worker-0), last at" in " ".join(text.split())
 
@@ -350,7 +350,7 @@ def test_a_group_in_which_all_wait_is_told_without_a_culprit() -> None:
     log = Log()
     broken = log.add(EventKind.GROUP_BROKEN, "group-3", "all members waited for 6 s in one collective", waited=6.1)
     log.add(EventKind.GROUP_FORMED, "group-4", "", broken, before=4, after=4, seconds=0.2)
-    log.add(EventKind.GROUP_BROKEN, "group-4", "worker 1 was told to end")
+    log.add(EventKind.GROUP_BROKEN, "group-4", "worker 1 was asked to end")
     (diagnosis,) = diagnosed(log)
     assert (diagnosis.trouble, diagnosis.subjects) == (Trouble.COLLECTIVE_HANGS, ("group-3",))
     assert diagnosis.evidence["waited"] == 6.1

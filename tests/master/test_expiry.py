@@ -50,7 +50,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def expire(ended_at: float, ttl_s: float, stop: threading.Event | None = None) -> bool:
-    """Waits for the end of a job whose pod is told to end as soon as it is deleted."""
+    """Waits for the end of a job whose pod is asked to end as soon as it is deleted."""
     return Expiry(connect(), "team", "j", UID, "elasticdl").wait(ended_at, ttl_s, stop or threading.Event())
 
 
@@ -101,7 +101,7 @@ def test_a_master_that_is_told_to_end_leaves_the_wait_to_its_next_life(server: O
 
 
 def live(tmp_path: Path, is_enough: Callable[[str], bool]) -> int:
-    """One life of the master, told to end when its log is enough; its exit code."""
+    """One life of the master, asked to end when its log is enough; its exit code."""
     (tmp_path / "token").write_text(TOKEN)
     environment = {
         **os.environ,

@@ -244,7 +244,7 @@ class SimJob(SimShell):
             self.register(worker)
 
     def leave(self, worker: SimWorker) -> None:
-        """A worker is told to end: it gives up what it has, says so once, and ends some time later."""
+        """A worker is asked to end: it gives up what it has, says so once, and ends some time later."""
         worker.is_stopped, worker.is_leaving = True, True
         worker.held.clear()
 
@@ -259,7 +259,7 @@ class SimJob(SimShell):
         )
 
     def leave_ps(self, server: SimPs) -> None:
-        """A PS is told to end."""
+        """A PS is asked to end."""
         if server.is_ready and server.leaving is None:
             ledger = self.job._work.tasks.ledger() if self.job._is_open else CommittedSet()
             server.leaving = Leaving(ledger, self._mischief())
@@ -309,7 +309,7 @@ class SimJob(SimShell):
                 assert not missing, (epoch, task, missing)
 
     def check_saved(self, leaving: Leaving) -> None:
-        """A PS that was told to end leaves when what was committed before that is in the newest checkpoint."""
+        """A PS that was asked to end leaves when what was committed before that is in the newest checkpoint."""
         if not self.settings.checkpoint_dir or leaving.mischief != self._mischief():
             return
         parts = self.checkpoints.get(self.job._checkpoints.newest, {})

@@ -71,7 +71,7 @@ class SimShell(ABC):
 
     @abstractmethod
     def leave(self, worker: SimWorker) -> None:
-        """A worker is told to end."""
+        """A worker is asked to end."""
 
     @abstractmethod
     def check_ledger(self) -> None:

@@ -37,7 +37,7 @@ def deleted(script: Script) -> list[str]:
 
 
 def worker_ends(script: Script, worker_id: int) -> None:
-    """A worker that was told to end says so, and has ended."""
+    """A worker that was asked to end says so, and has ended."""
     script.heartbeat(worker_id, leaving=True)
     script.kill(worker_id, "Killed")
 

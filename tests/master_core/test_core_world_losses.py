@@ -208,7 +208,7 @@ def test_a_farewell_calls_the_others() -> None:
     script.moment()
     assert script.members == (0, 2)
     script.forms()
-    assert "worker 1 was told to end" in script.log()[-1]
+    assert "worker 1 was asked to end" in script.log()[-1]
 
 
 def test_a_lost_lease_of_a_member_puts_the_ledger_in_doubt() -> None:

@@ -49,7 +49,7 @@ class OnePsMaster(pb_grpc.MasterServicer):
         self.beats = 0
         self.heard = pb.HeartbeatRequest()  # the newest heartbeat
         self.is_partition_told = False
-        self.farewells = 0  # heartbeats of a PS that was told to end
+        self.farewells = 0  # heartbeats of a PS that was asked to end
         self._nonce = 0
         self._changed = threading.Condition()
 

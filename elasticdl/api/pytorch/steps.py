@@ -366,7 +366,7 @@ class ScriptSteps:
                 parts.writer.save_if_due(parts.world.ledger)
 
     def _finish(self) -> None:
-        """All is in the model: that is made sure of with the others, told, and written down."""
+        """All is in the model: check that with the others, report it, and write it down."""
         parts = self._parts
         while not self._is_over:
             if not self._is_inside and not self._enter():

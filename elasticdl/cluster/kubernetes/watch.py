@@ -216,7 +216,7 @@ class PodWatch:
         self._selector = selector
         self._memory = memory
         self._known: dict[str, Pod] = {}
-        self._leaving: dict[str, Object] = {}  # told to end, and not seen to have ended
+        self._leaving: dict[str, Object] = {}  # asked to end, and not seen to have ended
         self._pause_s = 0.0
         self._trouble = ""
 

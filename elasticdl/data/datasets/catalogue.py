@@ -73,7 +73,7 @@ def write_split(
         output: directory that gets a directory for the split.
         records_per_shard: in each file, the last one excepted.
         compressor: of the files.
-        on_progress: told the records and files written so far, from time to time and at the end.
+        on_progress: called with the records and files written so far, from time to time and at the end.
 
     Returns:
         The paths of the files.

@@ -4,8 +4,8 @@ digits: scikit-learn's 1,797 scans of 8 × 8 pixels.  mnist: 28 × 28 pixels fro
 
 cifar10: 32 × 32 pixels of three colours as 3072 bytes, channels first.
 
-From CIFAR's python batches where they are; otherwise a generated set of the same shape: gratings of ten kinds, told
-apart by steepness and width of their stripes, in random colours, places and noise.  A mirrored image is of the same
+From CIFAR's python batches where they are; otherwise a generated set of the same shape: gratings of ten kinds, by the
+steepness and width of their stripes, in random colours, places and noise.  A mirrored image is of the same
 kind.  A linear model cannot tell them apart, a small convolutional network can.
 """
 

@@ -56,7 +56,7 @@ from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
 
-_IGNORED = -100  # by PyTorch's cross entropy, unless told otherwise
+_IGNORED = -100  # by PyTorch's cross entropy, by default
 _LOOKUP = "{{text: number for number, text in enumerate({})}}"
 _log = logging.getLogger("elasticdl.torch")
 

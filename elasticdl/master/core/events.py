@@ -213,7 +213,7 @@ class ProgressReported:
 
     Attributes:
         loss: of the newest minibatch among them; may be NaN.
-        skipped: left out of the model; told before they are committed.
+        skipped: left out of the model; reported before they are committed.
         not_finite: the value that was not finite, and where; empty: none.
         learning_rate: of the newest minibatch among them; None: not known.
     """

@@ -36,7 +36,7 @@ _RISE = 0.1  # of the workers' time: waiting that has grown by less is not the b
 _SUDDEN_RISE = 0.25  # the same while the number of workers stays
 _MOST_LIKENESS = 0.9  # of a sample and the next: then a window is worth half a sample
 _STEADY = 0.1  # of the workers' time: waiting that grows faster from sample to sample has not yet shown its extent
-_PRECISION = 8  # numbers of workers are told apart to an eighth
+_PRECISION = 8  # numbers of workers are distinguished to an eighth
 
 _WAITS = {
     SlotState.WAITING_PS: Bottleneck.PARAMETER_SERVERS,

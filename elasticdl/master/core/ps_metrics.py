@@ -21,12 +21,12 @@ SHOWN = 8  # servers that are listed one by one
 
 @dataclass(slots=True)
 class _Life:
-    """One process, as far as it was heard in this life of the master."""
+    """One process, by its heartbeats to this generation of the master."""
 
     incarnation: int
     newest: PsUsage
     heard_at: float
-    told: tuple[float, PsUsage]  # when an epoch ended, or when it was first heard
+    told: tuple[float, PsUsage]  # when an epoch ended, or at its first heartbeat
     samples: deque[tuple[float, PsUsage]] = field(default_factory=deque)
 
     def heard(self, load: PsUsage, clock: float) -> None:
@@ -47,7 +47,7 @@ class PsMetrics:
 
     def __init__(self) -> None:
         self._lives: dict[int, _Life] = {}
-        self._before: dict[int, tuple[int, PsUsage]] = {}  # incarnation and load, not heard in this life of the master
+        self._before: dict[int, tuple[int, PsUsage]] = {}  # incarnation and load, before its first heartbeat
         self._ended: dict[int, PsUsage] = {}  # sums of the lives of each PS that are over
         self._told_staleness: list[int] = []  # when an epoch ended
         self._told_refused = 0
@@ -118,7 +118,7 @@ class PsMetrics:
     def lines(self) -> list[str]:
         """Return the log lines for the end of an epoch: the time since the previous call.
 
-        Nothing while some PS has not been heard for long enough since: the next epoch then speaks of both.
+        Nothing while a heartbeat of some PS is missing since: the lines of the next epoch then cover both.
         """
         if any(life.heard_at - life.told[0] < SPACING for life in self._lives.values()):
             return []

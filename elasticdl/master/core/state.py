@@ -108,7 +108,7 @@ class JobOutcome:
 
         Args:
             clock: now.
-            awaited: some worker lives and is heard.
+            awaited: some worker is alive and sends heartbeats.
         """
         if self._outcome is None or self.is_over:
             return False

@@ -108,14 +108,14 @@ class Workers:
         return MessagePace(min(max(HEARTBEAT_S, share), longest), min(max(REPORT_S, share), longest))
 
     def is_heard(self, after: float) -> bool:
-        """Some worker stays that is not stuck and has been heard since then."""
+        """Some worker stays that is not stuck and has sent a heartbeat since then."""
         workers = self._workers.values()
         return any(one.heard_at >= after and not one.is_leaving and one.stuck_since is None for one in workers)
 
     def known(self, worker_id: int, incarnation: int, clock: float) -> Worker | None:
         """The worker, if this incarnation of it has registered, be it in an earlier life of the master.
 
-        It has been heard now.
+        Its heartbeat is noted.
         """
         worker = self._workers.get(worker_id)
         if worker is None or worker.incarnation != incarnation:

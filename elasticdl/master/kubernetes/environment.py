@@ -153,7 +153,7 @@ class KubernetesEnvironment:
         return isinstance(error, JournalWriteError) or (isinstance(error, ClusterError) and error.unreachable)
 
     def end(self, exit_code: int, ended_at: float, stop: threading.Event) -> None:
-        """A job with a time to live is deleted after it; else a pod that failed is told to the kubelet to be over."""
+        """A job with a time to live is deleted after it; else the kubelet learns that a failed pod is over."""
         self._close_publisher()
         if self.spec.expires and self._expiry.wait(ended_at, self.spec.ttl_after_finished, stop):
             return
@@ -405,9 +405,8 @@ class OwnPod:
     def end(self) -> None:
         """Ends it for good: the kubelet does not start it again, and its phase becomes Failed.
 
-        A container that exits with 1 would be restarted without end (restartPolicy OnFailure).  So the kubelet is told
-        that the pod's time is over; until it has heard that, this process must live, or its log is put aside by that
-        of the next one.
+        A container that exits with 1 would be restarted without end (restartPolicy OnFailure).  So the pod's deadline
+        is set; until the kubelet has read that, this process must run: the next one would put its log aside.
         """
         try:
             if self._read().spec.restart_policy == "Never":

@@ -274,7 +274,7 @@ class ConfigMapJournal:
             self._version = answer["metadata"]["resourceVersion"]
 
     def _say_phase(self) -> None:
-        """Tells the newest phase that is written, in whichever thread; so the last one told is the last one written."""
+        """Report the newest written phase, in any thread; so the last one reported is the last one written."""
         with self._telling:
             if not self._status_text:
                 return

@@ -36,7 +36,7 @@ class PsUnavailable(Exception):
     """A PS is down, restarting, or has another incarnation: wait for a newer partition, then repeat the call.
 
     Attributes:
-        partition: the newer one, if the PS has told it.
+        partition: the newer one, if the PS has reported it.
     """
 
     def __init__(self, ps_id: int, reason: str, partition: pb.Partition | None = None) -> None:

@@ -104,7 +104,7 @@ class PsProcess:
             self._departure.leave(TERMINATED)
 
     def run(self) -> int:
-        """Serves until told to leave; the exit code.
+        """Serve until a request to leave; return the exit code.
 
         Raises:
             ElasticDLError: it cannot continue.

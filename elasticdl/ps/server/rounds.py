@@ -5,7 +5,7 @@ names are a round.  Workers carry rounds to the other PS.  A PS applies, of any 
 receives, the names that it holds and has not applied, whatever the round's number.  So each name is applied once, even
 if rounds come twice, late or out of order.  Numbers only say which rounds a worker need not be sent again.
 
-So the log of closed rounds may be short.  A worker is always told the round of its own name; if that has left the log
+So the log of closed rounds may be short.  A worker always receives the round of its own name; if that has left the log
 the name is confirmed anew and closed in another round, which PS that hold the name and lack it then learn of.
 """
 

@@ -72,7 +72,7 @@ class BatchSource(Protocol):
             flaws: values that are not finite, by position among the own parts.
 
         Returns:
-            False: it does not want to hear it.
+            False: the report is rejected.
         """
         ...
 

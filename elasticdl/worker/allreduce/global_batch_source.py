@@ -308,7 +308,7 @@ class GlobalBatches:
         return is_told
 
     def _share_failure(self, rank: int) -> None:
-        """All hear of a failure, the task leaves the queue, and rank 0 tells the master."""
+        """All receive a failure, the task leaves the queue, and rank 0 reports it to the master."""
         own = self._failure if self._session.rank == rank else None
         data = json.dumps(dataclasses.asdict(own)).encode() if own is not None else None
         failure = BatchFailure(**json.loads(self._session.share(data, rank)))

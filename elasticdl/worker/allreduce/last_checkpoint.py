@@ -91,7 +91,7 @@ class LastCheckpoint:
         Raises:
             WorldEnded: always.
         """
-        reason = "all members were told to end"
+        reason = "all members were asked to end"
         with self._clock.during(Activity.CHECKPOINT):
             others = self._group.collect()
             self.is_agreed = True

@@ -282,7 +282,7 @@ class ShardedSession(WorldSession):
             self._move(source, bool(have_values.any()), held, [bool(one) for one in have_values])
         else:
             if newest >= 0:
-                # The master gives them back when it hears of the older model.
+                # The master gives them back at the report of the older model.
                 self._link.leases.revoke([held.id for held in self._link.leases.held()])
             restored_from = self._begin_again()
             if newest >= 0 and self._rank == 0:

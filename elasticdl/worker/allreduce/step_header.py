@@ -30,7 +30,7 @@ class StepFlag(IntFlag):
     FAILED = 8  # user code raised at this member on a minibatch of rank 0's lease
     CHECKPOINT = 16  # rank 0: bring the optimizer's state here, a checkpoint is due
     OVER = 32  # the master says that the job is over
-    ENDING = 64  # it was told to end, and leaves soon: at once if all are
+    ENDING = 64  # it was asked to end, and leaves soon: at once if all are
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class StepPlan:
 
     @property
     def ends_all(self) -> bool:
-        """Whether all members were told to end before the end of the job."""
+        """Whether all members were asked to end before the end of the job."""
         return StepFlag.ENDING in reduce(and_, self.wishes_by_rank) and StepFlag.OVER not in self.wishes
 
     def first_with(self, wish: StepFlag) -> int:

@@ -214,7 +214,7 @@ class WorldSession:
     def is_last(self) -> bool:
         """Whether no member of the newest world continues if this one ends, and this one writes the last checkpoint.
 
-        The processes of a pod end together, and those that have said that they were told to end do.
+        The processes of a pod end together, and those that have said that they were asked to end do.
         """
         return self._is_last
 
@@ -244,7 +244,7 @@ class WorldSession:
         return self._watch.is_over
 
     def start(self) -> None:
-        """From now on the master's plans are heard."""
+        """From now on, watch the master's plans."""
         self._watch.start()
 
     def standing(self) -> tuple[int, float]:
@@ -564,5 +564,5 @@ class WorldSession:
         self._group.abandon(f"a newer world{who} is planned", older_than=world.version)
 
     def _job_is_over(self) -> None:
-        """Watcher thread: end the wait for members that have heard it, too."""
+        """Watcher thread: end the wait for members that have received it, too."""
         self._group.abandon("the job is over")

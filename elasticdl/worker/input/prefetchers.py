@@ -190,7 +190,7 @@ class BatchPrefetcher:
             self._is_restarting = True
             self._requests.interrupt()
             others = [item.held for item in self._items if isinstance(item, Other)]  # not taken yet
-            self._items = deque(item for item in self._items if isinstance(item, Broke))  # that is heard in any case
+            self._items = deque(item for item in self._items if isinstance(item, Broke))  # that is reported in any case
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._is_restarting or self._is_broken)
             self._tasks.reopen([*again, *others])

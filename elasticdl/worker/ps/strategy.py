@@ -317,7 +317,7 @@ class Gradients:
 
         Raises:
             NotFinite: the loss or a gradient is not finite, which ends the job.
-            LeaseLost: the master refuses to hear that a minibatch is left out.
+            LeaseLost: the master rejects the report that a minibatch is left out.
         """
         lease = held.lease
         held.minibatch = batch.n

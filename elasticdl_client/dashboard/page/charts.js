@@ -1,4 +1,4 @@
-// Charts over a job's life.  A chart is made once and then given new data; another theme makes it again.
+// Charts over a job's run.  A chart is made once and then given new data; another theme makes it again.
 
 import { colour, el } from "./dom.js";
 import { clock, compact, number, percent } from "./format.js";

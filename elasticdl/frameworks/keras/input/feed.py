@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from tensorflow.python.data.ops.map_op import _MapDataset  # the public `map` cannot be told where to run
+from tensorflow.python.data.ops.map_op import _MapDataset  # the public `map` has no option for the device
 
 from elasticdl.frameworks.framework import Mode
 from elasticdl.frameworks.keras.operations import (

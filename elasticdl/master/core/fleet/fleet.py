@@ -236,7 +236,7 @@ class Fleet:
             self._worlds.leaves(worker.id, clock)
             self._work.lose_worker(worker.id)
             self._out.persist()
-            self._out.log(f"Worker {self._settings.name_of(worker.id)} was told to end; its leases are back")
+            self._out.log(f"Worker {self._settings.name_of(worker.id)} was asked to end; its leases are back")
 
     def _script_ends(self, worker: Worker, clock: float) -> None:
         """A process of a pod is silent from now on; it has left its world by itself."""
@@ -256,7 +256,7 @@ class Fleet:
 
     def _drains(self, subject: str) -> None:
         if not self._ending.is_decided:  # else all are terminating
-            self._out.events.add(EventKind.POD_DRAINING, subject, "was told to end")
+            self._out.events.add(EventKind.POD_DRAINING, subject, "was asked to end")
 
     def _ps_leaves(self, server: Server) -> None:
         if server.leaving_version is None:
@@ -264,7 +264,7 @@ class Fleet:
             self._drains(f"ps-{server.id}")
             self._out.persist()
             last = "" if self._may_leave(server) else "; a checkpoint is written first"
-            self._out.log(f"PS {server.id} was told to end{last}")
+            self._out.log(f"PS {server.id} was asked to end{last}")
 
     def _may_leave(self, server: Server) -> bool:
         """Whether it is terminating, and its state is saved as far as it can be."""
@@ -585,7 +585,7 @@ class Fleet:
         return ""
 
     def _why_given_up(self, record: PodRecord, heard_at: float | None, clock: float) -> str:
-        """Why a process is not counted on any more that was heard last then, or never; empty: it is."""
+        """Why a process with this last heartbeat, or none, does not count any more; empty: it does."""
         settings = self._settings
         if heard_at is not None:
             return f"has been silent for {clock - heard_at:.0f} s" if self._is_silent(heard_at, clock) else ""
@@ -614,7 +614,7 @@ class Fleet:
         self.pods.succeed(record, clock, given_up)
 
     def who_must_be_ended(self, heard_after: float) -> list[str]:
-        """Names of the pods that do not end by themselves with the job; a PS that is heard leaves at `stop`."""
+        """Names of the pods that do not end by themselves with the job; a PS that sends heartbeats leaves at `stop`."""
         return [
             record.name
             for record in self.pods.existing()

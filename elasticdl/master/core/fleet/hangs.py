@@ -3,8 +3,8 @@
 A pause is judged by the worker's own history: `HISTORY` times its longest minibatch of the kind, but not less than
 `hang_timeout`, and never more than `step_timeout`.  That one alone counts before there is a history, and for work that
 takes as long as it takes: compiling, loading, exporting, saving, waiting for others.  Without a task a worker hangs
-only before its first one, in the user's code: while it starts, or compiles on a sample of the data.  A worker that is
-not heard is not judged here but by its silence.
+only before its first one, in the user's code: while it starts, or compiles on a sample of the data.  A worker without
+heartbeats is judged by its silence, not here.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Servers:
         return PsAdmitted(server.incarnation, restore_from, parameters_only)
 
     def known(self, ps_id: int, incarnation: int, clock: float) -> Server | None:
-        """The PS, if this incarnation of it is in force; it has been heard now."""
+        """The PS, if this incarnation of it is in force; note its heartbeat."""
         server = self.get(ps_id)
         if server is None or server.incarnation != incarnation or not server.is_present:
             return None
@@ -108,7 +108,7 @@ class Servers:
         return server
 
     def is_heard(self, ps_id: int, after: float) -> bool:
-        """Whether the PS is there and has been heard since then."""
+        """Whether the PS is there and has sent a heartbeat since then."""
         server = self.get(ps_id)
         return server is not None and server.is_present and server.heard_at >= after
 
@@ -171,7 +171,7 @@ class _Server:
     Attributes:
         settled: up to here its time is in the sums.
         state: `IDLE` for one that serves, else `ABSENT` or `RESTORING`.
-        incarnation: of the process that was heard last.
+        incarnation: of the process with the last heartbeat.
         busy: as that has reported.
         saving: since `settled`, while a checkpoint was being written that is not any more.
         busy_share: of the time before its last report: busy, and all.

@@ -129,7 +129,7 @@ class WorkerGroups:
 
         Returns:
             Whether that model may lack what was reported so far: it is not that of a member of the last world.  None:
-            the event is refused, or was heard before.
+            the event is refused, or was received before.
         """
         world = self.planned
         if world is None or world.version != event.version or world is self.formed:
@@ -201,7 +201,7 @@ class WorkerGroups:
 
     def leaves(self, worker_id: int, clock: float) -> None:
         """A worker was ended from outside."""
-        self._lose(worker_id, "was told to end", clock, str(self._settings.pod_of(worker_id)))
+        self._lose(worker_id, "was asked to end", clock, str(self._settings.pod_of(worker_id)))
 
     def ends(self, worker_id: int, clock: float) -> None:
         """The script of a worker has come to its end, before that of the data."""
