@@ -21,13 +21,13 @@ from elasticdl.master.core.commands import (
     SaveCheckpoint,
     UnknownWorker,
 )
-from elasticdl.master.core.fleet.fleet import Fleet
-from elasticdl.master.core.fleet.members import Members
-from elasticdl.master.core.fleet.registration import Registration
+from elasticdl.master.core.fleet.fleet import Fleet, FleetEvent
+from elasticdl.master.core.fleet.members import MemberEvent, Members
+from elasticdl.master.core.fleet.registration import Registration, RegistrationEvent
 from elasticdl.master.core.group.groups import LATE, WorkerGroups
-from elasticdl.master.core.ledger.checkpoints import Checkpoints
-from elasticdl.master.core.ledger.reconciliation import EstimatorSession, Reconciler
-from elasticdl.master.core.ledger.work import Work
+from elasticdl.master.core.ledger.checkpoints import CheckpointEvent, Checkpoints
+from elasticdl.master.core.ledger.reconciliation import EstimatorSession, Reconciler, ReconcilerEvent
+from elasticdl.master.core.ledger.work import LeaseEvent, Work
 from elasticdl.master.core.overview import Pace
 from elasticdl.master.core.plan.epoch import coverage_line, coverage_of
 from elasticdl.master.core.settings import JobSettings
@@ -43,6 +43,16 @@ _NO_DATA = (
     "its loader with `create_elastic_controller(...).loader(...)`, or, without AllReduce, take its data from a "
     "`DataShardService`; a command that needs none is started without --training_data and without "
     "--distribution_strategy=AllReduceStrategy."
+)
+
+JobEvent = (
+    events.LeaseRequested
+    | events.CallAbandoned
+    | events.PodsListed
+    | events.ShardsUnreadable
+    | events.JournalDelayed
+    | events.StopRequested
+    | events.Tick
 )
 
 MAX_GAP = 2.0  # seconds that may pass between two events; more than that the master itself was away
@@ -192,58 +202,37 @@ class Job:
         return self._now + self._unix_offset
 
     def _dispatch(self, event: events.Event) -> None:
+        """Hand an event to the part that owns its concept."""
+        if isinstance(event, LeaseEvent):
+            self._fleet.hangs.on_report(event.worker_id, event.incarnation, event.lease)
+            self._work.lease_event(event, self._clock)
+        elif isinstance(event, FleetEvent):
+            self._fleet.handle(event, self._clock)
+        elif isinstance(event, MemberEvent):
+            self._members.handle(event, self._clock)
+        elif isinstance(event, RegistrationEvent):
+            self._registration.handle(event, not self._has_opened, self._clock)
+        elif isinstance(event, ReconcilerEvent):
+            self._reconciler.handle(event, self._clock)
+        elif isinstance(event, CheckpointEvent):
+            self._checkpoints.handle(event)
+        elif isinstance(event, events.ScaleRequested):
+            self._autoscaler.handle(event, self._clock)
+        else:
+            self._handle(event)
+
+    def _handle(self, event: JobEvent) -> None:
+        """Take in an event of the job as a whole."""
         match event:
-            case events.WorkerJoined():
-                self._registration.worker_joined(event, not self._has_opened, self._clock)
-            case events.ModelReported():
-                self._registration.model_reported(event, self._clock)
             case events.LeaseRequested():
                 self._lease_requested(event)
-            case events.SampleRequested() | events.ReadyForWorld() | events.WorldWatched() | events.WorldFormed():
-                self._members.handle(event, self._clock)
-            case events.SessionReported():
-                self._registration.session_reported(event, self._clock)
             case events.CallAbandoned():
                 self._work.abandoned(event)
                 self._members.abandoned(event.call)
-            case (
-                events.ProgressReported()
-                | events.TaskFinished()
-                | events.TaskFailed()
-                | events.EvaluationReported()
-                | events.LeaseQuestioned()
-            ):
-                self._fleet.hangs.on_report(event.worker_id, event.incarnation, event.lease)
-                self._work.lease_event(event, self._clock)
-            case events.MetricsReported():
-                self._registration.metrics_reported(event, self._clock)
-            case events.TrainingStopRequested():
-                self._registration.training_stop_requested(event, self._clock)
-            case (
-                events.HeartbeatReceived()
-                | events.PsJoined()
-                | events.PsReady()
-                | events.PodChanged()
-                | events.PodNotCreated()
-                | events.PodResized()
-                | events.PodNotResized()
-                | events.ScaleRefused()
-            ):
-                self._fleet.handle(event, self._clock)
-            case events.ScaleRequested():
-                self._autoscaler.handle(event, self._clock)
             case events.PodsListed():
                 self._pods_listed(event)
-            case events.ShardsListed():
-                self._registration.listed(event)
             case events.ShardsUnreadable():
                 self._shards_unreadable(event)
-            case events.AppliedSetsRead():
-                self._reconciler.answered(event)
-            case events.AppliedSetsUnreadable():
-                self._reconciler.failed(event, self._clock)
-            case events.CheckpointSaved() | events.CheckpointFailed() | events.CheckpointRequested():
-                self._checkpoints.handle(event)
             case events.JournalDelayed():
                 self._journal_delayed(event)
             case events.StopRequested():

@@ -29,6 +29,10 @@ from elasticdl.master.core.workers import Worker
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 
+RegistrationEvent = (
+    WorkerJoined | ModelReported | SessionReported | MetricsReported | TrainingStopRequested | ShardsListed
+)
+
 
 class Registration:
     """The reports of workers before their first task: data, model, layout."""
@@ -46,8 +50,23 @@ class Registration:
         self._local_ledger = CommittedSet()  # Local strategy: brought by the worker before the data was known
         self.is_planned = False  # the tasks are cut
 
-    def worker_joined(self, event: WorkerJoined, begins: bool, clock: float) -> None:
-        """A worker registers; `begins`: nothing was handed out yet in this life of the master."""
+    def handle(self, event: RegistrationEvent, begins: bool, clock: float) -> None:
+        """Take in a report; `begins`: nothing was handed out yet in this generation of the master."""
+        match event:
+            case WorkerJoined():
+                self._worker_joined(event, begins, clock)
+            case ModelReported():
+                self._model_reported(event, clock)
+            case SessionReported():
+                self._session_reported(event, clock)
+            case MetricsReported():
+                self._metrics_reported(event, clock)
+            case TrainingStopRequested():
+                self._training_stop_requested(event, clock)
+            case ShardsListed():
+                self._listed(event)
+
+    def _worker_joined(self, event: WorkerJoined, begins: bool, clock: float) -> None:
         record = self._fleet.pods.of_worker(event.worker_id)
         if record is None or record.is_leaving:
             self._out.reply(event.call, Refused(f"worker {self._settings.name_of(event.worker_id)} was replaced"))
@@ -107,7 +126,7 @@ class Registration:
         else:
             self._local_ledger = applied
 
-    def model_reported(self, event: ModelReported, clock: float) -> None:
+    def _model_reported(self, event: ModelReported, clock: float) -> None:
         if self._workers.known(event.worker_id, event.incarnation, clock) is None:
             self._out.reply(event.call, UnknownWorker("register first"))
             return
@@ -131,7 +150,7 @@ class Registration:
             self._out.add(ListShards(kind))
         self.plan_if_known()
 
-    def metrics_reported(self, event: MetricsReported, clock: float) -> None:
+    def _metrics_reported(self, event: MetricsReported, clock: float) -> None:
         """Of a script, which evaluates its model itself."""
         if self._workers.known(event.worker_id, event.incarnation, clock) is None:
             self._out.reply(event.call, UnknownWorker("register first"))
@@ -141,7 +160,7 @@ class Registration:
         self._out.measured(event.step, event.metrics)
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 
-    def training_stop_requested(self, event: TrainingStopRequested, clock: float) -> None:
+    def _training_stop_requested(self, event: TrainingStopRequested, clock: float) -> None:
         """By a script; written down before it is answered, since what stays out is no failure from then on."""
         if self._workers.known(event.worker_id, event.incarnation, clock) is None:
             self._out.reply(event.call, UnknownWorker("register first"))
@@ -152,7 +171,7 @@ class Registration:
             self._out.persist()
             self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 
-    def session_reported(self, event: SessionReported, clock: float) -> None:
+    def _session_reported(self, event: SessionReported, clock: float) -> None:
         worker = self._workers.known(event.worker_id, event.incarnation, clock)
         record = self._fleet.pods.of_worker(event.worker_id)
         if worker is None or record is None:
@@ -163,7 +182,7 @@ class Registration:
             self._session.reported(event.what)
             self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 
-    def listed(self, event: ShardsListed) -> None:
+    def _listed(self, event: ShardsListed) -> None:
         self.data.listed(event.kind, event.shards)
         self.plan_if_known()
 

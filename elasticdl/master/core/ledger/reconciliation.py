@@ -22,6 +22,8 @@ from elasticdl.protocol import Role
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 
+ReconcilerEvent = AppliedSetsRead | AppliedSetsUnreadable
+
 RETRY = 1.0
 
 
@@ -66,7 +68,13 @@ class Reconciler:
             self._work.tasks.begin_reading()
             self._out.add(ReadAppliedSets(self._open, partition.ps))
 
-    def answered(self, event: AppliedSetsRead) -> None:
+    def handle(self, event: ReconcilerEvent, clock: float) -> None:
+        if isinstance(event, AppliedSetsRead):
+            self._answered(event)
+        else:
+            self._failed(event, clock)
+
+    def _answered(self, event: AppliedSetsRead) -> None:
         """Takes the answer over, if it is one to the open question."""
         if event.question != self._open or set(event.sets) != set(range(self._settings.num_ps)):
             return
@@ -79,7 +87,7 @@ class Reconciler:
         self._num_told_repeated = max(self._num_told_repeated, applied.num_repeated)
         self._work.reconcile(applied)
 
-    def failed(self, event: AppliedSetsUnreadable, clock: float) -> None:
+    def _failed(self, event: AppliedSetsUnreadable, clock: float) -> None:
         """It is asked again a little later."""
         if event.question == self._open:
             self._open, self._retry_at = None, clock + RETRY
