@@ -6,7 +6,7 @@ processor time.  gRPC looks only once, when it is imported; so it is chosen here
 imported, unless the environment has chosen already.
 
 While no thread waits in a call, the older poller looks every 5 s whether a connection has come about: too long to wait
-for the next life of a master or a PS.
+for the next start of a master or a PS.
 
 gRPC's preparation of a fork, which lets the child use the parent's channels, crashes the parent now and then
 while one of its threads is in a call.  No child of ours does that, and a loader's processes are forked during

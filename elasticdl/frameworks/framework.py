@@ -1,6 +1,6 @@
 """The port `Framework`: a worker's requirements of TensorFlow or PyTorch, and nothing else.
 
-Below this port lives everything that imports a framework; above it only NumPy.  Dense variables cross it as two flat
+Below this port is everything that imports a framework; above it only NumPy.  Dense variables cross it as two flat
 float32 vectors, trainable and non-trainable, each variable raveled in C order, in the order of `ModelReport`.
 Embedding rows that live on the parameter servers cross it as one array of unique rows per table.
 """

@@ -25,7 +25,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     Dense ids [B, L] become [B, L, output_dim], or [B, output_dim] with a combiner, which combines over axis 1.  Ragged
     and sparse ids of two dimensions need a combiner; a row without ids becomes zeros.  Ids are cast to int64.
 
-    Under ParameterServerStrategy the table lives on the parameter servers: rows are made on first use, and without
+    Under ParameterServerStrategy the table is on the parameter servers: rows are made on first use, and without
     `input_dim` any int64 is an id.  Elsewhere `input_dim` is needed.
 
     Args:
@@ -36,7 +36,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         input_length: ignored; accepted for models written for older versions.
         combiner: None, "sum", "mean", or "sqrtn" (the sum divided by the square root of the number of ids).
         embeddings_regularizer: Keras regularizer: of the rows that a minibatch looks up, each once, where the table
-            lives on the parameter servers; of the whole table elsewhere.
+            is on the parameter servers; of the whole table elsewhere.
         embeddings_constraint: Keras constraint, applied to the rows that an update touches, or to the whole table.
     """
 

@@ -1,4 +1,4 @@
-"""``python -m elasticdl.master``: one life of a job's master, from its environment to its exit code.
+"""``python -m elasticdl.master``: one generation of a job's master, from its environment to its exit code.
 
 ``ELASTICDL_NAMESPACE`` and ``ELASTICDL_JOB_NAME`` make it one on Kubernetes; else it is one of the local runtime.
 """
@@ -28,7 +28,7 @@ logger = logging.getLogger("elasticdl.master")
 
 
 class MasterProcess:
-    """One life; the thread of signals sets `stop`."""
+    """One generation; the thread of signals sets `stop`."""
 
     def __init__(self) -> None:
         self._master: Master | None = None
@@ -50,7 +50,7 @@ class MasterProcess:
             environment.close()
 
     def on_signal(self, number: int) -> None:
-        """SIGUSR1 asks for a checkpoint, the others end the job, or this life of its master."""
+        """SIGUSR1 asks for a checkpoint, the others end the job, or this generation of its master."""
         if number == signal.SIGUSR1:
             self._is_checkpoint_requested = True
             if self._master is not None:
@@ -84,7 +84,7 @@ class MasterProcess:
 
 
 def main() -> int:
-    """The exit code of this life of the master."""
+    """The exit code of this generation of the master."""
     log_to_stdout()
     process = MasterProcess()
     on_signals(process.on_signal, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

@@ -101,7 +101,7 @@ class Effects:
             self._run(lambda: self._list_shards(kind))
 
     def verify_shards(self, kind: DataKind, known: Sequence[Shard]) -> None:
-        """Fails the job if a source is no longer what it was in an earlier life of the master."""
+        """Fails the job if a source is no longer what it was in an earlier generation of the master."""
         self._run(lambda: self._verify_shards(kind, tuple(known)))
 
     def read_applied_sets(self, command: commands.ReadAppliedSets) -> None:

@@ -42,7 +42,7 @@ class RuntimeEnvironment(Protocol):
 
     @property
     def journal(self) -> Journal:
-        """Held by this life alone."""
+        """Held by this generation alone."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class RuntimeEnvironment(Protocol):
 
     @property
     def port(self) -> int:
-        """To listen on; 0: any free one, the same in each life."""
+        """To listen on; 0: any free one, the same in each generation."""
         ...
 
     @property
@@ -67,12 +67,12 @@ class RuntimeEnvironment(Protocol):
 
     @property
     def patience_s(self) -> float:
-        """How long cluster and journal may be away while a life begins, and while the job's end is written."""
+        """How long cluster and journal may be away while a generation begins, and while the job's end is written."""
         ...
 
     @property
     def sigterm_ends_job(self) -> bool:
-        """Whether it is the job that is ended by SIGTERM, or only this life of its master."""
+        """Whether it is the job that is ended by SIGTERM, or only this generation of its master."""
         ...
 
     @property
@@ -102,20 +102,20 @@ class RuntimeEnvironment(Protocol):
         ...
 
     def is_transient(self, error: ElasticDLError) -> bool:
-        """Whether the next life may do better, so that the job continues."""
+        """Whether the next generation may do better, so that the job continues."""
         ...
 
     def end(self, exit_code: int, ended_at: float, stop: threading.Event) -> None:
-        """The job has ended and its status is written: there must be no further life.
+        """The job has ended and its status is written: there must be no further generation.
 
         Args:
-            ended_at: in seconds since the Unix epoch, maybe in an earlier life.
-            stop: set when this life is terminating; it may wait until the job is to be deleted.
+            ended_at: in seconds since the Unix epoch, maybe in an earlier generation.
+            stop: set when this generation is terminating; it may wait until the job is to be deleted.
         """
         ...
 
     def pause(self) -> None:
-        """The job is stopped and its state is written: there must be no further life before the job is resumed."""
+        """The job is stopped and its state is written: no generation may follow before the job is resumed."""
         ...
 
     def close(self) -> None:

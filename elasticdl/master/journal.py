@@ -1,4 +1,4 @@
-"""The journal: the master's own state, kept for its next life, and beside it the status for people.
+"""The journal: the master's own state, kept for its next generation, and beside it the status for people.
 
 Owns the port `Journal` and the form of a snapshot.  It never looks inside one: its content belongs to
 `master/core`.  Adapters: local_environment.py and kubernetes/journal.py.
@@ -113,7 +113,7 @@ class Journal(Protocol):
         ...
 
     def read_status(self) -> JobStatus | None:
-        """The status written last, in this life or an earlier one; None if none readable was."""
+        """The status written last, in this generation or an earlier one; None if none readable was."""
         ...
 
     def write_status(self, status: JobStatus) -> None:

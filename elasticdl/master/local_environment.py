@@ -74,7 +74,7 @@ class LocalEnvironment:
         return PodSpecs(self.spec, sys.executable, written(self.host, port), env, ps_env, tf_addresses=tf_addresses)
 
     def _tf_addresses(self) -> dict[str, list[str]]:
-        """Of TensorFlow's own servers and workers: chosen once, for all lives of the job's master and pods."""
+        """Of TensorFlow's own servers and workers: chosen once, for all restarts of the job's master and pods."""
         path = Path(self.token_file).parent / "tf_addresses.json"
         if not path.exists():
             sizes = {"ps": self.spec.num_ps_pods, "worker": self.spec.num_workers}

@@ -1,4 +1,4 @@
-"""Master: wires one life of a job's master together, from its place to its exit code.
+"""Master: wires one generation of a job's master together, from its place to its exit code.
 
 It owns the order of things at start and end: journal, generation on disk, core, server, pods; and the reverse.
 """
@@ -56,7 +56,7 @@ from elasticdl_client.trained_model import ModelKind, check_unused, look_at
 if TYPE_CHECKING:
     from elasticdl.master.metrics_server import MetricsServer
 
-EXIT_TERMINATED = 143  # of a life that was terminated and has left the job to the next
+EXIT_TERMINATED = 143  # of a generation that was terminated and has left the job to the next
 _PORT_RETRY_S = 10.0
 _STOP_GRACE_S = 1.0
 _MAX_SCALED_WORKERS = 1000  # of a job that began with fewer; beyond, calls wait for one another
@@ -65,7 +65,7 @@ logger = logging.getLogger("elasticdl.master")
 
 
 class Master:
-    """One life of the master of a job.
+    """One generation of the master of a job.
 
     Raises:
         Superseded: another master runs it.
@@ -86,7 +86,7 @@ class Master:
         self._stop = threading.Event()
 
     def request_stop(self, by: str) -> None:
-        """Ends the job in order, or where a next life follows this life alone; from any thread."""
+        """Ends the job in order, or only this generation where another one follows; from any thread."""
         with self._shell_lock:
             self._stopped_by = by
             self._stop.set()
@@ -131,7 +131,7 @@ class Master:
                 self._metrics.close()
 
     def _prepare(self, saved: dict[str, Any] | None) -> dict[str, Any]:
-        """Checks the job; returns the shell's part of the journal for this life."""
+        """Checks the job; returns the shell's part of the journal for this generation."""
         if self._spec.encrypt:
             check_encryption()  # the image is that of all pods
         check_packages(self._spec)
@@ -153,7 +153,7 @@ class Master:
         for line in describe(self._spec):
             logger.info("%s", line)
         job = self._make_job(state)
-        # Before the first answer, so that no two lives ever have the same generation.
+        # Before the first answer, so that no two masters ever have the same generation.
         first = {**state, "core": job.snapshot()}
         save_patiently(self._journal, first, None, self._environment.patience_s, self._stop)
         inbox = Inbox()
@@ -210,7 +210,7 @@ class Master:
         return EXIT_TERMINATED
 
     def _end_again(self, saved: dict[str, Any]) -> int:
-        """A life that was started after the job's end has nothing to do but to say so."""
+        """A generation that was started after the job's end has nothing to do but to say so."""
         exit_code, message, ended_at = int(saved["ended"][0]), str(saved["ended"][1]), float(saved["ended"][2])
         status = self._journal.read_status() or JobStatus(self._spec.job_name)
         end = dataclasses.replace(_ended(status, exit_code, message), updated_at=ended_at)
@@ -221,12 +221,12 @@ class Master:
         return exit_code
 
     def _post_end(self, end: JobStatus, snapshot: Mapping[str, Any]) -> None:
-        """Post the job's end to --on_end, once for all lives of the master."""
+        """Post the job's end to --on_end, once for all generations of the master."""
         if snapshot.get("end_posted") or not _post_end(self._environment, end, self._stop):
             return
         try:
             self._journal.save({**snapshot, "end_posted": True})
-        except (JournalWriteError, Superseded) as error:  # another life would post it once more
+        except (JournalWriteError, Superseded) as error:  # another generation would post it once more
             logger.warning("%s", error)
 
     def _make_job(self, state: dict[str, Any]) -> Job:
@@ -237,7 +237,7 @@ class Master:
             if self._settings.checkpoint_dir:
                 checkpoints.check_unused(path_of(self._settings.checkpoint_dir))
             return Job(self._settings, state["generation"], now, unix_offset, state["submitted_at"])
-        logger.info("Life %d of the master takes over from the journal", state["generation"])
+        logger.info("Generation %d of the master takes over from the journal", state["generation"])
         written = snapshot["checkpoints"]
         written["newest"] = checkpoints.still_there(written["newest"])
         resumed_at = self._environment.resumed_at
@@ -272,7 +272,7 @@ class Master:
         return ScaleRequested(wanted.least, 0 if wanted.is_fixed else wanted.most)
 
     def _save_and_leave(self, shell: Shell, has_ended: threading.Event) -> None:
-        """Ends this life of the master for a job that is to stop, after a checkpoint where one can be written."""
+        """Ends this generation of the master for a job that is to stop, after a checkpoint where one can be written."""
         logger.info("The job is to stop: `elasticdl resume %s` continues it", self._spec.job_name)
         read_status = self._journal.read_status
 
@@ -319,7 +319,7 @@ class Master:
             try:
                 server, bound = serve(register, self._environment.host, port, self._environment.token, max_threads)
             except JobError as error:
-                # Pods know this port from the life before; a process that has taken it may release it.
+                # Pods know this port from the generation before; a process that has taken it may release it.
                 if time.monotonic() > deadline:
                     raise
                 logger.warning("%s", error.what)
@@ -351,7 +351,7 @@ class Master:
         return MetricsServer(environment.host, environment.spec.metrics_port, collector, is_patient=is_patient)
 
     def _list_data(self, effects: Effects, saved: Mapping[str, Any] | None) -> None:
-        """Begins to list what the master can list itself, and to check what an earlier life has listed."""
+        """Begins to list what the master can list itself, and to check what an earlier generation has listed."""
         if self._spec.job_command:  # listed when a script asks for them
             return
         if reads_data_itself(self._spec, Path(self._spec.model_zoo or ".")):
@@ -370,7 +370,7 @@ def _ended(status: JobStatus, exit_code: int, message: str) -> JobStatus:
 
 
 def fail(environment: RuntimeEnvironment, error: ElasticDLError, stop: threading.Event) -> None:
-    """Ends a job that cannot be run; one that the next life may run is left to it.
+    """Ends a job that cannot be run; one that the next generation may run is left to it.
 
     Args:
         stop: see `RuntimeEnvironment.end`.
@@ -379,7 +379,7 @@ def fail(environment: RuntimeEnvironment, error: ElasticDLError, stop: threading
         return
     before = environment.journal.read_status()
     is_new = before is None or before.exit_code is None
-    ended_at = before.updated_at if before is not None and not is_new else time.time()  # of an earlier life
+    ended_at = before.updated_at if before is not None and not is_new else time.time()  # of an earlier generation
     end = _change_status(environment, phase=JobPhase.FAILED, message=str(error), exit_code=1, updated_at=ended_at)
     if is_new:
         _post_end(environment, end, stop)
@@ -387,7 +387,7 @@ def fail(environment: RuntimeEnvironment, error: ElasticDLError, stop: threading
 
 
 def crash(environment: RuntimeEnvironment, log: str) -> None:
-    """Says in the status that this life of the master met a bug; the next one may fare better."""
+    """Says in the status that this generation of the master met a bug; the next one may fare better."""
     _change_status(environment, message=f"internal error, see {log}", updated_at=time.time())
 
 
@@ -405,7 +405,7 @@ def _post_end(environment: RuntimeEnvironment, end: JobStatus, stop: threading.E
     """Post the end of a job with --on_end; of a local one its front does that.
 
     Returns:
-        Whether no other life needs to.
+        Whether no other generation needs to.
     """
     spec = environment.spec
     if not spec.on_end or spec.runtime is not Runtime.KUBERNETES:
@@ -417,7 +417,7 @@ def _post_end(environment: RuntimeEnvironment, end: JobStatus, stop: threading.E
 
 
 def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
-    """Choose the initial model of the job, once: there may be a newer one in the next life of the master."""
+    """Choose the initial model of the job, once: there may be a newer one in the next generation of the master."""
     files = {"metrics_output", "output"} if spec.job_type is JobType.ANALYZE else {"metrics_output"}
     for flag in ("output", "checkpoint_dir", "bad_records_dir", "tensorboard_log_dir", "metrics_output"):
         if place := getattr(spec, flag):
@@ -456,7 +456,7 @@ def _initial_checkpoint(settings: JobSettings) -> str:
 
 
 def _next_state(environment: RuntimeEnvironment, saved: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the shell's part of the journal, for the life that begins."""
+    """Return the shell's part of the journal, for the generation that begins."""
     spec = environment.spec
     if saved is None:
         now = time.time()

@@ -1,8 +1,8 @@
 """Metrics: a job's status as Prometheus reads it: names, types, labels and help of every metric, and their values.
 
-Values come from the status that was written with the journal last, in this life of the master or an earlier one.  So a
-counter never shows what a crash could take back, and it does not fall when the master starts again.  How Prometheus
-gets them is in metrics_server.py; docs/prometheus.md lists them all.
+Values come from the status that was written with the journal last, in this generation of the master or an earlier one.
+So a counter never shows what a crash could take back, and it does not fall when the master starts again.  How
+Prometheus gets them is in metrics_server.py; docs/prometheus.md lists them all.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Snapshot:
     """The values behind the metrics.
 
     Attributes:
-        api_calls: to the Kubernetes API, of this life of the master.
+        api_calls: to the Kubernetes API, of this generation of the master.
     """
 
     spec: JobSpec

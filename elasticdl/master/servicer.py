@@ -38,7 +38,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
 
         Args:
             inbox: where events go.
-            generation: of this life of the master.
+            generation: of this master.
             job_spec: JSON, handed to workers and PS.
             on_model_report: called with every report without an error, before its event is posted.
         """

@@ -82,9 +82,9 @@ def data_kinds(spec: JobSpec) -> list[DataKind]:
 
 
 def fixed_flags(spec: JobSpec) -> dict[str, object]:
-    """Return the flags that all lives of a job's master share: they define the minibatches and the strategy.
+    """Return the flags that all generations of a job's master share: they define the minibatches and the strategy.
 
-    Without what is secret: the journal holds it, and a password may change between two lives.
+    Without what is secret: the journal holds it, and a password may change between two generations.
     """
     spec = spec.public()
     sources = (
@@ -110,8 +110,8 @@ def check_fixed_flags(before: Mapping[str, object], spec: JobSpec) -> None:
     """Refuses what the journal was not written for.
 
     Args:
-        before: the fixed flags of the life that wrote it.
-        spec: of this life.
+        before: the fixed flags of the generation that wrote it.
+        spec: of this generation.
 
     Raises:
         JobError: naming the flags that differ.

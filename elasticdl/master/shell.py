@@ -39,7 +39,7 @@ _LEVELS = {Level.INFO: logging.INFO, Level.WARNING: logging.WARNING, Level.ERROR
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A note of the shell to itself: this life of the master ends, the job continues."""
+    """A note of the shell to itself: this generation of the master ends, the job continues."""
 
 
 class Core(Protocol):
@@ -56,7 +56,7 @@ class Core(Protocol):
 
 
 class Shell:
-    """One life of the master.
+    """One generation of the master.
 
     Args:
         core: used from here on only by the thread whose turn it is (see `Inbox`).
@@ -93,7 +93,7 @@ class Shell:
         self._pods = PodView()
         self._outcome: commands.EndJob | None = None
         self._is_leaving = False
-        self._failure: BaseException | None = None  # ends the life
+        self._failure: BaseException | None = None  # ends the generation
         self._todo: list[commands.Command] = []  # left to the loop; nothing else is carried out before it
         self._history = core.events
 
@@ -107,12 +107,12 @@ class Shell:
         self._inbox.post(events.CheckpointRequested())
 
     def request_leave(self) -> None:
-        """Ends this life of the master and leaves the job to the next; from any thread."""
+        """Ends this generation of the master and leaves the job to the next; from any thread."""
         self._stop.set()
         self._inbox.post(Leave())
 
     def request_pause(self) -> None:
-        """Ends this life of the master, unless the job ends first, once the journal is written; from any thread."""
+        """End this generation of the master, unless the job ends first, once the journal is written; any thread."""
         self._inbox.post(Leave())
 
     @property
@@ -130,7 +130,7 @@ class Shell:
         """Runs the job to its end.
 
         Returns:
-            How it ended; None if it has not and this life is terminating.
+            How it ended; None if it has not and this generation is terminating.
 
         Raises:
             Superseded: another master has the job.
@@ -252,7 +252,7 @@ class Shell:
             case events.PodsListed():
                 self._pods.listed(event)
         todo = self._core.handle(event, time.monotonic())
-        if isinstance(event, events.ModelReported | events.ShardsListed):  # said once in the life of a job
+        if isinstance(event, events.ModelReported | events.ShardsListed):  # said once in a job
             return [commands.Persist(), *todo]
         return todo
 
@@ -325,7 +325,7 @@ class Shell:
                 assert_never(command)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything that the next life of the master must know."""
+        """Everything that the next generation of the master must know."""
         with self._state_lock:
             return {**self._state, "core": self._core.snapshot()}
 

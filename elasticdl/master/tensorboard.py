@@ -1,9 +1,9 @@
 """TensorBoard: the events of the job, as event files in --tensorboard_log_dir; their format is TensorBoard's own.
 
-Every life of the master begins a file of its own and says from which step on it continues, so that nothing that an
-earlier life may have left half-written is touched, and no step is shown twice.  A thread of its own writes: a slow or
-full disk never holds up the job, of which nothing is decided here.  Storage cannot append: a file for it lies on the
-disk of the master meanwhile, and is published whole again and again.
+Every generation of the master begins a file of its own and says from which step on it continues, so that nothing that
+an earlier generation may have left half-written is touched, and no step is shown twice.  A thread of its own writes: a
+slow or full disk never holds up the job, of which nothing is decided here.  Storage cannot append: a file for it lies
+on the disk of the master meanwhile, and is published whole again and again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Watcher(Protocol):
         ...
 
     def close(self) -> None:
-        """The master's life ends."""
+        """The master's generation ends."""
         ...
 
 
@@ -66,7 +66,7 @@ def watcher(directory: str, generation: int, step: int) -> Watcher:
     """Return the writer for a directory, or a `NullWatcher` for an empty name.
 
     Args:
-        generation: of this life of the master.
+        generation: of this master.
         step: the model version with which it begins.
 
     Raises:
@@ -77,7 +77,7 @@ def watcher(directory: str, generation: int, step: int) -> Watcher:
 
 @dataclass(frozen=True, slots=True)
 class _Scalars:
-    """Numbers of a moment; without any, the beginning of a life at this step."""
+    """Numbers of a moment; without any, the beginning of a generation at this step."""
 
     step: int
     values: Mapping[str, float] = field(default_factory=dict)
@@ -198,7 +198,7 @@ class EventFiles:
             ) from error
 
     def write(self, step: int, values: Mapping[str, float], at: float) -> None:
-        """Numbers by tag; none: a life of the master begins at this step.  Logs a failure once, and continues."""
+        """Numbers by tag; none: a generation of the master begins at this step.  Logs a failure once, and continues."""
         if self._file is None and time.monotonic() < self._retry_at:
             return
         event = self._events.Event(wall_time=at, step=step)

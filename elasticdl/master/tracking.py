@@ -46,7 +46,7 @@ class Tracker(Protocol):
         ...
 
     def close(self, phase: JobPhase) -> None:
-        """End the run, or leave it to the master's next life where the job runs on."""
+        """End the run, or leave it to the master's next generation where the job runs on."""
         ...
 
 
@@ -186,7 +186,7 @@ def trackers(spec: JobSpec, run_id: str) -> list[Watcher]:
 
     Args:
         spec: of the job.
-        run_id: of the job's run, the same in all lives of its master.
+        run_id: of the job's run, the same in all generations of its master.
     """
 
     kinds = {TrackerName.MLFLOW: MlflowTracker, TrackerName.WANDB: WandbTracker}
@@ -245,7 +245,7 @@ class MlflowTracker:
 
 
 class WandbTracker:
-    """See `Tracker`; steps that a killed life of the master has logged already are passed over by the package."""
+    """See `Tracker`; steps that a killed generation of the master has logged already are passed over by the package."""
 
     def __init__(self, spec: JobSpec, run_id: str) -> None:
         import wandb

@@ -43,7 +43,7 @@ from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import AnyPath
 
 _AGAIN = "Submit the job again."
-_UNPACKED = ".elasticdl-code"  # holds the digest of what was unpacked whole, for the next life of a container
+_UNPACKED = ".elasticdl-code"  # holds the digest of what was unpacked whole, for the next start of a container
 
 
 def unpack(source: AnyPath, target: Path, digest: str) -> None:
@@ -81,7 +81,7 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> s
     if content is None or member.name.startswith("/") or ".." in path.parts:
         raise JobError(f"The code is not run: {member.name} is not a file below the directory.", _AGAIN)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # of a life that was killed meanwhile
+    path.unlink(missing_ok=True)  # of a run that was killed meanwhile
     path.write_bytes(content.read())
     path.chmod(member.mode & 0o555)
     return {directory for directory in path.parents if directory != target and directory.is_relative_to(target)}

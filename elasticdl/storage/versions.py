@@ -1,7 +1,7 @@
 """The versions in a directory of checkpoints: their names, which of them are complete, how one begins, ends and goes.
 
 A checkpoint is ``<checkpoint_dir>/version-<N>/`` with a MANIFEST.json, written last: a directory without one is not a
-checkpoint.  The parameter servers' and those of a model that lives in a worker are alike in this, on file systems and
+checkpoint.  The parameter servers' and those of a model in a worker are alike in this, on file systems and
 in storage; the content of the files and the manifest belongs to their writers.
 """
 

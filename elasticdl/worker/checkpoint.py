@@ -1,4 +1,4 @@
-"""Checkpoints of a model that lives in the worker: state, ledger and counts in one directory.
+"""Checkpoints of a model in the worker: state, ledger and counts in one directory.
 
 ``<checkpoint_dir>/version-<minibatches>/`` holds the state's arrays in one file and a manifest with its checksum, as
 `elasticdl.storage.versions` has it.

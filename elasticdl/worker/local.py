@@ -47,7 +47,7 @@ class LocalStrategy:
         self._checkpoint_steps = checkpoint_steps
         self._clock = clock
         self._compiled = False
-        self._lock = threading.Lock()  # the heartbeat reads the ledger when the master has a new life
+        self._lock = threading.Lock()  # the heartbeat reads the ledger when the master has a new generation
         self._applied: dict[tuple[int, int], set[int]] = {}
         self._num_applies = 0
         self._saved_at = (0, time.monotonic())

@@ -1,7 +1,7 @@
 """The worker's side of every conversation with the master.
 
-It registers (again, whenever the master has a new life), keeps leases alive by heartbeats, and repeats calls until the
-master has answered or has been gone for too long.  It decides nothing about the work itself.
+It registers (again, at every new generation of the master), keeps leases alive by heartbeats, and repeats calls until
+the master has answered or has been gone for too long.  It decides nothing about the work itself.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class MasterLink:
         self._device = meter.last
 
     def register(self) -> pb.RegisterWorkerReply:
-        """Says that this worker lives and what it holds.
+        """Report that this worker is alive, and its leases.
 
         Raises:
             JobError: the master has replaced this worker, or cannot be reached.

@@ -1,6 +1,6 @@
 """From minibatches of the ledger to batches, by PyTorch's own DataLoader, with as many processes as the script wants.
 
-The loader is asked for one minibatch after the other for as long as the script lives, so its processes are started
+The loader is asked for one minibatch after the other for as long as the script runs, so its processes are started
 once, before any connection is open that they could hold on to.  It never waits for work: where nothing was asked for it
 makes an empty place, and continues.  A batch that is made ahead is known by the name of its minibatch.
 """

@@ -111,7 +111,7 @@ class KubernetesCluster:
         return PodWatch(self._api, self._selector, self._memory).events()
 
     def logs(self, name: str) -> str:
-        """Return the output of the present life of the pod so far.
+        """Return the output of the present run of the pod so far.
 
         Raises:
             ElasticDLError: there is no such pod, or its node does not answer.
@@ -152,7 +152,7 @@ class KubernetesCluster:
         """Removes a pod that has ended.
 
         Raises:
-            ElasticDLError: it lives, or is not gone in time.
+            ElasticDLError: it is alive, or is not gone in time.
         """
         name, uid = earlier["metadata"]["name"], earlier["metadata"]["uid"]
         pod = self._memory.read(earlier)

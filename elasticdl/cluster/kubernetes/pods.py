@@ -111,7 +111,7 @@ def deletion_of(pod: Object) -> tuple[str, float] | None:
 def ended_before_deletion(pod: Object) -> bool:
     """Whether its container had ended for good when the deletion of the pod was asked for.
 
-    The kubelet shows a pod that was deleted between two lives as failed, with the end of the last one.
+    The kubelet shows a pod that was deleted between two runs as failed, with the end of the last one.
     """
     deletion, ended = deletion_of(pod), _terminated(pod)
     if deletion is None or ended is None or not ended.get("finishedAt"):
@@ -227,7 +227,7 @@ def _why_pending(pod: Object) -> str:
 
 
 def _why_paused(pod: Object) -> str:
-    """Of a running pod whose container waits for its next life: why, and how the last one ended."""
+    """Of a running pod whose container waits for its next start: why, and how the last one ended."""
     status = _main(pod) or {}
     wait = status.get("state", {}).get("waiting")
     if not wait:

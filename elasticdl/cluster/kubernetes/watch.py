@@ -41,7 +41,7 @@ from elasticdl.cluster.kubernetes.pods import (
 from elasticdl_client.errors import ElasticDLError
 
 _OVERDUE_S = 10.0  # beyond its grace, on a node that the cluster does not hear of
-_SLOW_S = 30.0  # beyond its grace, on any node: a kubelet that lives needs less
+_SLOW_S = 30.0  # beyond its grace, on any node: a running kubelet needs less
 _MAX_PODS = 8192
 _NEVER = float("inf")
 _BY_A_DELETION = (EndReason.COMPLETED, EndReason.ERROR, EndReason.KILLED)  # reasons of the end of a deleted pod

@@ -1,4 +1,4 @@
-"""The life of local pods: starting, ending, restarting, deleting, and the assignment of slots.
+"""The lifecycle of local pods: starting, ending, restarting, deleting, and the assignment of slots.
 
 The kubelet decides and acts on processes; it knows no socket and no client.  Everything runs in the one thread of the
 agent's event loop, which calls `reap` when a child has ended.
@@ -212,7 +212,7 @@ class Kubelet:
             self._ended(pod, ending)
 
     def _ended(self, pod: LocalPod, ending: PodEnding) -> None:
-        """The pod's last life is over."""
+        """The pod's last run is over."""
         pod.cancel_timers()
         pod.active = False
         pod.phase = PodPhase.FAILED if ending.exit_code else PodPhase.SUCCEEDED
@@ -232,7 +232,7 @@ class Kubelet:
     def _terminate(self, pod: LocalPod, why: EndReason, grace_s: float) -> None:
         if pod.why_ending is EndReason.NONE or why is EndReason.DELETED:
             pod.why_ending = why
-        if pod.group is None:  # between two lives, or not yet forked
+        if pod.group is None:  # between two runs, or not yet forked
             self._drop_fork(pod)
             self._ended(pod, PodEnding(128 + signal.SIGTERM, why, ""))
             return
@@ -287,7 +287,7 @@ class Kubelet:
             pod.gpus = self._gpus.least_used(taken, pod.spec.num_gpus)
 
     def _start(self, pod: LocalPod) -> None:
-        """Begins a life of the pod, by the standby if it can."""
+        """Begin a run of the pod, by the standby if it can."""
         self._take_gpus(pod)
         try:
             log_fd = pod.log.open_life()
@@ -306,7 +306,7 @@ class Kubelet:
         pod.timers.append(self._loop.call_later(patience, self._fork_hangs, pod, text))
 
     def _start_instead(self, pod: LocalPod, because: str) -> None:
-        """Starts plainly what the standby has not brought to life; it is the same life of the pod."""
+        """Start plainly a process that the standby has not started; it is the same run of the pod."""
         self._drop_fork(pod)
         pod.cancel_timers()
         _LOG.warning("%s: %s; started plainly", pod.spec.name, because)
@@ -536,7 +536,7 @@ class PodLog:
         return fd
 
     def open_life(self) -> int:
-        """Opens it for a new life of the pod, set off by a line from the one before; the caller closes it.
+        """Open it for a new run of the pod, set off by a line from the one before; the caller closes it.
 
         Raises:
             OSError: see `open`.
@@ -548,7 +548,7 @@ class PodLog:
         return fd
 
     def tail(self) -> str:
-        """The end of what the present life has printed."""
+        """The end of the present run's output."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)

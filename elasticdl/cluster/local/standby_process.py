@@ -1,4 +1,4 @@
-"""The agent's side of the standby: when it is used, its requests, its lives.
+"""The agent's side of the standby: when it is used, its requests, its restarts.
 
 A standby is started when the first pod that could use one is created.  That pod and those that come while it imports
 wait for it: one import and forks are sooner done than an import in every pod.  It serves pods of one framework that

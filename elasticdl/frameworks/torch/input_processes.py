@@ -1,6 +1,6 @@
 """`feed` in processes of its own (`--input_workers`): each makes the minibatches of one task after the other.
 
-Owns the processes and the order of what comes from them; `serve` is their side.  A process lives as long
+Owns the processes and the order of what comes from them; `serve` is their side.  A process runs as long
 as its worker.  One that ends before costs the task that it had, as an error of `feed` does, and is started again.
 """
 

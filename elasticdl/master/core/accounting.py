@@ -1,7 +1,7 @@
 """Accounting: feeds the times of worker slots and servers with what pods, workers, servers and groups are at.
 
-It owns the job's own time: microseconds since its beginning, over all lives of the master, by the clock of the wall.
-It decides nothing.
+It owns the job's own time: microseconds since its beginning, over all generations of the master, by the clock of the
+wall.  It decides nothing.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Accounting:
         self._began_at = began_at
         self._is_decided = False  # as far as slots know
         self._num_server_changes = -1  # the same of servers
-        self._offset = 0  # microseconds, so that time never goes back from one life to the next
+        self._offset = 0  # microseconds, so that time never goes back from one generation to the next
 
     def begin(self, unix_now: float) -> None:
         """An event is about to be handled.
 
         Args:
-            unix_now: seconds since the Unix epoch; within a life of the master it never goes back.
+            unix_now: seconds since the Unix epoch; within a generation of the master it never goes back.
         """
         now = self._micros(unix_now)
         self._workers.times.now = self._fleet.servers.times.now = now
@@ -143,7 +143,7 @@ class Accounting:
         return max(0.0, resumed_at - written_at)
 
     def restore(self, saved: Mapping[str, Any], unix_now: float, stopped_seconds: float = 0.0) -> None:
-        """Takes over what an earlier life knew; the master was away until now.
+        """Takes over what an earlier generation knew; the master was away until now.
 
         Args:
             saved: by `snapshot`.

@@ -1,7 +1,8 @@
 """Autoscaler: lets the number of a job's workers follow the gain, within the range of the flags or of the user.
 
 It observes the job for the `ScalingPolicy` and carries out what that decides.  A range that the user has written down
-while the job runs counts from then on, over all lives of the master; a single number ends all scaling by the gain.
+while the job runs counts from then on, over all generations of the master; a single number ends all scaling by the
+gain.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Autoscaler:
         return self._of_user or self._of_flags
 
     def handle(self, event: ScaleRequested, clock: float) -> None:
-        """The user wants a number of workers, or a range of it; the same is said again in every life of the master."""
+        """The user wants a number of workers, or a range of it; every generation of the master repeats it."""
         if self._ending.is_decided:
             return
         before, after = self.bounds, WorkerRange(event.num_workers, max(event.num_workers, event.max_workers))
@@ -126,7 +127,7 @@ class Autoscaler:
         }
 
     def restore(self, saved: Mapping[str, Any], clock: float) -> None:
-        """Take over what an earlier life knew."""
+        """Take over what an earlier generation knew."""
         self._of_user = None if saved["of_user"] is None else WorkerRange(*saved["of_user"])
         if saved["curve"] is not None:
             self._curve = RateCurve.from_journal(saved["curve"], clock)

@@ -1,8 +1,8 @@
 """EventLog: the events of the job, for people and for `elasticdl explain`; nothing is decided by it.
 
 It numbers events and says when they happened.  It is kept in the snapshot, so that each event exists exactly once over
-all lives of the master.  It is bounded: routine events are summed up by kind first, then the older half of the rest
-except those kept to the end.
+all generations of the master.  It is bounded: routine events are summed up by kind first, then the older half of the
+rest except those kept to the end.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class EventLog:
         return {**to_journal(self.history), "next": self._next, "totals": self.totals.snapshot()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Takes over what an earlier life knew."""
+        """Takes over what an earlier generation knew."""
         history = from_journal(saved)
         self._summed_up, self._next = dict(history.summed_up), saved["next"]
         self._keep(list(history.events))

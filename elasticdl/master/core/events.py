@@ -1,7 +1,7 @@
 """The events of a job: all input of the core, as frozen records.
 
-A call of the servicer is an event with `call`, a number chosen by the shell that is unique in this life of the master;
-it is answered by exactly one command ``Reply(call, answer)``, at once except for long polls: `LeaseRequested`,
+A call of the servicer is an event with `call`, a number chosen by the shell that is unique in this generation of the
+master; it is answered by exactly one command ``Reply(call, answer)``, at once except for long polls: `LeaseRequested`,
 `SampleRequested`, `WorldWatched`.  The answers are in commands.py; each event names those that it may get.
 """
 
@@ -378,7 +378,7 @@ class PodChanged:
 
 @dataclass(frozen=True, slots=True)
 class PodsListed:
-    """All pods of the job that exist, ended ones included: the first event of every life of the master.
+    """All pods of the job that exist, ended ones included: the first event of every generation of the master.
 
     Sent again after each later re-list.  A pod that the core knows and that is not among them is gone; so the list
     must be taken after all earlier `CreatePod` commands were executed.
@@ -493,7 +493,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequested:
-    """The user wants another number of workers that train, or the same: said again in every life of the master.
+    """The user wants another number of workers that train, or the same: said again in every generation of the master.
 
     Attributes:
         max_workers: the number follows the gain from `num_workers` up to this; 0: it is fixed.

@@ -59,13 +59,13 @@ MAX_GAP = 2.0  # seconds that may pass between two events; more than that the ma
 
 
 class Job:
-    """One life of a job's master.
+    """One generation of a job's master.
 
     The clock inside counts only while the master is awake: a master that was stopped gives up no process for it.
 
     Args:
         settings: of the job.
-        generation: of this life.
+        generation: of this master.
         now: see `handle`.
         unix_offset: seconds from `now` to the time since the Unix epoch, for people.
         began_at: seconds since the Unix epoch: from here on time is accounted for; None: now.
@@ -98,7 +98,7 @@ class Job:
         self._session = EstimatorSession(state, work, self._reconciler)
         self._registration = Registration(state, fleet, worlds, work, self._session)
         self._data = self._registration.data
-        self._has_opened = False  # something may have been handed out in this life
+        self._has_opened = False  # something may have been handed out in this generation
         self._pace = Pace()
         self._series = JobSeries()
         self._waits_for = ""
@@ -116,11 +116,11 @@ class Job:
         unix_offset: float = 0.0,
         resumed_at: float = 0.0,
     ) -> Job:
-        """The next life, from the last snapshot on disk.
+        """The next generation, from the last snapshot on disk.
 
         Args:
             settings: see above, as the two others.
-            snapshot: of the life before.
+            snapshot: of the generation before.
             generation: greater than that in the snapshot.
             now: see `handle`.
             unix_offset: see above.
@@ -164,7 +164,7 @@ class Job:
         return job
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything that the next life must know; of JSON's types only."""
+        """Everything that the next generation must know; of JSON's types only."""
         return {
             "generation": self.generation,
             "fingerprint": self._data.fingerprint(),
@@ -257,7 +257,7 @@ class Job:
         self._ending.fail(event.reason, cause=cause)
 
     def _pods_listed(self, event: events.PodsListed) -> None:
-        if not self._fleet.pods.is_listed:  # a life of the master begins
+        if not self._fleet.pods.is_listed:  # a generation of the master begins
             for kind in self._data.unlisted():
                 self._out.add(ListShards(kind))
         self._fleet.pods_listed(event, self._clock)
@@ -315,7 +315,7 @@ class Job:
 
     @property
     def _is_recovering(self) -> bool:
-        """A worker of an earlier life of the master may still bring its leases.
+        """A worker of an earlier generation of the master may still bring its leases.
 
         A grant is journalled within a second, so for the time of a lease each of them is waited for, and after that
         those that are known to have one.

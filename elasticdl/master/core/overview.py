@@ -138,7 +138,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._recent: list[tuple[float, int]] = []  # records done, within `RATE_WINDOW`
-        self._times: list[float] = []  # from the first record of this life of the master on
+        self._times: list[float] = []  # from the first record of this generation of the master on
         self._taken: list[int] = []  # records taken in until then
         self._spacing = 0.0
         self._records = 0
@@ -162,7 +162,7 @@ class Pace:
             if not taken:
                 return
             self._steady_since, self._num_workers = now, num_workers
-            taken = 0  # records counted by an earlier life of the master took no time of this one
+            taken = 0  # records counted by an earlier generation of the master took no time of this one
         self._follow(now, num_workers)
         self._append(now, taken)
 

@@ -48,7 +48,7 @@ class PsMetrics:
     def __init__(self) -> None:
         self._lives: dict[int, _Life] = {}
         self._before: dict[int, tuple[int, PsUsage]] = {}  # incarnation and load, before its first heartbeat
-        self._ended: dict[int, PsUsage] = {}  # sums of the lives of each PS that are over
+        self._ended: dict[int, PsUsage] = {}  # sums of the ended incarnations of each PS
         self._told_staleness: list[int] = []  # when an epoch ended
         self._told_refused = 0
 
@@ -79,12 +79,12 @@ class PsMetrics:
         return sorted({*self._lives, *self._before, *self._ended})
 
     def _newest(self, ps_id: int) -> PsUsage:
-        """Of the life that is not over, as far as known."""
+        """Of the present incarnation, as far as known."""
         life = self._lives.get(ps_id)
         return life.newest if life is not None else self._before.get(ps_id, (0, PsUsage()))[1]
 
     def _total(self, ps_id: int) -> PsUsage:
-        """Of all lives."""
+        """Of all incarnations."""
         newest = self._newest(ps_id)
         return _sum(self._ended[ps_id], newest) if ps_id in self._ended else newest
 
@@ -188,7 +188,7 @@ def _load(values: Sequence[Any]) -> PsUsage:
 
 
 def _sum(ended: PsUsage, newest: PsUsage) -> PsUsage:
-    """Of two lives of a PS; its tables are those of the newer one."""
+    """Of two incarnations of a PS; its tables are those of the newer one."""
     return PsUsage(
         pushes=ended.pushes + newest.pushes,
         pulls=ended.pulls + newest.pulls,

@@ -400,7 +400,7 @@ class SlotTimes:
         }
 
     def restore(self, saved: Mapping[str, Any], pause: tuple[int, int] | None = None) -> None:
-        """Takes over what an earlier life knew, its slots, too; `now` is set already.
+        """Takes over what an earlier generation knew, its slots, too; `now` is set already.
 
         Args:
             saved: by `snapshot`.

@@ -144,11 +144,11 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """State shared by the parts of one life of a job's master.
+    """State shared by the parts of one generation of a job's master.
 
     Attributes:
         settings: of the job.
-        generation: of this life.
+        generation: of this master.
         out: takes commands and events.
         ending: whether and how the job ends.
         workers: the registered ones.
@@ -164,7 +164,7 @@ class JobState:
 
     @classmethod
     def new(cls, settings: JobSettings, generation: int) -> JobState:
-        """Return the state of a life in which nothing has happened yet."""
+        """Return the state of a generation in which nothing has happened yet."""
         out = Outbox()
         num_processes = settings.processes_per_worker
         num_slots = (settings.num_workers + settings.has_evaluator) * num_processes

@@ -180,7 +180,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """The group of an AllReduce job, in order of rank.  Versions grow over all lives of the master."""
+    """The group of an AllReduce job, in order of rank.  Versions grow over all generations of the master."""
 
     version: int
     members: tuple[Member, ...]
@@ -241,7 +241,7 @@ class PsAddress:
 
 @dataclass(frozen=True, slots=True)
 class PsPartition:
-    """All parameter servers in order of id, every one of them ready.  Versions grow over all lives of the master.
+    """All parameter servers in order of id, every one of them ready.  Versions grow over all generations of the master.
 
     Each bucket is owned by exactly one of them.
     """

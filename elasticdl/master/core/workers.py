@@ -28,7 +28,7 @@ class Worker:
     Attributes:
         moved_at: when its positions changed last, or it got a lease.
         stuck_since: since then it hangs, as far as its heartbeats say, and its leases are gone.
-        has_joined: it has registered in this life of the master, not only in an earlier one.
+        has_joined: it has registered in this generation of the master, not only in an earlier one.
         is_leaving: it was ended from outside, or ends by itself, and gets no more tasks.
         has_ended: its script has come to its end, so it is silent.
         only: type that its request asks for; None: any.
@@ -37,7 +37,7 @@ class Worker:
         collective_seconds: for so long it had been inside one collective then.
         device: the accelerator that its model is on, as it said last; None: there is none.
         optimizer_share: that it holds of the optimizer's state, as it said last; 0: members do not divide that.
-        num_minibatches: that it has computed, as far as they were committed in this life of the master.
+        num_minibatches: that it has computed, as far as they were committed in this generation of the master.
     """
 
     id: int
@@ -73,7 +73,7 @@ class Workers:
     def __init__(self, times: SlotTimes) -> None:
         self.times = times
         self._workers: dict[int, Worker] = {}
-        self._absent: dict[int, Worker] = {}  # of an earlier life of the master, not registered in this one
+        self._absent: dict[int, Worker] = {}  # of an earlier generation of the master, not registered in this one
         self._waiting: dict[int, Worker] = {}  # by call, the longest wait first
         self._hasty: dict[int, Worker] = {}  # those of them that want an answer at once
         self._hopeful: dict[int, Worker] = {}  # those of them, by id, that may be granted one
@@ -86,11 +86,11 @@ class Workers:
 
     @property
     def some_have_joined(self) -> bool:
-        """Some worker has registered in this life of the master."""
+        """Some worker has registered in this generation of the master."""
         return len(self._workers) > len(self._absent)
 
     def absent(self) -> list[Worker]:
-        """Workers of an earlier life of the master that stay and have not registered in this one."""
+        """Workers of an earlier generation of the master that stay and have not registered in this one."""
         return [worker for worker in self._absent.values() if not worker.is_leaving]
 
     def staying(self) -> list[Worker]:
@@ -113,7 +113,7 @@ class Workers:
         return any(one.heard_at >= after and not one.is_leaving and one.stuck_since is None for one in workers)
 
     def known(self, worker_id: int, incarnation: int, clock: float) -> Worker | None:
-        """The worker, if this incarnation of it has registered, be it in an earlier life of the master.
+        """The worker, if this incarnation of it has registered, be it in an earlier generation of the master.
 
         Its heartbeat is noted.
         """

@@ -462,7 +462,7 @@ class Expiry:
         Args:
             ended_at: when the job has ended, in seconds since the Unix epoch.
             ttl_s: seconds that it stays.
-            stop: set when this process is terminating: a next life continues the wait.
+            stop: set when this process is terminating: a next generation continues the wait.
         """
         left_s = max(0.0, ended_at + ttl_s - time.time())
         logger.info("The job and all its objects are deleted in %.0f s (--ttl_after_finished)", left_s)

@@ -1,8 +1,8 @@
 """The job's events as Events of Kubernetes, for `kubectl describe` and `kubectl get events`.
 
 The journal is the truth: an Event is created some seconds after the journal holds what it shows.  Those of one kind and
-subject are one Event if they are of one life of the master and of the same few seconds; its name is made of the number
-of the first.  So every life groups them alike, and the API refuses those of an earlier one.  A thread does
+subject are one Event if they are of one generation of the master and of the same few seconds; its name is made of the
+number of the first.  So every generation groups them alike, and the API refuses those of an earlier one.  A thread does
 that; a job without the right to create Events runs without them and says so once.
 """
 
@@ -26,8 +26,8 @@ from elasticdl_client.kubernetes.events import COMPONENT
 _LOOK_S = 1.0
 _SETTLED_S = 3.0  # the journal is written once a second: older events are in it
 _WINDOW_S = 5.0  # events of a kind and subject within it are one Event
-_AHEAD_S = 60.0  # an event that seems to be yet to come by more than that is of a life whose clock was ahead
-_CAUGHT_UP_S = 600.0  # a new life publishes what is not older; before that, the last one did
+_AHEAD_S = 60.0  # an event that seems to be yet to come by more than that is of a generation whose clock was ahead
+_CAUGHT_UP_S = 600.0  # a new generation publishes what is not older; before that, the last one did
 _MAX_MESSAGE = 1000  # bytes; Kubernetes takes 1,024
 _TIMEOUT_S = (5.0, 5.0)
 _NEW_LIVES = (EventKind.JOB_RESUMED, EventKind.MASTER_RESTARTED)
@@ -135,7 +135,7 @@ class EventPublisher:
             with self._connection.doing(f"create an Event in namespace {namespace}"):
                 self._connection.core.create_namespaced_event(namespace, body, _request_timeout=_TIMEOUT_S)
         except ClusterError as error:
-            if error.status != 409:  # an earlier life has created it
+            if error.status != 409:  # an earlier generation has created it
                 raise
 
     def _manifest(self, group: _Group) -> dict[str, Any]:
@@ -172,11 +172,11 @@ def _window(event: JobEvent) -> int:
 
 
 def _grouped(events: Iterable[JobEvent], restarts: Sequence[int]) -> list[_Group]:
-    """One for each subject, kind, life of the master and window, in the order of their first events.
+    """One for each subject, kind, generation of the master and window, in the order of their first events.
 
     Args:
         events: to be published.
-        restarts: numbers of the events with which lives of the master have begun.
+        restarts: numbers of the events with which generations of the master have begun.
     """
     groups: dict[tuple[str, EventKind, int, int], _Group] = {}
     for event in events:

@@ -1,8 +1,8 @@
 """The journal and the status in the ConfigMap `elasticdl-<job>-state`, for the one master that wrote it last.
 
-Every write is conditional on the version of the object that this life knows, and leaves the life's random name in it.
-So a master that has a successor finds out at its next write, and one whose answer was lost on the way recognises its
-own hand.  A thread of its own writes what may be written later; `save` waits.
+Every write is conditional on the version of the object that this generation knows, and leaves the generation's random
+name in it.  So a master that has a successor finds out at its next write, and one whose answer was lost on the way
+recognises its own hand.  A thread of its own writes what may be written later; `save` waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 
-WRITER = "elasticdl-writer"  # annotation: the life that wrote last
+WRITER = "elasticdl-writer"  # annotation: the generation that wrote last
 MAX_BYTES = 1024 * 1024 - 64 * 1024  # Kubernetes takes 1 MiB of data in a ConfigMap; the rest is the status's
 INTERVAL_S = 1.0  # between two writes in the background
 TIMEOUT_S = (5.0, 5.0)  # to connect, to answer
@@ -49,7 +49,7 @@ class ConfigMapJournal:
         job_name: str,
         on_phase: Callable[[JobPhase], None] = lambda phase: None,
     ) -> None:
-        """Takes the job over: from here on no earlier life can write.
+        """Takes the job over: from here on no earlier generation can write.
 
         Raises:
             ClusterError: the API does not answer, or refuses.
@@ -65,7 +65,7 @@ class ConfigMapJournal:
         self._writer = secrets.token_hex(8)
         self._writing = threading.Lock()  # one write at a time; guards the three below
         self._version = ""
-        self._written = b""  # the snapshot as this life has written it
+        self._written = b""  # the snapshot as this generation has written it
         self._lost: Superseded | None = None
         self._change = threading.Condition()  # guards the two below
         self._later: tuple[bytes, str] | None = None
@@ -193,7 +193,7 @@ class ConfigMapJournal:
         return data
 
     def _claim(self) -> Any:
-        """Writes this life's name into the object, whatever is written meanwhile; the object as it then is."""
+        """Writes this generation's name into the object, whatever is written meanwhile; the object as it then is."""
         for _ in range(_MAX_CLAIMS):
             try:
                 found = self._read()

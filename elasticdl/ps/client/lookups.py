@@ -90,7 +90,7 @@ class RowLookups:
         self._partition = partition
         self._input_dims = {table.name: table.input_dim for table in tables if table.input_dim}
         self._lock = threading.Lock()
-        self._known: OrderedDict[int, tuple[Ids, Lookup]] = OrderedDict()  # by id() of an array that lives here
+        self._known: OrderedDict[int, tuple[Ids, Lookup]] = OrderedDict()  # by id() of an array that is kept here
 
     def of(self, ids: Mapping[str, Ids], remember: bool = True) -> dict[str, Lookup]:
         """By table.

@@ -1,7 +1,7 @@
 """A PS's side of its conversation with the master: registration, readiness, heartbeats.
 
 It repeats calls until the master answers or has been gone for too long.  It registers again, with the incarnation that
-it holds, whenever the master has a new life; the state of the PS is never touched by that.
+it holds, at every new generation of the master; the state of the PS is never touched by that.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class PsMasterLink:
         self.incarnation = 0
 
     def register(self) -> pb.RegisterPsReply:
-        """Says that this PS lives, and takes the incarnation that the master gives it.
+        """Report that this PS is alive, and take the incarnation that the master gives it.
 
         Raises:
             Refused, MasterGone, Left: it must end.
@@ -184,7 +184,7 @@ class PsMasterLink:
             error=beginning.error,
         )
         reply: pb.Ack = self._call(self._stub.PsReady, request)
-        if not reply.accepted:  # perhaps by a new life of the master, which no heartbeat has met yet
+        if not reply.accepted:  # perhaps by a new generation of the master, which no heartbeat has met yet
             self.register()
             reply = self._call(self._stub.PsReady, request)
         if not reply.accepted:

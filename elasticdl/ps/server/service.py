@@ -42,7 +42,7 @@ _MAX_RAW_CALLS = 32  # at once; a worker that is refused comes again
 
 
 class UnnamedError(Exception):
-    """A call names a life of the master, a lease or a coordinator of rounds that this PS has not met."""
+    """A call names a generation of the master, a lease or a coordinator of rounds that this PS has not met."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class JobBounds:
 
 
 class PsService:
-    """One life of one PS.
+    """One incarnation of one PS.
 
     Attributes:
         state: may be replaced until `incarnation` is set.
@@ -84,7 +84,7 @@ class PsService:
 
     @property
     def generation(self) -> int:
-        """The newest life of the master that this PS knows of."""
+        """The newest known generation of the master."""
         return self._newest_lease >> 32
 
     def accept_lease(self, newest: int) -> None:
@@ -259,7 +259,7 @@ class PsService:
         """
         refusal = self._refusal_of_master(request.generation, request.incarnation)
         if refusal is not None:
-            return pb.SaveCheckpointReply(status=refusal, error="the call was for another life of this PS or master")
+            return pb.SaveCheckpointReply(status=refusal, error="the call was for another run of this PS or master")
         directory = self._directory_of(request)
         if not self._saving.acquire(timeout=_EARLIER_SAVE_S):
             return pb.SaveCheckpointReply(status=pb.OK, error="it still writes its part of an earlier checkpoint")
@@ -294,7 +294,7 @@ class PsService:
         )
 
     def _refusal(self, incarnation: int, partition_version: int) -> pb.ExchangeReply | None:
-        """Of a call by a worker for another life of this PS, or by an old partition; with the newer one, if known."""
+        """A worker called another incarnation of this PS, or by an old partition; with the newer one, if known."""
         known = self._partition
         newer = known if known.version > partition_version else None
         if self._is_another(incarnation):

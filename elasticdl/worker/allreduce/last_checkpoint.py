@@ -2,7 +2,7 @@
 
 A member that gets SIGTERM stays for a moment, and says so in its headers.  If all members say so at the same step, they
 end after it together, and rank 0 writes the checkpoint.  If a member is left whose peers have all said so, it writes
-the checkpoint alone when it ends.  Where others continue, none is written: the model lives in them.
+the checkpoint alone when it ends.  Where others continue, none is written: they hold the model.
 """
 
 from __future__ import annotations

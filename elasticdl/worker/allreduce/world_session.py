@@ -1,4 +1,4 @@
-"""A worker's life in the worlds of an AllReduce job: it gets ready, enters, takes part in steps, leaves, enters again.
+"""A worker's part in the worlds of an AllReduce job: it gets ready, enters, takes part in steps, leaves, enters again.
 
 All members run the same sequence of collectives: a header (`plan_step`), the reduction of the buffers
 (`begin_reduce`, `finish_reduce`), and when all of them came, the update and `commit`.  Step k is proven to be in every
@@ -34,7 +34,7 @@ _NOT_FORMED = re.compile(r"world \d+ cannot be formed: ")
 
 
 def shown(version: int) -> str:
-    """A version as people read it: the life of the master, and the count."""
+    """A version as people read it: the generation of the master, and the count."""
     return f"{version >> 32}.{version & 0xFFFFFFFF}"
 
 
@@ -59,7 +59,7 @@ _LOOK_AGAIN_S = 1.0
 
 
 class WorldWatch:
-    """The newest world that the master has planned, from a thread that lives as long as the process."""
+    """The newest world that the master has planned, from a thread that runs as long as the process."""
 
     def __init__(self, link: MasterLink, heard: Callable[[pb.World], None]) -> None:
         """
@@ -444,7 +444,7 @@ class WorldSession:
             return world
         while not self._watch.is_over:
             registrations = self._link.num_registrations
-            if told_at != registrations:  # a master's new life knows nothing of it
+            if told_at != registrations:  # a master's new generation knows nothing of it
                 told_at = registrations
                 ack = self._link.ready_for_world(self._group.address, self._left, self._reason)
                 if not ack.accepted:

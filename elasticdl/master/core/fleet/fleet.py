@@ -139,7 +139,7 @@ class Fleet:
         return 3 if worker_id in {member.worker_id for member in self._worlds.formed_members} else 2
 
     def _refuse_scale(self, event: ScaleRefused) -> None:
-        """Report an impossible number of workers once, over all lives of the master."""
+        """Report an impossible number of workers once, over all generations of the master."""
         kinds = (EventKind.JOB_SCALED, EventKind.SCALE_REFUSED)
         events = (one for one in reversed(self._out.events.history.events) if one.subject == "user")
         last = next((one for one in events if one.kind in kinds), None)
@@ -148,7 +148,7 @@ class Fleet:
         self._out.events.add(EventKind.SCALE_REFUSED, "user", event.reason)
         self._out.log(event.reason, Level.WARNING)
 
-    # Signs of life --------------------------------------------------------------------------------------------------
+    # Heartbeats --------------------------------------------------------------------------------------------------
 
     def _heartbeat(self, event: HeartbeatReceived, clock: float) -> None:
         if event.role is Role.PS:

@@ -83,7 +83,7 @@ class Hangs:
         self._worlds = worlds
         self._watches: dict[int, _Watch] = {}
 
-    # Signs of life --------------------------------------------------------------------------------------------------
+    # Heartbeats --------------------------------------------------------------------------------------------------
 
     def on_heartbeat(self, worker: Worker, event: HeartbeatReceived, clock: float) -> bool:
         """Take in a heartbeat, before the worker's record does.

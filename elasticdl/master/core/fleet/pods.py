@@ -42,7 +42,7 @@ class PodRecord:
         create_delay: before the attempt to create it.
         complaints: why it cannot start, or waits, as far as said.
         resized_to: the memory factor that a resize in place was last asked for; each is asked for once.
-        is_known: an event says that it was created; this, and the next three, are kept over the master's lives.
+        is_known: an event says that it was created; this, and the next three, are kept over the master's generations.
         has_run: an event says that it runs.
         pending_why: why it is pending, without numbers, as far as an event says so.
         cause: number of the event that made it necessary.
@@ -114,7 +114,7 @@ class Pods:
         self._memory_factors: dict[Place, float] = {}  # those above 1
         self._has_run: set[Role] = set()
         self._slots = set(range(settings.num_workers))  # of the wanted workers that train
-        self._is_scaled = False  # else the flags of the present life say how many are wanted
+        self._is_scaled = False  # else the flags of the present generation say how many are wanted
         self._done: set[int] = set()  # slots of workers whose command has ended well
         self._next_worker_id = 0
         self.is_listed = False
@@ -458,7 +458,7 @@ class Pods:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Takes over what an earlier life knew."""
+        """Takes over what an earlier generation knew."""
         self._next_worker_id = saved["next_worker_id"]
         self._gone_uids = {name: list(uids) for name, uids in saved["gone_uids"].items()}
         for name, role, index, uid, gone_uids, is_leaving, slot, *said in saved["records"]:

@@ -21,14 +21,14 @@ _MOST_SECONDS = 1e10  # that a process may claim
 
 @dataclass(slots=True)
 class Server:
-    """One PS id over all of its lives.
+    """One PS id over all of its incarnations.
 
     Attributes:
-        incarnation: of its newest life; 0: it has never joined.
-        is_present: that life has joined in this life of the master and is not lost.
-        is_lost: that life is over and never comes back, whatever it says.
-        ready_version: the model version when that life became ready.
-        leaving_version: the model version when that life was ended from outside; None: it was not.
+        incarnation: the newest one; 0: it has never joined.
+        is_present: that incarnation has joined in this generation of the master and is not lost.
+        is_lost: that incarnation is over and never comes back, whatever it sends.
+        ready_version: the model version when that incarnation became ready.
+        leaving_version: the model version when that incarnation was ended from outside; None: it was not.
     """
 
     id: int
@@ -60,7 +60,7 @@ class Servers:
     def __init__(self, num_ps: int, generation: int) -> None:
         self.times = ServerTimes(num_ps)
         self._servers = [Server(ps_id) for ps_id in range(num_ps)]
-        self._version = generation << 32  # grows over all lives of the master without being written down
+        self._version = generation << 32  # grows over all generations of the master without being written down
         self._partition: PsPartition | None = None
         self.is_complete = not self._servers
         self.num_changes = 0
@@ -81,7 +81,7 @@ class Servers:
         return self._partition
 
     def join(self, event: PsJoined, restore_from: str, parameters_only: bool, clock: float) -> PsAdmitted | Refused:
-        """A PS process says that it lives: a known one comes back, a new one gets the next incarnation."""
+        """A PS process reports that it is alive: a known one comes back, a new one gets the next incarnation."""
         server = self.get(event.ps_id)
         if server is None:
             return Refused(f"this job has no PS {event.ps_id}")
@@ -274,7 +274,7 @@ class ServerTimes:
         }
 
     def restore(self, saved: Mapping[str, Any], pause: tuple[int, int] | None = None) -> None:
-        """Takes over what an earlier life knew.  A server that lives covers the time between with its next report."""
+        """Restore the state of an earlier generation.  A running server covers the gap with its next report."""
         self._sums = {state: saved["sums"].get(state.value, 0) for state in PsState}
         begin, end = saved.get("pause", (0, 0))
         self._pause = (begin, end) if pause is None else pause

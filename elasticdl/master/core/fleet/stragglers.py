@@ -71,7 +71,7 @@ class Stragglers:
 
     def __init__(self, state: JobState) -> None:
         self._settings, self._workers, self._out = state.settings, state.workers, state.out
-        # An earlier life of the master may have replaced one just before its end; negative: none was replaced yet.
+        # An earlier generation of the master may have replaced one just before its end; negative: none was replaced.
         self._replaced_at = -1.0 if state.generation == 1 else 0.0
         self._series: dict[int, _Series] = {}
 

@@ -6,7 +6,7 @@ next world that forms reports the commits.  A world takes its model from a membe
 any lives; so no world is planned without one of them as long as one lives, however slow it is.
 
 Only the last world that formed is written down, before rank 0 continues: a version carries the master's generation, so
-worlds that never formed need not be known to the next life.
+worlds that never formed need not be known to the next generation.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ class WorkerGroups:
         return [worker_id for worker_id, worker in known.items() if worker is None or not self._has_come(worker)]
 
     def _has_come(self, worker: Worker) -> bool:
-        """It has been ready, or says that it is in a world of an earlier life of the master; or it has ended."""
+        """It has been ready, or says that it is in a world of an earlier generation of the master; or it has ended."""
         return worker.has_ended or worker.id in self._candidates or worker.world_version > 0
 
     def _announce(self) -> None:
@@ -475,7 +475,7 @@ class WorkerGroups:
         if watch is not None:
             self._out.reply(watch.call, answer)
 
-    # Lives of the master --------------------------------------------------------------------------------------------
+    # Generations of the master ----------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
         world = self.formed

@@ -22,7 +22,8 @@ class Checkpoints:
 
     Attributes:
         newest: directory of the newest whole checkpoint of the parameter servers.
-        num_requests: how often one was asked for in this life of the master; workers that hold the model follow it.
+        num_requests: how often one was asked for in this generation of the master; workers that hold the model follow
+            it.
     """
 
     def __init__(self, state: JobState, clock: float) -> None:

@@ -24,7 +24,7 @@ from elasticdl_client.job_events import EventKind
 MAX_DELAY = 60.0
 OWN_FAULTS = frozenset({"Error", "OOMKilled", "Completed"})  # Completed: it left although the job continues
 
-# Errors of code, which another life meets again.  Not RuntimeError: PyTorch raises it for devices and processes, too.
+# Errors of code, which a restart meets again.  Not RuntimeError: PyTorch raises it for devices and processes, too.
 _OF_CODE = re.compile(
     r"exit code \d+: (?:AssertionError|AttributeError|ImportError|IndentationError|IndexError|KeyError"
     r"|ModuleNotFoundError|NameError|NotImplementedError|RecursionError|SyntaxError|TabError|TypeError"
@@ -91,7 +91,8 @@ class RetryBudget:
         """Return whether a pod ended with the same error of the user's code before, since the last commit.
 
         Args:
-            message: how a pod ended, as the cluster says; an error that another life may not meet is not remembered.
+            message: how a pod ended, as the cluster says; an error that another run may not meet is not
+                remembered.
         """
         is_of_code = _OF_CODE.match(message) and not _OF_SURROUNDINGS.search(message.partition("\n")[0])
         if not is_of_code and not _OF_ARGUMENTS.match(message):
@@ -190,7 +191,7 @@ class Losses:
 
     def __init__(self, state: JobState) -> None:
         self._settings, self._ending, self._out = state.settings, state.ending, state.out
-        self._num_skips = 0  # reported in this life
+        self._num_skips = 0  # reported in this generation
         self.newest: float | None = None
         self.learning_rate: float | None = None
 

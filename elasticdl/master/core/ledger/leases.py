@@ -1,7 +1,7 @@
 """Leases: the worker of each task, since when, and the newest lease of each task.
 
-Ids are generation << 32 | counter, so they grow over all lives of the master.  This module knows neither what a task
-holds nor what happens to a task whose lease ends.
+Ids are generation << 32 | counter, so they grow over all generations of the master.  This module knows neither what a
+task holds nor what happens to a task whose lease ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elasticdl.protocol import Shard
 
 MIN_PER_WORKER = 2  # the one being computed, and the next one, prefetched
 MAX_FINISHED = 1024  # of which a repeated report of the end is known
-MAX_UNWRITTEN = 10_000  # leases that a life of the master may have granted after its last journal, a second before
+MAX_UNWRITTEN = 10_000  # leases that a generation of the master may have granted after its last journal, in a second
 
 TaskKey = tuple[TaskType, int, int]  # type, epoch, task
 
@@ -45,7 +45,7 @@ class Leases:
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self._counter = 0
-        self.newest_before: int | None = None  # of earlier lives, as it was written down; None: it was not
+        self.newest_before: int | None = None  # of earlier generations, as it was written down; None: it was not
         self.floor = 0  # leases up to this id speak of a model that has lost something since
         self._holdings: dict[int, Holding] = {}
         self._by_task: dict[TaskKey, int] = {}
@@ -83,11 +83,11 @@ class Leases:
 
     @property
     def newest_known(self) -> int | None:
-        """For the journal: the newest that some life has granted, as far as that is known; None: it is not."""
+        """For the journal: the newest that some generation has granted, as far as that is known; None: it is not."""
         return self.newest if self._counter else self.newest_before
 
     def may_be_of_earlier_life(self, lease_id: int) -> bool:
-        """Whether an earlier life of the master can have granted a lease: its journal may lack the last ones."""
+        """Whether an earlier generation of the master can have granted a lease: its journal may lack the last ones."""
         generation, counter = divmod(lease_id, 1 << 32)
         if generation >= self.generation or lease_id <= self.floor:
             return False
@@ -147,7 +147,7 @@ class Leases:
         return [holding.lease for holding in self._holdings.values()]
 
     def raise_floor(self) -> None:
-        """No lease granted so far is ever held again, in no life of the master."""
+        """No lease granted so far is ever held again, in no generation of the master."""
         self.floor = self.newest
 
     def end(self, lease: Lease) -> None:

@@ -1,7 +1,7 @@
 """Reconciliation: asks the model what it holds, and prints the coverage of the epochs that it holds whole.
 
-In doubt (a PS has a new life, or the master has) nothing is handed out until the model has answered.  It is asked too
-when an epoch seems to be complete.  A job without PS, or one that does not train, takes the master's ledger for it.
+In doubt (a PS or the master has restarted) nothing is handed out until the model has answered.  It is asked
+too when an epoch seems to be complete.  A job without PS, or one that does not train, takes the master's ledger for it.
 The members of an AllReduce world say unasked what they hold.
 With the coverage it is said how the parameter servers have fared.
 """
@@ -157,6 +157,6 @@ class EstimatorSession:
         return {"saved": tasks, "in_doubt": self._reconciler.in_doubt}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """A checkpoint that was being written when the last life ended does not count."""
+        """A checkpoint that was being written when the last generation ended does not count."""
         self._saved = CommittedSet.of(((e, t, w, x) for e, t, w, x in saved["saved"]), 0)
         self._reconciler.in_doubt = saved["in_doubt"]

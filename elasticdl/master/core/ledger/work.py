@@ -207,10 +207,10 @@ class Work:
             self.give_back(lease)
 
     def hold(self, worker_id: int, held: ReportedLease, clock: float) -> None:
-        """A worker brings a lease of an earlier life of the master; of two for one task the newer one counts."""
+        """A worker brings a lease of an earlier generation of the master; of two for one task the newer one counts."""
         lease = held.lease
         if not self.leases.may_be_of_earlier_life(lease.id):
-            return  # of a model that has lost something since, or of no life of this master
+            return  # of a model that has lost something since, or of no generation of this master
         other = self.leases.of_task(key_of(lease))
         if other is not None and other.id < lease.id:
             self.give_back(other)

@@ -401,7 +401,7 @@ class PackedColumns:
     """Arrays with one number a task, which their owner changes.
 
     Args:
-        order: of the tasks: the same in every life of the master.
+        order: of the tasks: the same in every generation of the master.
         columns: by name.
     """
 

@@ -232,7 +232,7 @@ class Evaluations:
             self.current = None if final else EvaluationRound(self._num_rounds, step, False, self._slices)
 
     def snapshot(self) -> dict[str, Any]:
-        """States of a round in progress are not kept: it begins anew in the next life."""
+        """States of a round in progress are not kept: it begins anew in the next generation."""
         current = self.current
         return {
             "current": None if current is None else [current.number, current.step, current.is_final],
