@@ -44,6 +44,50 @@ def play(seed: int) -> EngineJob:
     return job
 
 
+def play_end(seed: int) -> EngineJob:
+    """Run the job of a seed without faults, but tell all its pods within a moment to end; successors end it.
+
+    Raises:
+        AssertionError: they do not continue from the last step; the message names the seed.
+    """
+    draw = random.Random(f"end {seed}")
+    spec = replace(_spec(draw), checkpoint_dir="/checkpoints", checkpoint_steps=draw.choice([4, 1000]), num_epochs=1)
+    spec = replace(spec, num_workers=draw.choice([2, 3, 4]), processes_per_worker=draw.choice([1, 1, 2]))
+    spec = replace(spec, shard_optimizer=draw.random() < _SHARE_SHARDED)
+    shards = (Shard("a", 0, 240),)
+    troubles = replace(_troubles(draw, shards[-1].end, spec), share_unreadable=0.0, share_raising=0.0)
+    job = make_job(seed, spec, shards, troubles)
+    try:
+        with installed(job.room, job.members.__getitem__):
+            _end_all(job, draw)
+    except (Exception, Violation) as error:
+        raise AssertionError(f"play_end({seed})\n{error!r}") from error
+    return job
+
+
+def _end_all(job: EngineJob, draw: random.Random) -> None:
+    settings, scheduler, num_steps = job.settings, job.scheduler, draw.randint(1, 8)
+    num_members = settings.num_workers * settings.processes_per_worker
+    while len(job.job.status().world) < num_members or min(one.steps for one in job.members.values()) < num_steps:
+        scheduler.step()
+    told = dict(job.members)
+    assert len(told) == num_members
+    for worker in {worker.pod.index: worker for worker in job.workers}.values():
+        scheduler.at(draw.random() * draw.choice([0.0, 0.8]), lambda worker=worker: job.leave(worker))
+    while not all(process.is_over for process in told):
+        scheduler.step()
+    last = max(member.steps for member in told.values())
+    limit = scheduler.now + _LIMIT_S
+    while job.end is None:
+        if job.room.written.num_read == 2:
+            newest = job.room.written.newest()
+            assert newest is not None, "there is no checkpoint"
+            assert newest.counts["steps"] == last, f"after step {last} it continues from {newest.counts}"
+        assert scheduler.now < limit, f"the job does not end: {job.job.status()} {job.log[-5:]}"
+        scheduler.step()
+    job.check_end()
+
+
 def _spec(draw: random.Random) -> JobSpec:
     per_step = draw.choice([0, 0, 1, 3, 4])
     return JobSpec(

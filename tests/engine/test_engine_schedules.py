@@ -17,7 +17,7 @@ from elasticdl_client.job_spec import JobSpec
 from tests.engine.arithmetic import Troubles
 from tests.engine.engine_job import EngineJob, make_job
 from tests.engine.member import installed
-from tests.engine.schedules import play
+from tests.engine.schedules import play, play_end
 
 _AT_ONCE = 8  # schedules of a test: the suite runs in several processes
 
@@ -119,6 +119,12 @@ def test_successors_continue_from_the_last_step_of_pods_that_are_told_to_end_wit
     num_workers: int, num_processes: int, moments: list[float], seed: int
 ) -> None:
     end_all(plain_job(seed, num_workers, num_processes), seed, moments)
+
+
+@pytest.mark.parametrize("first", range(0, 16, _AT_ONCE // 2))
+def test_successors_of_whatever_job_continue_from_the_last_step_of_pods_that_all_end(first: int) -> None:
+    for seed in range(first, first + _AT_ONCE // 2):
+        play_end(seed)
 
 
 class Steady(random.Random):
