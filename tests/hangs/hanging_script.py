@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
+import threading
 from pathlib import Path
 
 from elasticdl.api.data import DataShardService
@@ -23,8 +23,7 @@ def train_step(mark: Path) -> None:
         mark.touch(exist_ok=False)
     except FileExistsError:
         return
-    while True:
-        time.sleep(0.05)
+    threading.Event().wait()
 
 
 if __name__ == "__main__":
