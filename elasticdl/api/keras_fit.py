@@ -35,6 +35,7 @@ from elasticdl_client.sdk.start import spec_of
 
 _BLOCK = 4096  # rows copied at once
 _MODEL, _WEIGHTS, _MODULE = "model.keras", "weights.npz", "fitted"
+_MODULE_DIRECTORY = "module"  # below that of the job
 _OWN_FLAGS = {  # flag → the argument of `fit` that it follows from
     "model_zoo": "model",
     "model_def": "model",
@@ -116,36 +117,26 @@ def fit(
     Raises:
         ElasticDLError: the model, the data or a flag cannot be used, or the job has failed; its directory stays then.
     """
-    taken = sorted(set(flags) & set(_OWN_FLAGS))
-    if taken:
-        raise FlagError(f"fit takes no {taken[0]}.", f"It follows from {_OWN_FLAGS[taken[0]]}.")
-    minibatch_size = _minibatch_size(batch_size, num_workers)
+    _check_flags(flags)
+    numbers: dict[str, FlagValue] = {
+        "num_workers": num_workers,
+        "minibatch_size": _minibatch_size(batch_size, num_workers),
+        "fixed_global_batch": batch_size,
+        "num_epochs": epochs,
+        "shuffle": shuffle,
+    }
     definition = _checked(model)
     training = _opened(definition, _as_fitted(x, y, sample_weight), Mode.TRAINING)
     validation = None if validation_data is None else _opened(definition, validation_data, Mode.EVALUATION)
     place = _new_directory(directory)
-    module = place / "module"
-    given: dict[str, FlagValue] = {
-        "job_name": f"fit-{token_hex(3)}",
-        "job_dir": place / "job",
-        "num_workers": num_workers,
-        "minibatch_size": minibatch_size,
-        "fixed_global_batch": batch_size,
-        "num_epochs": epochs,
-        "shuffle": shuffle,
-        **_flags_of(module, validation),
-        **flags,
-    }
     try:
-        spec_of(JobType.TRAIN, given, lambda note: None)  # before the data are written
-        _hand_over(model, training, validation, module)
-        job = train(progress=progress, **given)
+        job = _start(model, training, validation, place, numbers | flags, progress)
     except BaseException:
         if not directory:
             shutil.rmtree(place, ignore_errors=True)
         raise
     _ended(job)
-    history = _take_back(model, module)
+    history = _take_back(model, place / _MODULE_DIRECTORY)
     if not directory:
         job.delete()
         shutil.rmtree(place, ignore_errors=True)
@@ -188,6 +179,12 @@ class _WriteBack(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_end(self, logs: Any = None) -> None:
         with _published(self._directory / _WEIGHTS) as file:
             np.savez(file, *self.model.get_weights())
+
+
+def _check_flags(flags: Mapping[str, FlagValue]) -> None:
+    taken = sorted(set(flags) & set(_OWN_FLAGS))
+    if taken:
+        raise FlagError(f"fit takes no {taken[0]}.", f"It follows from {_OWN_FLAGS[taken[0]]}.")
 
 
 def _minibatch_size(batch_size: int, num_workers: int) -> int:
@@ -239,6 +236,27 @@ def _new_directory(directory: str | os.PathLike[str]) -> Path:
         raise FlagError(f"fit: directory={place} is not empty.", "Name a new one.")
     place.mkdir(parents=True, exist_ok=True)
     return place
+
+
+def _start(
+    model: Any,
+    training: ModuleData,
+    validation: ModuleData | None,
+    place: Path,
+    flags: Mapping[str, FlagValue],
+    progress: bool,
+) -> JobHandle:
+    """Write the model and the data into a directory, and start the job that reads them there."""
+    module = place / _MODULE_DIRECTORY
+    given: dict[str, FlagValue] = {
+        "job_name": f"fit-{token_hex(3)}",
+        "job_dir": place / "job",
+        **_flags_of(module, validation),
+        **flags,
+    }
+    spec_of(JobType.TRAIN, given, lambda note: None)  # before the data are written
+    _hand_over(model, training, validation, module)
+    return train(progress=progress, **given)
 
 
 def _flags_of(module: Path, validation: ModuleData | None) -> dict[str, FlagValue]:
