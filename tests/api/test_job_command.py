@@ -126,7 +126,7 @@ def test_a_command_that_fails_ends_the_job_with_its_log(tmp_path: Path) -> None:
     assert "the rate is wrong" in "\n".join(diagnosis.why)
 
 
-def test_an_error_of_the_script_is_told_once_with_its_line_and_not_tried_a_third_time(tmp_path: Path) -> None:
+def test_an_error_of_the_script_is_reported_once_with_its_line_and_not_tried_a_third_time(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import json\n\n\ndef read() -> object:\n    return json.loads(1)\n\n\nread()\n")
     job = job_of(tmp_path, f"python {script}", num_workers=1, max_task_failures=5).start()

@@ -82,7 +82,7 @@ def test_a_worker_is_killed_in_its_step_and_a_successor_joins(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("num_workers", [3, 1])
-def test_a_script_that_is_told_to_end_leaves_between_two_steps(num_workers: int, tmp_path: Path) -> None:
+def test_a_script_that_is_asked_to_end_leaves_between_two_steps(num_workers: int, tmp_path: Path) -> None:
     flags = {"num_workers": num_workers, "min_workers": num_workers}  # no worker trains all before worker 0 comes
     flags |= {"max_task_failures": 1, "checkpoint_steps": 1_000_000}
     job = job_of(tmp_path, "--hold-worker 0 --hold-at 9 --slow 0.02", **flags).start()
@@ -102,7 +102,7 @@ def test_a_script_that_is_told_to_end_leaves_between_two_steps(num_workers: int,
         assert min(steps["1"]) == max(steps["0"]) + 1, job.story()
 
 
-def test_scripts_that_are_all_told_to_end_leave_a_checkpoint_of_their_last_step(tmp_path: Path) -> None:
+def test_scripts_that_are_all_asked_to_end_leave_a_checkpoint_of_their_last_step(tmp_path: Path) -> None:
     flags = {"num_workers": 2, "min_workers": 2, "max_task_failures": 1, "checkpoint_steps": 1_000_000}
     job = job_of(tmp_path, "--hold-worker 0 --hold-at 9 --slow 0.02", **flags).start()
     notes = tmp_path / "notes"

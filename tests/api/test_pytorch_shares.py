@@ -67,7 +67,7 @@ def drawn(lease: int, n: int) -> Minibatch:
     return Minibatch(lease, 0, 0, n, "", [n], ends_lease=n == 3)
 
 
-def test_what_the_model_holds_of_a_lease_that_comes_later_is_told_and_not_made_again() -> None:
+def test_what_the_model_holds_of_a_lease_that_comes_later_is_reported_and_not_made_again() -> None:
     """The lease before was lost, and the last report on it was refused."""
     state: Any = Start()
     data: Any = Data()

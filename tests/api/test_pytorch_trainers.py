@@ -127,7 +127,7 @@ def test_a_loop_that_is_cut_by_its_count_continues_with_its_epoch(tmp_path: Path
 
 
 @pytest.mark.full
-def test_a_worker_that_is_told_to_end_leaves_its_trainer_between_two_steps(tmp_path: Path) -> None:
+def test_a_worker_that_is_asked_to_end_leaves_its_trainer_between_two_steps(tmp_path: Path) -> None:
     job = job_of(tmp_path, LIGHTNING, "--hold-worker 1 --hold-at 9").start()
     job.wait_until("worker 1 to hold", (tmp_path / "notes" / "held").exists, 90)
     leaving = next(pod for pod in job.pods(Role.WORKER) if pod.index == 1)

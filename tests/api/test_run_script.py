@@ -101,7 +101,7 @@ def test_a_module_is_run_by_its_name(tmp_path: Path) -> None:
     assert "__main__ of a package -m" in job.output
 
 
-def test_an_error_of_the_script_is_told_once_with_its_line_and_its_exit_code_is_the_jobs(tmp_path: Path) -> None:
+def test_an_error_of_the_script_is_reported_once_with_its_line_and_its_exit_code_is_the_jobs(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import json\n\n\ndef read() -> object:\n    return json.loads(1)\n\n\nread()\n")
     job = job_of(tmp_path, script, num_workers=1).start()

@@ -94,7 +94,7 @@ def test_a_world_shrinks_to_one_and_grows_again(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_a_worker_that_is_told_to_end_leaves_between_two_steps(tmp_path: Path) -> None:
+def test_a_worker_that_is_asked_to_end_leaves_between_two_steps(tmp_path: Path) -> None:
     running = started(JOB, tmp_path, max_task_failures=1)
     try:
         running.wait_for_version(100)

@@ -127,7 +127,7 @@ def test_a_master_that_dies_is_started_again_and_the_job_continues(flags: dict[s
     assert "restart 1 follows" in output
 
 
-def test_a_restart_is_told_where_the_job_has_ended_before_it_is_seen(tmp_path: Path) -> None:
+def test_a_restart_is_reported_where_the_job_has_ended_before_it_is_seen(tmp_path: Path) -> None:
     from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
     from elasticdl.protocol import Role
     from elasticdl_client.job_dir import JobDir
@@ -151,7 +151,7 @@ def test_a_restart_is_told_where_the_job_has_ended_before_it_is_seen(tmp_path: P
     assert "The master has ended; restart 1 follows." in said.getvalue()
 
 
-def test_the_last_events_are_told_where_file_and_time_of_the_journal_are_those_of_the_one_before(
+def test_the_last_events_are_reported_where_file_and_time_of_the_journal_are_those_of_the_one_before(
     tmp_path: Path,
 ) -> None:
     from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
@@ -274,7 +274,7 @@ def test_a_second_ctrl_c_waits_for_nothing(flags: dict[str, str]) -> None:
     assert_master_is_gone(flags)
 
 
-def test_a_second_ctrl_c_is_heard_while_the_first_is_answered(flags: dict[str, str]) -> None:
+def test_a_second_ctrl_c_is_seen_while_the_first_is_answered(flags: dict[str, str]) -> None:
     process = start(flags, "deaf", ANSWERED_IN_A_DESTRUCTOR)
     line_with(process, "records 50/100")
     process.send_signal(signal.SIGINT)
@@ -317,7 +317,7 @@ def test_a_second_job_of_the_same_name_is_refused_while_the_first_runs(flags: di
     first.communicate(timeout=30)
 
 
-def test_an_earlier_runs_files_are_set_aside_and_the_user_is_told(flags: dict[str, str]) -> None:
+def test_an_earlier_runs_files_are_set_aside_and_the_user_is_notified(flags: dict[str, str]) -> None:
     assert finish(flags, "fail")[0] == 1
     code, _, errors = finish(flags, "succeed")
     assert code == 0

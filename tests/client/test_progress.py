@@ -244,7 +244,7 @@ def test_the_best_value_of_a_metric_is_named_where_its_name_says_what_is_better(
     assert report.best_metrics(EventHistory()) == ""
 
 
-def test_a_sum_of_epochs_is_told_as_one_and_is_no_news() -> None:
+def test_a_sum_of_epochs_is_reported_as_one_and_is_no_news() -> None:
     earlier = EpochCoverage(900, 4500, 4499, lost=1, since=1)
     status = dataclasses.replace(RUNNING, coverage=(earlier, EpochCoverage(901, 5, 5), EpochCoverage(902, 5, 5)))
     assert [line.partition(",")[0] for line in coverage_lines(status, 5)] == [

@@ -45,7 +45,9 @@ def obey(server: ApiServer, phase: str) -> None:
     server.patch = patched  # type: ignore[method-assign]
 
 
-def test_a_job_is_told_to_stop_and_its_end_is_waited_for(server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_is_asked_to_stop_and_its_end_is_waited_for(
+    server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert commands.run("stop", ["job", "--no_wait"]) == 0
     assert server.annotations == {names.STOP_ANNOTATION: "true"}
     assert capsys.readouterr().out.startswith('job "job" is stopping: ')
@@ -91,7 +93,7 @@ def test_what_would_lose_the_model_is_refused(server: ApiServer) -> None:
     assert commands.run("stop", ["job", "--no_wait"]) == 0
 
 
-def test_a_job_that_is_resumed_is_not_told_to_stop_any_more(server: ApiServer) -> None:
+def test_a_job_that_is_resumed_is_not_asked_to_stop_any_more(server: ApiServer) -> None:
     obey(server, "Failed")
     server.master_pod = {
         "kind": "Pod",

@@ -218,7 +218,7 @@ def test_fragments_become_lines() -> None:
     assert list(read_messages([{"stream": "10%\r20%\r\nend"}])) == [Line("20%"), Line("end")]
 
 
-def test_transfers_are_told_from_what_is_said() -> None:
+def test_transfers_are_distinguished_from_messages() -> None:
     said = list(read_messages(PULL))
     assert said[0] == Line("3.11-slim: Pulling from library/python")
     assert said[3] == Transfer("a", "Downloading", 900_000, 2_000_000)

@@ -110,7 +110,9 @@ def test_what_is_no_pod_name_is_refused(cluster: Cluster, name: str) -> None:
         cluster.create(worker(name, "true"))
 
 
-def test_an_exit_code_is_the_pods_own_fault_and_its_last_lines_are_told(cluster: Cluster, observer: Observer) -> None:
+def test_an_exit_code_is_the_pods_own_fault_and_its_last_lines_are_reported(
+    cluster: Cluster, observer: Observer
+) -> None:
     cluster.create(worker("w-0", "echo no such file >&2; exit 3"))
     ended = observer.ended_pod("w-0")
     assert (ended.phase, ended.reason, ended.exit_code) == (PodPhase.FAILED, EndReason.ERROR, 3)
@@ -133,7 +135,7 @@ def test_a_command_that_does_not_exist_is_an_error_that_names_it(cluster: Cluste
         (signal.SIGABRT, EndReason.ERROR),
     ],
 )
-def test_a_signal_from_outside_is_told_from_a_crash(
+def test_a_signal_from_outside_is_distinguished_from_a_crash(
     runtime: Runtime, observer: Observer, number: signal.Signals, reason: EndReason
 ) -> None:
     runtime.cluster.create(worker("w-0"))

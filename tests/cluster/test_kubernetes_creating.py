@@ -56,7 +56,7 @@ def test_a_hundred_pods_are_accepted_in_parallel_within_ten_seconds(
     assert {pod.uid for pod in cluster.list()} == expected
 
 
-def test_a_quota_is_told_in_the_servers_words_and_can_be_raised(
+def test_a_quota_is_reported_in_the_servers_words_and_can_be_raised(
     cluster: KubernetesCluster, namespace: Namespace, manifests: Manifests
 ) -> None:
     manifests.spec = NOWHERE
@@ -95,7 +95,7 @@ def test_a_missing_right_is_named(namespace: Namespace, manifests: Manifests) ->
     cluster.close()
 
 
-def test_what_the_server_finds_wrong_with_a_pod_is_told(cluster: KubernetesCluster, manifests: Manifests) -> None:
+def test_what_the_server_finds_wrong_with_a_pod_is_reported(cluster: KubernetesCluster, manifests: Manifests) -> None:
     manifests.spec = {"priorityClassName": "no-such-priority"}
     with pytest.raises(ElasticDLError, match="no-such-priority") as refused:
         cluster.create(worker("w-0"))

@@ -229,7 +229,7 @@ def test_a_pod_that_cannot_start_without_intervention_is_blocked(
     assert diagnosis.evidence["message"] == pod.blocked
 
 
-def test_a_failed_pull_is_told_with_its_reason(
+def test_a_failed_pull_is_reported_with_its_reason(
     cluster: KubernetesCluster, observer: Observer, manifests: Manifests
 ) -> None:
     manifests.container = {"image": "registry.invalid/a:1", "imagePullPolicy": "Always"}

@@ -82,7 +82,7 @@ def test_a_taint_that_keeps_a_pod_away_is_named(
     ],
     ids=["without Python", "without ElasticDL"],
 )
-def test_an_image_without_the_runtime_is_told_from_a_program_that_fails(
+def test_an_image_without_the_runtime_is_distinguished_from_a_program_that_fails(
     cluster: KubernetesCluster, observer: Observer, manifests: Manifests, container: dict[str, Any]
 ) -> None:
     manifests.container = container
@@ -113,7 +113,7 @@ def registry() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_registry_that_wants_credentials_is_told_from_an_image_that_is_missing(
+def test_a_registry_that_wants_credentials_is_distinguished_from_an_image_that_is_missing(
     cluster: KubernetesCluster, observer: Observer, manifests: Manifests, registry: str
 ) -> None:
     manifests.container = {"image": f"{registry}/team/private:1", "imagePullPolicy": "Always"}

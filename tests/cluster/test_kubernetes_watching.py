@@ -24,7 +24,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize("fault", ["cut", "stall", "refuse"])
-def test_what_happens_while_a_watch_is_down_is_told_afterwards(
+def test_what_happens_while_a_watch_is_down_is_reported_afterwards(
     distant: KubernetesCluster,
     cluster: KubernetesCluster,
     namespace: Namespace,

@@ -31,7 +31,7 @@ def end_of(tmp_path: Path, code: str) -> str:
     return explained(f"exit code {ended.returncode}", ended.stdout + ended.stderr).replace(str(tmp_path), "")
 
 
-def test_an_error_is_told_with_the_lines_of_the_user_and_without_those_of_libraries(tmp_path: Path) -> None:
+def test_an_error_is_reported_with_the_lines_of_the_user_and_without_those_of_libraries(tmp_path: Path) -> None:
     error = "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
     code = "import json\n\ndef read(text):\n    return json.loads(text)\n\nprint('begin')\nread('{')\n"
     assert end_of(tmp_path, code).splitlines() == [
@@ -55,7 +55,7 @@ def test_frames_of_ours_are_left_out_and_our_errors_have_no_name(tmp_path: Path)
     assert told.count("what") == 2  # the second in the line of code
 
 
-def test_of_a_chain_the_last_error_is_told_and_its_text_of_many_lines_whole(tmp_path: Path) -> None:
+def test_of_a_chain_the_last_error_is_reported_and_its_text_of_many_lines_whole(tmp_path: Path) -> None:
     code = "try:\n    int('x')\nexcept ValueError as error:\n    raise TypeError('first\\nsecond') from error\n"
     assert end_of(tmp_path, code).splitlines() == [
         "exit code 1: TypeError: first",
@@ -65,7 +65,7 @@ def test_of_a_chain_the_last_error_is_told_and_its_text_of_many_lines_whole(tmp_
     ]
 
 
-def test_a_syntax_error_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_syntax_error_is_reported_with_its_line(tmp_path: Path) -> None:
     told = end_of(tmp_path, "x = 1\ndef (\n").splitlines()
     assert told[0] == "exit code 1: SyntaxError: invalid syntax"
     assert told[1:] == ['  File "/script.py", line 2', "    def ("]
@@ -85,7 +85,7 @@ def test_what_is_said_while_the_process_ends_is_not_why_it_ended(tmp_path: Path)
         _HANDLED,
     ],
 )
-def test_without_an_error_the_last_lines_are_told(code: str, tmp_path: Path) -> None:
+def test_without_an_error_the_last_lines_are_reported(code: str, tmp_path: Path) -> None:
     told = end_of(tmp_path, code)
     assert told.startswith("exit code 1; its last lines:\n")
     assert told.endswith("\nthe rate is wrong")

@@ -68,7 +68,7 @@ def test_nothing_survives_the_end_of_the_client(agent: LocalAgent, wire: Wire) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_nothing_survives_an_agent_that_is_told_to_end(agent: LocalAgent, wire: Wire, number: signal.Signals) -> None:
+def test_nothing_survives_an_agent_that_is_asked_to_end(agent: LocalAgent, wire: Wire, number: signal.Signals) -> None:
     pids = start_families(agent.cluster, wire)
     agent.process.send_signal(number)
     assert have_ended([*pids, agent.process.pid])

@@ -105,7 +105,7 @@ def test_a_death_in_the_middle_of_forming_is_got_over(four: list[Member], victim
     assert is_sound(survivors)
 
 
-def test_one_that_dies_in_the_middle_of_forming_is_missed_without_being_told(four: list[Member]) -> None:
+def test_one_that_dies_in_the_middle_of_forming_is_missed_without_a_report(four: list[Member]) -> None:
     told = begin_to_form(four, 2, absent=four[3:])
     until(lambda: all(member.meanwhile(verbs.is_meeting) for member in four[:3]))
     four[1].kill()
@@ -206,7 +206,7 @@ def test_an_engine_that_fails_in_any_way_ends_the_world_and_no_process(monkeypat
         place.close()
 
 
-def test_of_an_error_of_nccl_its_reason_is_told() -> None:
+def test_of_an_error_of_nccl_its_reason_is_reported() -> None:
     text = (
         "NCCL error in: /src/NCCLUtils.cpp:93, invalid usage (run with NCCL_DEBUG=WARN), NCCL version 2.28.9\n"
         "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"

@@ -26,7 +26,7 @@ def place() -> Iterator[RendezvousServer]:
     made.close()
 
 
-def test_what_is_told_later_is_waited_for(place: RendezvousServer) -> None:
+def test_what_is_reported_later_is_waited_for(place: RendezvousServer) -> None:
     first, second = (Rendezvous(place.address, TOKEN, 1, rank, 5.0) for rank in (0, 1))
     first.tell("a", b"\x00\xff")
     with ThreadPoolExecutor(1) as pool:
@@ -175,7 +175,7 @@ def test_a_huge_version_that_breaks_stops_no_other_world(place: RendezvousServer
     assert is_sound(place)
 
 
-def test_a_name_is_told_once(place: RendezvousServer) -> None:
+def test_a_name_is_reported_once(place: RendezvousServer) -> None:
     first, second, third = (Rendezvous(place.address, TOKEN, 4, rank, 5.0) for rank in range(3))
     first.tell("listener/0", b"first")
     assert third.learn(["listener/0"], 5.0) == [b"first"]

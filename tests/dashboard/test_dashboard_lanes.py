@@ -59,7 +59,7 @@ def test_a_pod_that_ended_with_the_stop_of_its_job_is_done_and_not_lost() -> Non
     assert lanes(story)["master"] == ([("working", 50, 100)], [])
 
 
-def test_a_pod_that_is_told_to_end_leaves_and_a_worker_that_registers_again_works_on() -> None:
+def test_a_pod_that_is_asked_to_end_leaves_and_a_worker_that_registers_again_works_on() -> None:
     story = Story()
     story.pod("worker-0", 1, 2, 3)
     story.add(5, EventKind.MASTER_RESTARTED, "master", generation=2)

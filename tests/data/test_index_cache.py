@@ -59,7 +59,7 @@ def test_data_whose_directory_cannot_be_written_are_read_all_the_same(path: Path
     assert list(reader.read(reader.shards()[0])) == PAYLOADS
 
 
-def test_the_index_of_text_depends_on_how_its_rows_are_told_apart(tmp_path: Path) -> None:
+def test_the_index_of_text_depends_on_how_its_rows_are_distinguished(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes(b'a,b\n1,"x\ny"\n2,z\n')
     path = str(tmp_path / "rows.csv")
     assert len(create_reader(path).shards()[0]) == 2

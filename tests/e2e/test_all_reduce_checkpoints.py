@@ -161,7 +161,7 @@ def test_checkpoints_come_back_when_the_volume_does(
     assert_exact(running, job)
 
 
-def test_workers_that_are_all_told_to_end_leave_a_checkpoint_of_their_last_step(tmp_path: Path, digits: Path) -> None:
+def test_workers_that_are_all_asked_to_end_leave_a_checkpoint_of_their_last_step(tmp_path: Path, digits: Path) -> None:
     job = replace(NUMPY_DIGITS, num_workers=2, num_ps_pods=0, num_epochs=30, pace_s=0.001)
     running = all_reduce_job(NUMPY, tmp_path, digits, "", job, checkpoint_steps=100_000).start()
 

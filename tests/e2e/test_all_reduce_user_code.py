@@ -142,7 +142,7 @@ def test_bad_records_are_set_aside_and_counted(framework: str, tmp_path: Path, d
     assert sum(len(file.read_text().splitlines()) for file in files) == coverage_of(running)[-1].quarantined
 
 
-def test_an_update_that_raises_in_a_member_without_a_minibatch_is_told_and_tried_again(
+def test_an_update_that_raises_in_a_member_without_a_minibatch_is_reported_and_tried_again(
     tmp_path: Path, digits: Path
 ) -> None:
     """A step is one minibatch, of rank 0; it is worker 1 that cannot apply it."""

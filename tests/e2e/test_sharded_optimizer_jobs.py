@@ -41,7 +41,7 @@ def test_a_job_with_a_sharded_optimizer_is_exact_though_a_worker_is_killed(tmp_p
 
 
 @pytest.mark.timeout(300)
-def test_all_workers_that_are_told_to_end_at_once_write_a_checkpoint_together(tmp_path: Path) -> None:
+def test_all_workers_that_are_asked_to_end_at_once_write_a_checkpoint_together(tmp_path: Path) -> None:
     running = all_reduce_job(
         TORCH,
         tmp_path,

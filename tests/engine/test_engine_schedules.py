@@ -39,7 +39,7 @@ def test_whatever_happens_to_members_for_long_every_record_is_in_the_model_once(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_last_pod_writes_a_checkpoint_when_all_its_processes_are_told_to_end(seed: int) -> None:
+def test_the_last_pod_writes_a_checkpoint_when_all_its_processes_are_asked_to_end(seed: int) -> None:
     spec = JobSpec(
         job_name="j",
         distribution_strategy=DistributionStrategy.ALL_REDUCE,
@@ -115,7 +115,7 @@ def end_all(job: EngineJob, seed: int, moments: list[float]) -> EngineJob:
         (2, 2, [0.0, 1.2]),
     ],
 )
-def test_successors_continue_from_the_last_step_of_pods_that_are_told_to_end_within_a_moment(
+def test_successors_continue_from_the_last_step_of_pods_that_are_asked_to_end_within_a_moment(
     num_workers: int, num_processes: int, moments: list[float], seed: int
 ) -> None:
     end_all(plain_job(seed, num_workers, num_processes), seed, moments)
@@ -159,7 +159,7 @@ def begin(job: EngineJob) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("num_workers", "num_processes"), [(4, 1), (2, 1), (2, 2), (1, 4)])
-def test_shards_are_saved_when_all_pods_are_told_to_end_within_a_moment(
+def test_shards_are_saved_when_all_pods_are_asked_to_end_within_a_moment(
     num_workers: int, num_processes: int, seed: int
 ) -> None:
     job = sharded_job(seed, num_workers, num_processes)
@@ -185,7 +185,7 @@ def test_shards_are_saved_when_all_pods_are_told_to_end_within_a_moment(
     ("num_workers", "num_processes", "moments"),
     [(5, 1, [0.0, 0.5, 0.5]), (5, 1, [0.0, 0.1, 1.1, 1.2]), (3, 2, [0.0, 0.6]), (3, 1, [0.0, 0.0])],
 )
-def test_pods_that_are_told_to_end_within_a_moment_leave_their_shards(
+def test_pods_that_are_asked_to_end_within_a_moment_leave_their_shards(
     num_workers: int, num_processes: int, moments: list[float], seed: int
 ) -> None:
     job = sharded_job(seed, num_workers, num_processes)

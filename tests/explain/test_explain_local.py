@@ -149,7 +149,7 @@ def test_a_healthy_job_says_so_in_one_line_and_workers_without_tasks_are_counted
     assert line.endswith("No trouble of ps-0 is known.")
 
 
-def test_input_that_workers_wait_for_is_told_with_its_share(tmp_path: Path, digits: Path) -> None:
+def test_input_that_workers_wait_for_is_reported_with_its_share(tmp_path: Path, digits: Path) -> None:
     running = replace(SHORT, pace_s=0.005).local_job(tmp_path / "job", digits, validation_data="").start()
     assert running.wait(150) == 0, running.story()
     diagnosis = the_trouble(tmp_path / "job", Trouble.INPUT_SLOW)

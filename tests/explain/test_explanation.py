@@ -78,7 +78,7 @@ def diagnosed(log: Log, job: JobInfo = RUNNING, question: Question | None = None
         ),
     ],
 )
-def test_the_end_of_a_pod_is_told_by_its_reason_with_the_clusters_words(
+def test_the_end_of_a_pod_is_reported_by_its_reason_with_the_clusters_words(
     reason: str, message: str, trouble: Trouble
 ) -> None:
     log = Log()
@@ -114,7 +114,7 @@ def test_a_command_that_does_not_find_a_program_is_not_an_image_without_the_runt
     assert diagnosis.trouble is Trouble.PROGRAM_FAILED
 
 
-def test_losses_alike_are_told_once_with_the_sum_of_their_costs() -> None:
+def test_losses_alike_are_reported_once_with_the_sum_of_their_costs() -> None:
     log = Log()
     for k in range(3):
         draining = log.add(EventKind.POD_DRAINING, f"worker-{k}", "was asked to end")
@@ -177,7 +177,7 @@ def test_what_ended_the_job_stands_before_newer_troubles() -> None:
     assert (other.trouble, other.is_fatal) == (Trouble.DELETED, False)
 
 
-def test_a_failure_that_nothing_explains_is_told_in_its_own_words() -> None:
+def test_a_failure_that_nothing_explains_is_reported_in_its_own_words() -> None:
     log = Log()
     log.add(EventKind.JOB_FAILED, "job", "There is no metric to evaluate.\n  → Define eval_metrics_fn.")
     (diagnosis,) = diagnosed(log)
@@ -222,7 +222,7 @@ def test_a_master_that_cannot_start_is_explained_without_any_event() -> None:
     assert "--master_resource_request=memory" in diagnosis.advice
 
 
-def test_where_the_time_goes_is_told_when_it_is_much() -> None:
+def test_where_the_time_goes_is_reported_when_it_is_much() -> None:
     servers = (PsStatus(0, busy=0.9, pushes_per_second=900.0), PsStatus(1, busy=0.1))
     seconds = {"useful": 30.0, "waiting_ps": 50.0, "input": 40.0, "starting": 500.0}
     slow = replace(RUNNING, status=replace(RUNNING.status, worker_seconds=seconds, ps=servers))
@@ -252,14 +252,14 @@ def test_where_the_time_goes_is_told_when_it_is_much() -> None:
         ((PsStatus(0, busy=0.2, pushes=4000, received_bytes=8_000_000),), PsLoad.CALLS),
     ],
 )
-def test_what_about_the_servers_holds_workers_up_is_told(servers: tuple[PsStatus, ...], cause: PsLoad) -> None:
+def test_what_about_the_servers_holds_workers_up_is_reported(servers: tuple[PsStatus, ...], cause: PsLoad) -> None:
     status = replace(RUNNING.status, worker_seconds={"useful": 30.0, "waiting_ps": 50.0}, ps=servers)
     (diagnosis,) = diagnosed(Log(), replace(RUNNING, status=status))
     assert (diagnosis.trouble, diagnosis.evidence["cause"]) == (Trouble.PS_OVERLOADED, cause)
     assert diagnosis.subject == "ps-0"
 
 
-def test_an_api_server_that_was_away_is_told_afterwards() -> None:
+def test_an_api_server_that_was_away_is_reported_afterwards() -> None:
     log = Log()
     text = "the journal could not be written for 20.1 s: The API server of the cluster cannot be reached."
     log.add(EventKind.JOURNAL_DELAYED, "master", text, seconds=20.1)
@@ -269,7 +269,7 @@ def test_an_api_server_that_was_away_is_told_afterwards() -> None:
     assert diagnosis.trouble is Trouble.JOURNAL_NOT_WRITTEN
 
 
-def test_a_throttled_straggler_is_told_from_a_slow_one() -> None:
+def test_a_throttled_straggler_is_distinguished_from_a_slow_one() -> None:
     log = Log()
     log.add(EventKind.WORKER_SLOW, "worker-0", "", ratio=2.1, throttled=0.4)
     log.add(EventKind.WORKER_SLOW, "worker-1", "", ratio=1.8, throttled=0.0)
@@ -279,7 +279,7 @@ def test_a_throttled_straggler_is_told_from_a_slow_one() -> None:
     }
 
 
-def test_a_hang_is_told_with_its_stack_and_successor() -> None:
+def test_a_hang_is_reported_with_its_stack_and_successor() -> None:
     log = Log()
     message = "in one minibatch for 61 s (input), at /zoo/model.py:7 in feed"
     at = "/zoo/model.py:7 in feed"
@@ -299,7 +299,7 @@ def test_a_hang_is_told_with_its_stack_and_successor() -> None:
     assert found[Trouble.WORKER_SILENT].count == 1
 
 
-def test_a_silent_process_is_told_from_one_that_hangs_and_both_are_named() -> None:
+def test_a_silent_process_is_distinguished_from_one_that_hangs_and_both_are_named() -> None:
     log = Log()
     log.add(EventKind.WORKER_HUNG, "worker-0", "process 1: silent for 12 s: stopped by a signal", where="")
     at = "/zoo/model.py:7 in <module>"
@@ -346,7 +346,7 @@ def test_a_hang_is_blamed_on_the_part_that_its_stack_ends_in(
     assert hang_part(where, text, {"my_loss": Trouble.LOSS_RAISED}) is part
 
 
-def test_a_group_in_which_all_wait_is_told_without_a_culprit() -> None:
+def test_a_group_in_which_all_wait_is_reported_without_a_culprit() -> None:
     log = Log()
     broken = log.add(EventKind.GROUP_BROKEN, "group-3", "all members waited for 6 s in one collective", waited=6.1)
     log.add(EventKind.GROUP_FORMED, "group-4", "", broken, before=4, after=4, seconds=0.2)
@@ -407,7 +407,7 @@ def test_events_that_are_not_kept_are_said_to_be_missing() -> None:
     assert "7 older events of the job are not kept any more" in explanation.text(explain(facts), 100)
 
 
-def test_the_time_of_a_pod_that_waits_for_one_thing_after_another_is_told_once() -> None:
+def test_the_time_of_a_pod_that_waits_for_one_thing_after_another_is_reported_once() -> None:
     log = Log()
     for message in ("0/3 nodes are available: 3 Insufficient cpu.", "0/3 nodes are available: 2 Insufficient cpu."):
         log.add(EventKind.POD_PENDING, "worker-0", message, reason="Unschedulable")

@@ -61,7 +61,7 @@ def check(diagnosis: Diagnosis) -> None:
         (PsLoad.BUSY, {"NEW_ROWS": "256"}, HEAVY),
     ],
 )
-def test_servers_that_workers_wait_for_are_told_with_the_kind_of_their_load(
+def test_servers_that_workers_wait_for_are_reported_with_the_kind_of_their_load(
     cause: PsLoad, environment: dict[str, str], flags: dict[str, object], tmp_path: Path, digits: Path
 ) -> None:
     job = synchronous(tmp_path / "job", digits, environment, **flags)
@@ -71,7 +71,7 @@ def test_servers_that_workers_wait_for_are_told_with_the_kind_of_their_load(
         job.end()
 
 
-def test_a_server_that_its_cpu_limit_holds_back_is_told_so(tmp_path: Path, digits: Path) -> None:
+def test_a_server_that_its_cpu_limit_holds_back_is_reported_so(tmp_path: Path, digits: Path) -> None:
     job = synchronous(tmp_path / "job", digits, {"BALLAST": str(1 << 20)}, **HEAVY)
     try:
         job.wait_for_version(1)

@@ -34,7 +34,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return NUMPY_DIGITS.make_data(tmp_path_factory.mktemp("data"))
 
 
-def test_a_worker_that_takes_all_memory_is_told_from_one_that_was_killed(tmp_path: Path, digits: Path) -> None:
+def test_a_worker_that_takes_all_memory_is_distinguished_from_one_that_was_killed(tmp_path: Path, digits: Path) -> None:
     job = SHORT.local_job(tmp_path / "job", digits, validation_data="", model_def="paced.troubled.custom_model")
     job.environment |= {"TROUBLE": "memory", "MARK": str(tmp_path / "mark")}
     with memory_limit(1 << 30) as procs:
@@ -47,7 +47,9 @@ def test_a_worker_that_takes_all_memory_is_told_from_one_that_was_killed(tmp_pat
     assert not diagnosis.cost.is_open
 
 
-def test_a_server_that_came_back_with_another_version_is_told_by_both_versions(tmp_path: Path, digits: Path) -> None:
+def test_a_server_that_came_back_with_another_version_is_reported_by_both_versions(
+    tmp_path: Path, digits: Path
+) -> None:
     tree = tmp_path / "tree"
     frames_file = own_tree(tree)
     job = LONG.local_job(tmp_path / "job", digits, validation_data="")
@@ -69,7 +71,9 @@ def test_a_server_that_came_back_with_another_version_is_told_by_both_versions(t
     assert f"version {newer}" in said
 
 
-def test_a_journal_that_a_full_disk_keeps_from_being_written_is_told_afterwards(tmp_path: Path, digits: Path) -> None:
+def test_a_journal_that_a_full_disk_keeps_from_being_written_is_reported_afterwards(
+    tmp_path: Path, digits: Path
+) -> None:
     with small_disk(tmp_path / "disk", size_kib=4096) as disk:
         checkpoints = tmp_path / "checkpoints"
         job = LONG.local_job(disk / "job", digits, validation_data="", checkpoint_dir=checkpoints).start()
@@ -94,7 +98,7 @@ def fill(path: Path) -> None:
             file.write(bytes(512))
 
 
-def test_ctrl_c_is_told_as_such(tmp_path: Path, digits: Path) -> None:
+def test_ctrl_c_is_reported_as_such(tmp_path: Path, digits: Path) -> None:
     job = LONG.local_job(tmp_path / "job", digits, validation_data="").start()
     job.wait_for_version(2)
     assert job.process is not None

@@ -22,7 +22,10 @@ _PRONOUN = re.compile(r"\b(?:who|whom|whoever|nobody|somebody|anybody|everybody)
 _FUSED = re.compile(
     r"(?:^|(?<=[.!?:;]\s)\s*)(?:(?:and|but|so|of) )?what(?:ever)? (?!to\b)[^?]*?(?:[.;:](?=\s|$)|\Z)", re.IGNORECASE
 )
-_PHRASE = re.compile(r"\b(?:for ever|goes on|at hand|so many|of no matter|(?:told|heard|said) of)\b", re.IGNORECASE)
+_PHRASE = re.compile(
+    r"\b(?:for ever|goes on|at hand|in vain|so many|of no matter|(?:told|heard|said) of|(?:is|are|was|were|be) told)\b",
+    re.IGNORECASE,
+)
 _HEADING_OR_CODE = re.compile(r"^(?:```.*?^```|#+ .*?$)", re.MULTILINE | re.DOTALL)
 _COMMENT_OF = {
     ".cpp": r"//.*$",

@@ -153,7 +153,7 @@ def test_an_optimizer_that_decays_some_variables_only_is_refused(framework: Any)
     framework("conv.plain_model", optimizer="excluding", on_parameter_server=False).report()
 
 
-def test_what_is_not_finite_is_told(framework: Any, rows_of: Any, minibatches: Any, digits: Any) -> None:
+def test_what_is_not_finite_is_reported(framework: Any, rows_of: Any, minibatches: Any, digits: Any) -> None:
     tested = framework("conv.plain_model")
     batch = minibatches(tested, rows_of(digits))[0]
     parameters = tested.initial()

@@ -17,7 +17,7 @@ def test_a_schedule_of_epoch_and_rate_is_what_keras_makes_of_it(framework: Any) 
     assert not tested.report().has_callbacks
 
 
-def test_a_rate_of_zero_is_told_from_no_rate(framework: Any) -> None:
+def test_a_rate_of_zero_is_distinguished_from_no_rate(framework: Any) -> None:
     tested = framework("feeds.custom_model", callbacks="by_epoch_alone")
     rates = [tested.learning_rate(epoch, 0) for epoch in (0, 1, 2)]
     assert rates[:2] == [0.5, 0.25]

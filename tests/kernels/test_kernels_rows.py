@@ -27,7 +27,7 @@ def test_unique_ids_come_in_order_of_first_appearance(ids: list[int]) -> None:
     assert (unique.dtype, positions.dtype) == (np.int64, np.int32)
 
 
-def test_ids_of_the_same_place_are_told_apart() -> None:
+def test_ids_of_the_same_place_are_distinguished() -> None:
     hashes = np.arange(400, dtype=np.uint64) << np.uint64(20) | np.uint64(0xFFFFF)
     ids = np.tile(unmix64(hashes).view(np.int64), 3)
     assert (mix64(ids[:400]) == hashes).all()

@@ -91,7 +91,7 @@ def test_one_call_may_be_large() -> None:
     assert np.array_equal(table.pull(ids, False)[:, 0], -counts[ids].astype(np.float32))
 
 
-def test_ids_of_one_place_are_told_apart() -> None:
+def test_ids_of_one_place_are_distinguished() -> None:
     """All are in one stripe and start their probing at its last place, so that they wrap around."""
     above = np.arange(500, dtype=np.uint64) << np.uint64(16)
     ids = unmix64(above | np.uint64(9 << 48) | np.uint64(0xFFFF)).view(np.int64)
@@ -180,7 +180,7 @@ def test_a_slot_that_is_not_loaded_starts_fresh() -> None:
         table.load(np.array([11, 9]), np.ones((2, 3), np.float32), [None])
 
 
-def test_memory_is_told_and_bounded() -> None:
+def test_memory_is_reported_and_bounded() -> None:
     table = sgd_table(16)
     table.pull(np.arange(200_000), True)
     assert 64 * 200_000 < table.memory_bytes() < 2.5 * (64 + 8 + 16 / 0.5) * 200_000

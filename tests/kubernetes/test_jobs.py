@@ -348,7 +348,7 @@ def test_a_user_without_rights_and_a_cluster_out_of_reach_are_said(
     assert "note: only jobs of this machine: The cluster of context away" in capsys.readouterr().err
 
 
-def test_a_name_that_two_runtimes_have_must_be_told_apart(
+def test_a_name_that_two_runtimes_have_must_be_distinguished(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     jobs.make(room=NO_ROOM)

@@ -176,13 +176,13 @@ def test_a_service_account_that_does_not_exist(empty: Scene) -> None:
     refused(empty, "The service account elasticdl does not exist", hint)
 
 
-def test_a_service_account_without_rights_is_told_every_missing_verb(scene: Scene) -> None:
+def test_a_service_account_without_rights_is_shown_every_missing_verb(scene: Scene) -> None:
     said = refused(scene, "The service account default", "--service_account=default", service_account="default")
     for right in MASTER_RIGHTS:
         assert f"{', '.join(right.verbs)} {right.resource}" in said
 
 
-def test_a_service_account_that_lacks_two_verbs_is_told_these(scene: Scene) -> None:
+def test_a_service_account_that_lacks_two_verbs_is_shown_these(scene: Scene) -> None:
     patch = [{"op": "replace", "path": "/rules/0/verbs", "value": ["create", "delete", "get", "list"]}]
     scene.kubectl("patch", "role", "elasticdl", "--type=json", "-p", json.dumps(patch))
     said = refused(scene, "The service account elasticdl")
@@ -242,7 +242,7 @@ def test_pods_that_no_node_can_hold_are_a_note(scene: Scene) -> None:
     assert "large enough for a worker" not in done.stderr
 
 
-def test_a_user_without_rights_is_told_all_of_them(scene: Scene) -> None:
+def test_a_user_without_rights_is_shown_all_of_them(scene: Scene) -> None:
     config = scene.user([Right("", "configmaps", ("create", "get", "list"))])
     done = scene.train(config)
     assert done.returncode == 2
@@ -252,7 +252,7 @@ def test_a_user_without_rights_is_told_all_of_them(scene: Scene) -> None:
     assert scene.left() == []
 
 
-def test_a_user_with_just_these_rights_submits_and_is_told_what_was_not_checked(scene: Scene) -> None:
+def test_a_user_with_just_these_rights_submits_and_is_shown_what_was_not_checked(scene: Scene) -> None:
     done = scene.train(scene.user(USER_RIGHTS))
     assert done.returncode == 0, done.stderr
     assert "whether the service account elasticdl may do what a master does could not be checked" in done.stderr

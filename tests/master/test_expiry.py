@@ -93,7 +93,7 @@ def test_a_master_that_may_not_delete_the_job_leaves_it(server: ObjectServer, ca
     assert "elasticdl rbac --print --namespace=team" in caplog.text
 
 
-def test_a_master_that_is_told_to_end_leaves_the_wait_to_its_next_life(server: ObjectServer) -> None:
+def test_a_master_that_is_asked_to_end_leaves_the_wait_to_its_next_generation(server: ObjectServer) -> None:
     stop = threading.Event()
     stop.set()
     assert expire(time.time(), 3600, stop)

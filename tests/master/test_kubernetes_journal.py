@@ -167,7 +167,7 @@ def test_a_journal_that_no_configmap_can_hold_is_said_and_not_sent(journals: Con
     journal.close()
 
 
-def test_each_phase_is_told_once_it_is_written(journals: ConfigMapJournals) -> None:
+def test_each_phase_is_reported_once_it_is_written(journals: ConfigMapJournals) -> None:
     told: list[JobPhase] = []
     journal = ConfigMapJournal(journals.namespace.connection, journals.namespace.name, JOB, told.append)
     journal.save_later({}, JobStatus(JOB))

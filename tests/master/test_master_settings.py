@@ -50,7 +50,7 @@ def test_what_changes_the_records_of_a_minibatch_is_fixed() -> None:
             check_fixed_flags(fixed_flags(SPEC), dataclasses.replace(SPEC, **{name: value}))  # type: ignore[arg-type]
 
 
-def test_the_core_is_told_the_policy_and_the_servers() -> None:
+def test_the_core_is_given_the_policy_and_the_servers() -> None:
     settings = settings_of(dataclasses.replace(SPEC, nan_policy="skip"))
     assert (settings.num_ps, settings.nan_policy) == (2, "skip")
 

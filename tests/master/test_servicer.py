@@ -48,7 +48,7 @@ class Context:
         return 0.0
 
 
-def test_a_lease_that_is_granted_while_its_request_times_out_is_told() -> None:
+def test_a_lease_that_is_granted_while_its_request_times_out_is_reported() -> None:
     inbox = SlowInbox()
     servicer = MasterServicer(inbox, 1, "{}", lambda report: None)
     with ThreadPoolExecutor(1) as caller:

@@ -166,7 +166,7 @@ def test_a_list_that_was_taken_before_the_last_creation_says_nothing(life: Life)
     wait_until(lambda: life.effects.num_creations > _NUM_PS + 1, "successors: in that list all are missing")
 
 
-def test_a_master_that_is_told_to_leave_writes_the_journal_and_ends_no_pod(life: Life) -> None:
+def test_a_master_that_is_asked_to_leave_writes_the_journal_and_ends_no_pod(life: Life) -> None:
     life.start()
     wait_until(lambda: len(life.cluster.list()) == _NUM_PS + 1, "all pods")
     wait_until(lambda: len(life.journal.saved[-1]["core"]["pods"]["has_run"]) == 2, "that pods of both roles run")

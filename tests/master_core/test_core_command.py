@@ -60,7 +60,7 @@ def test_a_worker_whose_command_ends_with_0_is_done_and_has_no_successor() -> No
     assert [one.name for one in script.told(c.CreatePod)] == ["elasticdl-j-worker-2"]  # of worker 1, which is gone
 
 
-def test_the_end_of_the_data_is_told_and_the_job_waits_for_the_commands() -> None:
+def test_the_end_of_the_data_is_reported_and_the_job_waits_for_the_commands() -> None:
     script = running(num_workers=1)
     while (lease := script.request()) is not None:
         script.finish(lease)
@@ -342,7 +342,7 @@ def test_what_was_committed_between_two_equal_errors_forgives_the_first() -> Non
     assert script.job.status().phase != "Failed"
 
 
-def test_the_end_of_a_log_is_told_once() -> None:
+def test_the_end_of_a_log_is_reported_once() -> None:
     script = Script(num_ps=0, runs_command=True, num_workers=1, max_task_failures=1)
     fails(script, 0, "exit code 1; its last lines:\nthe rate is wrong")
     assert script.last(c.EndJob).pod == ""

@@ -337,7 +337,7 @@ def test_a_worker_that_says_farewell_and_stays_is_replaced() -> None:
     assert script.last(c.DeletePod) == c.DeletePod(f"{WORKER}-0")
 
 
-def test_a_ps_that_was_told_to_end_leaves_after_a_checkpoint() -> None:
+def test_a_ps_that_was_asked_to_end_leaves_after_a_checkpoint() -> None:
     script = running(checkpoint_dir="/checkpoints")
     lease = script.lease()
     script.progress(lease, 0)
@@ -357,7 +357,7 @@ def test_a_ps_that_was_told_to_end_leaves_after_a_checkpoint() -> None:
     assert not ps_heartbeat(script, incarnation=2, leaving=False).stop
 
 
-def test_a_checkpoint_under_way_is_too_old_for_a_ps_that_was_told_to_end_after_more_was_committed() -> None:
+def test_a_checkpoint_under_way_is_too_old_for_a_ps_that_was_asked_to_end_after_more_was_committed() -> None:
     script = running(checkpoint_dir="/checkpoints", checkpoint_steps=1)
     lease = script.lease()
     script.progress(lease, 0)
@@ -399,7 +399,7 @@ def test_a_ps_that_leaves_costs_no_sample() -> None:
     assert script.last(c.SaveCheckpoint) == Like(c.SaveCheckpoint, version=4)
 
 
-def test_at_the_end_a_ps_is_told_to_stop_and_one_that_is_not_heard_is_deleted() -> None:
+def test_at_the_end_a_ps_is_asked_to_stop_and_one_that_is_not_heard_is_deleted() -> None:
     script = running()
     train_all(script)
     script.sets_are_read(everything(script))

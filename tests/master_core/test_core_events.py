@@ -34,7 +34,7 @@ def test_a_lost_worker_is_the_cause_of_its_successor_and_of_all_that_that_one_do
     assert causes(script, registered)[-2:] == [("PodCreated", "worker-2"), ("PodLost", "worker-1")]
 
 
-def test_a_pod_that_was_told_to_end_is_lost_by_that() -> None:
+def test_a_pod_that_was_asked_to_end_is_lost_by_that() -> None:
     script = running(2)
     script.heartbeat(1, leaving=True)
     script.pod(Role.WORKER, 1, PodState.FAILED, "Preempted")
@@ -107,7 +107,7 @@ def test_a_reason_to_be_pending_is_said_again_only_when_more_than_its_numbers_ha
     ]
 
 
-def test_reasons_with_other_names_in_them_are_no_other_reasons_and_of_many_the_first_are_told() -> None:
+def test_reasons_with_other_names_in_them_are_no_other_reasons_and_of_many_the_first_are_reported() -> None:
     script = Script(num_workers=1)
     name = script.settings.pod_name(Role.WORKER, 0)
 

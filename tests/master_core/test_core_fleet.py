@@ -219,7 +219,7 @@ def test_every_bucket_has_one_owner_and_shares_differ_by_one_at_most(num_ps: int
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_ps_is_told_how_many_workers_train_now() -> None:
+def test_a_ps_is_sent_the_number_of_workers_that_train() -> None:
     script = running(3, has_validation_data=True, evaluation_steps=2, records=60)
 
     def num_pushing() -> int:

@@ -35,7 +35,7 @@ def test_frequent_heartbeats_do_not_shorten_what_a_rate_is_taken_over() -> None:
     assert len(loads._lives[0].samples) <= 11
 
 
-def test_a_server_that_was_heard_once_has_no_rate_yet() -> None:
+def test_a_server_that_was_seen_once_has_no_rate_yet() -> None:
     loads = PsMetrics()
     loads.heard(3, 1, PsUsage(pushes=1000, table_rows=5), 4.0)
     (server,) = loads.servers()
@@ -67,7 +67,7 @@ def test_the_lines_of_an_epoch_speak_of_the_time_since_the_last_one() -> None:
     assert loads.lines() == ["Staleness of gradients: 3-4 75%, 5-8 25%", "PS load: busy 20% 100%"]
 
 
-def test_of_many_servers_the_mean_and_the_busiest_are_told() -> None:
+def test_of_many_servers_the_mean_and_the_busiest_are_reported() -> None:
     loads = PsMetrics()
     for ps_id in range(50):
         loads.heard(ps_id, 1, PsUsage(), 0.0)
@@ -75,7 +75,7 @@ def test_of_many_servers_the_mean_and_the_busiest_are_told() -> None:
     assert loads.lines() == ["PS load: busy 41% mean, 90% at most (PS 12)"]
 
 
-def test_an_epoch_that_ends_before_the_next_heartbeat_is_told_with_the_one_after_it() -> None:
+def test_an_epoch_that_ends_before_the_next_heartbeat_is_reported_with_the_one_after_it() -> None:
     loads = PsMetrics()
     loads.heard(0, 1, PsUsage(), 0.0)
     loads.heard(0, 1, PsUsage(staleness=(5,), busy_seconds=0.5), 1.0)

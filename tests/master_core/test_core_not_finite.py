@@ -123,7 +123,7 @@ def test_a_repeated_report_is_counted_once_and_one_under_a_lost_lease_is_refused
     assert script.job.status().records_skipped == 10
 
 
-def test_of_very_many_skipped_minibatches_only_some_are_told() -> None:
+def test_of_very_many_skipped_minibatches_only_some_are_reported() -> None:
     script = skipping(records=4000, num_minibatches_per_task=400)
     lease = script.lease()
     for n in range(400):

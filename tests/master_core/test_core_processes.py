@@ -60,7 +60,7 @@ def test_a_pod_that_fails_is_charged_once_although_some_of_its_processes_leave()
     assert script.job._work.retry_budget.num_faults == 1
 
 
-def test_a_pod_that_was_told_to_end_is_not_charged_and_drains_once() -> None:
+def test_a_pod_that_was_asked_to_end_is_not_charged_and_drains_once() -> None:
     script = two_by_two()
     for worker_id in (2, 3):
         script.beat(worker_id, leaving=True)

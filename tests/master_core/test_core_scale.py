@@ -275,7 +275,7 @@ def test_a_member_of_the_group_stays_before_an_older_worker_that_is_not_in_it() 
 
 
 @pytest.mark.parametrize("silent", [0, 1])
-def test_a_silent_member_goes_before_a_younger_one_that_is_heard(silent: int) -> None:
+def test_a_silent_member_goes_before_a_younger_one_that_is_seen(silent: int) -> None:
     script = standing(3)
     script.silence(6, silent)
     script.tell(e.ScaleRequested(2))

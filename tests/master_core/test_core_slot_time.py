@@ -203,14 +203,14 @@ def test_what_was_computed_under_a_lease_that_was_not_renewed_is_repeated() -> N
     assert split(script) == {SlotState.REPEATED: 12.0, SlotState.USEFUL: 1.0}  # the last second may still be committed
 
 
-def test_a_task_whose_user_code_raised_was_computed_in_vain() -> None:
+def test_a_task_whose_user_code_raised_was_computed_for_nothing() -> None:
     script = running(num_workers=2)
     beat(script, 2.0, compute=2.0)
     script.fail(script.lease())
     assert split(script)[SlotState.REPEATED] == 2.0
 
 
-def test_a_worker_that_was_told_to_end_is_stopped() -> None:
+def test_a_worker_that_was_asked_to_end_is_stopped() -> None:
     script = running()
     beat(script, 1.0, input=1.0)
     script.now = 2.0

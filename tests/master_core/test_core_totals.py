@@ -25,7 +25,7 @@ def next_life(loads: PsMetrics) -> PsMetrics:
     return found
 
 
-def test_what_servers_did_is_known_before_they_are_heard_again() -> None:
+def test_what_servers_did_is_known_before_they_are_seen_again() -> None:
     loads = PsMetrics()
     loads.heard(0, 1, PsUsage(pushes=5, bytes_sent=50, staleness=(5,)), 0.0)
     loads.heard(
@@ -153,7 +153,7 @@ def test_a_status_costs_the_same_whatever_the_number_of_tasks(num_bad: int) -> N
     assert num_calls(1000) < num_calls(10) + 50
 
 
-def test_of_many_epochs_the_newest_are_told_one_by_one_and_those_before_as_their_sum() -> None:
+def test_of_many_epochs_the_newest_are_reported_one_by_one_and_those_before_as_their_sum() -> None:
     script = local_job(MAX_EPOCHS + 5, 40)
     train_all(script)
     status = to_job_status(script.job.status(), 0.0)

@@ -66,7 +66,7 @@ def test_a_second_watch_ends_the_first_one() -> None:
     assert (script.answer(first), script.answer(second)) == (c.NoLeaseNow(), None)
 
 
-def test_a_stranger_is_told_to_register() -> None:
+def test_a_stranger_is_asked_to_register() -> None:
     script = standing(1)
     assert script.ready(4) == Like(c.UnknownWorker)
     assert script.answer(script.watch(4)) == Like(c.UnknownWorker)

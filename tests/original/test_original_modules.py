@@ -79,7 +79,7 @@ def test_a_feed_that_takes_fewer_arguments_is_given_the_first_ones(feed: str, tm
     assert features["x"].shape.as_list() == [None]
 
 
-def test_a_feed_that_takes_records_for_lists_of_fields_is_told_how_to_make_them(tmp_path: Path) -> None:
+def test_a_feed_that_takes_records_for_lists_of_fields_is_refused_with_how_to_make_them(tmp_path: Path) -> None:
     (tmp_path / "feeds.py").write_text(FEEDS)
     definition = load(str(tmp_path), "feeds.model", symbols={"feed": "of_fields"})
     assert definition.feed is not None

@@ -348,7 +348,7 @@ def test_a_reply_that_is_damaged_on_the_way_is_asked_for_again() -> None:
         assert cluster.client.exchange(make_push(0), whole_pull()).repeated_push == (True,)
 
 
-def test_a_worker_of_another_version_is_told_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_of_another_version_is_refused_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
     with ps_cluster(1) as cluster:
         with monkeypatch.context() as newer:
             newer.setattr(tensor_sockets, "MAGIC", MAGIC + (1 << 24))  # a later worker's frames

@@ -143,7 +143,7 @@ def test_a_ps_leaves_when_told(stack: ExitStack, tmp_path: Path) -> None:
     assert process.wait(60) == 0
 
 
-def test_a_ps_that_is_told_to_end_serves_until_the_master_says_stop(stack: ExitStack, tmp_path: Path) -> None:
+def test_a_ps_that_is_asked_to_end_serves_until_the_master_says_stop(stack: ExitStack, tmp_path: Path) -> None:
     master = OnePsMaster(tmp_path)
     process = start(stack, stack.enter_context(serving(master)), tmp_path, beats_rarely=True)
     master.wait(lambda: master.readies)
@@ -168,7 +168,7 @@ def test_a_ps_hears_a_signal_that_the_kernel_gives_to_any_of_its_threads(stack: 
     assert process.wait(60) == 143
 
 
-def test_a_ps_that_is_told_to_end_does_not_wait_for_a_master_that_is_away(stack: ExitStack, tmp_path: Path) -> None:
+def test_a_ps_that_is_asked_to_end_does_not_wait_for_a_master_that_is_away(stack: ExitStack, tmp_path: Path) -> None:
     master = OnePsMaster()
     with serving(master) as port:
         process = start(stack, port, tmp_path)

@@ -32,7 +32,7 @@ def test_the_next_life_continues_in_the_same_file(tmp_path: Path) -> None:
     assert between.startswith("---- started again")
 
 
-def test_signals_reach_the_command_and_its_end_by_one_is_told(tmp_path: Path) -> None:
+def test_signals_reach_the_command_and_its_end_by_one_is_reported(tmp_path: Path) -> None:
     code = "trap 'echo asked; exit 9' TERM; echo ready; while :; do read -t 0.1 _ < /dev/zero; done"
     pod = start(tmp_path / "log", "bash", "-c", code)
     assert pod.stdout is not None

@@ -49,7 +49,7 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_a_signal_is_heard_while_the_main_thread_waits_for_a_lock() -> None:
+def test_a_signal_is_received_while_the_main_thread_waits_for_a_lock() -> None:
     with running(BLOCKED_MAIN) as process:
         for number in (signal.SIGTERM, signal.SIGINT):
             process.send_signal(number)
@@ -57,13 +57,13 @@ def test_a_signal_is_heard_while_the_main_thread_waits_for_a_lock() -> None:
                 assert process.poll() is None
 
 
-def test_a_signal_that_another_thread_gets_is_heard() -> None:
+def test_a_signal_that_another_thread_gets_is_received() -> None:
     with running(BLOCKED_MAIN) as process:
         signal_other_thread(process.pid, signal.SIGTERM)
         assert line(process) == str(int(signal.SIGTERM))
 
 
-def test_a_signal_is_heard_while_the_main_thread_holds_the_lock_of_the_event() -> None:
+def test_a_signal_is_received_while_the_main_thread_holds_the_lock_of_the_event() -> None:
     with running(LOCKED_MAIN) as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdin is not None

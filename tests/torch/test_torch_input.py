@@ -104,7 +104,7 @@ def test_feed_computes_with_one_thread_and_the_model_with_all(
         torch.set_num_threads(before)
 
 
-def test_a_feed_that_raises_is_told_with_the_minibatch(framework: Make, numbers: Any) -> None:
+def test_a_feed_that_raises_is_reported_with_the_minibatch(framework: Make, numbers: Any) -> None:
     tested = framework("torch_feeds.custom_model", feed="torch_feeds.raising_at_13")
     batches = tested.batches(Mode.TRAINING, iter([TaskRecords(4, 0, numbers)]))
     assert next(batches).n == 0
@@ -126,7 +126,7 @@ def test_a_feed_that_raises_is_told_with_the_minibatch(framework: Make, numbers:
         ("exiting", "SystemExit"),
     ],
 )
-def test_a_feed_that_is_of_no_use_is_told(
+def test_a_feed_that_is_of_no_use_is_reported(
     framework: Make, numbers: Any, minibatches: Make, kind: str, complaint: str
 ) -> None:
     with pytest.raises(FeedError, match=complaint):

@@ -113,7 +113,7 @@ def test_a_task_of_another_kind_is_handed_over_and_waited_for(fed: Any) -> None:
     assert one.batches(2) == [(1002, 0, [200, 201]), (1002, 1, None)]
 
 
-def test_user_code_that_raises_is_told_and_the_next_task_continues(fed: Any) -> None:
+def test_user_code_that_raises_is_reported_and_the_next_task_continues(fed: Any) -> None:
     one = fed(lease(0), lease(1, length=2))
     one.framework.bad = {2}
     one.feeder.start()
@@ -130,7 +130,7 @@ def test_user_code_that_raises_is_told_and_the_next_task_continues(fed: Any) -> 
     assert one.batches(2) == [(1001, 0, [100, 101]), (1001, 1, None)]
 
 
-def test_records_that_cannot_be_read_are_told_with_their_lease(fed: Any) -> None:
+def test_records_that_cannot_be_read_are_reported_with_their_lease(fed: Any) -> None:
     one = fed(lease(0), lease(1, length=2))
     one.reader.torn = {0}
     one.feeder.start()

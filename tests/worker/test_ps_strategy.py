@@ -157,7 +157,7 @@ def test_what_is_not_finite_never_reaches_the_servers(use_async: bool) -> None:
 
 
 @pytest.mark.parametrize("use_async", [True, False])
-def test_a_skipped_minibatch_leaves_its_name_alone_and_is_told_before(use_async: bool) -> None:
+def test_a_skipped_minibatch_leaves_its_name_alone_and_is_reported_before(use_async: bool) -> None:
     with ps_job(2, UpdateSettings(use_async=use_async)) as job:
         worker = Worker(job, skips=True)
         worker.framework.not_finite = {2: "the gradient of kernel"}

@@ -280,7 +280,7 @@ def test_the_next_rank_0_continues_with_leases_of_its_own(life: Make) -> None:
     assert told[5002] == ({0, 1}, 2)
 
 
-def test_a_task_whose_code_raises_anywhere_is_told_by_rank_0_and_made_again_later(life: Make) -> None:
+def test_a_task_whose_code_raises_anywhere_is_reported_by_rank_0_and_made_again_later(life: Make) -> None:
     one = life(lease(0), lease(1), lease(2), num_per_epoch=6)
     for member in one.members:
         member.framework.bad = {100}  # in the piece of rank 1

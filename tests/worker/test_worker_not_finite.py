@@ -45,7 +45,7 @@ class Diverging:
     def close(self) -> None: ...
 
 
-def test_what_is_not_finite_is_told_and_the_lease_given_up() -> None:
+def test_what_is_not_finite_is_reported_and_the_lease_given_up() -> None:
     shard = pb.ShardMessage(name="s", start=0, end=4)
     master = ScriptedMaster(pb.Lease(id=100, type=pb.TRAINING, shard=shard))
     clock = ActivityClock()

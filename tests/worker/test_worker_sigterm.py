@@ -165,7 +165,7 @@ def test_a_worker_that_waits_for_a_task_leaves_at_once(stack: ExitStack, tmp_pat
     assert len(life.farewells()) == 1
 
 
-def test_a_master_that_is_away_is_told_nothing(stack: ExitStack, tmp_path: Path) -> None:
+def test_a_master_that_is_away_is_sent_nothing(stack: ExitStack, tmp_path: Path) -> None:
     life = begin(stack, tmp_path, lease())
     life.go(0)
     life.until("computing 1")
