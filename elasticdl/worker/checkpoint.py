@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of, writing
-from elasticdl.worker.ledger import UNKNOWN
+from elasticdl.worker.ledger import UNKNOWN, AppliedRow
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.errors import CheckpointError, StorageError
 from elasticdl_client.job_spec import JobSpec
@@ -29,7 +29,6 @@ from elasticdl_client.storage_kinds import AnyPath
 _log = logging.getLogger("elasticdl.worker")
 _PIECE_BYTES = 1 << 20
 
-AppliedRow = tuple[int, int, list[int], int, int]  # epoch, task, extras, watermark, samples; see AppliedTask
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from elasticdl.ps.applied import AppliedSet, MinibatchName, TaskKey
+from elasticdl.ps.applied import AppliedSet, MinibatchName, TaskNumbers
 from elasticdl.rpc import elasticdl_pb2 as pb
 
+AppliedRow = tuple[int, int, list[int], int, int]  # epoch, task, extras, watermark, samples; see AppliedTask
 UNKNOWN = -1  # samples of a task: some of them were not counted
 _COUNTS = struct.Struct("<qq")  # steps, records
 
@@ -26,14 +28,14 @@ class Ledger:
     applied: AppliedSet = field(default_factory=AppliedSet)
     steps: int = 0
     num_records: int = 0
-    num_samples: dict[TaskKey, int] = field(default_factory=dict)
+    num_samples: TaskNumbers = field(default_factory=TaskNumbers)
 
     def add(self, name: MinibatchName, num_samples: int) -> None:
         """A minibatch is in the model now."""
         key = (name.epoch, name.task)
         self.applied.add(name)
         self.applied.num_applies += 1
-        known = self.num_samples.get(key, 0)
+        known = self.num_samples[key]
         self.num_samples[key] = UNKNOWN if known == UNKNOWN else known + num_samples
 
     def copy(self) -> Ledger:
@@ -43,13 +45,21 @@ class Ledger:
         """Names and samples."""
         message = self.applied.to_message()
         for task in message.tasks:
-            task.num_samples = self.num_samples.get((task.epoch, task.task), 0)
+            task.num_samples = self.num_samples[task.epoch, task.task]
         return message
+
+    def rows(self) -> Iterator[AppliedRow]:
+        """Yield names and samples, as checkpoints hold them."""
+        for epoch, task in self.applied.tasks():
+            known = self.applied.of_task(epoch, task)
+            yield epoch, task, list(known.extras), known.watermark, self.num_samples[epoch, task]
 
     @classmethod
     def of(cls, message: pb.AppliedSet, steps: int, num_records: int) -> Ledger:
-        num_samples = {(task.epoch, task.task): task.num_samples for task in message.tasks}
-        return cls(AppliedSet.from_message(message), steps, num_records, num_samples)
+        ledger = cls(AppliedSet.from_message(message), steps, num_records)
+        for task in message.tasks:
+            ledger.num_samples[task.epoch, task.task] = task.num_samples
+        return ledger
 
 
 @dataclass(frozen=True, slots=True)

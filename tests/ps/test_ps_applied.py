@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.ps.applied import AppliedSet, FencingTokens, MinibatchName
+from elasticdl.ps.applied import AppliedSet, FencingTokens, MinibatchName, TaskNumbers
 
 NAMES = st.lists(st.builds(MinibatchName, st.integers(0, 2), st.integers(0, 3), st.integers(0, 12)), max_size=80)
 
@@ -19,6 +22,36 @@ def test_an_applied_set_is_a_set(names: list[MinibatchName]) -> None:
         seen.add(name)
     assert list(applied) == sorted(seen)
     assert applied.num_names == len(seen)
+
+
+TASKS = st.tuples(st.integers(0, 3), st.one_of(st.integers(0, 5), st.integers(0, 3 << 12)))
+
+
+@given(changes=st.lists(st.tuples(TASKS, st.integers(-1, 1 << 40)), max_size=40))
+def test_numbers_of_tasks_are_those_of_a_counter(changes: list[tuple[tuple[int, int], int]]) -> None:
+    numbers, expected = TaskNumbers(), Counter[tuple[int, int]]()
+    before = numbers.copy()
+    for task, number in changes:
+        numbers[task] = expected[task] = number
+        assert numbers[task[0], task[1] + 1] == expected[task[0], task[1] + 1]
+    kept = {task: number for task, number in expected.items() if number}
+    assert numbers == kept
+    assert (list(numbers), len(numbers)) == (sorted(kept), len(kept))
+    assert numbers.copy() == numbers
+    assert not before
+    assert all((task in numbers) == (task in kept) for task, _ in changes)
+
+
+def test_the_names_of_a_million_tasks_take_some_megabytes() -> None:
+    applied = AppliedSet()
+    tracemalloc.start()
+    try:
+        for task in range(100_000):
+            applied.add(MinibatchName(task // 20, task % 20, 0))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 5_000_000
 
 
 @given(names=NAMES)

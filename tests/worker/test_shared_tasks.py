@@ -345,7 +345,8 @@ def test_samples_whose_number_a_checkpoint_does_not_know_are_not_spoken_of(life:
     one = life(lease(0), lease(1), num_per_epoch=4)
     for member in one.members:
         member.framework.dropped = {2, 3, 102, 103}
-    held = Ledger(steps=1, num_records=2, num_samples={(0, 0): UNKNOWN})
+    held = Ledger(steps=1, num_records=2)
+    held.num_samples[0, 0] = UNKNOWN
     held.applied.add(name(0, 0))
     one.members[0].state.restored = RestoredModel(held, "checkpoints/1")
     one.begin()

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from elasticdl.frameworks.framework import Framework, ShardsOptimizer, TableRows, TakesSnapshots
 from elasticdl.ps.applied import AppliedSet
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.checkpoint import AppliedRow, Arrays, Checkpoint, StateCheckpoints
+from elasticdl.worker.checkpoint import Arrays, Checkpoint, StateCheckpoints
 from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.ledger import Ledger, RestoredModel
+from elasticdl.worker.ledger import AppliedRow, Ledger, RestoredModel
 from elasticdl.worker.strategy import Values
 from elasticdl_client.errors import CheckpointError
 
@@ -225,17 +225,13 @@ class CheckpointWriter:
 
     def _save(self, arrays: Callable[[], Arrays], others: Arrays, ledger: Ledger) -> None:
         number = ledger.applied.num_names
-        rows: list[AppliedRow] = [
-            (task.epoch, task.task, list(task.extras), task.watermark, task.num_samples)
-            for task in ledger.to_message().tasks
-        ]
         counts = {
             "steps": ledger.steps,
             "num_records": ledger.num_records,
             "num_applies": ledger.applied.num_applies,
         }
         try:
-            self._checkpoints.save(number, {**arrays(), **others}, rows, counts)
+            self._checkpoints.save(number, {**arrays(), **others}, ledger.rows(), counts)
         except CheckpointError as error:
             self._has_failed = True
             place = self._checkpoints.place
