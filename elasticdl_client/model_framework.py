@@ -15,6 +15,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.zoo_modules import sources, within
 
 PORT = "elasticdl.frameworks.framework"
+NUM_ARGUMENTS = {"feed": (3, 2, 1), "loss": (2,), "eval_metrics_fn": (0,)}  # by position; `feed` gets what it takes
 ADAPTER = "framework"  # the symbol of a module that brings an adapter of its own
 _TELLING = {
     "tensorflow": FrameworkName.TENSORFLOW,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from elasticdl_client.choices import FrameworkName, JobType
 from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import FlagError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.model_framework import ADAPTER, check_framework, framework_of
+from elasticdl_client.model_framework import ADAPTER, NUM_ARGUMENTS, check_framework, framework_of
 from elasticdl_client.original_imports import check_source
 from elasticdl_client.secret_values import hide
 from elasticdl_client.zoo_modules import sources
@@ -149,6 +149,29 @@ def _check_symbol(zoo: Path, model_file: Path, name: str, wanted: str) -> None:
         raise ModelDefinitionError(
             f"{file} has no {symbol}.",
             f"Define {symbol}: {_EXPECTED[name]}{compiled}; or name another symbol with --{name}.",
+        )
+    if name in NUM_ARGUMENTS:
+        for function in _functions(file, names):
+            _check_arguments(file, function, name)
+
+
+def _functions(file: Path, names: Collection[str]) -> Iterator[ast.FunctionDef]:
+    """Yield the functions of these names; none if one is defined twice, or decorated: its source does not tell."""
+    found = [one for one in ast.parse(file.read_bytes()).body if isinstance(one, ast.FunctionDef) and one.name in names]
+    if len(found) == 1 and not found[0].decorator_list:
+        yield from found
+
+
+def _check_arguments(file: Path, function: ast.FunctionDef, name: str) -> None:
+    arguments, numbers = function.args, NUM_ARGUMENTS[name]
+    most = len(arguments.posonlyargs) + len(arguments.args)
+    least = most - len(arguments.defaults)
+    fits = any(least <= number and (number <= most or arguments.vararg is not None) for number in numbers)
+    if not fits or None in arguments.kw_defaults:
+        raise ModelDefinitionError(
+            f"{file}:{function.lineno}: {function.name}({ast.unparse(arguments)}) cannot be called with {numbers[0]} "
+            "arguments by position.",
+            f"Define {function.name}: {_EXPECTED[name]}.",
         )
 
 

@@ -156,18 +156,28 @@ def _where(spec: JobSpec) -> str:
     return f"--namespace={spec.namespace}" + (f" --context={spec.context}" if spec.context else "")
 
 
+_CHAINED = re.compile("The above exception was the direct cause|During handling of the above exception")
+
+
 def without_frames(text: str) -> str:
     """A message with the frames of tracebacks left out, and of their last lines those that it holds already.
 
     The pod's log has the whole; users need the error first.
     """
     kept: list[str] = []
-    in_frames = False
+    in_frames, link = False, ""
     for line in text.splitlines():
         if line.strip() == "Traceback (most recent call last):":
             in_frames = True
+        elif _CHAINED.match(line):
+            link = line
         elif not in_frames or (line.strip() and not line.startswith(" ")):
-            if not in_frames or not any(line in earlier for earlier in kept):
+            said = line.partition(": ")[2] if line.startswith("elasticdl.") else line  # ours wrap the user's
+            known = in_frames and any(said in earlier for earlier in kept)
+            if not known and line:
+                kept += [link, "", line] if link else [line]
+                link = ""
+            elif not known and kept and kept[-1]:
                 kept.append(line)
             in_frames = False
     return "\n".join(kept).rstrip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,18 @@ def user_call(function: Callable[[], Any], what: str) -> Any:
     except Exception as error:
         message = f"{what} raised {type(error).__name__}: {error}"
         raise ModelDefinitionError(message, details=traceback.format_exc()) from error
+
+
+def num_taken(feed: Callable[..., Any]) -> int:
+    """Return how many of mode and metadata a `feed` takes: feed(dataset) and feed(dataset, mode) are good, too."""
+    try:
+        kinds = [parameter.kind for parameter in inspect.signature(feed).parameters.values()]
+    except ValueError:  # no signature to be had
+        return 2
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return 2
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return max(0, sum(kind in positional for kind in kinds) - 1)
 
 
 def made_callbacks(path: str, callbacks: Callable[[], Any] | None) -> list[Any]:

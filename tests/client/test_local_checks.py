@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import socket
 import sqlite3
 from pathlib import Path
@@ -78,6 +79,32 @@ def test_a_missing_zoo_module_or_symbol_is_named_with_its_file(spec: JobSpec) ->
     said = refused(spec, ModelDefinitionError, loss="my_loss")
     assert "pkg/model.py has no my_loss" in said
     assert "loss(labels, predictions)" in said
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "complaint"),
+    [
+        ("feed(d, m, md)", "feed()", r"model\.py:2: feed\(\) cannot be called with 3 arguments"),
+        ("feed(d, m, md)", "feed(records, mode)", ""),
+        ("feed(d, m, md)", "feed(d, m, *, md)", r"feed\(d, m, \*, md\) cannot"),
+        ("feed(d, m, md)", "feed(d, m, md, more)", "cannot be called with 3"),
+        ("loss(l, p)", "loss(labels, predictions, weights)", "cannot be called with 2"),
+        ("feed(d, m, md)", "feed(*all)", ""),
+        ("feed(d, m, md)", "feed(d, m=1, *rest, n=2)", ""),
+        ("loss(l, p)", "loss(l, p, weights=None)", ""),
+        ("def feed(d, m, md)", "@batched\ndef feed(d)", ""),  # the worker sees what it takes
+    ],
+)
+def test_a_function_that_cannot_take_its_arguments_is_refused(
+    spec: JobSpec, before: str, after: str, complaint: str
+) -> None:
+    spec = model(spec, MODEL.replace(before, after))
+    if complaint:
+        said = refused(spec, ModelDefinitionError)
+        assert re.search(complaint, said), said
+        assert f"a function {before.partition('(')[0]}(" in said
+    else:
+        check_local(spec)
 
 
 def test_a_module_that_compiles_its_model_needs_no_loss_and_no_optimizer(spec: JobSpec) -> None:

@@ -353,3 +353,9 @@ def test_a_users_error_is_shown_without_the_frames_of_its_traceback() -> None:
     assert without_frames("feed raised E: x\n" + frames) == "feed raised E: x"
     assert without_frames("worker 1 failed:\n" + frames + "\nmore") == "worker 1 failed:\nE: x\nmore"
     assert without_frames("a\n  b") == "a\n  b"
+    link = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+    ours = frames.replace("\nE: x", "\nelasticdl.frameworks.framework.FeedError: E: x")
+    assert without_frames("feed raised E: x\n" + frames + link + ours) == "feed raised E: x"
+    theirs = frames.replace("\nE: x", "\nV: y")
+    assert without_frames("V: y\n" + frames + link + theirs) == "V: y\nE: x"
+    assert without_frames("raised:\n" + frames + link + theirs) == f"raised:\nE: x{link.rstrip()}\n\nV: y"

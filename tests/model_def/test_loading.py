@@ -60,6 +60,16 @@ def test_losses_and_optimizers_may_be_names_configs_and_lists_and_nothing_else_m
             load(str(zoo), f"shop.bad_{name}.custom_model")
 
 
+def test_a_function_that_cannot_take_its_arguments_is_named(zoo: Path) -> None:
+    (zoo / "shop" / "bad.py").write_text(
+        _MODULE + "from functools import *\n@cache\ndef loss(labels): return 0\nfeed = partial(feed, 1, 2, 3)\n"
+    )
+    load(str(zoo), "shop.bad.custom_model", required=())
+    for name, said in [("feed", r"feed\(\) cannot"), ("loss", r"loss\(labels\) cannot be called with 2")]:
+        with pytest.raises(ModelDefinitionError, match=said):
+            load(str(zoo), "shop.bad.custom_model", required=[name])
+
+
 def test_model_params_are_arguments_of_the_model(zoo: Path) -> None:
     assert load(str(zoo), "shop.model.custom_model", {"width": 3}).model() == ("model", 3, "m")
     with pytest.raises(ModelDefinitionError, match="custom_model cannot be called with depth=2"):
@@ -154,7 +164,7 @@ def test_a_module_that_does_not_come_to_an_end_is_named_with_its_line(zoo: Path)
     """It loops until that has been said."""
     (zoo / "loops.py").write_text(
         f"from pathlib import Path\nwhile not Path({str(zoo / 'said')!r}).exists():\n    pass\n"
-        "def custom_model(): pass\ndef loss(labels, predictions): pass\ndef optimizer(): pass\ndef feed(): pass\n"
+        "def custom_model(): pass\ndef loss(labels, predictions): pass\ndef optimizer(): pass\ndef feed(d): pass\n"
     )
     said: list[str] = []
 

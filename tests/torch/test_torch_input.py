@@ -13,7 +13,16 @@ import torch
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
 
 Make = Callable[..., Any]
-KINDS = ["feed", "as_columns", "as_dataset", "as_tensor_dataset", "as_generator", "as_iterable", "as_list"]
+KINDS = [
+    "feed",
+    "as_columns",
+    "as_dataset",
+    "as_tensor_dataset",
+    "as_generator",
+    "as_iterable",
+    "as_list",
+    "records_alone",
+]
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from elasticdl.data.reader import Metadata
 from elasticdl.data.sources import need
 from elasticdl.data.table_decoder import Column, decode
 from elasticdl.frameworks.framework import Mode
+from elasticdl.frameworks.user_code import num_taken
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
@@ -120,7 +121,7 @@ class Feed:
         self._feed = feed
         self._collate = collate
         self._mode = mode
-        self._metadata = metadata
+        self._arguments = (mode.value, metadata)[: num_taken(feed)]
         self._size = size
 
     @classmethod
@@ -137,7 +138,7 @@ class Feed:
         """
         most = len(records) * _MOST_SAMPLES_PER_RECORD
         count = 0
-        for size, element in self._elements(self._feed(list(records), self._mode.value, self._metadata)):
+        for size, element in self._elements(self._feed(list(records), *self._arguments)):
             count += size
             if count > most:
                 raise ModelDefinitionError(

@@ -10,7 +10,6 @@ without samples: tf.data's own iterator takes as long in Python for a structure 
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from elasticdl.frameworks.keras.operations import (
     stateful_random,
 )
 from elasticdl.frameworks.keras.samples import check_structure
+from elasticdl.frameworks.user_code import num_taken
 from elasticdl_client.errors import ModelDefinitionError
 
 _log = logging.getLogger("elasticdl.keras")
@@ -59,7 +59,7 @@ class TracedFeed:
         # tf.data traces the caller without AutoGraph; functions inside `feed` are converted as they would be outside.
         autograph = tf.__internal__.autograph
         self._feed = autograph.tf_convert(feed, autograph.control_status_ctx(), convert_by_default=False)
-        self._arguments = (mode.value, metadata)[: _num_taken(feed)]
+        self._arguments = (mode.value, metadata)[: num_taken(feed)]
         self._mode = mode
         self._minibatch_size = minibatch_size
         self._probed: Any = None
@@ -125,18 +125,6 @@ class TracedFeed:
             )
         check_structure(self._mode, samples.element_spec)
         return samples
-
-
-def _num_taken(feed: Callable[..., Any]) -> int:
-    """How many of mode and metadata it takes: feed(dataset), feed(dataset, mode) of 2019 are good, too."""
-    try:
-        kinds = [parameter.kind for parameter in inspect.signature(feed).parameters.values()]
-    except ValueError:  # no signature to be had
-        return 2
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return 2
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return max(0, sum(kind in positional for kind in kinds) - 1)
 
 
 class _Patches:
