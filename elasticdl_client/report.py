@@ -172,12 +172,13 @@ def without_frames(text: str) -> str:
         elif _CHAINED.match(line):
             link = line
         elif not in_frames or (line.strip() and not line.startswith(" ")):
-            said = line.partition(": ")[2] if line.startswith("elasticdl.") else line  # ours wrap the user's
-            known = in_frames and any(said in earlier for earlier in kept)
-            if not known and line:
+            said = line.partition(": ")[2] if line.startswith("elasticdl.") else ""  # ours wrap the user's
+            if in_frames and any((said or line) in earlier for earlier in kept):
+                link = ""  # nor how it came about
+            elif line:
                 kept += [link, "", line] if link else [line]
                 link = ""
-            elif not known and kept and kept[-1]:
+            elif kept and kept[-1]:
                 kept.append(line)
             in_frames = False
     return "\n".join(kept).rstrip()

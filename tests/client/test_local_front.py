@@ -356,6 +356,8 @@ def test_a_users_error_is_shown_without_the_frames_of_its_traceback() -> None:
     link = "\n\nThe above exception was the direct cause of the following exception:\n\n"
     ours = frames.replace("\nE: x", "\nelasticdl.frameworks.framework.FeedError: E: x")
     assert without_frames("feed raised E: x\n" + frames + link + ours) == "feed raised E: x"
+    assert without_frames("feed raised E: x\n" + frames + link + ours + "\nmore") == "feed raised E: x\n\nmore"
+    assert without_frames("worker 1:\n" + frames.replace("\nE: x", "\nelasticdl.M")) == "worker 1:\nelasticdl.M"
     theirs = frames.replace("\nE: x", "\nV: y")
     assert without_frames("V: y\n" + frames + link + theirs) == "V: y\nE: x"
     assert without_frames("raised:\n" + frames + link + theirs) == f"raised:\nE: x{link.rstrip()}\n\nV: y"
