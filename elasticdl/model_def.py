@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +26,7 @@ from typing import Any
 from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.model_framework import ADAPTER, NUM_ARGUMENTS, framework_of
+from elasticdl_client.model_framework import ADAPTER, NUM_ARGUMENTS, can_be_called, framework_of
 from elasticdl_client.original_imports import check_source
 from elasticdl_client.zoo_modules import ALIAS
 
@@ -318,30 +318,25 @@ def _symbol(zoo: Path, module: ModuleType, name: str, wanted: str, required: boo
     if not callable(value) and not (name in _DESCRIBED and isinstance(value, str | Mapping | list | tuple)):
         raise _wrong(module, attribute, expected, value)
     if required and name in NUM_ARGUMENTS and callable(value) and not inspect.isclass(value):
-        _check_arguments(module, attribute, value, NUM_ARGUMENTS[name], expected)
+        signature = signature_of(value)
+        if signature is not None and not can_be_called(name, signature):
+            number = NUM_ARGUMENTS[name][0]
+            raise ModelDefinitionError(
+                f"{_file(module)}: {attribute}{signature} cannot be called with {number} arguments by position.",
+                f"Make {attribute} {expected}.",
+            )
     return value  # type: ignore[no-any-return]
 
 
-def _check_arguments(
-    module: ModuleType, symbol: str, value: Callable[..., Any], numbers: Sequence[int], expected: str
-) -> None:
-    try:
-        signature = inspect.signature(value)
-    except ValueError:  # none to be had: the call itself will tell
-        return
-    if not any(_takes(signature, number) for number in numbers):
-        raise ModelDefinitionError(
-            f"{_file(module)}: {symbol}{signature} cannot be called with {numbers[0]} arguments by position.",
-            f"Make {symbol} {expected}.",
-        )
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return what a call has to fit, after decorators, which may add arguments; None: the call itself will tell.
 
-
-def _takes(signature: inspect.Signature, number: int) -> bool:
-    try:
-        signature.bind(*range(number))
-    except TypeError:
-        return False
-    return True
+    Of a wrapper that is written in C, such as that of `functools.cache`, it is that of the function in it.
+    """
+    for follows in (False, True):
+        with contextlib.suppress(TypeError, ValueError):
+            return inspect.signature(function, follow_wrapped=follows)
+    return None
 
 
 def _missing(module: ModuleType, symbol: str, expected: str) -> ModelDefinitionError:

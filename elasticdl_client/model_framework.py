@@ -6,6 +6,7 @@ any framework is imported.
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 from elasticdl_client.choices import DistributionStrategy, FrameworkName
@@ -40,6 +41,20 @@ _INSTEAD = {  # a Keras model's replacement of a flag
     "shard_optimizer": "Leave it out; each worker holds the whole state of the optimizer.",
     "input_workers": "Leave it out; tf.data runs feed in threads, as many as there are processors.",
 }
+
+
+def can_be_called(name: str, signature: inspect.Signature) -> bool:
+    """Whether a function with this signature can be the `feed`, `loss` or `eval_metrics_fn` of a model definition."""
+    takes_weights = name == "loss" and "sample_weight" in signature.parameters  # they come where `feed` gives them
+    return any(_fits(signature, number) for number in NUM_ARGUMENTS[name] + (3,) * takes_weights)
+
+
+def _fits(signature: inspect.Signature, number: int) -> bool:
+    try:
+        signature.bind(*range(number))
+    except TypeError:
+        return False
+    return True
 
 
 def framework_of(spec: JobSpec) -> FrameworkName:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Collection, Iterator
+import inspect
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from elasticdl_client.choices import FrameworkName, JobType
 from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import FlagError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.model_framework import ADAPTER, NUM_ARGUMENTS, check_framework, framework_of
+from elasticdl_client.model_framework import ADAPTER, NUM_ARGUMENTS, can_be_called, check_framework, framework_of
 from elasticdl_client.original_imports import check_source
 from elasticdl_client.secret_values import hide
 from elasticdl_client.zoo_modules import sources
@@ -150,29 +151,45 @@ def _check_symbol(zoo: Path, model_file: Path, name: str, wanted: str) -> None:
             f"{file} has no {symbol}.",
             f"Define {symbol}: {_EXPECTED[name]}{compiled}; or name another symbol with --{name}.",
         )
-    if name in NUM_ARGUMENTS:
-        for function in _functions(file, names):
-            _check_arguments(file, function, name)
-
-
-def _functions(file: Path, names: Collection[str]) -> Iterator[ast.FunctionDef]:
-    """Yield the functions of these names; none if one is defined twice, or decorated: its source does not tell."""
-    found = [one for one in ast.parse(file.read_bytes()).body if isinstance(one, ast.FunctionDef) and one.name in names]
-    if len(found) == 1 and not found[0].decorator_list:
-        yield from found
-
-
-def _check_arguments(file: Path, function: ast.FunctionDef, name: str) -> None:
-    arguments, numbers = function.args, NUM_ARGUMENTS[name]
-    most = len(arguments.posonlyargs) + len(arguments.args)
-    least = most - len(arguments.defaults)
-    fits = any(least <= number and (number <= most or arguments.vararg is not None) for number in numbers)
-    if not fits or None in arguments.kw_defaults:
+    function = _function(file, names)
+    if name in NUM_ARGUMENTS and function is not None and not can_be_called(name, _signature(function.args)):
         raise ModelDefinitionError(
-            f"{file}:{function.lineno}: {function.name}({ast.unparse(arguments)}) cannot be called with {numbers[0]} "
-            "arguments by position.",
+            f"{file}:{function.lineno}: {function.name}({ast.unparse(function.args)}) cannot be called with "
+            f"{NUM_ARGUMENTS[name][0]} arguments by position.",
             f"Define {function.name}: {_EXPECTED[name]}.",
         )
+
+
+def _function(file: Path, names: Sequence[str]) -> ast.FunctionDef | None:
+    """Return the function of the first of the names that a module defines.
+
+    None where its source does not tell: it is decorated, no function of this module, or defined more than once.
+    """
+    body = ast.parse(file.read_bytes()).body
+    defined = list(_top_level_names(body))
+    first = next((name for name in names if name in defined), "")
+    found = [one for one in body if isinstance(one, ast.FunctionDef) and one.name == first and not one.decorator_list]
+    return found[0] if found and defined.count(first) == 1 and "*" not in defined else None
+
+
+def _signature(arguments: ast.arguments) -> inspect.Signature:
+    """Return that of a function by its source."""
+    kinds = inspect._ParameterKind
+    positional = [(one.arg, kinds.POSITIONAL_ONLY) for one in arguments.posonlyargs]
+    positional += [(one.arg, kinds.POSITIONAL_OR_KEYWORD) for one in arguments.args]
+    num_needed = len(positional) - len(arguments.defaults)
+    parameters = [
+        inspect.Parameter(name, kind, default=inspect.Parameter.empty if n < num_needed else None)
+        for n, (name, kind) in enumerate(positional)
+    ]
+    if arguments.vararg is not None:
+        parameters.append(inspect.Parameter(arguments.vararg.arg, kinds.VAR_POSITIONAL))
+    for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        value = inspect.Parameter.empty if default is None else None
+        parameters.append(inspect.Parameter(one.arg, kinds.KEYWORD_ONLY, default=value))
+    if arguments.kwarg is not None:
+        parameters.append(inspect.Parameter(arguments.kwarg.arg, kinds.VAR_KEYWORD))
+    return inspect.Signature(parameters)
 
 
 def _module_file(zoo: Path, module: str, flag: str) -> Path:

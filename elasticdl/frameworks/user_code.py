@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from elasticdl.model_def import signature_of
 from elasticdl_client.errors import ElasticDLError, ModelDefinitionError
 
 
@@ -23,14 +24,20 @@ def user_call(function: Callable[[], Any], what: str) -> Any:
 
 def num_taken(feed: Callable[..., Any]) -> int:
     """Return how many of mode and metadata a `feed` takes: feed(dataset) and feed(dataset, mode) are good, too."""
-    try:
-        kinds = [parameter.kind for parameter in inspect.signature(feed).parameters.values()]
-    except ValueError:  # no signature to be had
-        return 2
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
+    signature = signature_of(feed)
+    while signature is not None and inspect.Parameter.VAR_POSITIONAL in _kinds(signature):
+        wrapped: Callable[..., Any] | None = getattr(feed, "__wrapped__", None)
+        if wrapped is None:
+            return 2
+        feed, signature = wrapped, signature_of(wrapped)  # a decorator passes on what it gets
+    if signature is None:
         return 2
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return max(0, sum(kind in positional for kind in kinds) - 1)
+    return max(0, sum(kind in positional for kind in _kinds(signature)) - 1)
+
+
+def _kinds(signature: inspect.Signature) -> list[inspect._ParameterKind]:
+    return [parameter.kind for parameter in signature.parameters.values()]
 
 
 def made_callbacks(path: str, callbacks: Callable[[], Any] | None) -> list[Any]:

@@ -93,6 +93,10 @@ def test_a_missing_zoo_module_or_symbol_is_named_with_its_file(spec: JobSpec) ->
         ("feed(d, m, md)", "feed(d, m=1, *rest, n=2)", ""),
         ("loss(l, p)", "loss(l, p, weights=None)", ""),
         ("def feed(d, m, md)", "@batched\ndef feed(d)", ""),  # the worker sees what it takes
+        ("def feed(d, m, md)", "def feed(d, m, md, words): ...\nfeed = partial(feed, words=1)\ndef f()", ""),
+        ("def feed(d, m, md)", "from pkg.feeds import feed\ndef dataset()", ""),
+        ("loss(l, p)", "loss(l, p, sample_weight)", ""),  # where `feed` gives weights
+        ("loss(l, p)", "loss(l, p, *, sample_weight)", "cannot be called with 2"),  # it comes by position
     ],
 )
 def test_a_function_that_cannot_take_its_arguments_is_refused(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
+from functools import cache, partial, wraps
 from pathlib import Path
 
 import pytest
 
+from elasticdl.frameworks.user_code import num_taken
 from elasticdl.model_def import load, load_model_definition
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
@@ -68,6 +70,29 @@ def test_a_function_that_cannot_take_its_arguments_is_named(zoo: Path) -> None:
     for name, said in [("feed", r"feed\(\) cannot"), ("loss", r"loss\(labels\) cannot be called with 2")]:
         with pytest.raises(ModelDefinitionError, match=said):
             load(str(zoo), "shop.bad.custom_model", required=[name])
+
+
+def test_a_decorator_may_give_arguments_that_the_function_lacks_a_default_for(zoo: Path) -> None:
+    (zoo / "shop" / "good.py").write_text(
+        _MODULE + "from functools import wraps\n"
+        "def scaled(function):\n    return wraps(function)(lambda *arguments: function(*arguments, 2))\n"
+        "@scaled\ndef feed(dataset, mode, metadata, scale): return dataset * scale\n"
+        "def loss(labels, predictions, sample_weight): return sample_weight\n"
+    )
+    definition = load(str(zoo), "shop.good.custom_model")
+    assert definition.feed is not None
+    assert definition.feed(3, "training", None) == 6
+    assert num_taken(definition.feed) >= 2
+
+
+def test_a_feed_gets_the_arguments_that_its_outermost_decorator_takes() -> None:
+    def three(dataset: object, mode: str, metadata: object) -> None: ...
+
+    assert num_taken(wraps(three)(lambda *arguments: three(*arguments))) == 2
+    assert num_taken(wraps(three)(lambda dataset: three(dataset, "training", None))) == 0
+    assert num_taken(partial(three, metadata=None)) == 1
+    assert num_taken(cache(three)) == 2
+    assert num_taken(lambda *arguments: None) == 2
 
 
 def test_model_params_are_arguments_of_the_model(zoo: Path) -> None:
