@@ -56,8 +56,8 @@ def watch() -> None:
     descriptor = os.memfd_create("elasticdl-stacks")
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
     _file = io.FileIO(descriptor, "ab")
-    _register()
-    os.register_at_fork(before=_register)
+    faulthandler.register(_SIGNAL, _file, all_threads=True)
+    os.register_at_fork(before=_register_again)
     if os.access(_path_of(descriptor), os.W_OK):
         _tell_spawned(descriptor)
 
@@ -70,24 +70,31 @@ def take() -> list[ChildThread]:
     return [thread for pid in asked[:_MOST_PROCESSES] for thread in _ask(pid, _file)]
 
 
-def _register() -> None:
-    """Install the handler, again where another package has removed it: Lightning's `fit` restores all signals at its
-    end, and Python does not know of handlers in C.
+def _register_again() -> None:
+    """Install the handler where another package has removed it: Lightning's `fit` restores all signals at its end, and
+    Python does not know of handlers in C.
+
+    One that is in place, or that the user has set instead, stays: without any for a moment, the signal would kill.
     """
     assert _file is not None
-    faulthandler.unregister(_SIGNAL)
-    faulthandler.register(_SIGNAL, _file, all_threads=True)
+    if not _catches_signal(os.getpid()):
+        faulthandler.unregister(_SIGNAL)
+        faulthandler.register(_SIGNAL, _file, all_threads=True)
 
 
 def _can_answer(pid: int, file: io.FileIO) -> bool:
     """Whether a process holds the file and catches the signal."""
-    own, process = os.fstat(file.fileno()), Path(f"/proc/{pid}")
+    own = os.fstat(file.fileno())
     try:
-        is_held = any(os.path.samestat(own, one.stat()) for one in (process / "fd").iterdir())
-        caught = re.search(r"^SigCgt:\t(\w+)$", (process / "status").read_text(), re.MULTILINE)
+        is_held = any(os.path.samestat(own, one.stat()) for one in Path(f"/proc/{pid}/fd").iterdir())
+        return is_held and _catches_signal(pid)
     except OSError:  # it has ended, or closed one meanwhile
         return False
-    return is_held and caught is not None and bool(int(caught[1], 16) >> (_SIGNAL - 1) & 1)
+
+
+def _catches_signal(pid: int) -> bool:
+    caught = re.search(r"^SigCgt:\t(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (_SIGNAL - 1) & 1)
 
 
 def _ask(pid: int, file: io.FileIO) -> Iterator[ChildThread]:

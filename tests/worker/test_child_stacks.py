@@ -129,6 +129,17 @@ def test_a_process_outlives_the_question_though_signals_were_restored(
     assert process.exitcode == 0
 
 
+def test_a_handler_of_the_users_outlives_a_fork() -> None:
+    program = (
+        "import os, signal; from elasticdl.worker import child_stacks; child_stacks.watch()\n"
+        "signal.signal(child_stacks._SIGNAL, lambda *_: print('theirs', flush=True))\n"
+        "if not (pid := os.fork()): os._exit(0)\n"
+        "os.waitpid(pid, 0); os.kill(os.getpid(), child_stacks._SIGNAL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("theirs\n", "")
+
+
 def test_a_process_that_is_stopped_does_not_answer() -> None:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
