@@ -25,6 +25,7 @@ class MinibatchName:
 
 _BLOCK_BITS = 12
 _LAST_PLACE = (1 << _BLOCK_BITS) - 1
+_NOTHING = array("q")
 
 
 class TaskNumbers(MutableMapping[TaskKey, int]):
@@ -64,6 +65,14 @@ class TaskNumbers(MutableMapping[TaskKey, int]):
                 if found:
                     yield epoch, (number << _BLOCK_BITS) + place
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TaskNumbers):
+            return super().__eq__(other)
+        return all(
+            _are_equal(self._blocks.get(key, _NOTHING), other._blocks.get(key, _NOTHING))
+            for key in self._blocks.keys() | other._blocks.keys()
+        )
+
     def __len__(self) -> int:
         return sum(len(block) - block.count(0) for block in self._blocks.values())
 
@@ -71,6 +80,13 @@ class TaskNumbers(MutableMapping[TaskKey, int]):
         copied = TaskNumbers()
         copied._blocks = {key: block[:] for key, block in self._blocks.items()}
         return copied
+
+
+def _are_equal(one: array[int], other: array[int]) -> bool:
+    """Whether they are, with zeros behind the end of the shorter one."""
+    if len(one) > len(other):
+        one, other = other, one
+    return one == other[: len(one)] and other.count(0) - one.count(0) == len(other) - len(one)
 
 
 class AppliedSet:
@@ -169,7 +185,8 @@ class AppliedSet:
 
     def tasks(self) -> list[TaskKey]:
         """Return the tasks of which it holds a minibatch, in order."""
-        return sorted(self._watermarks.keys() | self._extras.keys())
+        tasks = list(self._watermarks)
+        return sorted((*tasks, *(self._extras.keys() - self._watermarks.keys()))) if self._extras else tasks
 
 
 def common_task(standings: Sequence[pb.AppliedTask]) -> pb.AppliedTask:

@@ -42,6 +42,19 @@ def test_numbers_of_tasks_are_those_of_a_counter(changes: list[tuple[tuple[int, 
     assert all((task in numbers) == (task in kept) for task, _ in changes)
 
 
+SMALL = st.dictionaries(st.tuples(st.integers(0, 1), st.integers(4093, 4098)), st.integers(0, 2), max_size=3)
+
+
+@given(one=SMALL, other=SMALL)
+def test_numbers_of_tasks_are_equal_where_those_that_are_not_zero_are(
+    one: dict[tuple[int, int], int], other: dict[tuple[int, int], int]
+) -> None:
+    numbers, others = TaskNumbers(), TaskNumbers()
+    numbers.update(one)
+    others.update(other)
+    assert (numbers == others) == ({k: n for k, n in one.items() if n} == {k: n for k, n in other.items() if n})
+
+
 def test_the_names_of_a_million_tasks_take_some_megabytes() -> None:
     applied = AppliedSet()
     tracemalloc.start()
