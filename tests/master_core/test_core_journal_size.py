@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import tracemalloc
 import zlib
 from array import array
 
@@ -44,6 +45,38 @@ def test_a_million_tasks_of_a_thousand_workers_fit_into_the_object_many_times_ov
     assert json.dumps(second) != first
     changed = [n for n, (a, b) in enumerate(zip(json.loads(first)["sizes"], second["sizes"], strict=True)) if a != b]
     assert changed == [(20_000 + WORKERS) >> 14]  # nothing else was packed again
+
+
+def test_an_epoch_that_is_covered_takes_some_bytes_a_task() -> None:
+    """A job keeps all of its epochs."""
+    num_tasks = 10_000
+    slices = [Shard("a", 0, 8)] * num_tasks
+    tracemalloc.start()
+    try:
+        epoch = Epoch(0, slices, SETTINGS, None)
+        while (task := epoch.first_todo(lambda _: True)) is not None:
+            epoch.take(task)
+            epoch.change(task, CommittedTask.of(8), 8)
+            epoch.leased.remove(task)
+        epoch.cover()
+        epoch.snapshot()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 25 * num_tasks
+    assert (epoch.is_todo(0), epoch.is_todo(num_tasks)) == (False, False)
+
+
+def test_tasks_that_are_planned_again_are_at_their_places_in_the_order() -> None:
+    epoch = epoch_of(50)
+    order = list(epoch.order)
+    epoch.take(order[0])
+    epoch.stop()
+    epoch.plan_again([order[7], order[3]])
+    epoch.validate()
+    assert list(epoch.order) == [order[0], order[3], order[7]]
+    assert epoch.first_todo(lambda task: task != order[3]) == order[7]
+    assert epoch.first_todo(lambda _: True) == order[3]
 
 
 def test_what_is_committed_is_the_same_in_the_next_life_whatever_was_left_out() -> None:

@@ -99,7 +99,7 @@ class Reconciler:
         for epoch in complete:
             epoch.num_repeated += max(0, num_repeated - self.num_repeated) * self._settings.minibatch_size
             self.num_repeated = max(num_repeated, self.num_repeated)
-            epoch.covered = True
+            epoch.cover()
             coverage = coverage_of(epoch, is_bound=self._settings.has_tensorflow_servers)
             line = coverage_line(coverage)
             self._out.events.add(EventKind.EPOCH_COVERED, f"epoch-{coverage.epoch}", line, **coverage.counts())

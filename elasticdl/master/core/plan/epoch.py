@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import base64
 import heapq
+import itertools
 import random
 import zlib
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -45,13 +45,12 @@ class Epoch:
         self._slices = slices
         self._minibatch_size = settings.minibatch_size
         self._shortened: dict[int, Shard] = {}
-        in_order = list(range(len(slices)))
-        order = permutation(settings.seed, number, len(slices)) if settings.trains else in_order
-        self.order = self._plan(order, budget)
+        in_order = range(len(slices))
+        order = array("i", permutation(settings.seed, number, len(slices)) if settings.trains else in_order)
+        self._num_within_budget = self._cut(order, budget)
         self.verb = settings.verb
-        self.planned_records = sum(len(self.slice(task)) for task in self.order)
         self.records = sum(len(shard) for shard in slices)
-        self._ahead = deque(self.order)  # tasks that may be todo, in order: leased and done ones are passed over
+        self._next = 0  # place in `order` from which on tasks may be todo: leased and done ones are passed over
         self._again: list[tuple[int, int]] = []  # those that were opened again, a heap of places and tasks
         self.leased: set[int] = set()
         self.covered = False  # its coverage line is printed
@@ -67,31 +66,38 @@ class Epoch:
         self._watermarks = array("i", [0]) * len(slices)
         self._sizes = array("i", [UNKNOWN]) * len(slices)
         self._surpluses = array("q", [0]) * len(slices)  # samples minus records; 0 of a task that is not done
+        self._unplanned: frozenset[int] = frozenset()  # tasks that were planned before training was stopped
         self._columns = PackedColumns(
             order, {"watermarks": self._watermarks, "sizes": self._sizes, "surpluses": self._surpluses}
         )
+        self.order, self.planned_records = self._planned()
         self._extras: dict[int, frozenset[int]] = {}
         self._excluded: dict[int, frozenset[int]] = {}
         self._num_quarantined: int | None = 0  # None: counted when it is asked for
         self._skipped: dict[int, frozenset[int]] = {}  # minibatches that are, or are about to be, empty in the model
         self._saved: dict[str, Any] | None = None
-        self._places: dict[int, int] | None = None  # of the tasks in the order, once that is asked for
-        self._unplanned: frozenset[int] = frozenset()  # tasks that were planned before training was stopped
 
-    def _plan(self, order: list[int], budget: int | None) -> list[int]:
+    def _cut(self, order: Sequence[int], budget: int | None) -> int:
+        """Shorten the last task within the budget; return how many are."""
         if budget is None:
-            return order
-        planned = []
-        for task in order:
+            return len(order)
+        for place, task in enumerate(order):
             if budget <= 0:
-                break
+                return place
             records = budget * self._minibatch_size
             shard = self._slices[task]
             if len(shard) > records:
                 self._shortened[task] = Shard(shard.name, shard.start, shard.start + records)
             budget -= -(-len(shard) // self._minibatch_size)
-            planned.append(task)
-        return planned
+        return len(order)
+
+    def _planned(self) -> tuple[array[int], int]:
+        """Return the planned tasks in order, and the number of their records."""
+        order = self._columns.order
+        if self._unplanned or self._num_within_budget < len(order):
+            within_budget = itertools.islice(order, self._num_within_budget)
+            order = array("i", (task for task in within_budget if task not in self._unplanned))
+        return order, sum(len(self.slice(task)) for task in order)
 
     def stop(self) -> None:
         """Stop training: cancel all tasks that no worker has begun."""
@@ -99,19 +105,19 @@ class Epoch:
 
     def _leave_out(self, tasks: Iterable[int]) -> None:
         self._unplanned = self._unplanned.union(tasks)
-        self.order = [task for task in self.order if task not in self._unplanned]
-        self.planned_records = sum(len(self.slice(task)) for task in self.order)
-        self._places = self._saved = self._num_quarantined = None
-        self._queue()
+        self._plan_again()
 
     def plan_again(self, tasks: Iterable[int]) -> None:
         """The model holds parts of these tasks: those that were left out are not."""
-        for task in self._unplanned.intersection(tasks):
-            self._unplanned -= {task}
-            self.order.append(task)
-            self.planned_records += len(self.slice(task))
-            self._places = self._saved = self._num_quarantined = None
-            self.open_again(task)
+        again = self._unplanned.intersection(tasks)
+        if again:
+            self._unplanned -= again
+            self._plan_again()
+
+    def _plan_again(self) -> None:
+        self.order, self.planned_records = self._planned()
+        self._saved = self._num_quarantined = None
+        self._queue()
 
     def slice(self, task: int) -> Shard:
         return self._shortened.get(task, self._slices[task])
@@ -122,15 +128,18 @@ class Epoch:
 
     def open_again(self, task: int) -> None:
         """Puts a planned task back into the todo list: at its place in the order, so before all later ones."""
-        place = self._place(task)
-        assert place is not None, f"task {task} is not planned"
-        heapq.heappush(self._again, (place, task))
+        assert self._is_planned(task), f"task {task} is not planned"
+        heapq.heappush(self._again, (self._columns.place(task), task))
 
-    def _place(self, task: int) -> int | None:
-        """Of a task in the order; None: it is not planned."""
-        if self._places is None:
-            self._places = {one: place for place, one in enumerate(self.order)}
-        return self._places.get(task)
+    def _is_planned(self, task: int) -> bool:
+        if task in self._unplanned or not 0 <= task < len(self._slices):
+            return False
+        return self._columns.place(task) < self._num_within_budget
+
+    def cover(self) -> None:
+        """Its coverage line is printed: it changes only if the model is found to have lost some of it."""
+        self.covered = True
+        self._columns.forget_places()
 
     # Todo -----------------------------------------------------------------------------------------------------------
 
@@ -143,7 +152,7 @@ class Epoch:
         return len(self.order) - len(self.leased) - self.num_done
 
     def is_todo(self, task: int) -> bool:
-        return self._place(task) is not None and self._is_open(task)
+        return self._is_planned(task) and self._is_open(task)
 
     def _is_open(self, task: int) -> bool:
         return task not in self.leased and not self.is_done(task)
@@ -166,25 +175,23 @@ class Epoch:
         """The first task in order that is todo."""
         while self._again and not self._is_open(self._again[0][1]):
             heapq.heappop(self._again)
-        while self._ahead and not self._is_open(self._ahead[0]):
-            self._ahead.popleft()
-        if not self._again:
-            return self._ahead[0] if self._ahead else None
-        if not self._ahead:
-            return self._again[0][1]
-        ahead = self._ahead[0]
-        return min(self._again[0], (self._place(ahead) or 0, ahead))[1]
+        while self._next < len(self.order) and not self._is_open(self.order[self._next]):
+            self._next += 1
+        if self._next == len(self.order):
+            return self._again[0][1] if self._again else None
+        ahead = self.order[self._next]
+        return min(self._again[0], (self._columns.place(ahead), ahead))[1] if self._again else ahead
 
     def _pass(self, task: int) -> None:
         """Take what is in front out of the queues."""
         while self._again and self._again[0][1] == task:
             heapq.heappop(self._again)
-        if self._ahead and self._ahead[0] == task:
-            self._ahead.popleft()
+        if self._next < len(self.order) and self.order[self._next] == task:
+            self._next += 1
 
     def _queue(self) -> None:
         """Queue all planned tasks that are not done."""
-        self._ahead, self._again = deque(task for task in self.order if not self.is_done(task)), []
+        self._next, self._again = 0, []
 
     @property
     def num_quarantined(self) -> int:
@@ -317,7 +324,8 @@ class Epoch:
             if applied != NOTHING or sizes[task] != UNKNOWN:
                 self.change(task, applied, sizes[task], surpluses[task])
         self._queue()
-        self.covered = saved["covered"]
+        if saved["covered"]:
+            self.cover()
         self.processed_records = saved.get("processed_records", self.processed_records)
 
     def validate(self) -> None:
@@ -327,7 +335,7 @@ class Epoch:
             AssertionError: it is not so.
         """
         done = {task for task in self.order if self.is_done(task)}
-        queued = {*self._ahead, *(task for _, task in self._again)}
+        queued = {*self.order[self._next :], *(task for _, task in self._again)}
         assert queued >= set(self.todo()), (self.number, queued, self.todo())
         groups = [*self.todo(), *self.leased, *done]
         assert sorted(groups) == sorted(self.order), (self.number, self.todo(), self.leased, done)
@@ -405,24 +413,34 @@ class PackedColumns:
         columns: by name.
     """
 
-    def __init__(self, order: Sequence[int], columns: Mapping[str, array[int]]) -> None:
-        self._order = array("i", order)
-        self._places = array("i", bytes(self._order.itemsize * len(order)))
-        for place, task in enumerate(order):
-            self._places[task] = place
+    def __init__(self, order: array[int], columns: Mapping[str, array[int]]) -> None:
+        self.order = order
+        self._places: array[int] | None = None  # of the tasks in the order, once one is asked for
         num_chunks = -(-len(order) // _CHUNK)
         self._columns = columns
         self._packed = {name: [""] * num_chunks for name in columns}
         self._changed = set(range(num_chunks))
 
+    def place(self, task: int) -> int:
+        """Return that of a task in the order."""
+        if self._places is None:
+            self._places = array("i", bytes(self.order.itemsize * len(self.order)))
+            for place, one in enumerate(self.order):
+                self._places[one] = place
+        return self._places[task]
+
+    def forget_places(self) -> None:
+        """Give their memory back until one is asked for again."""
+        self._places = None
+
     def changed(self, task: int) -> None:
         """A number of this task has changed."""
-        self._changed.add(self._places[task] // _CHUNK)
+        self._changed.add(self.place(task) // _CHUNK)
 
     def pack(self) -> dict[str, list[str]]:
         """Return all columns, of JSON's types only."""
         for chunk in self._changed:
-            tasks = self._order[chunk * _CHUNK : (chunk + 1) * _CHUNK]
+            tasks = self.order[chunk * _CHUNK : (chunk + 1) * _CHUNK]
             for name, column in self._columns.items():
                 numbers = array(column.typecode, map(column.__getitem__, tasks))
                 self._packed[name][chunk] = base64.b64encode(zlib.compress(numbers.tobytes())).decode()
@@ -444,7 +462,7 @@ class PackedColumns:
             else:
                 found[name] = array(column.typecode, column)
                 numbers = (number for chunk in packed for number in _unpack(chunk, column.typecode))
-                for task, number in zip(self._order, numbers, strict=True):
+                for task, number in zip(self.order, numbers, strict=True):
                     found[name][task] = number
         return found
 
