@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 TaskKey = tuple[int, int]  # (epoch, task)
@@ -45,13 +47,38 @@ class TaskNumbers(MutableMapping[TaskKey, int]):
 
     def __setitem__(self, key: TaskKey, number: int) -> None:
         epoch, task = key
-        block = self._blocks.get((epoch, task >> _BLOCK_BITS))
+        place = task & _LAST_PLACE
+        self._block(epoch, task >> _BLOCK_BITS, place + 1)[place] = number
+
+    def fill(self, epoch: int, first: int, count: int, number: int) -> None:
+        """Set the number of successive tasks of an epoch."""
+        while count > 0:
+            place = first & _LAST_PLACE
+            end = min(place + count, _LAST_PLACE + 1)
+            block = self._block(epoch, first >> _BLOCK_BITS, end)
+            block[place:end] = array("q", [number]) * (end - place)
+            first, count = first + end - place, count - end + place
+
+    def _block(self, epoch: int, number: int, size: int) -> array[int]:
+        """Return a block, with room for at least this many tasks."""
+        block = self._blocks.get((epoch, number))
         if block is None:
-            block = self._blocks[epoch, task >> _BLOCK_BITS] = array("q")
-        lacking = (task & _LAST_PLACE) + 1 - len(block)
-        if lacking > 0:
-            block.extend(array("q", bytes(8 * lacking)))
-        block[task & _LAST_PLACE] = number
+            block = self._blocks[epoch, number] = array("q")
+        if len(block) < size:
+            block.extend(array("q", bytes(8 * (size - len(block)))))
+        return block
+
+    @staticmethod
+    def runs(*several: TaskNumbers) -> Iterator[tuple[int, ...]]:
+        """Yield (epoch, first task, count, numbers …) of successive tasks that are alike in all of them, and not 0."""
+        for epoch, number in sorted({key for one in several for key in one._blocks}):
+            columns = [np.array(one._blocks.get((epoch, number), ()), np.int64) for one in several]
+            size = max(map(len, columns))
+            rows = np.stack([np.pad(column, (0, size - len(column))) for column in columns])
+            ends = [*(np.flatnonzero((rows[:, 1:] != rows[:, :-1]).any(0)) + 1).tolist(), size]
+            for start, end in zip([0, *ends], ends, strict=False):
+                if rows[:, start].any():
+                    yield epoch, (number << _BLOCK_BITS) + start, end - start, *rows[:, start].tolist()
 
     def __delitem__(self, key: TaskKey) -> None:
         self[key] = 0
@@ -76,6 +103,10 @@ class TaskNumbers(MutableMapping[TaskKey, int]):
     def __len__(self) -> int:
         return sum(len(block) - block.count(0) for block in self._blocks.values())
 
+    def total(self, epoch: int) -> int:
+        """The sum of the numbers of an epoch's tasks."""
+        return sum(sum(block) for (other, _), block in self._blocks.items() if other == epoch)
+
     def copy(self) -> TaskNumbers:
         copied = TaskNumbers()
         copied._blocks = {key: block[:] for key, block in self._blocks.items()}
@@ -95,19 +126,21 @@ class AppliedSet:
     Of a task it holds all n < watermark, and the extras, which are all > watermark.
 
     Attributes:
+        watermarks: of each task.
+        extras: of each task that has any.
         num_names: in the set.
         num_applies: how many names have been taken into the state.  Each change of the state counts, independently
             of the names: a difference to `num_names` proves a repeated or lost update.
     """
 
     def __init__(self) -> None:
-        self._watermarks = TaskNumbers()
-        self._extras: dict[TaskKey, set[int]] = {}  # none is empty
+        self.watermarks = TaskNumbers()
+        self.extras: dict[TaskKey, set[int]] = {}  # none is empty
         self.num_names = self.num_applies = 0
 
     def __contains__(self, name: MinibatchName) -> bool:
         key = (name.epoch, name.task)
-        return name.n < self._watermarks[key] or name.n in self._extras.get(key, ())
+        return name.n < self.watermarks[key] or name.n in self.extras.get(key, ())
 
     def __iter__(self) -> Iterator[MinibatchName]:
         for epoch, task in self.tasks():
@@ -115,42 +148,51 @@ class AppliedSet:
             for n in (*range(known.watermark), *known.extras):
                 yield MinibatchName(epoch, task, n)
 
+    def fill(self, epoch: int, first: int, count: int, watermark: int) -> None:
+        """Set where successive tasks stand of which nothing is known yet."""
+        self.watermarks.fill(epoch, first, count, watermark)
+        self.num_names += count * watermark
+
     def add(self, name: MinibatchName) -> bool:
         """Adds a name; False if it was there already."""
         if name in self:
             return False
         self.num_names += 1
         key = (name.epoch, name.task)
-        watermark = self._watermarks[key]
+        watermark = self.watermarks[key]
         if name.n != watermark:
-            self._extras.setdefault(key, set()).add(name.n)
+            self.extras.setdefault(key, set()).add(name.n)
             return True
         watermark += 1
-        extras = self._extras.get(key)
+        extras = self.extras.get(key)
         if extras is not None:
             while watermark in extras:
                 extras.remove(watermark)
                 watermark += 1
             if not extras:
-                del self._extras[key]
-        self._watermarks[key] = watermark
+                del self.extras[key]
+        self.watermarks[key] = watermark
         return True
 
+    def num_names_of(self, epoch: int) -> int:
+        extras = sum(len(found) for (other, _), found in self.extras.items() if other == epoch)
+        return self.watermarks.total(epoch) + extras
+
     def has_same_names(self, other: AppliedSet) -> bool:
-        return self._watermarks == other._watermarks and self._extras == other._extras
+        return self.watermarks == other.watermarks and self.extras == other.extras
 
     def copy(self) -> AppliedSet:
         """Fast: a message of it takes a hundred times longer."""
         copied = AppliedSet()
-        copied._watermarks = self._watermarks.copy()
-        copied._extras = {key: extras.copy() for key, extras in self._extras.items()}
+        copied.watermarks = self.watermarks.copy()
+        copied.extras = {key: extras.copy() for key, extras in self.extras.items()}
         copied.num_names, copied.num_applies = self.num_names, self.num_applies
         return copied
 
     def of_task(self, epoch: int, task: int) -> pb.AppliedTask:
         """Where one task stands."""
-        watermark = self._watermarks[epoch, task]
-        extras = sorted(self._extras.get((epoch, task), ()))
+        watermark = self.watermarks[epoch, task]
+        extras = sorted(self.extras.get((epoch, task), ()))
         return pb.AppliedTask(epoch=epoch, task=task, watermark=watermark, extras=extras)
 
     def to_message(self) -> pb.AppliedSet:
@@ -177,16 +219,14 @@ class AppliedSet:
 
     def _set_task(self, task: pb.AppliedTask) -> None:
         """Take over where a task stands of which nothing is known yet."""
-        if task.watermark:
-            self._watermarks[task.epoch, task.task] = task.watermark
-            self.num_names += task.watermark
+        self.fill(task.epoch, task.task, 1 if task.watermark else 0, task.watermark)
         for n in task.extras:
             self.add(MinibatchName(task.epoch, task.task, n))
 
     def tasks(self) -> list[TaskKey]:
         """Return the tasks of which it holds a minibatch, in order."""
-        tasks = list(self._watermarks)
-        return sorted((*tasks, *(self._extras.keys() - self._watermarks.keys()))) if self._extras else tasks
+        tasks = list(self.watermarks)
+        return sorted((*tasks, *(self.extras.keys() - self.watermarks.keys()))) if self.extras else tasks
 
 
 def common_task(standings: Sequence[pb.AppliedTask]) -> pb.AppliedTask:

@@ -11,7 +11,7 @@ import logging
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of, writing
-from elasticdl.worker.ledger import UNKNOWN, AppliedRow
+from elasticdl.worker.ledger import Ledger
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.errors import CheckpointError, StorageError
 from elasticdl_client.job_spec import JobSpec
@@ -67,17 +67,11 @@ def names_depend_on(
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that was read.
-
-    Attributes:
-        applied: of the ledger.
-        counts: the writer's own counters.
-    """
+    """One that was read."""
 
     directory: AnyPath
     arrays: dict[str, npt.NDArray[Any]]
-    applied: list[AppliedRow]
-    counts: dict[str, int]
+    ledger: Ledger
 
 
 class StateCheckpoints:
@@ -121,7 +115,7 @@ class StateCheckpoints:
         """The directory, for people."""
         return str(self._directory or "")
 
-    def save(self, number: int, arrays: Arrays, applied: Iterable[AppliedRow], counts: Mapping[str, int]) -> None:
+    def save(self, number: int, arrays: Arrays, ledger: Ledger) -> None:
         """Writes one.
 
         Args:
@@ -137,11 +131,10 @@ class StateCheckpoints:
         manifest = {
             "job_name": self._kind.job_name,
             "strategy": self._kind.strategy,
-            **counts,
+            **ledger.to_manifest(),
             "size_bytes": len(state),
             "crc32": zlib.crc32(state),
             "names_depend_on": dict(self._kind.names_depend_on),
-            "applied": [list(row) for row in applied],
         }
         directory = versions.begin(self._directory, number)
         try:
@@ -209,14 +202,10 @@ class StateCheckpoints:
         with np.load(io.BytesIO(state), allow_pickle=False) as arrays:
             read = dict(arrays)
         try:
-            applied: list[AppliedRow] = [
-                (epoch, task, list(extras), rest[0] if rest else 0, rest[1] if rest[1:] else UNKNOWN)
-                for epoch, task, extras, *rest in manifest["applied"]
-            ]
-        except (KeyError, TypeError, ValueError) as error:
+            ledger = Ledger.from_manifest(manifest)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{directory / MANIFEST} is damaged: {error!r}") from error
-        counts = {name: value for name, value in manifest.items() if type(value) is int}
-        return Checkpoint(directory, read, applied, counts), manifest
+        return Checkpoint(directory, read, ledger), manifest
 
     def _check_names(self, directory: AnyPath, manifest: Mapping[str, Any]) -> None:
         theirs = manifest.get("names_depend_on") or {}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from elasticdl.ps.applied import AppliedSet, MinibatchName, TaskNumbers
-from elasticdl.rpc import elasticdl_pb2 as pb
 
-AppliedRow = tuple[int, int, list[int], int, int]  # epoch, task, extras, watermark, samples; see AppliedTask
 UNKNOWN = -1  # samples of a task: some of them were not counted
-_COUNTS = struct.Struct("<qq")  # steps, records
+_MOST_TASKS = 1 << 31  # of an epoch
 
 
 @dataclass(slots=True)
@@ -41,24 +40,40 @@ class Ledger:
     def copy(self) -> Ledger:
         return Ledger(self.applied.copy(), self.steps, self.num_records, self.num_samples.copy())
 
-    def to_message(self) -> pb.AppliedSet:
-        """Names and samples."""
-        message = self.applied.to_message()
-        for task in message.tasks:
-            task.num_samples = self.num_samples[task.epoch, task.task]
-        return message
-
-    def rows(self) -> Iterator[AppliedRow]:
-        """Yield names and samples, as checkpoints hold them."""
-        for epoch, task in self.applied.tasks():
-            known = self.applied.of_task(epoch, task)
-            yield epoch, task, list(known.extras), known.watermark, self.num_samples[epoch, task]
+    def to_manifest(self) -> dict[str, Any]:
+        """Return all of it in types of JSON: as small for a thousand epochs as for one task of each."""
+        extras = self.applied.extras
+        return {
+            "steps": self.steps,
+            "num_records": self.num_records,
+            "num_applies": self.applied.num_applies,
+            "applied_runs": [list(run) for run in TaskNumbers.runs(self.applied.watermarks, self.num_samples)],
+            "applied_extras": [[*task, sorted(extras[task])] for task in sorted(extras)],
+        }
 
     @classmethod
-    def of(cls, message: pb.AppliedSet, steps: int, num_records: int) -> Ledger:
-        ledger = cls(AppliedSet.from_message(message), steps, num_records)
-        for task in message.tasks:
-            ledger.num_samples[task.epoch, task.task] = task.num_samples
+    def from_manifest(cls, values: Mapping[str, Any]) -> Ledger:
+        """The inverse of `to_manifest`; earlier versions wrote a row of each task: `applied`.
+
+        Raises:
+            KeyError, TypeError, ValueError, OverflowError: it is none.
+        """
+        ledger = cls(steps=values["steps"], num_records=values.get("num_records", 0))
+        if "applied_runs" in values:
+            runs, extras = values["applied_runs"], values["applied_extras"]
+        else:
+            rows = values["applied"]
+            runs = [(e, t, 1, rest[0] if rest else 0, rest[1] if rest[1:] else UNKNOWN) for e, t, _, *rest in rows]
+            extras = [row[:3] for row in rows]
+        for epoch, first, count, watermark, num_samples in runs:
+            if not 0 <= count <= _MOST_TASKS:
+                raise ValueError(f"{count} tasks")
+            ledger.applied.fill(epoch, first, count, watermark)
+            ledger.num_samples.fill(epoch, first, count, num_samples)
+        for epoch, task, minibatches in extras:
+            for n in minibatches:
+                ledger.applied.add(MinibatchName(epoch, task, n))
+        ledger.applied.num_applies = values.get("num_applies", ledger.steps)
         return ledger
 
 
@@ -76,12 +91,9 @@ class RestoredModel:
 
 def packed(ledger: Ledger) -> bytes:
     """A ledger as it travels from the source of a model to other members."""
-    return _COUNTS.pack(ledger.steps, ledger.num_records) + ledger.to_message().SerializeToString()
+    return json.dumps(ledger.to_manifest()).encode()
 
 
 def unpacked(data: bytes) -> Ledger:
     """The inverse of `packed`."""
-    steps, num_records = _COUNTS.unpack_from(data)
-    message = pb.AppliedSet()
-    message.ParseFromString(data[_COUNTS.size :])
-    return Ledger.of(message, steps, num_records)
+    return Ledger.from_manifest(json.loads(data))

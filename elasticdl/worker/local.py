@@ -11,12 +11,13 @@ import threading
 import time
 
 from elasticdl.frameworks.framework import Framework, TableRows
+from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.input.batches import TaskBatches
 from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.ledger import UNKNOWN
+from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.seeds import derive_seed
 from elasticdl.worker.strategy import Commit, Values
 from elasticdl_client.errors import CheckpointError
@@ -48,8 +49,7 @@ class LocalStrategy:
         self._clock = clock
         self._compiled = False
         self._lock = threading.Lock()  # the heartbeat reads the ledger when the master has a new generation
-        self._applied: dict[tuple[int, int], set[int]] = {}
-        self._num_applies = 0
+        self._ledger = Ledger()
         self._saved_at = (0, time.monotonic())
 
     def restore(self) -> None:
@@ -58,23 +58,19 @@ class LocalStrategy:
         if found is None:
             return
         self._framework.load_state(found.arrays)
-        self._applied = {(epoch, task): set(done) for epoch, task, done, *_ in found.applied}
-        self._num_applies = found.counts["steps"]
-        self._saved_at = (self._num_applies, time.monotonic())
-        _log.info("Restored the model at step %d from %s", self._num_applies, found.directory)
+        self._ledger = found.ledger
+        self._saved_at = (self._ledger.steps, time.monotonic())
+        _log.info("Restored the model at step %d from %s", self._ledger.steps, found.directory)
 
     def ledger(self) -> pb.AppliedSet:
         """Which minibatches the model holds."""
         with self._lock:
-            tasks = [
-                pb.AppliedTask(epoch=epoch, task=task, watermark=0, extras=sorted(done))
-                for (epoch, task), done in sorted(self._applied.items())
-            ]
-            return pb.AppliedSet(tasks=tasks, num_applies=self._num_applies)
+            return self._ledger.applied.to_message()
 
     def begin(self, held: HeldLease) -> None:
         with self._lock:
-            held.committed.update(self._applied.get((held.lease.epoch, held.lease.task), ()))
+            known = self._ledger.applied.of_task(held.lease.epoch, held.lease.task)
+            held.committed.update(range(known.watermark), known.extras)
 
     def train_task(self, held: HeldLease, batches: TaskBatches, commit: Commit) -> None:
         lease = held.lease
@@ -82,12 +78,13 @@ class LocalStrategy:
             held.minibatch = batch.n
             seed = derive_seed(self._seed, lease.epoch, lease.task, batch.n)
             with self._clock.during(Activity.COMPUTE if self._compiled else Activity.COMPILE):
-                rate = self._framework.learning_rate(lease.epoch, self._num_applies)
+                rate = self._framework.learning_rate(lease.epoch, self._ledger.steps)
                 loss = self._framework.train(batch, seed, rate)
             self._compiled = True
             with self._lock:
-                self._applied.setdefault((lease.epoch, lease.task), set()).add(batch.n)
-                self._num_applies += 1
+                self._ledger.add(MinibatchName(lease.epoch, lease.task, batch.n), batch.size)
+                self._ledger.steps += 1
+                self._ledger.num_records += batch.size
             commit(batch.n, loss)
             self._checkpoint_if_due()
 
@@ -98,7 +95,7 @@ class LocalStrategy:
         return []
 
     def close(self) -> None:
-        if self._checkpoints.is_wanted and self._num_applies > self._saved_at[0]:
+        if self._checkpoints.is_wanted and self._ledger.steps > self._saved_at[0]:
             self._checkpoint()
 
     def _checkpoint_if_due(self) -> None:
@@ -106,20 +103,19 @@ class LocalStrategy:
             return
         steps, moment = self._saved_at
         if self._checkpoint_steps:
-            due = self._num_applies - steps >= self._checkpoint_steps
+            due = self._ledger.steps - steps >= self._checkpoint_steps
         else:
             due = time.monotonic() - moment >= _CHECKPOINT_PERIOD_S
         if self._checkpoints.take_request() or due:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        self._saved_at = (self._num_applies, time.monotonic())
+        self._saved_at = (self._ledger.steps, time.monotonic())
         with self._clock.during(Activity.CHECKPOINT):
             try:
                 self._save()
             except CheckpointError as error:
-                _log.error("Checkpoint at step %d failed: %s; training continues", self._num_applies, error.what)
+                _log.error("Checkpoint at step %d failed: %s; training continues", self._ledger.steps, error.what)
 
     def _save(self) -> None:
-        applied = [(epoch, task, sorted(done), 0, UNKNOWN) for (epoch, task), done in sorted(self._applied.items())]
-        self._checkpoints.save(self._num_applies, self._framework.state(), applied, {"steps": self._num_applies})
+        self._checkpoints.save(self._ledger.steps, self._framework.state(), self._ledger)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +28,8 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.loop import AllReduceLoop
 from elasticdl.worker.allreduce.worker import make_all_reduce_loop
-from elasticdl.worker.checkpoint import AppliedRow, Arrays, Checkpoint
+from elasticdl.worker.checkpoint import Arrays, Checkpoint
+from elasticdl.worker.ledger import Ledger, packed, unpacked
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import ElasticDLError
@@ -78,26 +78,31 @@ class Written:
     def take_request(self) -> bool:
         return False
 
-    def save(self, number: int, arrays: Arrays, applied: list[AppliedRow], counts: dict[str, int]) -> None:
+    def save(self, number: int, arrays: Arrays, ledger: Ledger) -> None:
         path: Any = f"{self.place}/{number}"
         state = {name: array.copy() for name, array in arrays.items()}
-        made = Checkpoint(path, state, copy.deepcopy(applied), counts | {"number": number})
-        begun = (self.scheduler.running.process, number, counts["steps"])
+        made = Checkpoint(path, state, unpacked(packed(ledger)))
+        begun = (self.scheduler.running.process, number, ledger.steps)
         if begun == self.begun:
             raise Violation(f"checkpoint {number} is written twice, without a step between")
         self.begun = begun
-        self.found = [one for one in self.found if one.counts["number"] != number]
+        self.found = [one for one in self.found if self._number(one) != number]
         self.scheduler.sleep(_WRITING_S)
         self.found.append(made)
 
+    @staticmethod
+    def _number(checkpoint: Checkpoint) -> int:
+        return checkpoint.ledger.applied.num_names
+
     def newest_directory(self) -> str:
-        numbers = [one.counts["number"] for one in self.found]
+        numbers = [self._number(one) for one in self.found]
         return f"{self.place}/{max(numbers)}" if numbers else ""
 
     def newest(self) -> Checkpoint | None:
         self.begun = None
         self.num_read += 1
-        return max(self.found, key=lambda one: one.counts["number"], default=None)
+        newest = max(self.found, key=self._number, default=None)
+        return newest and replace(newest, ledger=newest.ledger.copy())
 
 
 @dataclass

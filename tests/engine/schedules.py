@@ -82,7 +82,7 @@ def _end_all(job: EngineJob, draw: random.Random) -> None:
         if job.room.written.num_read == 2:
             newest = job.room.written.newest()
             assert newest is not None, "there is no checkpoint"
-            assert newest.counts["steps"] == last, f"after step {last} it continues from {newest.counts}"
+            assert newest.ledger.steps == last, f"after step {last} it continues from {newest.ledger.steps}"
         assert scheduler.now < limit, f"the job does not end: {job.job.status()} {job.log[-5:]}"
         scheduler.step()
     job.check_end()

@@ -61,7 +61,7 @@ def test_the_last_pod_writes_a_checkpoint_when_all_its_processes_are_asked_to_en
             job.scheduler.step()
     (left,) = job.room.written.found
     first, second = told.values()
-    assert left.counts["steps"] == first.steps == second.steps
+    assert left.ledger.steps == first.steps == second.steps
     assert (left.arrays["counts"] == first.framework.counts).all()
 
 
@@ -96,7 +96,7 @@ def end_all(job: EngineJob, seed: int, moments: list[float]) -> EngineJob:
             job.scheduler.step()
         newest = job.room.written.newest()
         assert newest is not None, "no checkpoint"
-        assert newest.counts["steps"] == last
+        assert newest.ledger.steps == last
         while job.end is None:
             job.scheduler.step()
         job.check_end()
@@ -175,7 +175,7 @@ def test_shards_are_saved_when_all_pods_are_asked_to_end_within_a_moment(
     newest = job.room.written.newest()
     assert newest is not None
     last = max(told.values(), key=lambda member: member.steps)
-    assert newest.counts["steps"] == last.steps
+    assert newest.ledger.steps == last.steps
     assert (newest.arrays["counts"] == last.framework.counts).all()
     last.framework.check_checkpoint(newest.arrays)
 

@@ -16,6 +16,7 @@ from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.model_def import load
 from elasticdl.protocol import Role
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
+from elasticdl.worker.ledger import Ledger
 from tests.chaos.job import REPOSITORY
 from tests.chaos.jobs import DIGITS
 from tests.evaluate_predict.passes import (
@@ -130,7 +131,7 @@ def test_metrics_of_a_model_of_workers_are_those_of_one_process(
             assert state[name].shape == value.shape
             state[name] = value
         path = tmp_path / "state"
-        StateCheckpoints(str(path), CheckpointKind("j", "Local", "local.npz", {})).save(36, state, [], {"steps": 36})
+        StateCheckpoints(str(path), CheckpointKind("j", "Local", "local.npz", {})).save(36, state, Ledger(steps=36))
     gated = gated_pass(
         "evaluate", tmp_path, data, checkpoint_dir_for_init=path, distribution_strategy="AllReduceStrategy"
     )

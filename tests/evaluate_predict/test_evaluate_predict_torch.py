@@ -13,6 +13,7 @@ from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.model_def import load
 from elasticdl.protocol import Role
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
+from elasticdl.worker.ledger import Ledger
 from elasticdl_client.errors import CheckpointError
 from tests.e2e.all_reduce_jobs import TORCH_DIGITS
 from tests.evaluate_predict.gated import gated_zoo
@@ -45,7 +46,7 @@ def write(kind: str, framework: TorchFramework, directory: Path) -> Path:
     """A trained model of a kind."""
     if kind == "checkpoint":
         StateCheckpoints(str(directory / "c"), CheckpointKind("j", "AllReduceStrategy", "model.npz", {})).save(
-            7, framework.state(), [], {"steps": 7}
+            7, framework.state(), Ledger(steps=7)
         )
         return directory / "c"
     framework.export(str(directory / "export"), None, ())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
+from elasticdl.worker.ledger import Ledger
 from elasticdl_client.choices import DistributionStrategy, FrameworkName
 from elasticdl_client.errors import CheckpointError, FlagError
 from elasticdl_client.trained_model import ModelKind, TrainedModel, check_unused, look_at
@@ -16,7 +17,7 @@ from elasticdl_client.trained_model import ModelKind, TrainedModel, check_unused
 
 def write_state(directory: Path, step: int) -> Path:
     checkpoints = StateCheckpoints(str(directory), CheckpointKind("j", "AllReduceStrategy", "model.npz", {}))
-    checkpoints.save(step, {"model/w": np.arange(step)}, [], {"steps": step})
+    checkpoints.save(step, {"model/w": np.arange(step)}, Ledger(steps=step))
     return directory / f"version-{step}"
 
 

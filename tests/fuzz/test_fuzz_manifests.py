@@ -18,6 +18,7 @@ from elasticdl.ps.server.restoring import NoneIsWhole, restore
 from elasticdl.storage import versions
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl.worker.inference.worker import check_layout
+from elasticdl.worker.ledger import Ledger
 from elasticdl_client.errors import CheckpointError
 from elasticdl_client.trained_model import look_at
 from tests.fuzz.mutations import damage
@@ -90,11 +91,11 @@ def test_a_worker_takes_the_next_older_checkpoint_where_one_digit_of_a_manifest_
 ) -> None:
     kept = StateCheckpoints(str(tmp_path), CheckpointKind("job", "Local", "model.npz", {}))
     for version in (3, 5):
-        kept.save(version, {"w": np.arange(3)}, [(0, 0, [], version, 9)], {"steps": version})
-    change(tmp_path / "version-5", "[0, 0, [], 5, 9]", "[0, 0, [], 7, 9]")
+        kept.save(version, {"w": np.arange(3)}, Ledger(steps=version))
+    change(tmp_path / "version-5", '"num_records": 0', '"num_records": 1')
     found = kept.newest()
     assert found is not None
-    assert (found.directory.name, found.counts["steps"]) == ("version-3", 3)
+    assert (found.directory.name, found.ledger.steps) == ("version-3", 3)
     assert "its checksum is wrong" in caplog.text
     assert kept.initial(str(tmp_path)).directory.name == "version-3"
     assert look_at(tmp_path).path.name == "version-3"
@@ -102,13 +103,14 @@ def test_a_worker_takes_the_next_older_checkpoint_where_one_digit_of_a_manifest_
 
 def test_the_manifest_of_a_state_is_read_without_a_checksum_and_an_error_where_it_is_another(tmp_path: Path) -> None:
     kept = StateCheckpoints(str(tmp_path), CheckpointKind("job", "Local", "model.npz", {}))
-    kept.save(3, {"w": np.arange(3)}, [(0, 0, [], 3, 9)], {"steps": 3})
+    kept.save(3, {"w": np.arange(3)}, Ledger(steps=3))
     path = tmp_path / "version-3" / checkpoints.MANIFEST
     values = json.loads(path.read_bytes())
     del values["manifest_crc32"]
     path.write_text(json.dumps(values))
     assert kept.newest() is not None
-    for name, wrong in (("applied", 7), ("applied", [[1]]), ("size_bytes", "x"), ("strategy", None)):
+    damages = [("size_bytes", "x"), ("strategy", None), ("applied_extras", [[1]])]
+    for name, wrong in [*damages, *(("applied_runs", runs) for runs in (7, [[1]], [[0, 0, 1 << 40, 1, 1]]))]:
         path.write_text(json.dumps(values | {name: wrong}))
         assert kept.newest() is None
     path.write_text("[" * 100_000)

@@ -19,6 +19,7 @@ from elasticdl.storage import versions
 from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
 from elasticdl.storage.paths import RemotePath, on_this_machine, path_of, writing
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
+from elasticdl.worker.ledger import Ledger
 from elasticdl_client.errors import CheckpointError, StorageError
 from elasticdl_client.storage_kinds import AnyPath
 from elasticdl_client.trained_model import ModelKind, look_at
@@ -29,8 +30,9 @@ SAVE = """
 import sys
 import numpy as np
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
+from elasticdl.worker.ledger import Ledger
 kept = StateCheckpoints(sys.argv[1], CheckpointKind("job", "AllreduceStrategy", "model.npz", {}), keep=2)
-kept.save(int(sys.argv[2]), {"w": np.arange(3.0)}, [], {"steps": int(sys.argv[2])})
+kept.save(int(sys.argv[2]), {"w": np.arange(3.0)}, Ledger(steps=int(sys.argv[2])))
 """
 
 
@@ -44,7 +46,9 @@ def state_checkpoints(directory: str, keep: int = 2) -> StateCheckpoints:
 
 
 def save(kept: StateCheckpoints, number: int) -> None:
-    kept.save(number, {"w": np.arange(number)}, [(0, 0, [], number, 9)], {"steps": number})
+    ledger = Ledger(steps=number)
+    ledger.applied.fill(0, 0, 1, number)
+    kept.save(number, {"w": np.arange(number)}, ledger)
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
@@ -88,16 +92,16 @@ def test_a_workers_checkpoint_is_read_back_and_old_ones_go(url: str, proxy: Faul
     assert puts == ["model.npz", "MANIFEST.json"] * 3
     found = kept.newest()
     assert found is not None
-    assert (str(found.directory), found.counts["steps"]) == (f"{url}/version-10", 10)
+    assert (str(found.directory), found.ledger.steps) == (f"{url}/version-10", 10)
     np.testing.assert_array_equal(found.arrays["w"], np.arange(10))
-    assert found.applied == [(0, 0, [], 10, 9)]
-    assert state_checkpoints("").initial(f"{url}/version-9").counts["steps"] == 9
-    assert state_checkpoints("").initial(url).counts["steps"] == 10
+    assert found.ledger.applied.num_names == 10
+    assert state_checkpoints("").initial(f"{url}/version-9").ledger.steps == 9
+    assert state_checkpoints("").initial(url).ledger.steps == 10
     assert look_at(path_of(url)).kind is ModelKind.STATE
     storage_of(url).publish(f"{url}/version-10/model.npz", b"other bytes")
     older = kept.newest()
     assert older is not None
-    assert older.counts["steps"] == 9
+    assert older.ledger.steps == 9
     assert look_at(path_of(url)).path == path_of(f"{url}/version-9")
 
 
@@ -119,7 +123,7 @@ def test_a_writer_that_is_killed_before_the_manifest_leaves_the_checkpoint_befor
     assert [path.name for path in versions.complete(path_of(url))] == ["version-1"]
     found = kept.newest()
     assert found is not None
-    assert found.counts["steps"] == 1
+    assert found.ledger.steps == 1
     save(kept, 3)
     assert [path.name for path in versions.versions(path_of(url))] == ["version-1", "version-3"]
 

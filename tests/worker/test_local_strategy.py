@@ -74,7 +74,7 @@ def test_a_successor_computes_only_what_the_checkpoint_lacks(tmp_path: Path) -> 
     local = strategy(second, tmp_path)
     local.restore()
     assert second.total == 1 + 2 + 3 + 4  # the checkpoint after four steps
-    assert [(t.epoch, t.task, list(t.extras)) for t in local.ledger().tasks] == [(0, 3, [0, 1, 2, 3])]
+    assert [(t.epoch, t.task, t.watermark) for t in local.ledger().tasks] == [(0, 3, 4)]
     assert train(local, 3, 5) == [4]
     assert second.total == first.total
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
@@ -103,11 +105,41 @@ def test_a_checkpoint_knows_the_samples_of_its_minibatches_and_an_older_one_that
     assert unpacked(packed(restored)).num_samples == restored.num_samples
     manifest = tmp_path / "version-3" / "MANIFEST.json"
     values = json.loads(manifest.read_text())
-    del values["manifest_crc32"]
+    del values["manifest_crc32"], values["applied_runs"], values["applied_extras"]
     manifest.write_text(json.dumps(values | {"applied": [[0, 0, [], 3]]}))
     restored = Replica(framework, checkpoints, "").start_over().ledger
     restored.add(MinibatchName(0, 0, 3), 4)
     assert restored.num_samples == {(0, 0): UNKNOWN}
+
+
+NAMES = st.builds(MinibatchName, st.integers(0, 2), st.integers(0, 6).map(lambda task: task * 1500), st.integers(0, 4))
+
+
+@given(added=st.lists(st.tuples(NAMES, st.integers(0, 9)), max_size=60), whole=st.integers(0, 20_000))
+def test_a_ledger_travels_in_runs_of_tasks_that_are_alike(added: list[tuple[MinibatchName, int]], whole: int) -> None:
+    ledger = Ledger(steps=7, num_records=8)
+    ledger.applied.fill(5, 0, whole, 3)
+    ledger.num_samples.fill(5, 0, whole, 24)
+    for name, num_samples in added:
+        ledger.add(name, num_samples)
+    back = unpacked(packed(ledger))
+    assert back.applied.has_same_names(ledger.applied)
+    assert (back.applied.num_names, back.applied.num_applies) == (ledger.applied.num_names, ledger.applied.num_applies)
+    assert (back.num_samples, back.steps, back.num_records) == (ledger.num_samples, 7, 8)
+    runs = ledger.to_manifest()["applied_runs"]
+    assert sum(count for epoch, _, count, *_ in runs if epoch == 5) == whole
+    assert len([epoch for epoch, *_ in runs if epoch == 5]) <= 5
+
+
+def test_a_checkpoint_of_an_earlier_version_has_a_row_of_each_task() -> None:
+    rows = [[0, 0, [5, 7], 3, 24], [0, 1, [], 2], [1, 0, [0, 2]]]
+    ledger = Ledger.from_manifest({"steps": 9, "num_records": 10, "num_applies": 11, "applied": rows})
+    of_tasks = {(0, 0): (3, [5, 7], 24), (0, 1): (2, [], UNKNOWN), (1, 0): (1, [2], UNKNOWN)}
+    for (epoch, task), (watermark, extras, num_samples) in of_tasks.items():
+        known = ledger.applied.of_task(epoch, task)
+        assert (known.watermark, list(known.extras)) == (watermark, extras)
+        assert ledger.num_samples[epoch, task] == num_samples
+    assert (ledger.applied.num_names, ledger.applied.num_applies, ledger.steps) == (9, 11, 9)
 
 
 def test_the_last_checkpoint_is_tried_again_if_the_one_before_has_failed(tmp_path: Path) -> None:

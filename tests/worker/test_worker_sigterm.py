@@ -18,6 +18,7 @@ import pytest
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.termination import FAREWELL_S, LIMIT_S, PATIENCE_S, SAVED_S, Termination
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 
@@ -116,8 +117,7 @@ def begin(stack: ExitStack, directory: Path, *leases: pb.Lease, ends: bool = Tru
 
 def saved_minibatches(directory: Path) -> list[int]:
     (manifest,) = directory.glob("saved/version-*/MANIFEST.json")
-    ((_, _, minibatches, *_),) = json.loads(manifest.read_text())["applied"]
-    return list(minibatches)
+    return [name.n for name in Ledger.from_manifest(json.loads(manifest.read_text())).applied]
 
 
 def test_the_present_minibatch_is_finished_reported_and_saved_and_no_more(stack: ExitStack, tmp_path: Path) -> None:

@@ -11,11 +11,9 @@ from typing import Any
 import numpy.typing as npt
 
 from elasticdl.frameworks.framework import Framework, ShardsOptimizer, TableRows, TakesSnapshots
-from elasticdl.ps.applied import AppliedSet
-from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.checkpoint import Arrays, Checkpoint, StateCheckpoints
 from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.ledger import AppliedRow, Ledger, RestoredModel
+from elasticdl.worker.ledger import Ledger, RestoredModel
 from elasticdl.worker.strategy import Values
 from elasticdl_client.errors import CheckpointError
 
@@ -71,13 +69,12 @@ class Replica:
         found = self._checkpoints.newest()
         if found is not None:
             self._load_from(found, "--checkpoint_dir")
-            applied = _applied_set(found.applied, found.counts["num_applies"])
-            ledger = Ledger.of(applied, found.counts["steps"], found.counts["num_records"])
+            ledger = found.ledger
             self.num_restored = ledger.applied.num_names
         elif self._init_from:
             found = self._checkpoints.initial(self._init_from)
             self._load_from(found, "--checkpoint_dir_for_init")
-            ledger = Ledger(AppliedSet(), found.counts["steps"], found.counts["num_records"])
+            ledger = Ledger(steps=found.ledger.steps, num_records=found.ledger.num_records)
         else:
             self.reset()
             return RestoredModel(Ledger())
@@ -225,24 +222,11 @@ class CheckpointWriter:
 
     def _save(self, arrays: Callable[[], Arrays], others: Arrays, ledger: Ledger) -> None:
         number = ledger.applied.num_names
-        counts = {
-            "steps": ledger.steps,
-            "num_records": ledger.num_records,
-            "num_applies": ledger.applied.num_applies,
-        }
         try:
-            self._checkpoints.save(number, {**arrays(), **others}, ledger.rows(), counts)
+            self._checkpoints.save(number, {**arrays(), **others}, ledger)
         except CheckpointError as error:
             self._has_failed = True
             place = self._checkpoints.place
             _log.error("Checkpoint at step %d in %s failed: %s; training continues", ledger.steps, place, error.what)
         else:
             _log.info("Checkpoint of %d minibatches written", number)
-
-
-def _applied_set(rows: list[AppliedRow], num_applies: int) -> pb.AppliedSet:
-    tasks = [
-        pb.AppliedTask(epoch=e, task=t, watermark=watermark, extras=extras, num_samples=num_samples)
-        for e, t, extras, watermark, num_samples in rows
-    ]
-    return pb.AppliedSet(tasks=tasks, num_applies=num_applies)

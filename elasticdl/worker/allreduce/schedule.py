@@ -92,11 +92,8 @@ class StepSchedule(Generic[Queued]):
         waiting = sum(self._name_of(one).epoch == epoch for one in self._queue)
         if waiting >= self.num_per_step:
             return NO_EPOCH
-        if self._num_per_epoch:
-            tasks = [task for task in applied.to_message().tasks if task.epoch == epoch]
-            done = sum(task.watermark + len(task.extras) for task in tasks)
-            if done + waiting >= self._num_per_epoch:
-                return epoch
+        if self._num_per_epoch and applied.num_names_of(epoch) + waiting >= self._num_per_epoch:
+            return epoch
         return epoch if has_rest(epoch) else NO_EPOCH
 
     def steps(self) -> Iterator[list[Queued]]:
