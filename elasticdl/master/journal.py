@@ -19,7 +19,8 @@ from typing import Any, Protocol
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobStatus
 
-FORMAT = 2
+FORMAT = 3
+_READ = (2, FORMAT)  # 2 has an entry of each epoch
 _FIRST_DELAY_S = 0.1
 _MAX_DELAY_S = 5.0
 _HEAD = re.compile(rb'\{"format":(\d+),"crc32":"([0-9a-f]{8})","snapshot":')
@@ -151,10 +152,10 @@ def decode(data: bytes, where: str, remedy: str) -> dict[str, Any]:
         raise damaged(where, f"it is not JSON ({error})", remedy) from error
     if not isinstance(document, dict) or not isinstance(document.get("snapshot"), dict):
         raise damaged(where, "it holds no snapshot", remedy)
-    if document.get("format") != FORMAT:
+    if document.get("format") not in _READ:
         raise JobError(
             f"the journal {where} was written by another version of ElasticDL: "
-            f"its format is {document.get('format')!r}, this one reads {FORMAT}",
+            f"its format is {document.get('format')!r}, this one reads {' and '.join(map(str, _READ))}",
             f"continue the job with the version that began it, or {remedy} to train from the beginning",
         )
     head = _HEAD.match(data)

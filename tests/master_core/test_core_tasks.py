@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from core_script import Like, Script, everything, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.applied import CommittedSet, CommittedTask, intersection
-from elasticdl.master.core.plan.epoch import permutation
+from elasticdl.master.core.plan.epoch import Epoch, coverage_of, permutation
 from elasticdl.master.core.plan.tasks import Tasks, cut
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import PodState, TaskType
@@ -341,3 +343,32 @@ def test_what_is_committed_while_the_sets_are_read_is_not_taken_back() -> None:
     assert script.job.status().records_done == 40 + 20 + 10
     assert not any("open again" in line for line in script.log())
     assert script.finish(begun) == c.Accepted(8)
+
+
+def test_epochs_whose_records_were_all_committed_once_are_a_number_in_the_journal() -> None:
+    settings = JobSettings("job", minibatch_size=4, num_minibatches_per_task=2, num_epochs=300)
+    shards = [Shard("a", 0, 20), Shard("b", 0, 9)]
+    tasks = Tasks(settings, shards)
+    for number in range(200):
+        epoch = tasks.begin_epoch()
+        for task in epoch.order:
+            size = -(-len(epoch.slice(task)) // 4)
+            if (number, task) == (60, 1):
+                epoch.skip(task, [0])
+            epoch.change(task, CommittedTask(size), size, -1 if (number, task) == (70, 0) else 0)
+        epoch.num_repeated = 4 if number == 50 else 0
+        epoch.cover()
+    tasks.begin_epoch().change(0, CommittedTask(1))
+    saved = json.loads(json.dumps(tasks.snapshot()))
+    assert [entry.get("plain") for entry in saved["epochs"]] == [50, None, 9, None, 9, None, 129, None]
+    for epochs in (saved["epochs"], [epoch.snapshot() for epoch in tasks.epochs]):  # as earlier versions wrote them
+        restored = Tasks(settings, shards)
+        restored.restore(saved | {"epochs": epochs})
+        restored.validate()
+        assert restored.snapshot() == saved
+        assert [vars_of(epoch) for epoch in restored.epochs] == [vars_of(epoch) for epoch in tasks.epochs]
+
+
+def vars_of(epoch: Epoch) -> list[object]:
+    counts = [epoch.num_done, epoch.num_minibatches, epoch.committed_records, epoch.processed_records, epoch.num_todo]
+    return [*counts, epoch.covered, epoch.snapshot(), coverage_of(epoch)]

@@ -76,6 +76,7 @@ class Epoch:
         self._num_quarantined: int | None = 0  # None: counted when it is asked for
         self._skipped: dict[int, frozenset[int]] = {}  # minibatches that are, or are about to be, empty in the model
         self._saved: dict[str, Any] | None = None
+        self._is_as_planned = False  # when that was packed: every task is done, with a sample of each record
 
     def _cut(self, order: Sequence[int], budget: int | None) -> int:
         """Shorten the last task within the budget; return how many are."""
@@ -300,6 +301,10 @@ class Epoch:
         return self.records_of_minibatches(task, self.applied(task))
 
     def snapshot(self) -> dict[str, Any]:
+        counted = {"num_repeated": self.num_repeated, "processed_records": self.processed_records}
+        return {**self._packed(), "covered": self.covered, **counted}
+
+    def _packed(self) -> dict[str, Any]:
         if self._saved is None:
             self._saved = {
                 **self._columns.pack(),
@@ -308,8 +313,33 @@ class Epoch:
                 "skipped": {str(task): sorted(skipped) for task, skipped in self._skipped.items() if skipped},
                 "unplanned": sorted(self._unplanned),
             }
-        counted = {"num_repeated": self.num_repeated, "processed_records": self.processed_records}
-        return {**self._saved, "covered": self.covered, **counted}
+            lists = ("extras", "excluded", "skipped", "unplanned")
+            self._is_as_planned = (
+                self.complete
+                and not any(self._saved[name] for name in lists)
+                and not any(self._surpluses)
+                and all(size == self._planned_size(task) for task, size in enumerate(self._sizes))
+            )
+        return self._saved
+
+    @property
+    def is_plain(self) -> bool:
+        """It is over, and each record was committed once: `finish` makes the same of a new one."""
+        self._packed()
+        is_once = self.num_repeated == 0 and self.processed_records == self.records
+        return self.covered and is_once and self._is_as_planned
+
+    def finish(self) -> None:
+        """Commit all of an epoch that has not begun."""
+        for task in self.order:
+            size = self._planned_size(task)
+            self.change(task, CommittedTask(size), size)
+        self._queue()
+        self.cover()
+
+    def _planned_size(self, task: int) -> int:
+        """Minibatches of a task if `feed` makes a sample of each record."""
+        return -(-len(self.slice(task)) // self._minibatch_size)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         columns = self._columns.unpack(saved)

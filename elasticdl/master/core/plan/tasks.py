@@ -50,6 +50,9 @@ class Loss:
     is_reopened: bool
 
 
+_PLAIN = "plain"  # in the journal: a number of epochs, see `Epoch.is_plain`
+
+
 class Tasks:
     """All epochs of a job over one list of shards."""
 
@@ -350,14 +353,30 @@ class Tasks:
         return {
             "model_version": self.model_version,
             "is_stopped": self._is_stopped,
-            "epochs": [epoch.snapshot() for epoch in self.epochs],
+            "epochs": self._epochs_in_runs(),
             "quarantine": [[task, sorted(records)] for task, records in self._quarantine.items()],
         }
+
+    def _epochs_in_runs(self) -> list[dict[str, Any]]:
+        """Return the epochs; successive ones that are plain, as most are, as their number alone."""
+        found: list[dict[str, Any]] = []
+        for epoch in self.epochs:
+            if not epoch.is_plain:
+                found.append(epoch.snapshot())
+            elif found and _PLAIN in found[-1]:
+                found[-1][_PLAIN] += 1
+            else:
+                found.append({_PLAIN: 1})
+        return found
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         self.model_version = saved["model_version"]
         for epoch in saved["epochs"]:
-            self.begin_epoch().restore(epoch)
+            if _PLAIN in epoch:
+                for _ in range(epoch[_PLAIN]):
+                    self.begin_epoch().finish()
+            else:
+                self.begin_epoch().restore(epoch)
         self._is_stopped = saved.get("is_stopped", False)
         if self._is_stopped:
             self._plan_what_is_left()
