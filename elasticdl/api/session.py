@@ -10,6 +10,7 @@ It stands in for the link to a master, so that a script that knows of ElasticDL 
 from __future__ import annotations
 
 import atexit
+import builtins
 import logging
 import os
 import sys
@@ -84,24 +85,46 @@ class ScriptSession:
         return cls(link, spec, clock)
 
 
+class _ScriptExit(SystemExit):
+    """The failure of a script by `sys.exit`: the interpreter reads its code when it ends the process with it."""
+
+    def __init__(self, status: object, failures: list[object]) -> None:
+        """
+        Args:
+            failures: gets the code when it is read.
+        """
+        super().__init__(status)
+        self._status, self._failures = status, failures
+
+    @property
+    def code(self) -> Any:  # type: ignore[override]  # SystemExit keeps a value
+        """See `SystemExit`."""
+        self._failures.append(self._status)
+        return self._status
+
+
 def _report_end(link: MasterLink) -> None:
     """Report the end of a script at the end of the process, unless it has failed.
 
-    A failed one has an exit code, which is that of the pod: the supervisor of its processes ends the others.
+    A failed one has an exit code, which is that of the pod: the supervisor of its processes ends the others.  That of a
+    SystemExit which the script raises itself is not known here.
     """
     process_id, end, failures = os.getpid(), sys.exit, list[object]()
 
     def exit_with(status: Any = None, /) -> NoReturn:
-        if status is not None and status != 0:
-            failures.append(status)
-        end(status)
+        has_failed = status is not None and status != 0
+        if has_failed and threading.current_thread() is threading.main_thread():
+            raise _ScriptExit(status, failures)
+        end(status)  # in another thread it ends that thread
 
     def report() -> None:
         has_raised = getattr(sys, "last_value", None) is not None  # set when the interpreter prints an exception
         if os.getpid() == process_id and not has_raised and not failures:  # not a process that the script has forked
             link.report_end()
 
-    sys.exit = exit_with  # the interpreter leaves no trace of the exit code to functions of atexit
+    # The interpreter leaves no trace of the exit code to functions of atexit.
+    for place, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
+        setattr(place, name, exit_with)
     atexit.register(report)  # the first registered, so the last to be called
 
 

@@ -15,6 +15,18 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 
+CAUGHT = """
+import sys
+try:
+    sys.exit(3)
+except SystemExit:
+    pass
+"""
+OF_A_THREAD = """
+import sys, threading
+threading.Thread(target=sys.exit, args=(3,)).start()
+"""
+
 
 class MasterOfTwo(ScriptedMaster):
     """Of a job with two processes in each worker."""
@@ -33,6 +45,9 @@ class MasterOfTwo(ScriptedMaster):
         ("import sys; sys.exit()", 0, True),
         ("import sys; sys.exit(3)", 3, False),
         ("import sys; sys.exit('no data')", 1, False),
+        ("exit(3)", 3, False),
+        (CAUGHT, 0, True),
+        (OF_A_THREAD, 0, True),
     ],
 )
 def test_the_master_hears_of_the_end_of_a_script_unless_it_has_failed(
