@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, pl
 from torch import nn
 
 from elasticdl.api.pytorch import create_elastic_controller
+from elasticdl.api.pytorch.gradients import StepDropped
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,6 +52,25 @@ def test_a_script_continues_from_its_checkpoint_as_if_it_had_never_stopped(tmp_p
     assert_equal(script.values(), plain_loop(Script(Script.scaled)))
     assert sorted({*first, *rest}) == list(range(EPOCHS * SIZE))
     assert len(rest) <= EPOCHS * SIZE - 3 * BATCH  # the next checkpoint comes only when the first is written
+
+
+@pytest.mark.parametrize(("end", "written"), [(None, ["version-2"]), (StepDropped(), []), (ValueError(), [])])
+def test_sigterm_saves_no_state_that_an_unfinished_step_has_changed(
+    end: BaseException | None, written: list[str], tmp_path: Path
+) -> None:
+    script = Script()
+    controller = create_elastic_controller(
+        state=script.state, checkpoint_dir=str(tmp_path), batch_size=BATCH, num_epochs=1, checkpoint_steps=1000
+    )
+    for number, batch in enumerate(controller.loader(dataset())):
+        with suppress(ValueError), controller.step():
+            script.train(batch)
+            if number and end is not None:
+                raise end
+        if number:
+            controller.bid_farewell(is_idle=True)  # the script is behind its step, outside of a group
+            break
+    assert [path.name for path in tmp_path.iterdir()] == written
 
 
 def test_another_model_does_not_go_on_from_a_checkpoint(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ class LoneGroup:
         """Do nothing: there is no other member."""
 
     def abandon(self, reason: str, is_model_whole: bool = True) -> WorldEnded:
+        self.holds_all = self.holds_all and is_model_whole
         return WorldEnded(reason)
 
     def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan:

@@ -163,10 +163,11 @@ class ScriptSteps:
         """
         parts = self._parts
         parts.data.reporter.drain(parts.termination.reports_s)
-        parts.last.save(is_idle)
+        is_whole = is_idle and self._unchanged is None  # else the script's loop may have changed it meanwhile
+        parts.last.save(is_whole)
         if parts.data.session.link is not None:
             parts.data.session.link.say_farewell()
-        parts.last.finish(is_idle)
+        parts.last.finish(is_whole)
 
     # Behind them ----------------------------------------------------------------------------------------------------
 
@@ -486,7 +487,7 @@ class ScriptSteps:
         self._todo.clear()
         self._is_over = True
         if self._is_inside:
-            parts.world.abandon("the script raised")
+            parts.world.abandon("the script raised", is_model_whole=False)
             self._come_out()
         if part is not None and parts.data.session.link is not None and parts.data.holds(minibatch):
             details = frames_of_user("".join(traceback.format_exception(error)))
