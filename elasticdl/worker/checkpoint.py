@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import threading
 import zipfile
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +118,7 @@ class StateCheckpoints:
         return str(self._directory or "")
 
     def save(self, number: int, arrays: Arrays, ledger: Ledger) -> None:
-        """Writes one.
+        """Write one, unless another member has written the same: its files would be removed first.
 
         Args:
             number: minibatches in the model.
@@ -136,6 +138,8 @@ class StateCheckpoints:
             "crc32": zlib.crc32(state),
             "names_depend_on": dict(self._kind.names_depend_on),
         }
+        if _has_manifest(versions.directory_of(self._directory, number), manifest):
+            return
         directory = versions.begin(self._directory, number)
         try:
             _write(directory / self._kind.file, state)
@@ -221,6 +225,13 @@ class StateCheckpoints:
 
 def _newest_first(directory: AnyPath) -> list[AnyPath]:
     return versions.complete(directory)[::-1]
+
+
+def _has_manifest(directory: AnyPath, manifest: Mapping[str, Any]) -> bool:
+    """Whether a directory is a complete checkpoint with these contents and checksums."""
+    with suppress(OSError, StorageError, CheckpointError):
+        return bool(read_manifest(directory / MANIFEST) == json.loads(json.dumps(manifest)))
+    return False
 
 
 def _write_arrays(file: io.BytesIO, arrays: Arrays) -> None:

@@ -71,6 +71,16 @@ def test_a_member_that_took_the_model_over_writes_what_a_lost_member_has_not_wri
     assert written(tmp_path) == ["version-7"]
 
 
+def test_a_checkpoint_that_another_member_has_written_is_left_alone(tmp_path: Path) -> None:
+    moments = []
+    for _ in range(2):
+        writer = writer_in(tmp_path)
+        writer.begin(ledger_of(7))
+        writer.save_last(ledger_of(7))
+        moments.append([path.stat().st_mtime_ns for path in sorted((tmp_path / "version-7").iterdir())])
+    assert moments[0] == moments[1]
+
+
 def test_a_model_that_was_restored_is_not_written_again_before_a_step(tmp_path: Path) -> None:
     writer_in(tmp_path).save_last(ledger_of(7))
     before = (tmp_path / "version-7").stat().st_ino
