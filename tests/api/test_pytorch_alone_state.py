@@ -15,6 +15,8 @@ from torch import nn
 
 from elasticdl.api.pytorch import create_elastic_controller
 from elasticdl.api.pytorch.gradients import StepDropped
+from elasticdl.worker.activity import Activity
+from elasticdl.worker.allreduce.replica import CheckpointWriter
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,6 +54,20 @@ def test_a_script_continues_from_its_checkpoint_as_if_it_had_never_stopped(tmp_p
     assert_equal(script.values(), plain_loop(Script(Script.scaled)))
     assert sorted({*first, *rest}) == list(range(EPOCHS * SIZE))
     assert len(rest) <= EPOCHS * SIZE - 3 * BATCH  # the next checkpoint comes only when the first is written
+
+
+def test_sigterm_waits_for_the_last_checkpoint_of_a_script_as_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, seen = Script(), []
+    controller = create_elastic_controller(state=script.state, checkpoint_dir=str(tmp_path), batch_size=BATCH)
+    monkeypatch.setattr(CheckpointWriter, "save_last", lambda *_: seen.append(clock.read()[0]))
+    loader = controller.loader(dataset())
+    clock = controller._parts.data.session.clock
+    for batch in loader:
+        with controller.step():
+            script.train(batch)
+    assert seen == [Activity.CHECKPOINT]
 
 
 @pytest.mark.parametrize(("end", "written"), [(None, ["version-2"]), (StepDropped(), []), (ValueError(), [])])

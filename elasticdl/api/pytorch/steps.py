@@ -383,7 +383,8 @@ class ScriptSteps:
                 continue
             parts.shares.confirmed(parts.world.take_confirmed(), self._loss)
             if self.rank == 0:
-                parts.writer.save_last(parts.world.ledger)
+                with parts.data.session.clock.during(Activity.CHECKPOINT):
+                    parts.writer.save_last(parts.world.ledger)
             self._final_ledger = parts.world.ledger.applied.to_message()
             self.close()
 

@@ -81,7 +81,8 @@ class AllReduceLoop:
                 self._visit()
         self._session.leave()
         self._reporter.drain()
-        self._save_last()
+        with self._termination.unbroken():
+            self._save_last()
         if self.lacks_checkpoint:
             _log.warning(
                 "The last checkpoint (%s) lacks the newest steps: members that held a part of them were lost",
