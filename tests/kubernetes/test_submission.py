@@ -63,7 +63,7 @@ def test_the_code_of_a_job_is_not_fetched_where_jobs_are_listed(scene: Scene) ->
     code = scene.directory / "code"
     code.mkdir()
     symbols = ("custom_model", "loss", "optimizer", "feed")
-    (code / "model.py").write_text("".join(f"def {symbol}(): ...\n" for symbol in symbols))
+    (code / "model.py").write_text("".join(f"def {symbol}(*arguments): ...\n" for symbol in symbols))
     done = scene.train(code=str(code), model_def="model.custom_model")
     assert done.returncode == 0, done.stderr
     assert "ConfigMap elasticdl-job-code-0" in scene.left()
