@@ -174,21 +174,21 @@ def _function(file: Path, names: Sequence[str]) -> ast.FunctionDef | None:
 
 def _signature(arguments: ast.arguments) -> inspect.Signature:
     """Return that of a function by its source."""
-    kinds = inspect._ParameterKind
-    positional = [(one.arg, kinds.POSITIONAL_ONLY) for one in arguments.posonlyargs]
-    positional += [(one.arg, kinds.POSITIONAL_OR_KEYWORD) for one in arguments.args]
+    made = inspect.Parameter
+    positional = [
+        *((one.arg, made.POSITIONAL_ONLY) for one in arguments.posonlyargs),
+        *((one.arg, made.POSITIONAL_OR_KEYWORD) for one in arguments.args),
+    ]
     num_needed = len(positional) - len(arguments.defaults)
     parameters = [
-        inspect.Parameter(name, kind, default=inspect.Parameter.empty if n < num_needed else None)
-        for n, (name, kind) in enumerate(positional)
+        made(name, kind, default=made.empty if n < num_needed else None) for n, (name, kind) in enumerate(positional)
     ]
     if arguments.vararg is not None:
-        parameters.append(inspect.Parameter(arguments.vararg.arg, kinds.VAR_POSITIONAL))
+        parameters.append(made(arguments.vararg.arg, made.VAR_POSITIONAL))
     for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        value = inspect.Parameter.empty if default is None else None
-        parameters.append(inspect.Parameter(one.arg, kinds.KEYWORD_ONLY, default=value))
+        parameters.append(made(one.arg, made.KEYWORD_ONLY, default=made.empty if default is None else None))
     if arguments.kwarg is not None:
-        parameters.append(inspect.Parameter(arguments.kwarg.arg, kinds.VAR_KEYWORD))
+        parameters.append(made(arguments.kwarg.arg, made.VAR_KEYWORD))
     return inspect.Signature(parameters)
 
 

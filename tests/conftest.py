@@ -3,7 +3,9 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +52,9 @@ def _is_xdist_worker(config: pytest.Config) -> bool:
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Report how a process of pytest-xdist ended in the middle of a test; -9 is often the kernel, out of memory."""
     if error:
-        code = node.gateway._io.popen.wait(timeout=10)
-        sys.stderr.write(f"\n{node.gateway.id} ended with exit code {code}\n")
+        with suppress(subprocess.TimeoutExpired):  # it has closed its pipe, and still runs
+            code = node.gateway._io.popen.wait(timeout=10)
+            sys.stderr.write(f"\n{node.gateway.id} ended with exit code {code}\n")
 
 
 def has_gpu() -> bool:

@@ -1,4 +1,4 @@
-"""The ledger of an AllReduce model: minibatches by name and their samples, and counts of steps."""
+"""The ledger of a model in a worker: minibatches by name and their samples, and counts of steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Ledger:
         return Ledger(self.applied.copy(), self.steps, self.num_records, self.num_samples.copy())
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return all of it in types of JSON: as small for a thousand epochs as for one task of each."""
+        """Return all of it in types of JSON; successive tasks of an epoch that are alike take one entry."""
         extras = self.applied.extras
         return {
             "steps": self.steps,
