@@ -166,15 +166,17 @@ def test_a_master_that_should_be_gone_and_is_not_is_reported(scene: Scene, lost_
     told = Told()
     with ThreadPoolExecutor() as threads:
         end = threads.submit(ClusterFollower(scene.connection, scene.spec(), told, overdue_s=2.0).follow)
-        scene.kubectl("delete", "pod", pod[0], "--grace-period=1", "--wait=false")
-        assert told.next_line("deleted") == "The master's pod is being deleted."
-        line = told.next_line("deleted")
-        assert "should have been gone 2 s ago" in line
-        assert f"`elasticdl resume job --namespace={scene.namespace}`" in line or is_held
-        assert ("kept by example.com/hold" if is_held else f"its node {lost_node} has not said") in line
-        if is_held:
-            core.patch_namespaced_pod(*pod, {"metadata": {"finalizers": None}})
-        scene.take_away(pod[0])
+        try:
+            scene.kubectl("delete", "pod", pod[0], "--grace-period=1", "--wait=false")
+            assert told.next_line("deleted") == "The master's pod is being deleted."
+            line = told.next_line("deleted")
+            assert "should have been gone 2 s ago" in line
+            assert f"`elasticdl resume job --namespace={scene.namespace}`" in line or is_held
+            assert ("kept by example.com/hold" if is_held else f"its node {lost_node} has not reported") in line
+        finally:  # the follower ends with the pod, and the block above waits for it
+            if is_held:
+                core.patch_namespaced_pod(*pod, {"metadata": {"finalizers": None}})
+            scene.take_away(pod[0])
         with pytest.raises(JobError, match="has no master: its pod was deleted"):
             end.result(TIMEOUT_S)
 
