@@ -127,8 +127,13 @@ def exported(path: Path, names: Sequence[str], num_classes: int) -> Predict:
     import tensorflow as tf
 
     model = tf.saved_model.load(str(path))  # kept: its functions have weak references to its variables
-    serve = model.signatures["serving_default"]
-    inputs = serve.structured_input_signature[1]
+    ((structure,), _) = model.serve.concrete_functions[0].structured_input_signature
+    leaves = tf.nest.flatten(structure)
+    inputs = dict(
+        zip(
+            sorted(structure) if isinstance(structure, Mapping) else [leaf.name for leaf in leaves], leaves, strict=True
+        )
+    )
     given = {name: name for name in inputs}
     if len(inputs) == len(names) == 1:  # an input without a name
         given = dict.fromkeys(inputs, names[0])
@@ -142,11 +147,10 @@ def exported(path: Path, names: Sequence[str], num_classes: int) -> Predict:
             values = rows[given[name]]
             typed = values if spec.dtype == tf.string else values.astype(spec.dtype.as_numpy_dtype)
             batch[name] = tf.constant(typed.reshape((-1, *[1] * (len(spec.shape) - 1))), spec.dtype)
-        outputs = model.signatures["serving_default"](**batch)
+        outputs = tf.nest.flatten(model.serve(tf.nest.pack_sequence_as(structure, list(batch.values()))))
         if len(outputs) != 1:
-            raise SystemExit(f"The model gives several outputs: {', '.join(sorted(outputs))}.")
-        (values,) = (one.numpy() for one in outputs.values())
-        return _by_row(values, num_classes)
+            raise SystemExit(f"The model gives {len(outputs)} outputs, not one.")
+        return _by_row(outputs[0].numpy(), num_classes)
 
     return predict
 

@@ -67,6 +67,16 @@ class Nested(keras.Model):
     def call(self, features):
         return self.inner(features)
 
+ODD = ["class", "petal length", "1st", "ü", "self", "petal_length", "_x"]
+
+def odd():
+    inputs = {name: keras.Input((1,), name=name) for name in ODD}
+    return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(list(inputs.values()))))
+
+class OwnOdd(keras.Model):
+    def call(self, features):
+        return tf.add_n([features[name] for name in ODD])
+
 def loss(labels, predictions):
     return tf.square(tf.cast(labels, tf.float32) - tf.reshape(predictions, [-1]))
 
@@ -185,6 +195,32 @@ def test_an_export_is_used_by_name_and_its_signature_is_the_models(
                 assert mse(loaded, table) < 1e-4
             else:
                 np.testing.assert_allclose(predicted(loaded, table), Y, atol=0.05)
+
+
+@pytest.mark.parametrize("symbol", ["odd", "OwnOdd"])
+def test_columns_whose_names_are_no_names_of_arguments_are_exported(
+    framework: Callable[..., KerasFramework], tmp_path: Path, symbol: str
+) -> None:
+    columns = ["class", "petal length", "1st", "ü", "self", "petal_length", "_x"]
+    (tmp_path / "odd.csv").write_text(
+        "\n".join([",".join([*columns, "y"]), *[f"{k}.5,.1,.2,.3,.4,.5,.6,7" for k in range(9)]])
+    )
+    odd = create_reader(str(tmp_path / "odd.csv"), label_column="y")
+    made = framework(symbol, metadata=odd.metadata())
+    made.report()
+    made.export(str(tmp_path / "export"), None, [])
+    loaded = tf.saved_model.load(str(tmp_path / "export"))
+    features = {name: tf.constant([[float(at)]]) for at, name in enumerate(columns)}
+    if symbol == "OwnOdd":
+        features = {name: tf.reshape(value, [1]) for name, value in features.items()}
+    names = ["class_", "petal_length", "arg_1st", "arg__", "self_", "petal_length_", "arg__x"]
+    signature = loaded.signatures["serving_default"]
+    assert sorted(signature.structured_input_signature[1]) == sorted(names)
+    by_name = signature(**dict(zip(names, features.values(), strict=True)))
+    np.testing.assert_array_equal(next(iter(by_name.values())), loaded(features))
+    definition = load(str(tmp_path), f"inputs_zoo.{symbol}", required=())
+    again = LoadedKeras(definition, tmp_path / "export", 8, odd.metadata(), Mode.PREDICTION)
+    assert len(predicted(again, odd)) == 9
 
 
 def test_an_export_takes_the_types_of_the_model_not_of_the_training_data(

@@ -51,7 +51,8 @@ def test_predictions_are_a_table_with_each_row_once_whatever_its_names_and_value
     quoted = '"' + INJECTION.replace('"', '""') + '"'
     with psycopg.connect(server) as connection:
         connection.execute('CREATE SCHEMA "results"')
-        connection.execute(f"CREATE TABLE staff (id INTEGER PRIMARY KEY, age NUMERIC(5, 2), {quoted} TEXT, pay TEXT)")
+        columns = f'id INTEGER PRIMARY KEY, "from" NUMERIC(5, 2), {quoted} TEXT, pay TEXT'
+        connection.execute(f"CREATE TABLE staff ({columns})")
         with connection.cursor() as cursor:
             rows = [(i, i / 4, INJECTION if i % 2 else None, INJECTION if i % 3 else "low") for i in range(NUM_ROWS)]
             cursor.executemany("INSERT INTO staff VALUES (%s, %s, %s, %s)", rows)
@@ -64,7 +65,7 @@ def test_predictions_are_a_table_with_each_row_once_whatever_its_names_and_value
     assert f"records {NUM_ROWS}, committed {NUM_ROWS}, repeated 0, lost 0" in said
     ledger = f"epochs 1, committed {NUM_ROWS}, repeated 0, lost 0"
     assert re.search(rf"^ledger: +{ledger}$", said, re.MULTILINE), said
-    assert f"schema:      id int64, age float64, {INJECTION} string, pay string\n" in said
+    assert f"schema:      id int64, from float64, {INJECTION} string, pay string\n" in said
     with psycopg.connect(server) as connection:
         found = connection.execute('SELECT * FROM results."x""; y"').fetchall()
         reasons = connection.execute('SELECT * FROM results."why\'; --"').fetchall()
@@ -76,7 +77,7 @@ def test_predictions_are_a_table_with_each_row_once_whatever_its_names_and_value
     assert sorted(row[0] for row in found) == list(range(100, NUM_ROWS))
     assert {row[2] for row in found} == {INJECTION, None}
     assert {row[4] for row in found} <= {INJECTION, "low"}
-    assert {(model, column) for model, column, _, _ in reasons} == {("m@1", "age"), ("m@1", INJECTION)}
+    assert {(model, column) for model, column, _, _ in reasons} == {("m@1", "from"), ("m@1", INJECTION)}
     assert reasons[0][2] >= reasons[1][2] > -0.1
     assert all(deviation > 0 for _, _, _, deviation in reasons)
     assert f"m@1 on 200 of {NUM_ROWS} rows, chosen at random (seed 0): cross-entropy 0." in said

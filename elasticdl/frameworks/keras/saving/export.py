@@ -10,7 +10,9 @@ times more.
 
 from __future__ import annotations
 
+import keyword
 import logging
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -174,16 +176,35 @@ def _signature(serve: Callable[[Any], Any], spec: Any) -> Any:
     else:
         numbered = _numbered("inputs", len(leaves))
         keys = [getattr(leaf, "name", None) or name for leaf, name in zip(leaves, numbered, strict=True)]
+    names = _argument_names(keys)
 
     def call(**inputs: Tensor) -> dict[str, Tensor]:
-        outputs = serve(tf.nest.pack_sequence_as(spec, [inputs[name] for name in keys]))
+        outputs = serve(tf.nest.pack_sequence_as(spec, [inputs[name] for name in names]))
         if isinstance(outputs, Mapping):
             return {str(name): tf.identity(value) for name, value in outputs.items()}
         flat = tf.nest.flatten(outputs)
         return dict(zip(_numbered("output", len(flat)), map(tf.identity, flat), strict=True))
 
-    named = {name: _named_spec(leaf, name) for name, leaf in zip(keys, leaves, strict=True)}
+    named = {name: _named_spec(leaf, name) for name, leaf in zip(names, leaves, strict=True)}
     return tf.function(call, autograph=False).get_concrete_function(**named)
+
+
+def _argument_names(keys: Iterable[str]) -> list[str]:
+    """Return a name for each key that the arguments of a TensorFlow function may have: the key itself where it may.
+
+    TensorFlow refuses Python's keywords and `self`, and silently renames what has other characters.
+    """
+    names: list[str] = []
+    for key in keys:
+        name = re.sub(r"[^A-Za-z0-9_]", "_", str(key))
+        if not re.match("[A-Za-z]", name):
+            name = f"arg_{name}"
+        if keyword.iskeyword(name) or name == "self":
+            name += "_"
+        while name in names:
+            name += "_"
+        names.append(name)
+    return names
 
 
 def _numbered(name: str, count: int) -> list[str]:
