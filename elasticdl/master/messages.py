@@ -36,7 +36,9 @@ _ROLES = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
 
 
 def applied_set(message: pb.AppliedSet) -> CommittedSet:
-    return CommittedSet.of(((t.epoch, t.task, t.watermark, t.extras) for t in message.tasks), message.num_applies)
+    tasks = ((t.epoch, t.task, t.watermark, t.extras) for t in message.tasks)
+    skipped = {(t.epoch, t.task): frozenset(t.skipped) for t in message.tasks if t.skipped}
+    return CommittedSet.of(tasks, message.num_applies, skipped)
 
 
 def shard(message: pb.ShardMessage) -> Shard:

@@ -128,6 +128,7 @@ class AppliedSet:
     Attributes:
         watermarks: of each task.
         extras: of each task that has any.
+        skipped: of each task that has any, the minibatches of which only the name is held (--nan_policy=skip).
         num_names: in the set.
         num_applies: how many names have been taken into the state.  Each change of the state counts, independently
             of the names: a difference to `num_names` proves a repeated or lost update.
@@ -136,6 +137,7 @@ class AppliedSet:
     def __init__(self) -> None:
         self.watermarks = TaskNumbers()
         self.extras: dict[TaskKey, set[int]] = {}  # none is empty
+        self.skipped: dict[TaskKey, set[int]] = {}  # none is empty
         self.num_names = self.num_applies = 0
 
     def __contains__(self, name: MinibatchName) -> bool:
@@ -153,12 +155,14 @@ class AppliedSet:
         self.watermarks.fill(epoch, first, count, watermark)
         self.num_names += count * watermark
 
-    def add(self, name: MinibatchName) -> bool:
-        """Adds a name; False if it was there already."""
+    def add(self, name: MinibatchName, is_skipped: bool = False) -> bool:
+        """Add a name, if `is_skipped` that of a minibatch that is left out; False if it was there already."""
         if name in self:
             return False
         self.num_names += 1
         key = (name.epoch, name.task)
+        if is_skipped:
+            self.skipped.setdefault(key, set()).add(name.n)
         watermark = self.watermarks[key]
         if name.n != watermark:
             self.extras.setdefault(key, set()).add(name.n)
@@ -186,6 +190,7 @@ class AppliedSet:
         copied = AppliedSet()
         copied.watermarks = self.watermarks.copy()
         copied.extras = {key: extras.copy() for key, extras in self.extras.items()}
+        copied.skipped = {key: skipped.copy() for key, skipped in self.skipped.items()}
         copied.num_names, copied.num_applies = self.num_names, self.num_applies
         return copied
 
@@ -193,7 +198,8 @@ class AppliedSet:
         """Where one task stands."""
         watermark = self.watermarks[epoch, task]
         extras = sorted(self.extras.get((epoch, task), ()))
-        return pb.AppliedTask(epoch=epoch, task=task, watermark=watermark, extras=extras)
+        skipped = sorted(self.skipped.get((epoch, task), ()))
+        return pb.AppliedTask(epoch=epoch, task=task, watermark=watermark, extras=extras, skipped=skipped)
 
     def to_message(self) -> pb.AppliedSet:
         return pb.AppliedSet(tasks=[self.of_task(*key) for key in self.tasks()], num_applies=self.num_applies)
@@ -222,6 +228,8 @@ class AppliedSet:
         self.fill(task.epoch, task.task, 1 if task.watermark else 0, task.watermark)
         for n in task.extras:
             self.add(MinibatchName(task.epoch, task.task, n))
+        if task.skipped:
+            self.skipped[task.epoch, task.task] = set(task.skipped)
 
     def tasks(self) -> list[TaskKey]:
         """Return the tasks of which it holds a minibatch, in order."""
@@ -236,7 +244,9 @@ def common_task(standings: Sequence[pb.AppliedTask]) -> pb.AppliedTask:
     for other in standings:
         held = frozenset(other.extras)
         extras = [n for n in extras if n < other.watermark or n in held]
-    return pb.AppliedTask(epoch=least.epoch, task=least.task, watermark=least.watermark, extras=extras)
+    found = pb.AppliedTask(epoch=least.epoch, task=least.task, watermark=least.watermark, extras=extras)
+    found.skipped.extend(sorted(frozenset.intersection(*(frozenset(known.skipped) for known in standings))))
+    return found
 
 
 class FencingTokens:

@@ -140,6 +140,7 @@ class _Writer:
             piece.applied.num_applies,
             self._numbers(tasks.reshape(-1), INTS),
             self._numbers(extras, INTS),
+            tuple((task.epoch, task.task, n) for task in piece.applied.tasks for n in task.skipped),
         )
 
     def _numbers(self, numbers: Array, dtype: np.dtype[Any]) -> Blocks:
@@ -392,13 +393,18 @@ class TableIndex:
 
 @dataclass(frozen=True, slots=True)
 class PieceIndex:
-    """A piece whose applied set is in blocks: AppliedTask by AppliedTask four int32, then all their extras."""
+    """A piece whose applied set is in blocks: AppliedTask by AppliedTask four int32, then all their extras.
+
+    Attributes:
+        skipped: epoch, task and minibatch of those that are left out of the model.
+    """
 
     buckets: Buckets
     version: int
     num_applies: int
     tasks: Blocks
     extras: Blocks
+    skipped: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,9 +480,13 @@ def piece_of(index: PieceIndex, tasks: npt.NDArray[np.int32], extras: npt.NDArra
     """
     applied = pb.AppliedSet(num_applies=index.num_applies)
     position = 0
+    skipped: dict[tuple[int, int], list[int]] = {}
+    for epoch, task, n in index.skipped:
+        skipped.setdefault((epoch, task), []).append(n)
     for epoch, task, watermark, num_extras in tasks.reshape(-1, 4).tolist():
         of_task = extras[position : position + num_extras].tolist()
-        applied.tasks.add(epoch=epoch, task=task, watermark=watermark, extras=of_task)
+        left_out = skipped.get((epoch, task), ())
+        applied.tasks.add(epoch=epoch, task=task, watermark=watermark, extras=of_task, skipped=left_out)
         position += num_extras
     if position != len(extras):
         raise ValueError("its applied set is not whole")
@@ -486,7 +496,8 @@ def piece_of(index: PieceIndex, tasks: npt.NDArray[np.int32], extras: npt.NDArra
 def _piece(values: Mapping[str, Any]) -> PieceIndex:
     buckets = tuple((int(start), int(end)) for start, end in values["buckets"])
     tasks, extras = _blocks(values["tasks"]), _blocks(values["extras"])
-    return PieceIndex(buckets, values["version"], values["num_applies"], tasks, extras)
+    skipped = tuple((int(epoch), int(task), int(n)) for epoch, task, n in values.get("skipped", ()))
+    return PieceIndex(buckets, values["version"], values["num_applies"], tasks, extras, skipped)
 
 
 def _blocks(values: Sequence[Sequence[int]]) -> Blocks:

@@ -128,18 +128,20 @@ class BucketRange(_message.Message):
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class AppliedTask(_message.Message):
-    __slots__ = ("epoch", "task", "watermark", "extras", "num_samples")
+    __slots__ = ("epoch", "task", "watermark", "extras", "num_samples", "skipped")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_FIELD_NUMBER: _ClassVar[int]
     EXTRAS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     task: int
     watermark: int
     extras: _containers.RepeatedScalarFieldContainer[int]
     num_samples: int
-    def __init__(self, epoch: _Optional[int] = ..., task: _Optional[int] = ..., watermark: _Optional[int] = ..., extras: _Optional[_Iterable[int]] = ..., num_samples: _Optional[int] = ...) -> None: ...
+    skipped: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., task: _Optional[int] = ..., watermark: _Optional[int] = ..., extras: _Optional[_Iterable[int]] = ..., num_samples: _Optional[int] = ..., skipped: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AppliedSet(_message.Message):
     __slots__ = ("tasks", "num_applies")

@@ -82,6 +82,7 @@ FIELDS: Mapping[str, Rule] = {
     "AppliedSet.tasks": _LISTED,
     "AppliedTask.epoch": _EPOCH,
     "AppliedTask.extras": _MINIBATCH,
+    "AppliedTask.skipped": _MINIBATCH,
     "AppliedTask.watermark": _MINIBATCH,
     "Array.data": Rule(max_length=64 << 20),
     "Array.shape": Rule(max_items=16),

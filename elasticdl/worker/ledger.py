@@ -29,10 +29,10 @@ class Ledger:
     num_records: int = 0
     num_samples: TaskNumbers = field(default_factory=TaskNumbers)
 
-    def add(self, name: MinibatchName, num_samples: int) -> None:
-        """A minibatch is in the model now."""
+    def add(self, name: MinibatchName, num_samples: int, is_skipped: bool = False) -> None:
+        """A minibatch is in the model now, or, where it is skipped, its name alone."""
         key = (name.epoch, name.task)
-        self.applied.add(name)
+        self.applied.add(name, is_skipped)
         self.applied.num_applies += 1
         known = self.num_samples[key]
         self.num_samples[key] = UNKNOWN if known == UNKNOWN else known + num_samples
@@ -42,13 +42,14 @@ class Ledger:
 
     def to_manifest(self) -> dict[str, Any]:
         """Return all of it in types of JSON; successive tasks of an epoch that are alike take one entry."""
-        extras = self.applied.extras
+        extras, skipped = self.applied.extras, self.applied.skipped
         return {
             "steps": self.steps,
             "num_records": self.num_records,
             "num_applies": self.applied.num_applies,
             "applied_runs": [list(run) for run in TaskNumbers.runs(self.applied.watermarks, self.num_samples)],
             "applied_extras": [[*task, sorted(extras[task])] for task in sorted(extras)],
+            "skipped": [[*task, sorted(skipped[task])] for task in sorted(skipped)],
         }
 
     @classmethod
@@ -73,6 +74,8 @@ class Ledger:
         for epoch, task, minibatches in extras:
             for n in minibatches:
                 ledger.applied.add(MinibatchName(epoch, task, n))
+        for epoch, task, minibatches in values.get("skipped", ()):
+            ledger.applied.skipped[epoch, task] = {int(n) for n in minibatches}
         ledger.applied.num_applies = values.get("num_applies", ledger.steps)
         return ledger
 

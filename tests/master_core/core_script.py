@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.applied import CommittedSet
+from elasticdl.master.core.applied import CommittedSet, TaskName
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Lease, MetricArrays, PodState, Position, ReportedLease
@@ -34,9 +35,11 @@ class Like:
         return f"{self._kind.__name__}(… {self._fields})"
 
 
-def applied(names: Sets, num_applies: int | None = None) -> CommittedSet:
+def applied(
+    names: Sets, num_applies: int | None = None, skipped: Mapping[TaskName, frozenset[int]] | None = None
+) -> CommittedSet:
     made = CommittedSet.of([(epoch, task, 0, tuple(n)) for (epoch, task), n in names.items()], 0)
-    return CommittedSet(made.tasks, made.num_names if num_applies is None else num_applies)
+    return CommittedSet(made.tasks, made.num_names if num_applies is None else num_applies, skipped or {})
 
 
 class Script:
@@ -129,12 +132,13 @@ class Script:
     def ps_dies(self, ps_id: int = 0, life: int = 1, reason: str = "Killed") -> None:
         self.pod(Role.PS, ps_id, PodState.FAILED, reason, life)
 
-    def sets_are_read(self, sets: Sets, num_applies: int | None = None) -> list[c.Command]:
+    def sets_are_read(
+        self, sets: Sets, num_applies: int | None = None, skipped: Mapping[TaskName, frozenset[int]] | None = None
+    ) -> list[c.Command]:
         """Every PS holds the same."""
         question = self.last(c.ReadAppliedSets)
-        return self.tell(
-            e.AppliedSetsRead(question.question, {k.ps_id: applied(sets, num_applies) for k in question.ps})
-        )
+        held = applied(sets, num_applies, skipped)
+        return self.tell(e.AppliedSetsRead(question.question, {one.ps_id: held for one in question.ps}))
 
     # Workers --------------------------------------------------------------------------------------------------------
 

@@ -73,6 +73,14 @@ def test_the_records_of_skipped_minibatches_are_skipped_not_committed() -> None:
     assert [one.skipped for one in status.coverage] == [10, 0]
 
 
+def test_minibatches_that_only_the_model_knows_to_be_left_out_are_skipped_too() -> None:
+    script = skipping(num_ps=2)
+    while (lease := script.request()) is not None:
+        script.finish(lease)
+    script.sets_are_read(everything(script), num_applies=4, skipped={(0, 1): frozenset({0})})
+    assert coverage(script) == ["Epoch 1: records 40, committed 30, repeated 0, lost 0, skipped 10"]
+
+
 def test_the_last_minibatch_of_a_task_counts_with_the_records_that_it_has() -> None:
     script = skipping(records=33)
     while (lease := script.request()) is not None:

@@ -67,15 +67,16 @@ def test_the_names_of_a_million_tasks_take_some_megabytes() -> None:
     assert taken < 5_000_000
 
 
-@given(names=NAMES)
-def test_an_applied_set_survives_the_wire(names: list[MinibatchName]) -> None:
+@given(names=NAMES, skipped=st.sets(st.integers(0, 12)))
+def test_an_applied_set_survives_the_wire(names: list[MinibatchName], skipped: set[int]) -> None:
     applied = AppliedSet()
     for name in names:
-        applied.num_applies += applied.add(name)
+        applied.num_applies += applied.add(name, is_skipped=name.n in skipped)
     message = applied.to_message()
     back = AppliedSet.from_message(message)
     assert list(back) == list(applied)
     assert back.num_applies == applied.num_applies
+    assert back.skipped == applied.skipped == applied.copy().skipped
     assert back.to_message() == message
 
 

@@ -182,6 +182,7 @@ def test_a_part_beyond_four_gibibytes_comes_back(tmp_path: Path) -> None:
 
 def test_an_applied_set_of_many_tasks_comes_back(tmp_path: Path) -> None:
     applied = applied_set(*((epoch, task, 16, [20, 22]) for epoch in range(3) for task in range(1000)))
+    applied.tasks[7].skipped.extend([2, 20])
     snapshot = part(ALL_BUCKETS)
     snapshot = replace(snapshot, pieces=(replace(snapshot.pieces[0], applied=applied),))
     file = write_part(tmp_path, 0, 1, 10, snapshot)

@@ -102,6 +102,7 @@ def test_a_skipped_minibatch_is_applied_but_no_update() -> None:
         assert [one.version for one in done] == [oracle.step] * 2
     assert_close(fleet.read(), oracle.read())
     assert [name.n for name in fleet.names(0)] == [0, 1, 2, 3, 4, 5]
+    assert [list(task.skipped) for task in fleet.states[1].applied()[0].tasks] == [[0, 3]]
     assert fleet.push(empty(3))[1].repeated_push
 
 

@@ -125,15 +125,21 @@ def test_a_checkpoint_knows_the_samples_of_its_minibatches_and_an_older_one_that
 NAMES = st.builds(MinibatchName, st.integers(0, 2), st.integers(0, 6).map(lambda task: task * 1500), st.integers(0, 4))
 
 
-@given(added=st.lists(st.tuples(NAMES, st.integers(0, 9)), max_size=60), whole=st.integers(0, 20_000))
-def test_a_ledger_travels_in_runs_of_tasks_that_are_alike(added: list[tuple[MinibatchName, int]], whole: int) -> None:
+ADDED = st.lists(st.tuples(NAMES, st.integers(0, 9), st.booleans()), max_size=60)
+
+
+@given(added=ADDED, whole=st.integers(0, 20_000))
+def test_a_ledger_travels_in_runs_of_tasks_that_are_alike(
+    added: list[tuple[MinibatchName, int, bool]], whole: int
+) -> None:
     ledger = Ledger(steps=7, num_records=8)
     ledger.applied.fill(5, 0, whole, 3)
     ledger.num_samples.fill(5, 0, whole, 24)
-    for name, num_samples in added:
-        ledger.add(name, num_samples)
+    for name, num_samples, is_skipped in added:
+        ledger.add(name, num_samples, is_skipped)
     back = unpacked(packed(ledger))
     assert back.applied.has_same_names(ledger.applied)
+    assert back.applied.skipped == ledger.applied.skipped
     assert (back.applied.num_names, back.applied.num_applies) == (ledger.applied.num_names, ledger.applied.num_applies)
     assert (back.num_samples, back.steps, back.num_records) == (ledger.num_samples, 7, 8)
     runs = ledger.to_manifest()["applied_runs"]

@@ -97,7 +97,7 @@ class Sharing(SessionMember):
         plan = None
         while plan is None:
             plan = self.planned()
-        return self.supply.settle(plan, flaws)
+        return self.supply.settle(plan, self.session.all_flawed(plan, flaws), flaws)
 
     def steps(self, count: int) -> Steps:
         """Rounds until this number of steps is made."""

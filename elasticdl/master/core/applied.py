@@ -55,22 +55,35 @@ class CommittedSet:
     Attributes:
         tasks: a task that is missing has nothing applied.
         num_applies: how many pushes changed the state: equals `num_names`, or something was repeated.
+        skipped: of some tasks the minibatches of which the state holds the name alone (--nan_policy=skip).
     """
 
     tasks: Mapping[TaskName, CommittedTask] = field(default_factory=dict)
     num_applies: int = 0
+    skipped: Mapping[TaskName, frozenset[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tasks: Iterable[tuple[int, int, int, Iterable[int]]], num_applies: int) -> CommittedSet:
+    def of(
+        cls,
+        tasks: Iterable[tuple[int, int, int, Iterable[int]]],
+        num_applies: int,
+        skipped: Mapping[TaskName, frozenset[int]] | None = None,
+    ) -> CommittedSet:
         """From (epoch, task, watermark, extras) of each task, as the wire message lists them."""
-        return cls({(e, t): CommittedTask.of(w, x) for e, t, w, x in tasks}, num_applies)
+        return cls({(e, t): CommittedTask.of(w, x) for e, t, w, x in tasks}, num_applies, skipped or {})
 
     def __or__(self, other: CommittedSet) -> CommittedSet:
         names = self.tasks.keys() | other.tasks.keys()
-        return CommittedSet({name: self.of_task(*name) | other.of_task(*name) for name in names}, self.num_applies)
+        tasks = {name: self.of_task(*name) | other.of_task(*name) for name in names}
+        left_out = self.skipped.keys() | other.skipped.keys()
+        skipped = {name: self.skipped_in(*name) | other.skipped_in(*name) for name in left_out}
+        return CommittedSet(tasks, self.num_applies, skipped)
 
     def of_task(self, epoch: int, task: int) -> CommittedTask:
         return self.tasks.get((epoch, task), NOTHING)
+
+    def skipped_in(self, epoch: int, task: int) -> frozenset[int]:
+        return self.skipped.get((epoch, task), frozenset())
 
     @property
     def num_names(self) -> int:
@@ -85,10 +98,12 @@ class CommittedSet:
 def intersection(sets: Iterable[CommittedSet]) -> CommittedSet:
     """Return the names that every set holds; empty for no sets.  `num_applies` is that of its own names."""
     tasks: dict[TaskName, CommittedTask] | None = None
+    skipped: dict[TaskName, frozenset[int]] = {}
     for one in sets:
         if tasks is None:
-            tasks = dict(one.tasks)
+            tasks, skipped = dict(one.tasks), dict(one.skipped)
         else:
             tasks = {name: applied & one.tasks[name] for name, applied in tasks.items() if name in one.tasks}
+            skipped = {name: found & one.skipped_in(*name) for name, found in skipped.items()}
     result = CommittedSet({name: applied for name, applied in (tasks or {}).items() if len(applied)})
-    return CommittedSet(result.tasks, result.num_names)
+    return CommittedSet(result.tasks, result.num_names, skipped)

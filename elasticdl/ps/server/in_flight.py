@@ -128,7 +128,7 @@ class InFlightUpdates:
                     piece.version += number > 0
                     piece.applied.num_applies += len(names)
                     for name in names:
-                        piece.applied.add(name)
+                        piece.applied.add(name, is_empty(claim.pushes[name]))
             self._under_way -= claim.pushes.keys()
             if not self._under_way:
                 self.pieces.merge()

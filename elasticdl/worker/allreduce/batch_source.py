@@ -76,10 +76,11 @@ class BatchSource(Protocol):
         """
         ...
 
-    def settle(self, plan: StepPlan, flaws: Mapping[int, str]) -> bool:
+    def settle(self, plan: StepPlan, flawed: Sequence[BatchRef], flaws: Mapping[int, str]) -> bool:
         """After the reduction, if minibatches of the step are not finite: whether it is applied without them.
 
         Args:
+            flawed: these minibatches, of all members.
             flaws: of this member's own parts; maybe none.
         """
         ...
@@ -194,7 +195,7 @@ class LeasedBatches:
         self._at_hand = None
         return False
 
-    def settle(self, plan: StepPlan, flaws: Mapping[int, str]) -> bool:
+    def settle(self, plan: StepPlan, flawed: Sequence[BatchRef], flaws: Mapping[int, str]) -> bool:
         if self._skips_not_finite:
             return True
         held, n = self._held_at_hand()

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from elasticdl.frameworks.framework import NO_SURPLUS, Batch, Surplus
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -167,15 +165,11 @@ class GlobalBatches:
     def leave_out(self, flaws: Mapping[int, str]) -> bool:
         return True  # rank 0 reports it, in `settle`
 
-    def settle(self, plan: StepPlan, flaws: Mapping[int, str]) -> bool:
-        """Exchange which minibatches are not finite before the step is applied; rank 0 reports them to the master."""
-        marks = np.zeros(self._session.most_parts, np.int64)
-        marks[list(flaws)] = 1
-        gathered = self._session.gather(marks)
-        first = int(np.flatnonzero(gathered.any(axis=1))[0])
+    def settle(self, plan: StepPlan, flawed: Sequence[BatchRef], flaws: Mapping[int, str]) -> bool:
+        """Rank 0 reports the minibatches that are not finite to the master before the step is applied."""
+        first = next(rank for rank, parts in enumerate(plan.parts) if flawed[0] in parts)
         is_first = self._session.rank == first
         what = self._session.share(next(iter(flaws.values())).encode() if is_first else None, first).decode()
-        flawed = [plan.parts[rank][k] for rank, row in enumerate(gathered) for k in np.flatnonzero(row)]
         is_told = self._tell(flawed, what) if self._session.rank == 0 else None
         answer = self._session.share(bytes([is_told]) if is_told is not None else None)
         return self._skips_not_finite and answer == b"\x01"

@@ -7,7 +7,7 @@ worlds.  It never waits for a lease while others wait for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from operator import and_
 
@@ -225,13 +225,15 @@ class AllReduceLoop:
         while compute is not None:
             gradient = self._reduced(plan, compute)
             loss, weight, num_flawed = (float(number) for number in gradient.told())
-            if num_flawed and not self._supply.settle(plan, self._flaws(plan, gradient)):
+            flaws = self._flaws(plan, gradient)
+            flawed = self._session.all_flawed(plan, flaws) if num_flawed else []
+            if flawed and not self._supply.settle(plan, flawed, flaws):
                 return
             compute = gradient.repeat()
         if weight > 0 and num_flawed:
             gradient.rescale = 1.0 / weight
             loss /= weight
-        self._update(plan, gradient if weight > 0 else None)
+        self._update(plan, gradient if weight > 0 else None, flawed)
         self._supply.applied(plan, loss)
         _log.debug("Step %d: loss %.9g", self._session.ledger.steps, loss)
         if self._session.rank == 0 and not self._session.is_split:
@@ -272,11 +274,12 @@ class AllReduceLoop:
         is_alone = self._session.size == 1 and plan.all_parts == [part]
         return Share(self._supply.batch(part), seed, plan.scale(part), is_alone)
 
-    def _update(self, plan: StepPlan, gradient: LocalGradient | None) -> None:
+    def _update(self, plan: StepPlan, gradient: LocalGradient | None, skipped: Collection[BatchRef]) -> None:
         """Put a step into the model.
 
         Args:
             gradient: its sum; None: nothing of the step is finite, and the model stays as it is.
+            skipped: parts that are not in the sum.
         """
 
         def update() -> None:
@@ -285,7 +288,7 @@ class AllReduceLoop:
                     epoch = min(part.name.epoch for part in plan.all_parts)
                     version = self._session.ledger.num_records // self._minibatch_size
                     self._framework.apply_gradient(gradient, self._framework.learning_rate(epoch, version))
-                self._session.commit(plan, self._supply.reported(plan))
+                self._session.commit(plan, self._supply.reported(plan), skipped)
 
         try:
             with self._clock.during(Activity.WORLD):

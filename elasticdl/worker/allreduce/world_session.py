@@ -15,7 +15,7 @@ import hashlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -343,15 +343,18 @@ class WorldSession:
         for reduction in reductions:
             self._collective(reduction.wait)
 
-    def commit(self, plan: StepPlan, reported: Sequence[BatchRef] | None = None) -> None:
+    def commit(
+        self, plan: StepPlan, reported: Sequence[BatchRef] | None = None, skipped: Collection[BatchRef] = ()
+    ) -> None:
         """The model of this process holds the step now.
 
         Args:
             reported: parts that this member reports; None: its own parts.
+            skipped: parts that are left out of the model.
         """
         ledger = self.ledger
         for part in plan.all_parts:
-            ledger.add(part.name, part.num_records)
+            ledger.add(part.name, part.num_records, part in skipped)
         ledger.steps += 1
         ledger.num_records += plan.num_records
         self._unproven = frozenset(part.name for part in plan.all_parts)
@@ -388,6 +391,20 @@ class WorldSession:
             WorldEnded: the world is broken.
         """
         return self._collective(lambda: self._group.gather(numbers))
+
+    def all_flawed(self, plan: StepPlan, flaws: Mapping[int, str]) -> list[BatchRef]:
+        """Exchange which parts of a step are not finite; every member calls this after the same reduction.
+
+        Args:
+            flaws: of this member's own parts, by position; maybe none.
+
+        Raises:
+            WorldEnded: the world is broken.
+        """
+        marks = np.zeros(self.most_parts, np.int64)
+        marks[list(flaws)] = 1
+        gathered = self.gather(marks)
+        return [plan.parts[rank][k] for rank, row in enumerate(gathered) for k in np.flatnonzero(row)]
 
     def part(self) -> None:
         """Wait for all members before `leave`: one that closes its connections breaks what others still receive."""

@@ -334,6 +334,8 @@ class Tasks:
     def _reconcile_task(self, epoch: Epoch, task: int, truth: CommittedSet, fresh: CommittedTask) -> Loss | None:
         was, was_done = epoch.applied(task), epoch.is_done(task)
         holds = truth.of_task(epoch.number, task) | fresh
+        if skipped := truth.skipped_in(epoch.number, task):
+            epoch.skip(task, skipped)
         if holds == was:
             return None
         self.model_version += len(holds) - len(holds & was)
