@@ -33,6 +33,7 @@ _LOG_ENTRY = re.compile(
 )
 _PATIENCE_S = 1.5  # a line is shown so much later: a status is written once a second, an error in it is not shown twice
 _TRACEBACK = "Traceback (most recent call last):"
+_HINT = "  → "  # of an error of ours, on a line of its own
 _JSON_ENTRY = '{"time": "'  # of --log_format=json
 _PROCESS = re.compile(r"\[process (\d+)\] ")  # begins each line of a process of a worker that has several
 _PROCESS_OF_ENTRY = re.compile(r'\{"time": ".*?"process": (\d+), ')  # in a string its quotes are escaped
@@ -163,6 +164,7 @@ class _ProcessOutput:
     def __init__(self, *, shows_logs: bool) -> None:
         self._shows_logs = shows_logs
         self._is_in_traceback = False
+        self._is_after_error = False
         self._is_after_warning = False
 
     def printed(self, line: str) -> str | None:
@@ -173,6 +175,10 @@ class _ProcessOutput:
             return None
         if self._is_in_traceback:  # its last line, the error, has no blanks before it
             self._is_in_traceback = line.startswith(" ") or not line
+            self._is_after_error = not self._is_in_traceback
+            return None
+        is_hint, self._is_after_error = self._is_after_error and line.startswith(_HINT), False
+        if is_hint:
             return None
         if self._shows_logs:
             return None if line.startswith(_STARTED_AGAIN) else line

@@ -82,6 +82,7 @@ def test_what_was_printed_before_a_job_is_resumed_is_not_shown_again(tmp_path: P
         "[W1124 15:28:43.123456789 socket.cpp:755] [c10d] The client socket has failed to connect",
         "/x/site-packages/keras/src/saving.py:395: UserWarning: You are saving\n  warnings.warn(",
         "2026-11-24 15:00:00,000 ERROR it failed\nTraceback (most recent call last):\n  File a.py\n\nValueError: x",
+        "Traceback (most recent call last):\n  File a.py\nelasticdl_client.errors.JobError: x\n  → do y",
     ],
 )
 def test_logs_warnings_and_tracebacks_stay_in_the_log(tmp_path: Path, text: str) -> None:
