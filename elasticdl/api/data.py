@@ -17,6 +17,7 @@ reports says for all what is trained on, and in minibatches of what size.
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -36,9 +37,11 @@ from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import JobError
+from elasticdl_client.job_spec import JobSpec
 
 __all__ = ["DataShardService", "Minibatch", "Name", "RecordIndexService", "TaskShard", "read_records"]
 
+_log = logging.getLogger("elasticdl.api")
 _DEFAULT_SIZE = 64
 _LAST_REPORTS_S = 10.0
 
@@ -60,6 +63,17 @@ class _Task:
     held: HeldLease
     sizes: list[int]  # of its minibatches
     done: set[int]
+
+
+def _warn_of_unused_flags(spec: JobSpec, plan: pb.Plan) -> None:
+    """Log the flags of the job that a script contradicts: the script's numbers hold."""
+    defaults = JobSpec()
+    for flag, given, default, used in (
+        ("num_epochs", spec.num_epochs, defaults.num_epochs, plan.num_epochs),
+        ("minibatch_size", spec.minibatch_size, defaults.minibatch_size, plan.minibatch_size),
+    ):
+        if given not in (default, used):
+            _log.warning("--%s=%d has no effect: the script says %d", flag, given, used)
 
 
 def _take_over(held: HeldLease) -> None:
@@ -114,6 +128,7 @@ class DataShardService:
             self._link: MasterLink | AloneLink = AloneLink(self._source.shards, self.plan, spec.seed)
         else:
             self.plan = self._source.agree(self.session.link, wanted)
+            _warn_of_unused_flags(spec, self.plan)
             self._link = self.session.link
             self.session.link.carry_ledger(self._ledger)
         self.shuffles, clock = spec.shuffle if shuffle is None else shuffle, self.session.clock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -114,3 +115,14 @@ def test_a_lease_that_is_granted_while_tensorflows_chief_tells_of_a_restored_mod
     data.close()
     assert [report.lease for report in master.hears("FinishTask")] == [1001]
     master.stop()
+
+
+def test_flags_of_the_job_that_the_script_contradicts_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    master = Planned()
+    link = MasterLink(master.address, TOKEN, 0, "pod", ActivityClock(), LONG_S)
+    spec = JobSpec(num_epochs=3, minibatch_size=2)
+    with caplog.at_level(logging.WARNING, "elasticdl"):
+        data = DataShardService(2, 1, 104, session=ScriptSession(link, spec, ActivityClock()))
+    data.close()
+    master.stop()
+    assert caplog.messages == ["--num_epochs=3 has no effect: the script says 1"]
