@@ -18,6 +18,12 @@ from elasticdl_client.job_events import from_journal as history_from_journal
 from elasticdl_client.job_series import JobSeries
 
 
+def shown_part(snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a master's state that `JobJournal` reads; its size has a bound, whatever the job's."""
+    core = snapshot.get("core", {})
+    return {"core": {name: core[name] for name in ("events", "series", "accounting") if name in core}}
+
+
 @dataclass(frozen=True, slots=True)
 class JobJournal:
     """The events of a job, and its numbers since its start; empty before its master has begun it.

@@ -1,7 +1,7 @@
 """The journal: the master's own state, kept for its next generation, and beside it the status for people.
 
 Owns the port `Journal` and the form of a snapshot.  It never looks inside one: its content belongs to
-`master/core`.  Adapters: local_environment.py and kubernetes/journal.py.
+`master/core`.  Adapters: local_environment.py, kubernetes/journal.py and storage_journal.py.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ logger = logging.getLogger("elasticdl.master")
 
 class Superseded(JobError):
     """Another master owns the job now, or it was deleted; this one must end at once and write nothing more."""
+
+
+class ResumedElsewhere(Superseded):
+    """The job was given to another machine or namespace; what is left of it here ends."""
 
 
 class JournalWriteError(JobError):

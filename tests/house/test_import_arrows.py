@@ -156,6 +156,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.contradictions",  # those that only a model's framework shows
         "elasticdl_client.data_sources",  # outputs in a table
         "elasticdl_client.end_hook",
+        "elasticdl_client.job_journal",
         "elasticdl_client.last_checkpoint",
         "elasticdl_client.model_source",
         "elasticdl_client.model_framework",

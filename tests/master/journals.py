@@ -10,6 +10,8 @@ from typing import Protocol
 from elasticdl.master.journal import Journal
 from elasticdl.master.kubernetes.journal import ConfigMapJournal
 from elasticdl.master.local_environment import FileJournal
+from elasticdl.master.storage_journal import StorageJournal
+from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl_client.kubernetes import names
 from tests.cluster.real_cluster import Namespace
 
@@ -41,6 +43,35 @@ class FileJournals:
 
     def damage(self, data: bytes) -> None:
         (self._directory / "journal.json").write_bytes(data)
+
+    def close(self) -> None:
+        pass
+
+
+class StorageJournals:
+    """In storage, and on disk what people read."""
+
+    def __init__(self, job_dir: str, directory: Path, place: str = "a" * 16) -> None:
+        self.job_dir = job_dir
+        self.place = place
+        self.directory = directory
+        directory.mkdir(exist_ok=True)
+
+    def open(self) -> StorageJournal:
+        return StorageJournal(self.job_dir, self.place, FileJournal(self.directory))
+
+    def damage(self, data: bytes) -> None:
+        self.put(zlib.compress(data))
+
+    def put(self, packed: bytes) -> None:
+        """Puts something that need not be packed in place of the newest snapshot, or a first one."""
+        names = sorted(name for name in self.names() if "." in name)
+        name = names[-1] if names else f"00000001-{self.place}-00000000.00000001"
+        storage_of(self.job_dir).publish(f"{self.job_dir}/journal/{name}", packed)
+
+    def names(self) -> list[str]:
+        """Return the names of the journal's objects, in order."""
+        return [status.url.rpartition("/")[2] for status in storage_of(self.job_dir).list(f"{self.job_dir}/journal")]
 
     def close(self) -> None:
         pass

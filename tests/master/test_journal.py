@@ -1,4 +1,4 @@
-"""The journal: whole after any crash, for one master alone; both adapters keep the same contract."""
+"""The journal: whole after any crash, for one master alone; all adapters keep the same contract."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from elasticdl.master.local_environment import FileJournal
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobPhase, JobStatus
 from tests.master.actors import REPOSITORY, wait_until
-from tests.master.journals import ConfigMapJournals, FileJournals, Journals
+from tests.master.journals import ConfigMapJournals, FileJournals, Journals, StorageJournals
 from tests.master.small_disk import small_disk
+from tests.storage.conftest import proxy, s3_port  # noqa: F401  fixtures
 
 _SAVE_FOR_EVER = """
 import sys
@@ -31,9 +32,17 @@ while True:
 _RUNNING = JobStatus("digits", phase=JobPhase.RUNNING, records_done=7)
 
 
-@pytest.fixture(params=["file", pytest.param("map", marks=pytest.mark.cluster)])
+@pytest.fixture(params=["file", "storage", pytest.param("map", marks=pytest.mark.cluster)])
 def journals(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journals]:
-    found: Journals = FileJournals(tmp_path) if request.param == "file" else ConfigMapJournals()
+    found: Journals
+    match request.param:
+        case "file":
+            found = FileJournals(tmp_path)
+        case "storage":
+            request.getfixturevalue("proxy")
+            found = StorageJournals(f"s3://bucket/{tmp_path.name}", tmp_path)
+        case _:
+            found = ConfigMapJournals()
     try:
         yield found
     finally:

@@ -1,0 +1,350 @@
+"""The journal of a job whose directory is a URL of storage: it outlives the machine and the cluster of its masters.
+
+The objects lie in ``<job_dir>/journal/``.  A generation of the master first publishes a claim, ``NUMBER-PLACE-RANDOM``,
+then lists: the highest claim owns the job, and only its holder reads the newest snapshot before it.  A snapshot is an
+object of its own, ``CLAIM.NUMBER``, published and then looked up in a list, which also shows a higher claim.  So a
+snapshot that a successor could not have read was never acknowledged.  This needs no conditional write, but storage
+whose writes and lists are strongly consistent: a list shows every object that was published before it began.
+
+A place is a set of a job's processes with one secret: a machine, or a namespace.  A master whose place has lost the
+job to another one never claims it again: `elasticdl resume` gives the job to a new place.
+
+What people read, status and events, is written to the runtime's own journal as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import socket
+import threading
+import time
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.master.journal import (
+    Journal,
+    JournalWriteError,
+    Outage,
+    Outages,
+    ResumedElsewhere,
+    Superseded,
+    damaged,
+    decode,
+    encode,
+)
+from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
+from elasticdl.storage.port import FileStatus, Storage
+from elasticdl_client.errors import JobError, StorageError, StorageFileMissing
+from elasticdl_client.job_journal import shown_part
+from elasticdl_client.job_status import JobStatus
+from elasticdl_client.kubernetes.names import STATUS_KEY
+from elasticdl_client.storage_kinds import scheme_of
+
+INTERVAL_S = 2.0  # between two writes in the background: with the list, one request a second
+STATUS_INTERVAL_S = 30.0  # between two copies of the status in storage, while the job runs
+_ONE_ATTEMPT = RetryPolicy(request_s=10.0, total_s=0.0)  # the callers try again, and end in time when they are to
+_NUM_KEPT = 2  # snapshots of this generation
+_CLOSE_S = 1.0  # for a write that is under way
+_NAME = re.compile(r"(\d{8})-([0-9a-f]{16})-([0-9a-f]{8})(?:\.(\d{8}))?")
+
+logger = logging.getLogger("elasticdl.master")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class JournalClaim:
+    """A generation of the master; a higher one owns the job.
+
+    Attributes:
+        place: of its master, see the module.
+    """
+
+    number: int
+    place: str
+    random: str
+
+    def __str__(self) -> str:
+        return f"{self.number:08}-{self.place}-{self.random}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class JournalObject:
+    """An object in the journal's directory: a claim, with number 0, or a snapshot of its holder."""
+
+    claim: JournalClaim
+    number: int
+    url: str
+    size_bytes: int
+
+    @property
+    def is_snapshot(self) -> bool:
+        return self.number > 0
+
+
+class StorageJournal:
+    """`Journal` in storage, beside that of the runtime, which keeps the status and the part for people.
+
+    Args:
+        job_dir: the URL of the job's directory.
+        place: of this master, see the module: 16 hexadecimal digits.
+        shown: the runtime's journal of this job.
+    """
+
+    def __init__(self, job_dir: str, place: str, shown: Journal) -> None:
+        self._directory = f"{job_dir.rstrip('/')}/journal"
+        self._status_url = f"{job_dir.rstrip('/')}/{STATUS_KEY}"
+        self._place = place
+        self._shown = shown
+        self._storage = FsspecStorage(scheme_of(job_dir), _ONE_ATTEMPT)
+        self._writing = threading.Lock()  # one write at a time; guards the next five
+        self._claim: JournalClaim | None = None
+        self._number = 0  # of the last attempt to write a snapshot: none is repeated under its name
+        self._written = b""
+        self._lost: Superseded | None = None
+        self._status_at = float("-inf")
+        self._stored_status: JobStatus | None = None
+        self._change = threading.Condition()  # guards the two below
+        self._later: tuple[dict[str, Any], JobStatus] | None = None
+        self._failure: BaseException | None = None  # a bug of the thread
+        self._closed = threading.Event()
+        self._outages = Outages()
+        self._thread = threading.Thread(target=self._run, name="journal in storage", daemon=True)
+        self._thread.start()
+
+    def load(self) -> dict[str, Any] | None:
+        """Take the job over, and return its newest snapshot."""
+        storage = storage_of(self._directory)
+        with self._writing:
+            try:
+                found = self._take_over(storage)
+                if self._shown.read_status() is None:
+                    self._stored_status = self._read_stored_status(storage)
+                return self._newest_snapshot(storage, found)
+            except StorageError as error:
+                raise self._write_error(error) from error
+
+    def save(self, snapshot: dict[str, Any], status: JobStatus | None = None) -> None:
+        with self._writing:
+            with self._change:
+                waiting, self._later = self._later, None  # older than this one
+            self._write(snapshot)
+            if status is not None:
+                self._shown.save(shown_part(snapshot), status)
+                self._store_status(status)
+            elif waiting is not None:
+                self._shown.save_later(shown_part(snapshot), waiting[1])
+
+    def save_later(self, snapshot: dict[str, Any], status: JobStatus) -> None:
+        with self._change:
+            if self._failure is not None:
+                raise self._failure
+            if self._lost is not None:
+                raise self._lost
+            self._later = snapshot, status
+            self._change.notify_all()
+
+    def read_status(self) -> JobStatus | None:
+        return self._shown.read_status() or self._stored_status
+
+    def write_status(self, status: JobStatus) -> None:
+        """Replace the status; the one in storage belongs to the master that owns the job."""
+        with self._writing:
+            with self._change:
+                if self._later is not None:  # its status is older than this one
+                    self._later = self._later[0], status
+            self._shown.write_status(status)
+            if self._lost is None:
+                try:
+                    self._store_status(status)
+                except JournalWriteError as error:
+                    logger.warning("%s", error.what)
+
+    def take_outages(self) -> list[Outage]:
+        return self._outages.take() + self._shown.take_outages()
+
+    def close(self) -> None:
+        self._closed.set()
+        with self._change:
+            self._change.notify_all()
+        self._thread.join(_CLOSE_S)
+        self._shown.close()
+
+    # The thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        complaint = ""
+        while self._wait_for_work():
+            try:
+                self._write_waiting()
+            except JournalWriteError as error:
+                if error.what != complaint:
+                    logger.warning("%s", error)
+                complaint = error.what
+            except Superseded:
+                return  # the next verb raises it
+            except Exception as error:  # noqa: BLE001  a bug: the next verb raises it in the loop's thread
+                with self._change:
+                    self._failure = error
+                return
+            else:
+                if complaint:
+                    logger.info("The journal can be written again")
+                complaint = ""
+            if self._closed.wait(INTERVAL_S):
+                return
+
+    def _wait_for_work(self) -> bool:
+        """False when there will be none any more."""
+        with self._change:
+            self._change.wait_for(lambda: self._later is not None or self._closed.is_set())
+            return not self._closed.is_set()
+
+    def _write_waiting(self) -> None:
+        with self._writing:
+            with self._change:  # not before: a `save` that was on its way is newer than what waited then
+                content, self._later = self._later, None
+            if content is None:
+                return
+            snapshot, status = content
+            try:
+                found = self._write(snapshot)
+                self._shown.save_later(shown_part(snapshot), status)  # after it: see `FileJournal.save`
+                if time.monotonic() - self._status_at > STATUS_INTERVAL_S:
+                    self._store_status(status)
+            except JournalWriteError:
+                with self._change:
+                    self._later = self._later or content
+                raise
+            self._tidy(found)
+
+    # The objects; the caller holds the lock ----------------------------------------------------------------------
+
+    def _take_over(self, storage: Storage) -> list[JournalObject]:
+        """Publish a claim above all others; return the objects that were there by then."""
+        found = self._list(storage)
+        if found and found[-1].claim.place != self._place and any(one.claim.place == self._place for one in found):
+            raise self._lose(found)
+        claim = JournalClaim(found[-1].claim.number + 1 if found else 1, self._place, secrets.token_hex(4))
+        storage.publish(f"{self._directory}/{claim}", f"{socket.gethostname()}\n".encode())
+        self._claim = claim
+        found = self._list(storage)
+        self._check_owner(found)
+        return found
+
+    def _newest_snapshot(self, storage: Storage, found: list[JournalObject]) -> dict[str, Any] | None:
+        """Return the newest whole snapshot of the newest generation that has written one."""
+        snapshots = [one for one in reversed(found) if one.is_snapshot]
+        error: JobError | None = None
+        for one in snapshots:
+            if one.claim != snapshots[0].claim:
+                break
+            try:
+                return _unpack(storage.read(one.url, 0, one.size_bytes), one.url)
+            except JobError as this:
+                logger.warning("%s", this.what)
+                error = error or this
+        if error is not None:
+            raise error
+        return None
+
+    def _write(self, snapshot: dict[str, Any]) -> list[JournalObject]:
+        """Publish a snapshot and see in a list that it is there and that no other master has claimed the job since.
+
+        Returns:
+            The list.
+        """
+        if self._lost is not None:
+            raise self._lost
+        data = zlib.compress(encode(snapshot))
+        try:
+            if self._claim is None:
+                self._take_over(self._storage)
+            if data != self._written:
+                self._written = b""  # the attempt may take effect, however it ends
+                self._number += 1
+                self._storage.publish(f"{self._directory}/{self._claim}.{self._number:08}", data)
+            found = self._list(self._storage)
+        except StorageError as error:
+            self._outages.failed(error.what)
+            raise self._write_error(error) from error
+        self._check_owner(found)
+        sizes = {one.number: one.size_bytes for one in found if one.claim == self._claim}
+        if sizes.get(self._number) != len(data):
+            raise self._write_error(StorageError(f"{self._directory} does not show the snapshot whole.", ""))
+        self._outages.written()
+        self._written = data
+        return found
+
+    def _check_owner(self, found: list[JournalObject]) -> None:
+        if not found or found[-1].claim != self._claim:
+            raise self._lose(found)
+
+    def _lose(self, found: list[JournalObject]) -> Superseded:
+        """Return the error of a master that another claim supersedes, from now on that of every verb."""
+        if not found:
+            self._lost = Superseded(f"the job was deleted: its journal {self._directory} is empty")
+        elif found[-1].claim.place == self._place:
+            self._lost = Superseded(f"another master has taken over the job: it writes the journal {self._directory}")
+        else:
+            self._lost = ResumedElsewhere(
+                f"the job was resumed elsewhere: a master there writes the journal {self._directory}",
+                f"`elasticdl resume --job_dir={self._directory.rpartition('/')[0]}` takes it over again",
+            )
+        return self._lost
+
+    def _tidy(self, found: list[JournalObject]) -> None:
+        """Delete what no successor reads; of other places the claims stay, from which they know that they have lost."""
+        own = [one for one in found if one.claim == self._claim and one.is_snapshot]
+        kept = own[-_NUM_KEPT:]
+        old = [one for one in found if one.is_snapshot and one not in kept]
+        old += [one for one in found if not one.is_snapshot and one.claim != self._claim and self._is_ours(one)]
+        try:
+            for one in old:
+                self._storage.delete(one.url)
+        except StorageError as error:
+            logger.warning("Old snapshots of the journal cannot be deleted: %s", error.what)
+
+    def _is_ours(self, one: JournalObject) -> bool:
+        return one.claim.place == self._place
+
+    def _list(self, storage: Storage) -> list[JournalObject]:
+        """Return the objects of the journal in the order of their claims, each claim before its snapshots."""
+        parsed = (_parse(status) for status in storage.list(self._directory))
+        return sorted(one for one in parsed if one is not None)
+
+    def _store_status(self, status: JobStatus) -> None:
+        try:
+            self._storage.publish(self._status_url, (status.to_json() + "\n").encode())
+        except StorageError as error:
+            raise self._write_error(error) from error
+        self._status_at = time.monotonic()
+
+    def _read_stored_status(self, storage: Storage) -> JobStatus | None:
+        try:
+            data = storage.read(self._status_url, 0, storage.stat(self._status_url).size_bytes)
+            return JobStatus.from_json(data.decode())
+        except (StorageFileMissing, ValueError, TypeError, KeyError):
+            return None
+
+    def _write_error(self, error: StorageError) -> JournalWriteError:
+        return JournalWriteError(
+            f"the journal {self._directory} cannot be written: {error.what}", "the job waits until the storage takes it"
+        )
+
+
+def _parse(status: FileStatus) -> JournalObject | None:
+    found = _NAME.fullmatch(status.url.rpartition("/")[2])
+    if found is None:
+        return None
+    claim = JournalClaim(int(found[1]), found[2], found[3])
+    return JournalObject(claim, int(found[4] or 0), status.url, status.size_bytes)
+
+
+def _unpack(data: bytes, where: str) -> dict[str, Any]:
+    remedy = "name another --job_dir"
+    try:
+        return decode(zlib.decompress(data), where, remedy)
+    except zlib.error as error:
+        raise damaged(where, f"it cannot be decompressed ({error})", remedy) from error

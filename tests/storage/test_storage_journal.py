@@ -1,0 +1,218 @@
+"""The journal in storage: its claims, and what becomes of it when requests fail; its contract is in tests/master."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from elasticdl.master import storage_journal
+from elasticdl.master.journal import JournalWriteError, ResumedElsewhere, Superseded
+from elasticdl.storage.fsspec_storage import RetryPolicy, storage_of
+from elasticdl_client.job_journal import JobJournal
+from elasticdl_client.job_status import JobPhase, JobStatus
+from tests.master.actors import wait_until
+from tests.master.journals import StorageJournals
+from tests.storage.faulty_proxy import Fault, FaultyProxy, Request
+
+_RUNNING = JobStatus("digits", phase=JobPhase.RUNNING)
+HERE, ELSEWHERE = "a" * 16, "b" * 16
+
+
+def journals(proxy: FaultyProxy, tmp_path: Path, place: str = HERE, name: str = "one") -> StorageJournals:
+    return StorageJournals(f"s3://bucket/{tmp_path.name}", tmp_path / name, place)
+
+
+def is_snapshot(request: Request) -> bool:
+    return request.method == "PUT" and "/journal/" in request.path and "." in request.path.rpartition("/")[2]
+
+
+def is_list(request: Request) -> bool:
+    return request.method == "GET" and "list-type" in request.path
+
+
+def test_a_master_with_a_successor_is_superseded_at_its_next_write(proxy: FaultyProxy, tmp_path: Path) -> None:
+    first = journals(proxy, tmp_path).open()
+    assert first.load() is None
+    first.save({"n": 1})
+    second = journals(proxy, tmp_path, name="two").open()
+    assert second.load() == {"n": 1}
+    with pytest.raises(Superseded, match="another master has taken over"):
+        first.save({"n": 2})
+    with pytest.raises(Superseded):
+        first.save_later({"n": 3}, _RUNNING)
+    first.close()
+    second.save({"n": 4})
+    second.close()
+    third = journals(proxy, tmp_path).open()
+    assert third.load() == {"n": 4}
+    third.close()
+
+
+def test_a_place_that_has_lost_the_job_never_claims_it_again(proxy: FaultyProxy, tmp_path: Path) -> None:
+    here = journals(proxy, tmp_path)
+    first = here.open()
+    first.load()
+    first.save({"n": 1}, _RUNNING)
+    second = journals(proxy, tmp_path, ELSEWHERE, "two").open()
+    assert second.load() == {"n": 1}
+    assert second.read_status() == _RUNNING  # the one in storage
+    wait_until(lambda: _is_superseded(first), "the first master to find out by what it writes later")
+    failed = JobStatus("digits", phase=JobPhase.FAILED, exit_code=3)
+    first.write_status(failed)
+    first.close()
+    with pytest.raises(ResumedElsewhere, match="resumed elsewhere") as caught:
+        here.open().load()
+    assert f"elasticdl resume --job_dir={here.job_dir}" in caught.value.hint
+    second.save({"n": 2})
+    second.close()
+    third = journals(proxy, tmp_path, ELSEWHERE, "three").open()
+    assert third.load() == {"n": 2}
+    assert third.read_status() == _RUNNING  # not the status of the place that has lost
+    third.close()
+
+
+def _is_superseded(journal: storage_journal.StorageJournal) -> bool:
+    try:
+        journal.save_later({"n": 2}, _RUNNING)
+    except ResumedElsewhere:
+        return True
+    return False
+
+
+def test_a_snapshot_that_a_successor_may_not_have_read_is_not_acknowledged(proxy: FaultyProxy, tmp_path: Path) -> None:
+    first = journals(proxy, tmp_path).open()
+    first.load()
+    first.save({"n": 1})
+    second = journals(proxy, tmp_path, name="two").open()
+    loaded = []
+
+    def fault_of(request: Request) -> None:
+        if is_snapshot(request):  # before it is passed on
+            proxy.fault_of = lambda request: None
+            loaded.append(second.load())
+
+    proxy.fault_of = fault_of
+    with pytest.raises(Superseded):
+        first.save({"n": 2})
+    assert loaded == [{"n": 1}]
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("which", "fault"),
+    [
+        (is_snapshot, Fault.UNAVAILABLE),
+        (is_snapshot, Fault.STALLED),
+        *((is_list, fault) for fault in Fault if fault is not Fault.HELD),
+    ],
+)
+def test_a_write_that_fails_is_an_outage_and_succeeds_when_it_is_repeated(
+    proxy: FaultyProxy,
+    tmp_path: Path,
+    which: Callable[[Request], bool],
+    fault: Fault,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(storage_journal, "_ONE_ATTEMPT", RetryPolicy(request_s=4.0, total_s=0.0))
+    found = journals(proxy, tmp_path)
+    journal = found.open()
+    journal.load()
+    journal.save({"n": 1})
+    proxy.fault_of = lambda request: fault if which(request) else None
+    with pytest.raises(JournalWriteError, match="cannot be written"):
+        journal.save({"n": 2})
+    assert journal.take_outages() == []
+    proxy.fault_of = lambda request: None
+    journal.save({"n": 2})
+    (outage,) = journal.take_outages()
+    assert outage.seconds > 0
+    journal.close()
+    faults = [Fault.UNAVAILABLE, None, Fault.CUT_OFF, None, Fault.TOO_SHORT]
+    proxy.fault_of = lambda request: faults.pop() if faults and (is_list(request) or request.range) else None
+    journal = found.open()
+    assert journal.load() == {"n": 2}
+    journal.close()
+
+
+def test_the_snapshot_before_is_read_where_the_newest_is_damaged(
+    proxy: FaultyProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = journals(proxy, tmp_path)
+    journal = found.open()
+    for n in (1, 2):
+        journal.save({"n": n})
+    journal.close()
+    found.put(b"cut")
+    journal = found.open()
+    assert journal.load() == {"n": 1}
+    assert "is damaged" in caplog.text
+    journal.close()
+
+
+def test_two_snapshots_are_kept_and_of_each_place_one_claim(proxy: FaultyProxy, tmp_path: Path) -> None:
+    for n, place in enumerate([HERE, HERE, ELSEWHERE, ELSEWHERE]):
+        found = journals(proxy, tmp_path, place, place)
+        journal = found.open()
+        journal.load()
+        for one in range(4):
+            journal.save({"n": [n, one]})
+        journal.save_later({"n": [n, 4]}, _RUNNING)
+        wait_until(lambda: len(found.names()) == (3 if place == HERE else 4), "old objects to be deleted")  # noqa: B023
+        journal.close()
+    assert [name.split("-")[1].partition(".")[0] for name in found.names()] == [HERE] + 3 * [ELSEWHERE]
+
+
+def test_people_find_status_and_events_in_the_journal_of_the_runtime(proxy: FaultyProxy, tmp_path: Path) -> None:
+    found = journals(proxy, tmp_path)
+    journal = found.open()
+    core = {"accounting": {"began_at": 7.0}, "ledger": ["only masters read it"] * 100}
+    journal.save({"core": core}, _RUNNING)
+    shown = (found.directory / "journal.json").read_bytes()
+    assert JobJournal.read(shown).began_at == 7.0
+    assert b"only masters" not in shown
+    assert journal.read_status() == _RUNNING
+    assert JobStatus.from_json(_read(f"{found.job_dir}/status.json")) == _RUNNING
+    journal.close()
+
+
+def _read(url: str) -> str:
+    storage = storage_of(url)
+    return storage.read(url, 0, storage.stat(url).size_bytes).decode()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_successor_reads_all_that_was_acknowledged(proxy: FaultyProxy, tmp_path: Path, seed: int) -> None:
+    """Masters of several places begin and write at any time, in spite of their successors, and requests fail."""
+    choice = random.Random(seed)
+    masters: list[storage_journal.StorageJournal] = []
+    acknowledged, n = 0, 0
+
+    def fault_of(request: Request) -> Fault | None:
+        return choice.choice([Fault.UNAVAILABLE, Fault.CUT_OFF]) if choice.random() < 0.05 else None
+
+    proxy.fault_of = fault_of
+    for number in range(60):
+        if not masters or choice.random() < 0.15:
+            place = choice.choice([HERE, f"{number:016x}"])
+            journal = journals(proxy, tmp_path, place, f"{number}").open()
+            try:
+                loaded = journal.load()
+            except Superseded:
+                journal.close()
+                continue
+            assert (loaded or {"n": 0})["n"] >= acknowledged
+            masters.append(journal)
+        n += 1
+        master = choice.choice(masters[-3:])
+        try:
+            master.save({"n": n})
+        except (Superseded, JournalWriteError):
+            continue
+        assert master is masters[-1]
+        acknowledged = n
+    for journal in masters:
+        journal.close()
