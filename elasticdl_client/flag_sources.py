@@ -27,6 +27,7 @@ from elasticdl_client.kubernetes import api
 from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import dataset_flags
 from elasticdl_client.secret_values import hide_in_flag
+from elasticdl_client.storage_kinds import is_remote
 
 PREFIX = "ELASTICDL_"
 FILE = ("-f", "--filename")
@@ -184,7 +185,7 @@ def runtime_of_flags(command: str, given: GivenFlags) -> tuple[Runtime, str] | N
         flag = flag_of(field)
         if flag is None or name not in given.values or name in _OF_BOTH or given.is_from_environment(name):
             continue
-        if flag.group is Group.LOCAL:
+        if flag.group is Group.LOCAL and not (name == "job_dir" and is_remote(str(given.values[name]))):
             return Runtime.LOCAL, f"--{name} is given"
         if flag.group is Group.KUBERNETES:
             return Runtime.KUBERNETES, f"--{name} is given"

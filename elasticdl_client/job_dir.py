@@ -34,18 +34,20 @@ from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.kubernetes import names
+from elasticdl_client.storage_kinds import is_remote
 
 _KEPT = ("lock", "previous")
 
 
 def home() -> Path:
-    """Where the directories of jobs are, unless --job_dir names another one."""
+    """Where the directories of jobs are, unless --job_dir names another one on this machine."""
     return Path.home() / ".elasticdl" / "jobs"
 
 
 def path_of(spec: JobSpec) -> Path:
-    """Where a job's directory is."""
-    chosen = Path(spec.job_dir).expanduser() if spec.job_dir else home() / spec.job_name
+    """Where a job's directory on this machine is."""
+    is_here = spec.job_dir and not is_remote(spec.job_dir)
+    chosen = Path(spec.job_dir).expanduser() if is_here else home() / spec.job_name
     return Path(os.path.abspath(chosen))
 
 

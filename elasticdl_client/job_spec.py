@@ -23,7 +23,6 @@ from elasticdl_client.checks import (
     check_endpoint,
     check_job_command,
     check_job_name,
-    check_path,
     check_readable_path,
     check_writable_directory,
 )
@@ -369,7 +368,13 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
     )
 
     # Local runtime
-    job_dir: str = flag("", "Directory of logs and state; empty: ~/.elasticdl/jobs/JOB.", Group.LOCAL, check=check_path)
+    job_dir: str = flag(
+        "",
+        "Directory of logs and state; empty: ~/.elasticdl/jobs/JOB. Or a URL of storage (s3://…) for state and "
+        "checkpoints, from which the job can be resumed on another machine.",
+        Group.LOCAL,
+        check=check_writable_directory,
+    )
     local_slots: int = flag(
         0,
         "Maximum number of parameter servers and workers that run at once, others stay pending; 0: no limit.",

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+EXIT_SUPERSEDED = 3
+"""The exit code of a master whose job another master has."""
 _PASSES = {"evaluated": "evaluation", "predicted": "prediction", "analyzed": "analysis"}
 
 

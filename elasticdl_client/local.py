@@ -32,11 +32,13 @@ from elasticdl_client.choices import LOG_FORMAT_VARIABLE, JobType
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_dir import JobDir, is_elsewhere, path_of, register
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import Ended, JobPhase, JobStatus
+from elasticdl_client.job_status import EXIT_SUPERSEDED, Ended, JobPhase, JobStatus
 from elasticdl_client.local_checks import check_local
 from elasticdl_client.news import News
 from elasticdl_client.script_output import Shown
 from elasticdl_client.secret_values import hide
+from elasticdl_client.storage_kinds import is_remote
+from elasticdl_client.stored_job import stored_job, with_places, withdraw_quietly
 
 MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master")
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -80,11 +82,25 @@ def prepare(spec: JobSpec, note: Callable[[str], None]) -> tuple[JobSpec, JobDir
         ElasticDLError: the job cannot be started.
     """
     require_runtime()
-    spec = check_local(spec)
+    spec = with_places(check_local(spec))
+    stored = stored_job(spec)
+    if stored is None:
+        return _fill(spec, note)
+    stored.check_free()
+    stored.publish(spec)
+    try:
+        return _fill(spec, note)
+    except BaseException:
+        withdraw_quietly(stored)
+        raise
+
+
+def _fill(spec: JobSpec, note: Callable[[str], None]) -> tuple[JobSpec, JobDir]:
+    """Take and fill the directory of a job that is checked."""
     path = path_of(spec)
     spec = dataclasses.replace(
         spec,
-        job_dir=str(path),
+        job_dir=spec.job_dir if is_remote(spec.job_dir) else str(path),
         checkpoint_dir=spec.checkpoint_dir or (str(path / "checkpoints") if spec.job_type is JobType.TRAIN else ""),
         tensorboard_log_dir=spec.tensorboard_log_dir or _event_files(spec, path),
     )
@@ -135,6 +151,24 @@ def go_on(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER
     return _run_to_its_end(spec, job_dir, master_command, _news_of_earlier_runs(job_dir), Shown.GLANCE)
 
 
+def take_over(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND) -> int:
+    """Runs a job that another machine has begun to its end, from its directory in storage; the exit code.
+
+    Args:
+        spec: the one in that directory, with its secrets.
+        master_command: its master's command.
+
+    Raises:
+        ElasticDLError: it cannot be run on this machine.
+    """
+    require_runtime()
+    # Its own earlier predictions are in --prediction_outputs.
+    checked = check_local(dataclasses.replace(spec, prediction_outputs=""))
+    spec, job_dir = _fill(dataclasses.replace(checked, prediction_outputs=spec.prediction_outputs), _note)
+    print(f"Job {spec.job_name} continues here from {spec.job_dir}; its directory is {job_dir.path}", flush=True)
+    return _run_to_its_end(spec, job_dir, master_command, News(), Shown.GLANCE)
+
+
 def _news_of_earlier_runs(job_dir: JobDir) -> News:
     """Skip the news that earlier runs have printed; the master reports a damaged journal."""
     status, history = None, None
@@ -151,7 +185,7 @@ def _run_to_its_end(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str
             ended = _run(spec, job_dir, master_command, news, shown, signals)
     except Interrupted as interruption:
         return 128 + interruption.number
-    if spec.on_end:
+    if spec.on_end and ended.exit_code != EXIT_SUPERSEDED:
         _post_end(spec, ended)
     return ended.exit_code
 

@@ -15,14 +15,13 @@ import threading
 from elasticdl.cluster.local.process_title import name_process
 from elasticdl.master import local_environment
 from elasticdl.master.environment import RuntimeEnvironment
-from elasticdl.master.journal import Superseded
-from elasticdl.master.master import Master, crash, fail
+from elasticdl.master.journal import ResumedElsewhere, Superseded
+from elasticdl.master.master import Master, crash, end_here, fail
 from elasticdl.rpc.logs import log_to_stdout
 from elasticdl.rpc.signals import on_signals
 from elasticdl_client.choices import CODE_ERROR_VARIABLE
 from elasticdl_client.errors import ElasticDLError, JobError
-
-_EXIT_SUPERSEDED = 3
+from elasticdl_client.job_status import EXIT_SUPERSEDED
 
 logger = logging.getLogger("elasticdl.master")
 
@@ -40,7 +39,7 @@ class MasterProcess:
             environment = _open_environment()
         except Superseded as error:
             logger.error("%s", error)
-            return _EXIT_SUPERSEDED
+            return EXIT_SUPERSEDED
         except ElasticDLError as error:
             logger.error("%s", error)
             return 1
@@ -70,9 +69,13 @@ class MasterProcess:
             if self._is_checkpoint_requested:  # before there was one
                 self._master.request_checkpoint()
             return self._master.run()
+        except ResumedElsewhere as error:
+            logger.error("%s", error)
+            end_here(environment, error, self._master.stopped if self._master is not None else threading.Event())
+            return EXIT_SUPERSEDED
         except Superseded as error:
             logger.error("%s", error)
-            return _EXIT_SUPERSEDED
+            return EXIT_SUPERSEDED
         except ElasticDLError as error:
             logger.error("%s", error)
             fail(environment, error, self._master.stopped if self._master is not None else threading.Event())

@@ -27,6 +27,7 @@ from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl.master.environment import UserRequest
 from elasticdl.master.journal import Journal, JournalWriteError, Outage, Outages, Superseded, decode, encode
 from elasticdl.master.pod_specs import PodSpecs
+from elasticdl.master.storage_journal import StorageJournal, place_of
 from elasticdl.model_def import framework_of
 from elasticdl.rpc.addresses import free_ports, written
 from elasticdl.rpc.job_secret import TOKEN_FILE_VARIABLE, read_token, whole_spec
@@ -37,7 +38,9 @@ from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.scaling import FILE as NUM_WORKERS_FILE
+from elasticdl_client.storage_kinds import is_remote
 
+STORAGE_PATIENCE_S = 300.0
 _LOOK_S = 0.5  # at a file that only the user writes
 _LOOPBACK = "127.0.0.1"
 _THREADS_VARIABLES = {FrameworkName.TENSORFLOW: "TF_NUM_INTRAOP_THREADS", FrameworkName.TORCH: "OMP_NUM_THREADS"}
@@ -97,7 +100,7 @@ class LocalEnvironment:
             stop.wait(_LOOK_S)
 
     def is_transient(self, error: ElasticDLError) -> bool:
-        return False
+        return is_remote(self.spec.job_dir) and isinstance(error, JournalWriteError)
 
     def end(self, exit_code: int, ended_at: float, stop: threading.Event) -> None:
         """The client reads the status and ends the agent."""
@@ -135,13 +138,17 @@ def open_environment() -> LocalEnvironment:
     try:
         spec = read_spec(job_dir)
         job_name = spec.job_name
+        is_stored, token = is_remote(spec.job_dir), read_token()
+        port = port_of(os.environ.get("MASTER_PORT", "") or "0")
+        journal = FileJournal(job_dir)
         return LocalEnvironment(
             spec=spec,
             cluster=ProcessCluster(_environment("ELASTICDL_AGENT_SOCKET")),
-            token=read_token(),
+            token=token,
             token_file=os.environ[TOKEN_FILE_VARIABLE],
-            port=port_of(os.environ.get("MASTER_PORT", "") or "0"),
-            journal=FileJournal(job_dir),
+            port=port or (_port_here(job_dir) if is_stored else 0),
+            patience_s=STORAGE_PATIENCE_S if is_stored else 0.0,
+            journal=StorageJournal(spec.job_dir, place_of(token), journal) if is_stored else journal,
             submitted_at=(job_dir / "spec.json").stat().st_mtime,  # the client writes it once
             resumed_at=_time(os.environ.get("ELASTICDL_RESUMED_AT", "") or "0"),
         )
@@ -182,6 +189,14 @@ def port_of(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise JobError(f"MASTER_PORT={text} is not a port")
     return int(text)
+
+
+def _port_here(job_dir: Path) -> int:
+    """The port of all masters of the job on this machine; the journal may hold that of another machine."""
+    path = job_dir / "master_port"
+    if not path.exists():
+        path.write_text(str(free_ports(_LOOPBACK, 1)[0]))
+    return port_of(path.read_text())
 
 
 def _time(text: str) -> float:

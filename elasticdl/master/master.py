@@ -27,7 +27,7 @@ from elasticdl.master.core.values import DataKind
 from elasticdl.master.effects import Crashed, Effects
 from elasticdl.master.environment import RuntimeEnvironment, UserRequest
 from elasticdl.master.inbox import Inbox
-from elasticdl.master.journal import JournalWriteError, Superseded, save_patiently
+from elasticdl.master.journal import JournalWriteError, ResumedElsewhere, Superseded, save_patiently
 from elasticdl.master.ps_calls import PsCalls
 from elasticdl.master.servicer import MasterServicer
 from elasticdl.master.settings import check_fixed_flags, data_kinds, describe, fixed_flags, settings_of
@@ -46,7 +46,7 @@ from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.job_status import EXIT_SUPERSEDED, JobPhase, JobStatus
 from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import reads_data_itself
 from elasticdl_client.secret_values import hide
@@ -384,6 +384,25 @@ def fail(environment: RuntimeEnvironment, error: ElasticDLError, stop: threading
     if is_new:
         _post_end(environment, end, stop)
     environment.end(1, ended_at, stop)
+
+
+def end_here(environment: RuntimeEnvironment, error: ResumedElsewhere, stop: threading.Event) -> None:
+    """Ends what is left here of a job that was resumed elsewhere: its pods, and its status in this place.
+
+    Args:
+        stop: see `RuntimeEnvironment.end`.
+    """
+    try:
+        for pod in environment.cluster.list():
+            if pod.role is not Role.MASTER:
+                environment.cluster.delete(pod.name)
+    except ElasticDLError as failure:
+        logger.warning("%s", failure.what)
+    ended_at = time.time()
+    _change_status(
+        environment, phase=JobPhase.FAILED, message=str(error), exit_code=EXIT_SUPERSEDED, updated_at=ended_at
+    )
+    environment.end(EXIT_SUPERSEDED, ended_at, stop)
 
 
 def crash(environment: RuntimeEnvironment, log: str) -> None:

@@ -14,6 +14,7 @@ What people read, status and events, is written to the runtime's own journal as 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import secrets
@@ -332,6 +333,11 @@ class StorageJournal:
         return JournalWriteError(
             f"the journal {self._directory} cannot be written: {error.what}", "the job waits until the storage takes it"
         )
+
+
+def place_of(token: str) -> str:
+    """Return the place of the masters that have this token of the job."""
+    return hashlib.sha256(token.encode()).hexdigest()[:16]
 
 
 def _parse(status: FileStatus) -> JournalObject | None:

@@ -26,6 +26,7 @@ from elasticdl_client.choices import TrackerName
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec, changed_flags
 from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.storage_kinds import is_remote
 
 _MAX_QUEUED = 1000
 _CLOSE_S = 10.0  # for the last points; a pod that is deleted has 30 s
@@ -203,6 +204,11 @@ _MAX_PARAM = 500  # letters of a parameter's value that every MLflow takes
 _STATUS = {JobPhase.SUCCEEDED: "FINISHED", JobPhase.FAILED: "FAILED"}
 
 
+def _directory(spec: JobSpec) -> str:
+    """The job's directory on this machine; empty: it has none."""
+    return os.environ.get("ELASTICDL_JOB_DIR", "") if is_remote(spec.job_dir) else spec.job_dir
+
+
 class MlflowTracker:
     """See `Tracker`; without MLFLOW_TRACKING_URI a local job has its runs in its directory."""
 
@@ -210,7 +216,7 @@ class MlflowTracker:
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"file:{Path(spec.job_dir) / 'mlruns'}"
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"file:{Path(_directory(spec)) / 'mlruns'}"
         if uri.startswith("file:"):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = MlflowClient(tracking_uri=uri)
@@ -256,7 +262,7 @@ class WandbTracker:
             project=os.environ.get("WANDB_PROJECT") or _PROJECT,
             resume="allow",
             config=_flags(spec),
-            dir=os.environ.get("WANDB_DIR") or spec.job_dir or None,
+            dir=os.environ.get("WANDB_DIR") or _directory(spec) or None,
             settings=wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True),
         )
 

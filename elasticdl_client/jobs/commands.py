@@ -22,6 +22,8 @@ from elasticdl_client.jobs.options import Options, parse, role_of, seconds_of
 from elasticdl_client.jobs.store import JobInfo, JobStore, LogRequest, Phase
 from elasticdl_client.jobs.stores import JobStores
 from elasticdl_client.jobs.watch import watch
+from elasticdl_client.storage_kinds import is_remote
+from elasticdl_client.stored_job import StoredJob, with_secrets
 
 _LOG_LINES = 10  # of a master that does not start
 _MAX_WIDTH = 120  # of a line of sentences; longer ones are hard to read
@@ -35,6 +37,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
         ElasticDLError: the job is not found, or the runtime cannot be reached or refuses.
     """
     options = parse(command, arguments, os.environ)
+    if is_remote(options.job_dir):
+        return _resume_elsewhere(options)
     actions: dict[str, Callable[[Options, JobStores], int]] = {
         "list": _list,
         "top": _top,
@@ -264,6 +268,27 @@ def _resume(options: Options, places: JobStores) -> int:
     else:
         print(f"job/{job.name}" if options.output else f'job "{job.name}" resumed: its master has a pod again')
     return code
+
+
+def _resume_elsewhere(options: Options) -> int:
+    """Continue a job here from its directory in storage, wherever it ran before."""
+    stored = StoredJob(options.job_dir.rstrip("/"))
+    public, status = stored.read(), stored.status()
+    name = public.job_name
+    if options.jobs and options.jobs[0] != name:
+        raise FlagError(f"{stored.url} is the directory of job {name}, not of {options.jobs[0]}.")
+    if options.runtime and options.runtime != public.runtime:
+        raise FlagError(f"Job {name} in {stored.url} is one of --runtime={public.runtime}.", "Leave --runtime out.")
+    if status is not None and status.exit_code is not None:
+        raise JobError(f"job {name} in {stored.url} has ended ({status.phase}): there is nothing to resume.")
+    spec = with_secrets(public, options.envs, os.environ)
+    if spec.runtime is Runtime.LOCAL:
+        from elasticdl_client import local
+
+        if options.namespace or options.context:
+            raise FlagError(f"Job {name} in {stored.url} is a local job.", "Leave out --namespace and --context.")
+        return local.take_over(spec)
+    raise FlagError(f"Job {name} in {stored.url} is a job of a cluster.", "")
 
 
 def _tensorboard(options: Options, places: JobStores) -> int:

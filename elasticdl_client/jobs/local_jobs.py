@@ -34,6 +34,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import log_files
 from elasticdl_client.jobs.store import JobInfo, LogLine, LogRequest, Phase, phase_of
+from elasticdl_client.storage_kinds import is_remote
 from elasticdl_client.worker_range import WorkerRange
 
 _END_TIMEOUT_S = 30.0  # for a client to end a job; then it is killed, and the agent with it
@@ -150,7 +151,9 @@ class LocalJobs:
         from elasticdl_client import local
 
         directory = Path(job.directory)
-        spec = dataclasses.replace(read_whole_spec(directory), job_dir=str(directory))
+        spec = read_whole_spec(directory)
+        if not is_remote(spec.job_dir):
+            spec = dataclasses.replace(spec, job_dir=str(directory))  # it may have been moved
         if not (directory / "journal.json").exists():
             raise JobError(
                 f"Job {job.name} was cut off before it had begun: there is no journal in {directory}.",

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from elasticdl_client import flags
-from elasticdl_client.checks import check_job_name
+from elasticdl_client.checks import check_job_name, check_writable_directory
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flag_sources import PREFIX
+from elasticdl_client.secret_values import hide
+from elasticdl_client.storage_kinds import is_remote
 
 T = TypeVar("T")
 
@@ -72,7 +74,10 @@ class Options:
     context: str = _option("", "Context of the kubeconfig; by default the current one.")
     all_namespaces: bool = _option(False, "Jobs of all namespaces.", ("list", "top", "dashboard"), "A")
     runtime: str = _option("", "kubernetes or local; by default both are searched.")
-    job_dir: str = _option("", "Directory of a local job: only the one in it.")
+    job_dir: str = _option("", "Directory of a local job: only the one in it. Of resume: also a URL of storage.")
+    envs: str = _option(
+        "", "With a --job_dir in storage: variables of the job's --envs, whose values are not kept there.", ("resume",)
+    )
     output: str = _option("", "Instead of text for people: {formats}.", _PRINTING, "o")
     port: int = _option(
         0, "Port of this machine; 0: the first free one from 6006 (dashboard: 8265) on.", ("tensorboard", "dashboard")
@@ -228,7 +233,7 @@ def _check_jobs(command: str, options: Options) -> None:
     usage = f"Usage: {usage_of(command)}"
     if command not in (*WITH_JOB, *MAY_HAVE_JOB) and options.jobs:
         raise FlagError(f"`elasticdl {command}` takes no job's name, and here is '{options.jobs[0]}'.", usage)
-    if command in WITH_JOB and not options.jobs:
+    if command in WITH_JOB and not options.jobs and not (command == "resume" and is_remote(options.job_dir)):
         raise FlagError(f"`elasticdl {command}` needs the name of a job.", f"{usage}; `elasticdl list` shows all jobs.")
     if command != "delete" and len(options.jobs) > 1:
         raise FlagError(f"`elasticdl {command}` takes one job, and here are {' and '.join(options.jobs)}.", usage)
@@ -253,7 +258,9 @@ def _check_values(command: str, options: Options) -> None:
         raise FlagError("Local jobs have no namespace.", "Leave out --namespace, or --runtime=local.")
     if options.runtime == Runtime.LOCAL and options.context:
         raise FlagError("Local jobs are in no cluster.", "Leave out --context, or --runtime=local.")
-    if options.job_dir and (options.runtime == Runtime.KUBERNETES or options.namespace or options.all_namespaces):
+    if is_remote(options.job_dir):
+        _check_stored(command, options)
+    elif options.job_dir and (options.runtime == Runtime.KUBERNETES or options.namespace or options.all_namespaces):
         raise FlagError("--job_dir is the directory of a local job.", "Leave it out for jobs of a cluster.")
     if options.namespace and options.all_namespaces:
         raise FlagError("--namespace and --all_namespaces exclude each other.", "Give one of them.")
@@ -269,6 +276,16 @@ def _check_values(command: str, options: Options) -> None:
         raise FlagError(f"--since={options.since} is not a duration.", "For example 30s, 5m or 1h30m.")
     if options.previous and options.follow:
         raise FlagError("--previous is of runs that have ended: there is nothing to follow.", "Leave out one of them.")
+
+
+def _check_stored(command: str, options: Options) -> None:
+    if command != "resume":
+        raise FlagError(
+            f"--job_dir={options.job_dir} is a directory in storage, which only `elasticdl resume` takes.",
+            f"`elasticdl {command} JOB` finds the job where it runs.",
+        )
+    if wrong := check_writable_directory(options.job_dir):
+        raise FlagError(f"--job_dir={hide(options.job_dir)}: {wrong}.")
 
 
 def _check_numbers(command: str, options: Options) -> None:

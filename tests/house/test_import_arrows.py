@@ -40,6 +40,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.local_job",
         "elasticdl_client.last_checkpoint",
         "elasticdl_client.kubernetes.code",
+        "elasticdl_client.stored_job",
         "elasticdl_client.chaos.local_faults",
         "elasticdl_client.simulate",
         "elasticdl_client.sql.statistics",
@@ -52,6 +53,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "elasticdl_client.kubernetes.code": ("elasticdl_client", "elasticdl.storage"),  # to publish it
     "elasticdl_client.last_checkpoint": ("elasticdl_client", "elasticdl.storage"),  # of a local job
+    "elasticdl_client.stored_job": ("elasticdl_client", "elasticdl.storage"),  # of a job in storage
     "elasticdl_client.chaos.local_faults": ("elasticdl_client", "elasticdl.cluster"),  # asks the agent for processes
     "elasticdl_client.simulate": ("elasticdl_client", "elasticdl.simulation"),
     "elasticdl_client.sql.registry": ("elasticdl_client", "elasticdl.storage"),  # to delete models there

@@ -1,0 +1,164 @@
+"""Local jobs whose directory is in storage: lost with all that was on their machine, and resumed on another one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticdl.protocol import Role
+from elasticdl.storage.paths import RemotePath
+from elasticdl_client.job_dir import holders
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import EXIT_SUPERSEDED, JobPhase
+from tests.chaos.job import REPOSITORY, LocalJob
+from tests.chaos.jobs import NUMPY_DIGITS
+from tests.chaos.scenarios import coverage_of
+from tests.storage.conftest import SECRET
+from tests.storage.faulty_proxy import FaultyProxy
+
+NAME, EPOCHS = "numpy", 4
+PASSWORD = "only-the-user-knows-this"
+
+
+def machine(tmp_path: Path, name: str) -> Path:
+    """The directory that the job has on a machine with a home of its own."""
+    directory = tmp_path / name / ".elasticdl" / "jobs" / NAME
+    directory.parent.mkdir(parents=True)
+    return directory
+
+
+def url_of(tmp_path: Path) -> str:
+    return f"s3://bucket/{tmp_path.name}/job"
+
+
+def training(tmp_path: Path, **flags: object) -> LocalJob:
+    """A job of the first machine; it waits for `hurry` in its first epochs."""
+    data, directory = NUMPY_DIGITS.make_data(tmp_path), machine(tmp_path, "one")
+    job = NUMPY_DIGITS.local_job(directory, data, job_name=NAME, checkpoint_steps=10, num_epochs=EPOCHS, **flags)
+    job.flags |= {"job_dir": url_of(tmp_path), "validation_data": ""}
+    job.environment = {"HOME": str(tmp_path / "one")}
+    job.pace_s = 0.004
+    return job.start()
+
+
+def resumed(tmp_path: Path, name: str = "two", **environment: str) -> LocalJob:
+    """The same job, continued on another machine."""
+    job = LocalJob(machine(tmp_path, name), {"job_dir": url_of(tmp_path)}, "resume")
+    job.environment = {"HOME": str(tmp_path / name), **environment}
+    return job.start()
+
+
+def client(tmp_path: Path, *arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticdl_client.main", *arguments],
+        cwd=REPOSITORY, env={**os.environ, "HOME": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def has_checkpoint(tmp_path: Path) -> bool:
+    return any(RemotePath(f"{url_of(tmp_path)}/checkpoints").files())
+
+
+def lose(job: LocalJob) -> None:
+    """Kill all processes of a job at once, as the loss of its machine does."""
+    processes = [pod.pid for role in Role for pod in job.pods(role) if pod.pid]
+    for process in [*holders(job.job_dir), *processes]:
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    job.wait()
+
+
+def assert_exact(job: LocalJob) -> None:
+    assert [(one.records, one.committed, one.repeated, one.lost) for one in coverage_of(job)] == [
+        (NUMPY_DIGITS.num_train, NUMPY_DIGITS.num_train, 0, 0)
+    ] * EPOCHS, job.story()
+
+
+@pytest.mark.timeout(300)
+def test_a_job_whose_machine_is_lost_continues_on_another_one_and_counts_each_record_once(
+    proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    secret = f"PASSWORD={PASSWORD},OTHER=other"
+    first = training(tmp_path, envs=secret)
+    first.wait_until("a checkpoint", lambda: has_checkpoint(tmp_path))
+    first.wait_for_version(25)
+    lose(first)
+    public = RemotePath(f"{url_of(tmp_path)}/spec.json").read_bytes().decode()
+    assert JobSpec.from_json(public).job_name == NAME
+    everything = [RemotePath(f"{url_of(tmp_path)}/{name}") for name in RemotePath(url_of(tmp_path)).files()]
+    assert {path.name for path in everything} >= {"spec.json", "status.json", "MANIFEST.json"}
+    assert not [path for path in everything if PASSWORD.encode() in path.read_bytes()]
+
+    code, said = client(tmp_path, "resume", f"--job_dir={url_of(tmp_path)}")
+    assert code == 2, said
+    assert "PASSWORD of --envs, OTHER of --envs" in said
+    second = resumed(tmp_path, PASSWORD=PASSWORD, ELASTICDL_ENVS="OTHER=other")
+    second.hurry()
+    assert second.wait() == 0, second.story()
+    assert_exact(second)
+    assert any(f"epoch {EPOCHS}: records 1437, committed 1437, repeated 0, lost 0" in one for one in second.output)
+    assert f"restored from {url_of(tmp_path)}/checkpoints/version-" in "\n".join(second.output)
+    assert SECRET not in "".join(path.read_text(errors="replace") for path in second.job_dir.rglob("*.log"))
+    code, said = client(tmp_path, "resume", f"--job_dir={url_of(tmp_path)}")
+    assert (code, "has ended (Succeeded)" in said) == (1, True), said
+
+
+@pytest.mark.timeout(300)
+def test_a_master_that_was_stopped_while_its_job_was_resumed_elsewhere_ends_and_counts_nothing(
+    proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    first = training(tmp_path)
+    first.wait_until("a checkpoint", lambda: has_checkpoint(tmp_path))
+    (master,) = first.victims(Role.MASTER)
+    first.stop(master)
+    second = resumed(tmp_path)
+    second.wait_until("a status there", lambda: second.status() is not None)
+    first.resume(master)
+    assert first.wait() == EXIT_SUPERSEDED, first.story()
+    status = first.status()
+    assert status is not None
+    assert (status.phase, status.exit_code) == (JobPhase.FAILED, EXIT_SUPERSEDED)
+    assert "the job was resumed elsewhere" in status.message
+    assert any("the job was resumed elsewhere" in line for line in first.output), first.story()
+    second.hurry()
+    assert second.wait() == 0, second.story()
+    assert_exact(second)
+    stored = json.loads(RemotePath(f"{url_of(tmp_path)}/status.json").read_bytes())
+    assert (stored["phase"], stored["exit_code"]) == ("Succeeded", 0)
+
+
+@pytest.mark.timeout(300)
+def test_a_directory_in_storage_belongs_to_one_job(proxy: FaultyProxy, tmp_path: Path) -> None:
+    first = training(tmp_path)
+    first.wait_until("a status", lambda: first.status() is not None)
+    command = ["train", "--runtime=local", "--job_name=other"]
+    command += [f"--{name}={value}" for name, value in first.flags.items() if name not in ("job_name", "job_dir")]
+    code, said = client(tmp_path, *command, f"--job_dir={url_of(tmp_path)}/")
+    assert code == 2
+    assert f"holds the job {NAME}, which has not ended" in said
+    assert f"`elasticdl resume --job_dir={url_of(tmp_path)}` continues it" in said
+    first.hurry()
+    assert first.wait() == 0, first.story()
+    code, said = client(tmp_path, *command, f"--job_dir={url_of(tmp_path)}")
+    assert (code, f"holds the job {NAME}, which has ended" in said) == (2, True), said
+    code, said = client(tmp_path, *command, f"--job_dir=s3://bucket/{tmp_path.name}")
+    assert (code, "is not empty and not a job's directory" in said) == (2, True), said
+    code, said = client(tmp_path, "resume", "--job_dir=s3://bucket/nothing")
+    assert (code, "is not a job's directory: it has no spec.json" in said) == (1, True), said
+    for url, why in (
+        ("gs://bucket/job", "gcsfs"),
+        ("s3://a:b@bucket/job", "credential"),
+        ("https://host/job", "written"),
+    ):
+        code, said = client(tmp_path, *command, f"--job_dir={url}")
+        assert code == 2
+        assert why in said
