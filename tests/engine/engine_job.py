@@ -180,20 +180,25 @@ class EngineJob(SimShell):
         if not self.job._is_open or self.job._worlds.formed is None:
             return
         formed = self.job._worlds.formed
-        ledger = self.job._work.tasks.ledger().tasks
+        committed = [
+            ((epoch.number, task), watermark, epoch._extras.get(task, frozenset()))
+            for epoch in self.job._work.tasks.epochs
+            for task, watermark in enumerate(epoch._watermarks)
+            if watermark or task in epoch._extras
+        ]
         for process, member in self.members.items():
-            session = member.loop._session if member.loop is not None else None
-            if process.is_over or session is None or session.version != formed.version or session._is_forming:
+            session = member.loop._session if member.loop is not None and not process.is_over else None
+            if session is None or session.version != formed.version or session._is_forming:
                 continue
             if not session._holds_model or self._is_synchronizing(member):
                 continue
-            applied = session.ledger.applied.to_message()
-            held = {(task.epoch, task.task): task for task in applied.tasks}
-            for key, committed in ledger.items():
-                one = held.get(key)
-                has = set(range(one.watermark)) | set(one.extras) if one is not None else set()
-                missing = set(committed) - has
-                assert not missing, f"committed, and not in the model of {process.name}: {key} {missing}"
+            applied = session.ledger.applied
+            for key, watermark, extras in committed:
+                has = applied.watermarks[key]
+                if watermark > has or extras:
+                    missing = {*range(has, watermark), *(n for n in extras if n >= has)}
+                    missing -= applied.extras.get(key, set())
+                    assert not missing, f"committed, and not in the model of {process.name}: {key} {missing}"
 
     @staticmethod
     def _is_synchronizing(member: Member) -> bool:

@@ -364,15 +364,16 @@ class Epoch:
         Raises:
             AssertionError: it is not so.
         """
-        done = {task for task in self.order if self.is_done(task)}
+        todo = self.todo()
+        done = [task for task in self.order if self.is_done(task)]
         queued = {*self.order[self._next :], *(task for _, task in self._again)}
-        assert queued >= set(self.todo()), (self.number, queued, self.todo())
-        groups = [*self.todo(), *self.leased, *done]
-        assert sorted(groups) == sorted(self.order), (self.number, self.todo(), self.leased, done)
-        assert self.num_todo == len(self.todo())
+        assert queued.issuperset(todo), (self.number, queued, todo)
+        assert sorted([*todo, *self.leased, *done]) == sorted(self.order), (self.number, todo, self.leased, done)
+        assert self.num_todo == len(todo)
         assert self.num_done == len(done)
-        assert self.committed_records == sum(self.records_in(task) for task in self.order)
-        assert self.num_minibatches == sum(len(self.applied(task)) for task in self.order)
+        assert self.committed_records == sum(map(self.records_in, self.order))
+        extras = sum(len(self._extras.get(task, ())) for task in self.order)
+        assert self.num_minibatches == extras + sum(self._watermarks[task] for task in self.order)
         assert self.num_quarantined == sum(len(self.excluded(task)) for task in self.order)
         assert 0 <= self.committed_records <= self.planned_records - self.num_quarantined <= self.records
         assert self.num_skipped == sum(len(self._skipped_in(task)) for task in self.order)
