@@ -137,6 +137,18 @@ def test_a_model_is_saved_and_a_hook_called_after_each_epoch_in_order_before_the
     assert "ModelCheckpoint: the model of step 8 is saved to m-2" in script.log()
 
 
+def test_an_epoch_that_ends_before_an_earlier_one_has_its_hook_called_after_that() -> None:
+    script = running({"calls_epoch_end": True}, num_epochs=2, num_workers=2, has_validation_data=False)
+    late = script.lease(1)
+    while script.job.status().records_done < 2 * script.records - len(late.shard):
+        script.finish(script.lease(0))
+    assert script.request(0) is None
+    script.finish(late, worker_id=1)
+    first = script.lease(0)
+    script.finish(first)
+    assert [one.occasion and one.occasion.epoch for one in (first, script.lease(0))] == [0, 1]
+
+
 def test_the_best_model_is_saved_after_the_evaluation_that_found_it() -> None:
     best = {**SAVE, "path": "best-{val_loss:.1f}", "metric": "loss"}
     script = running({"saving": [best]}, num_epochs=3)

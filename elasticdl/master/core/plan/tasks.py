@@ -148,9 +148,8 @@ class Tasks:
 
     @property
     def num_covered(self) -> int:
-        """Epochs whose coverage line is printed."""
-        rest = sum(epoch.covered for epoch in self.unsettled())
-        return self._num_settled + rest
+        """The number of epochs, from the first on, that are covered: a later one may be before an earlier one."""
+        return len(self.epochs) - len(self.unsettled())
 
     @property
     def all_done(self) -> bool:
