@@ -1,4 +1,7 @@
-"""Replay a schedule with its log: python -m tests.engine SEED; or search: python -m tests.engine FIRST LAST."""
+"""Replay a schedule: python -m tests.engine [KIND] SEED; or search: python -m tests.engine [KIND] FIRST LAST.
+
+KIND is one of `KINDS`.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import logging
 import sys
 import time
 
-from tests.engine.schedules import play
+from tests.engine.schedules import play, play_end, play_user_code
+
+KINDS = {"play": play, "end": play_end, "user_code": play_user_code}
 
 if __name__ == "__main__":
+    run = KINDS[sys.argv.pop(1)] if sys.argv[1] in KINDS else play
     first, last = int(sys.argv[1]), int(sys.argv[-1])
     is_one = first == last
     logging.basicConfig(level=logging.DEBUG if is_one else logging.CRITICAL, format="%(message)s", stream=sys.stdout)
     begun, failed = time.process_time(), 0
     for seed in range(first, last + 1):
         try:
-            play(seed)
+            run(seed)
         except AssertionError as error:
             failed += 1
             print(str(error) if is_one else "\n".join(str(error).splitlines()[:2]), flush=True)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.data.reader import Metadata
+from elasticdl.frameworks.callback_rules import Rules
 from elasticdl.frameworks.framework import (
     NUM_TOLD,
     Batch,
@@ -78,14 +79,18 @@ class Troubles:
 
 @dataclass
 class Plan:
-    """The records of a job and the names of their minibatches.
+    """The records of a job, the names of their minibatches, and the user's callbacks.
 
     Attributes:
+        rules: of the callbacks; None: there are none.
+        calls: the callbacks' that came to their end: epoch (-1: the end of training), and the model then.
         epochs: by the seed of a share.
     """
 
     spec: JobSpec
     shards: tuple[Shard, ...]
+    rules: Rules | None = None
+    calls: list[tuple[int, npt.NDArray[np.int64]]] = field(default_factory=list)
     epochs: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -221,7 +226,16 @@ class Arithmetic:
         return {"accuracy": 0.5}
 
     def end_evaluation(self, step: int, results: Mapping[str, float]) -> None:
-        pass
+        if self._plan.rules is not None:
+            self._troubles.maybe_raise()
+
+    def end_epoch(self, parameters: Any, epoch: int, logs: Mapping[str, float]) -> None:
+        self._sleep(self._troubles.seed.random() * self._troubles.compute_s)
+        self._troubles.maybe_raise()
+        self._plan.calls.append((epoch, self.counts.copy()))
+
+    def end_training(self, parameters: Any, output: str) -> None:
+        self.end_epoch(parameters, -1, {})
 
 
 class ShardedArithmetic(Arithmetic):

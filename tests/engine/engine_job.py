@@ -13,6 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.frameworks.callback_rules import Rules
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import PodState
@@ -236,16 +240,42 @@ class EngineJob(SimShell):
         plan, troubles = self.room.plan, self.room.troubles
         counts = member.framework.counts.reshape((plan.spec.num_epochs, plan.num_records))
         for epoch, found in enumerate(counts):
-            line = [line for line in self.log if line.startswith(f"Epoch {epoch + 1}: records")][-1]
+            lines = [line for line in self.log if line.startswith(f"Epoch {epoch + 1}: records")]
+            if not lines and plan.rules is not None:
+                assert not found.any(), f"{member.process.name}: epoch {epoch + 1} has not begun: {found}"
+                continue
+            line = lines[-1]
             numbers = {name: int(number) for name, number in re.findall(r"(\w+) (\d+)", line.partition(": ")[2])}
             out = sorted(troubles.bad | troubles.dropped | troubles.not_finite)
             assert not found[out].any(), f"{member.process.name} holds what was left out: {line} {found}"
             assert numbers["lost"] == 0, line
             assert numbers["committed"] == found.sum(), f"{member.process.name}: {line} {found}"
-            if not troubles.not_finite:
+            if not troubles.not_finite and not numbers.get("unplanned"):
                 assert found.sum() == len(found) - len(out), f"{member.process.name}: {line} {found}"
+        if plan.rules is not None:
+            self._check_calls(counts, plan)
+
+    def _check_calls(self, counts: npt.NDArray[np.int64], plan: Plan) -> None:
+        """The callbacks were called in order, with the whole of each epoch, the last ones with the whole model."""
+        assert plan.rules is not None
+        epochs = [epoch for epoch, _ in plan.calls]
+        assert epochs[-1:] == [-1], f"the end of training was not seen: {epochs}"
+        assert (plan.calls[-1][1].reshape(counts.shape) == counts).all(), "training ended with another model"
+        num_ended = sum(
+            any(line.startswith(f"Epoch {k + 1}: records") for line in self.log) for k in range(len(counts))
+        )
+        expected = [*range(num_ended), -1] if plan.rules.calls_epoch_end else [-1]
+        assert list(dict.fromkeys(epochs)) == expected, f"{epochs} instead of {expected}"
+        for epoch, called_with in plan.calls[:-1]:
+            if epoch >= 0:
+                row = called_with.reshape(counts.shape)[epoch]
+                assert (row == counts[epoch]).all(), (
+                    f"the end of epoch {epoch + 1} was seen with {row}: {counts[epoch]}"
+                )
 
 
-def make_job(seed: int, spec: JobSpec, shards: tuple[Shard, ...], troubles: Troubles) -> EngineJob:
+def make_job(
+    seed: int, spec: JobSpec, shards: tuple[Shard, ...], troubles: Troubles, rules: Rules | None = None
+) -> EngineJob:
     scheduler = Scheduler(random.Random(f"threads {seed}"))
-    return EngineJob(scheduler, Plan(spec, shards), troubles)
+    return EngineJob(scheduler, Plan(spec, shards, rules), troubles)

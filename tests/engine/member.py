@@ -188,6 +188,8 @@ class Member:
 
         message = pb.ModelReport(metrics=["accuracy"], has_training_shards=True)
         message.training_shards.extend(messages(self._room.plan.shards))
+        if (rules := self._room.plan.rules) is not None:
+            message.has_callbacks, message.callbacks = True, rules.to_json()
         if self._room.plan.spec.validation_data:
             message.has_validation_shards = True
             message.validation_shards.extend(messages([VALIDATION]))

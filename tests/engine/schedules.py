@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+from elasticdl.frameworks.callback_rules import Rules
 from elasticdl.protocol import Shard
 from elasticdl_client.choices import DistributionStrategy, NanPolicy
 from elasticdl_client.job_spec import JobSpec
@@ -25,6 +29,50 @@ def play(seed: int) -> EngineJob:
         AssertionError: something that must hold does not; the message names the seed.
     """
     draw = random.Random(seed)
+    spec, shards = _sized(seed, draw)
+    job = make_job(seed, spec, shards, _troubles(draw, shards[-1].end, spec))
+    with _replayed_by(job, f"python -m tests.engine {seed}"):
+        _run(job, draw)
+        job.check_end()
+    return job
+
+
+def play_user_code(seed: int) -> EngineJob:
+    """Run a job whose flags forgive less, with callbacks; where its data must end it, check that they do.
+
+    Raises:
+        AssertionError: something that must hold does not; the message names the seed.
+    """
+    draw = random.Random(f"user code {seed}")
+    spec, shards = _sized(seed, draw)
+    troubles, limit = _troubles(draw, shards[-1].end, spec), draw.choice([0, 0, 1, 100])
+    spec = replace(spec, max_bad_records=limit, nan_policy=draw.choice([NanPolicy.FAIL, NanPolicy.SKIP]))
+    bad = troubles.bad - troubles.dropped
+    if len(bad) > limit:  # the task fails again and again, and nothing else may end the job
+        spec = replace(spec, max_task_failures=20)
+        troubles = replace(troubles, share_unreadable=0.0, share_raising=0.0)
+    is_fatal = len(bad) > limit
+    is_fatal |= spec.nan_policy is NanPolicy.FAIL and bool(troubles.not_finite - troubles.dropped - bad)
+    rules = Rules(calls_epoch_end=draw.random() < 0.7)
+    what = draw.choice(["nothing", "nothing", "steps", "metric"])
+    if what == "steps":
+        rules.max_steps = draw.randint(1, 20)
+    elif what == "metric":
+        rule = {"metric": "accuracy", "maximize": True, "min_delta": 0.0, "patience": 1, "baseline": None}
+        rules.stopping.append({**rule, "start_from": 0})
+    job = make_job(seed, spec, shards, troubles, draw.choice([None, rules, rules]))
+    with _replayed_by(job, f"python -m tests.engine user_code {seed}"):
+        _run(job, draw)
+        assert job.end is not None
+        if is_fatal and (job.end.exit_code or what == "nothing"):
+            assert re.search("ugly|nan", job.end.message), f"{job.end} {job.log[-5:]}"
+        else:
+            job.check_end()
+    return job
+
+
+def _sized(seed: int, draw: random.Random) -> tuple[JobSpec, tuple[Shard, ...]]:
+    """Return a job's flags and data."""
     spec, middle = _spec(draw), draw.choice([21, 40])
     spec = replace(spec, shard_optimizer=random.Random(f"shards {seed}").random() < _SHARE_SHARDED)
     several = random.Random(f"processes {seed}")
@@ -34,14 +82,18 @@ def play(seed: int) -> EngineJob:
     num_minibatches = spec.num_epochs * sum(-(-(shard.end - shard.start) // _MINIBATCH) for shard in shards)
     every = random.Random(f"checkpoints {seed}").choice([4, num_minibatches])  # in all of them: one after the last step
     spec = replace(spec, checkpoint_steps=every)
-    job = make_job(seed, spec, shards, _troubles(draw, shards[-1].end, spec))
+    return spec, shards
+
+
+@contextmanager
+def _replayed_by(job: EngineJob, how: str) -> Iterator[None]:
+    """The job runs inside of the block; whatever fails there names how to replay it."""
     try:
         with installed(job.room, job.members.__getitem__):
-            _run(job, draw)
+            yield
     except (Exception, Violation) as error:
         states = job.scheduler.describe(job.living_processes())
-        raise AssertionError(f"python -m tests.engine {seed}\n{error!r}\n{states}") from error
-    return job
+        raise AssertionError(f"{how}\n{error!r}\n{states}") from error
 
 
 def play_end(seed: int) -> EngineJob:
@@ -57,11 +109,8 @@ def play_end(seed: int) -> EngineJob:
     shards = (Shard("a", 0, 240),)
     troubles = replace(_troubles(draw, shards[-1].end, spec), share_unreadable=0.0, share_raising=0.0)
     job = make_job(seed, spec, shards, troubles)
-    try:
-        with installed(job.room, job.members.__getitem__):
-            _end_all(job, draw)
-    except (Exception, Violation) as error:
-        raise AssertionError(f"play_end({seed})\n{error!r}") from error
+    with _replayed_by(job, f"python -m tests.engine end {seed}"):
+        _end_all(job, draw)
     return job
 
 
@@ -146,7 +195,6 @@ def _run(job: EngineJob, draw: random.Random) -> None:
     while job.end is None:
         assert scheduler.now < limit, f"the job does not end: {job.job.status()} {job.log[-5:]}"
         scheduler.step()
-    job.check_end()
 
 
 def _fault(job: EngineJob, draw: random.Random) -> None:

@@ -17,7 +17,7 @@ from elasticdl_client.job_spec import JobSpec
 from tests.engine.arithmetic import Troubles
 from tests.engine.engine_job import EngineJob, make_job
 from tests.engine.member import installed
-from tests.engine.schedules import play, play_end
+from tests.engine.schedules import play, play_end, play_user_code
 
 _AT_ONCE = 8  # schedules of a test: the suite runs in several processes
 
@@ -34,6 +34,24 @@ def test_whatever_happens_to_members_every_record_is_in_the_model_once(first: in
 
 def test_a_minibatch_that_a_checkpoint_lacks_is_skipped_in_whatever_model_it_is_left_out_of() -> None:
     play(3134)  # a checkpoint that was being written when its group went back to an older one is the newest later
+
+
+@pytest.mark.parametrize("first", range(0, 16, _AT_ONCE))
+def test_callbacks_see_whole_epochs_in_order_and_data_that_must_end_a_job_do(first: int) -> None:
+    for seed in range(first, first + _AT_ONCE):
+        play_user_code(seed)
+
+
+@pytest.mark.parametrize("seed", [49])
+def test_schedules_that_once_called_the_end_of_an_epoch_too_early(seed: int) -> None:
+    play_user_code(seed)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_for_long_callbacks_see_whole_epochs_in_order_and_data_that_must_end_a_job_do() -> None:
+    for seed in range(1000, 1400):
+        play_user_code(seed)
 
 
 @pytest.mark.full  # six minutes: cases that 64 schedules do not reach
