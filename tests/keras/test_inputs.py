@@ -83,6 +83,9 @@ def loss(labels, predictions):
 def optimizer():
     return keras.optimizers.SGD(0.3)
 
+def accuracy():
+    return ["accuracy"]
+
 def eval_metrics_fn():
     return {"mse": keras.metrics.MeanSquaredError()}
 
@@ -292,6 +295,17 @@ def test_a_text_for_a_number_names_both_and_the_flag(framework: Callable[..., Ke
     with pytest.raises(ModelDefinitionError, match="c float32 is given a feature of type string") as error:
         framework("by_key", metadata=reader.metadata()).report()
     assert "column_dtypes" in error.value.hint
+
+
+def test_an_export_predicts_whatever_the_metrics_of_its_module(
+    framework: Callable[..., KerasFramework], table: Any, tmp_path: Path
+) -> None:
+    made = framework("by_key")
+    made.report()
+    made.export(str(tmp_path / "export"), None, [])
+    definition = load(str(tmp_path), "inputs_zoo.by_key", symbols={"eval_metrics_fn": "accuracy"}, required=())
+    loaded = LoadedKeras(definition, tmp_path / "export", 8, table.metadata(), Mode.PREDICTION)
+    assert len(predicted(loaded, table)) == len(ROWS)
 
 
 def test_an_evaluation_feed_of_other_features_is_refused_by_name(

@@ -89,9 +89,9 @@ class LoadedKeras:
         return by_output(self._compiled, Evaluated(labels, self.predictions(batch, parameters, rows)))
 
     def _make_measures(self) -> list[TensorMeasure]:
+        if self._mode is not Mode.EVALUATION:
+            return []  # without labels "accuracy" could not say which one it is
         definition = self._definition
-        if self._mode is not Mode.EVALUATION and definition.eval_metrics_fn is None:
-            return []
         if definition.eval_metrics_fn is None:
             self._compiled = user_call(definition.model, f"{definition.path}: {definition.symbol}")
             definition = completed(definition, self._compiled)
