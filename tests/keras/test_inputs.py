@@ -86,6 +86,9 @@ def optimizer():
 def accuracy():
     return ["accuracy"]
 
+def watching():
+    return [keras.callbacks.EarlyStopping("val_accuracy")]
+
 def eval_metrics_fn():
     return {"mse": keras.metrics.MeanSquaredError()}
 
@@ -306,6 +309,20 @@ def test_an_export_predicts_whatever_the_metrics_of_its_module(
     definition = load(str(tmp_path), "inputs_zoo.by_key", symbols={"eval_metrics_fn": "accuracy"}, required=())
     loaded = LoadedKeras(definition, tmp_path / "export", 8, table.metadata(), Mode.PREDICTION)
     assert len(predicted(loaded, table)) == len(ROWS)
+
+
+def test_a_model_predicts_records_without_labels_whatever_its_metrics_and_callbacks(
+    framework: Callable[..., KerasFramework], table: Any, tmp_path: Path
+) -> None:
+    framework("by_key")
+    unlabelled = create_reader(str(tmp_path / "rows.csv"), columns=["b", "c"])
+    symbols = {"eval_metrics_fn": "accuracy", "callbacks": "watching"}
+    definition = load(str(tmp_path), "inputs_zoo.by_key", symbols=symbols, required=())
+    made = KerasFramework(definition, 8, 3, unlabelled.metadata(), False, jit_compile=False, mode=Mode.PREDICTION)
+    assert made.report().metrics == ()
+    (shard,) = unlabelled.shards()
+    (first, *_) = made.batches(Mode.PREDICTION, iter([TaskRecords(1, 0, unlabelled.read(shard))]))
+    assert np.shape(made.predict(first, made.initial(), {})) == (8, 1)
 
 
 def test_an_evaluation_feed_of_other_features_is_refused_by_name(

@@ -146,7 +146,8 @@ class KerasFramework:
             if self._on_parameter_server and self._mode is Mode.TRAINING:
                 check_for_parameter_server(self._definition.path, self._optimizer(), built.model)
         self._rates().at(0, 0)
-        measures, callbacks = list(self._measures()), self._callbacks()
+        measures = list(self._measures())
+        callbacks = self._callbacks() if self._mode is not Mode.PREDICTION else []  # those watch metrics
         rules = hooks.rules_of(self._definition.path, callbacks, {one.name: one.maximize for one in measures})
         if any(rule["path"].endswith(".keras") for rule in rules.saving):
             check_keras_file(self._definition.path, built.model)
@@ -340,6 +341,8 @@ class KerasFramework:
         return self._made_all_reduce_step
 
     def _measures(self) -> Measures:
+        if self._made_measures is None and self._mode is Mode.PREDICTION:  # there may be no labels
+            self._made_measures = Measures([], self._example)
         if self._made_measures is None:
             made: list[TensorMeasure] = []
             definition = self._built().definition
