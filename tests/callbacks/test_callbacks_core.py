@@ -8,6 +8,7 @@ from typing import Any
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from elasticdl.master.core.applied import CommittedSet
 from elasticdl.master.core.values import Lease, PodState, TaskType
 from elasticdl.protocol import Role, Shard
 from elasticdl_client.choices import DistributionStrategy
@@ -167,6 +168,20 @@ def test_an_occasion_of_a_lost_worker_goes_to_the_next() -> None:
     assert again.occasion == lease.occasion
     script.finish(again, 1)
     assert script.job.status().phase == "Succeeded"
+
+
+def test_an_occasion_waits_for_its_epoch_if_that_is_open_again() -> None:
+    script = running({"calls_epoch_end": True}, num_epochs=1, has_validation_data=False)
+    while (lease := script.lease()).type is TaskType.TRAINING:
+        script.finish(lease)
+    script.kill(0)
+    script.pass_time(3)
+    script.worker_starts(1, applied=CommittedSet())
+    found = []
+    while (again := script.request(1)) is not None:
+        found.append(again.type)
+        script.finish(again, 1)
+    assert found == [TaskType.TRAINING, TaskType.TRAINING, TaskType.CALLBACK]
 
 
 def test_an_occasion_that_is_open_outlives_the_master() -> None:

@@ -279,8 +279,9 @@ class Work:
             self._say_lost(epoch, [loss for loss in losses if loss.epoch == epoch])
         if not any(loss.is_reopened for loss in losses):
             return
-        for lease in self.leases.of_type(TaskType.TRAIN_END) + self.leases.of_type(TaskType.EVALUATION):
-            self.leases.end(lease)
+        for task_type in (TaskType.TRAIN_END, TaskType.EVALUATION, TaskType.CALLBACK):
+            for lease in self.leases.of_type(task_type):
+                self.give_back(lease)
         self.evaluations.withdraw()
         self.has_exported = False
 
