@@ -154,6 +154,10 @@ class Step:
     not_finite: str = ""
 
 
+class NotFiniteStep(ArithmeticError):
+    """Local strategy: the loss or a gradient is not finite, as the text says, and the model has taken the step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """AllReduce: a minibatch that this member adds to a step.
@@ -436,6 +440,9 @@ class Framework(Inference, Protocol):
         """Local strategy: one step with the user's own optimizer on the framework's own variables; the loss.
 
         `learning_rate` None: the optimizer's own.
+
+        Raises:
+            NotFiniteStep: the loss or a gradient is not finite.
         """
         ...
 

@@ -10,12 +10,12 @@ import logging
 import threading
 import time
 
-from elasticdl.frameworks.framework import Framework, TableRows
+from elasticdl.frameworks.framework import Framework, NotFiniteStep, TableRows
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
-from elasticdl.worker.input.batches import TaskBatches
+from elasticdl.worker.input.batches import NotFinite, TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.seeds import derive_seed
@@ -51,6 +51,7 @@ class LocalStrategy:
         self._lock = threading.Lock()  # the heartbeat reads the ledger when the master has a new generation
         self._ledger = Ledger()
         self._saved_at = (0, time.monotonic())
+        self._is_spoiled = False  # the model has taken a step that is not finite
 
     def restore(self) -> None:
         """Loads this job's newest whole checkpoint, if there is one."""
@@ -79,7 +80,11 @@ class LocalStrategy:
             seed = derive_seed(self._seed, lease.epoch, lease.task, batch.n)
             with self._clock.during(Activity.COMPUTE if self._compiled else Activity.COMPILE):
                 rate = self._framework.learning_rate(lease.epoch, self._ledger.steps)
-                loss = self._framework.train(batch, seed, rate)
+                try:
+                    loss = self._framework.train(batch, seed, rate)
+                except NotFiniteStep as error:
+                    self._is_spoiled = True
+                    raise NotFinite(batch.n, str(error)) from error
             self._compiled = True
             with self._lock:
                 self._ledger.add(MinibatchName(lease.epoch, lease.task, batch.n), batch.size)
@@ -95,7 +100,7 @@ class LocalStrategy:
         return []
 
     def close(self) -> None:
-        if self._checkpoints.is_wanted and self._ledger.steps > self._saved_at[0]:
+        if self._checkpoints.is_wanted and self._ledger.steps > self._saved_at[0] and not self._is_spoiled:
             self._checkpoint()
 
     def _checkpoint_if_due(self) -> None:

@@ -61,9 +61,13 @@ def refused(running: LocalJob) -> str:
 
 
 @pytest.mark.timeout(180)
-def test_gradients_that_are_not_finite_fail_the_job_and_say_where(tmp_path: Path, digits: Path) -> None:
-    running, text = refused_of_one(NOT_FINITE[KERAS], tmp_path, digits)
-    assert "nan" in text.lower(), running.story()
+@pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "Local"])
+def test_gradients_that_are_not_finite_fail_the_job_and_say_where(strategy: str, tmp_path: Path, digits: Path) -> None:
+    num_ps_pods = 0 if strategy == "Local" else 1
+    flags = {"distribution_strategy": strategy, "num_ps_pods": num_ps_pods, "checkpoint_steps": 1000}
+    running, text = refused_of_one(NOT_FINITE[KERAS], tmp_path, digits, **flags)
+    assert "not finite" in text, running.story()
+    assert not list((tmp_path / "job" / "checkpoints").glob("*")), "a checkpoint of a model that is worth nothing"
     assert "minibatch" in text
     assert "--nan_policy" in text
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticdl.frameworks.framework import Mode, TaskRecords
+from elasticdl.frameworks.framework import Mode, NotFiniteStep, TaskRecords
 from elasticdl.frameworks.keras.model import assign_flat, flat_values
 from elasticdl.model_def import load
 from elasticdl_client.errors import CheckpointError
@@ -38,6 +38,16 @@ def test_a_restored_state_continues_bit_by_bit(framework: Any, rows_of: Any, dig
     for name, value in straight.state().items():
         np.testing.assert_array_equal(value, restored.state()[name])
         np.testing.assert_array_equal(state[name], kept[name])
+
+
+def test_a_gradient_that_is_not_finite_ends_training_although_the_loss_is(
+    framework: Any, rows_of: Any, digits: Any
+) -> None:
+    tested = framework("conv.custom_model", on_parameter_server=False, optimizer="adam")
+    _train(tested, rows_of(digits[:8]), 0)
+    digits[8:16, :64] = np.nan  # relu makes 0 of it, and its gradient is none
+    with pytest.raises(NotFiniteStep, match="The gradient is not finite"):
+        _train(tested, rows_of(digits[8:16]), 0)
 
 
 def test_training_is_model_fit(framework: Any, rows_of: Any, digits: Any, request: Any) -> None:

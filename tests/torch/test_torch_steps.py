@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from elasticdl.frameworks.framework import Batch, Mode, Share
+from elasticdl.frameworks.framework import Batch, Mode, NotFiniteStep, Share
 from elasticdl.frameworks.torch.randomness import seed_script
 from elasticdl_client.errors import CheckpointError
 
@@ -56,6 +57,18 @@ def test_the_local_strategy_is_a_plain_loop_bit_by_bit(framework: Make, digits: 
     for batch in minibatches(tested, digits):
         assert tested.train(batch, 100 + batch.n) == plain_step(module, optimizer, batch, 100 + batch.n)
     assert largest_difference(tested, module) == 0.0
+
+
+@pytest.mark.parametrize(("model", "optimizer"), [("torch_conv.custom_model", "adam"), ("sparse.custom_model", "sgd")])
+def test_a_gradient_that_is_not_finite_ends_local_training(
+    framework: Make, digits: Any, minibatches: Make, model: str, optimizer: str
+) -> None:
+    tested = framework(model, optimizer=optimizer)
+    first, second, *_ = minibatches(tested, digits)
+    assert tested.train(first, 1) > 0
+    next(tested._built().module.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(NotFiniteStep, match="The gradient is not finite"):
+        tested.train(second, 2)
 
 
 @pytest.mark.parametrize("overlaps", [True, False])

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from elasticdl.frameworks.framework import Batch, Framework
+from elasticdl.frameworks.framework import Batch, Framework, NotFiniteStep
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
-from elasticdl.worker.input.batches import LeaseLost, TaskBatches
+from elasticdl.worker.input.batches import LeaseLost, NotFinite, TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl_client.choices import DistributionStrategy
@@ -43,6 +43,15 @@ class Adder:
         self.total = float(state["total"])
 
 
+class Spoiled(Adder):
+    """The same; its fourth step is not finite."""
+
+    def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
+        if batch.n == 3:
+            raise NotFiniteStep("The gradient is not finite")
+        return super().train(batch, seed, learning_rate)
+
+
 def strategy(framework: Adder, directory: Path, **changes: object) -> LocalStrategy:
     values: dict[str, Any] = {"job_name": "adder", "keep_checkpoint_max": 0, **changes}
     spec = JobSpec(distribution_strategy=DistributionStrategy.LOCAL, checkpoint_dir=str(directory), **values)
@@ -65,6 +74,17 @@ def train(local: LocalStrategy, number: int, num_minibatches: int) -> list[int]:
     computed: list[int] = []
     local.train_task(held, batches, lambda n, loss: computed.append(n))
     return computed
+
+
+def test_a_model_that_has_taken_a_step_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
+    local = strategy(Spoiled(), tmp_path)
+    with pytest.raises(NotFinite, match="The gradient is not finite") as raised:
+        train(local, 0, 5)
+    assert raised.value.minibatch == 3
+    local.close()
+    restored = Adder()
+    strategy(restored, tmp_path).restore()
+    assert restored.total == 1 + 2
 
 
 def test_a_successor_computes_only_what_the_checkpoint_lacks(tmp_path: Path) -> None:

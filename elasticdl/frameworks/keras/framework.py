@@ -31,6 +31,7 @@ from elasticdl.frameworks.framework import (
     LocalGradient,
     Mode,
     ModelReport,
+    NotFiniteStep,
     Parameters,
     Share,
     Step,
@@ -208,9 +209,10 @@ class KerasFramework:
         """See `Framework.train`."""
         self.device_meter.sample()
         with self._labels_blamed(batch):
-            loss = self._steps().train(batch.data, self._batch_spec(batch), seed, learning_rate)
-        if not math.isfinite(loss):
-            _log.warning("The loss is %s%s", loss, self._data_flaws(batch))
+            loss, is_finite = self._steps().train(batch.data, self._batch_spec(batch), seed, learning_rate)
+        if not is_finite or not math.isfinite(loss):
+            what = "The gradient is not finite" if math.isfinite(loss) else f"The loss is {loss}"
+            raise NotFiniteStep(f"{what}{self._data_flaws(batch)}")
         return loss
 
     def local_gradient(self, shares: Sequence[Share], ready: Callable[[Any], None]) -> LocalGradient:

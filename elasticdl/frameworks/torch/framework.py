@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -31,6 +30,7 @@ from elasticdl.frameworks.framework import (
     LocalGradient,
     Mode,
     ModelReport,
+    NotFiniteStep,
     Parameters,
     Share,
     Step,
@@ -41,7 +41,7 @@ from elasticdl.frameworks.metrics import make_measures
 from elasticdl.frameworks.torch import callbacks as hooks
 from elasticdl.frameworks.torch.computation import Computation, LossScale
 from elasticdl.frameworks.torch.devices import device_meter, keep_threads_here, limit_threads
-from elasticdl.frameworks.torch.gradients import ModuleGradients
+from elasticdl.frameworks.torch.gradients import ModuleGradients, largest_of
 from elasticdl.frameworks.torch.inference import TorchEvaluation, arrays_of, export_model, load_file, load_weights
 from elasticdl.frameworks.torch.input_processes import InputProcesses
 from elasticdl.frameworks.torch.losses import ModuleLoss, backward
@@ -58,7 +58,6 @@ from elasticdl_client.errors import ModelDefinitionError
 
 _IGNORED = -100  # by PyTorch's cross entropy, by default
 _LOOKUP = "{{text: number for number, text in enumerate({})}}"
-_log = logging.getLogger("elasticdl.torch")
 
 
 class TorchFramework:
@@ -174,13 +173,15 @@ class TorchFramework:
         optimizer, parameters = self._optimizer(), list(self._built().parameters.values())
         with self._labels_blamed(batch):
             loss, num_repeats = self._plain_gradient(batch, seed)
+        largest = largest_of([parameter.grad for parameter in parameters if parameter.grad is not None])
         self._computation.clip(parameters)
         self._rates.set(optimizer, learning_rate)
         optimizer.step()
         self._scale.count_step(num_repeats)
         value = float(loss)
-        if not math.isfinite(value):
-            _log.warning("The loss is %s%s", value, self._data_flaws(batch))
+        if not (math.isfinite(value) and (largest is None or math.isfinite(float(largest)))):
+            what = "The gradient is not finite" if math.isfinite(value) else f"The loss is {value}"
+            raise NotFiniteStep(f"{what}{self._data_flaws(batch)}")
         return value
 
     def local_gradient(

@@ -140,10 +140,8 @@ class ModuleGradients:
 
     def _largest(self, tensors: Sequence[Any]) -> Any:
         """Return the largest absolute value: a scalar on the device, not finite if one of them is not; of none 0."""
-        norms = _norms(tensors)
-        if not norms:
-            return torch.zeros((), device=self._built.device)
-        return norms[0] if len(norms) == 1 else torch.stack(norms).amax()
+        largest = largest_of(tensors)
+        return torch.zeros((), device=self._built.device) if largest is None else largest
 
     # -- the step of a group
 
@@ -365,9 +363,21 @@ def _kind(tensor: Any) -> tuple[Any, Any]:
     return tensor.shape, tensor.dtype
 
 
+def largest_of(tensors: Sequence[Any]) -> Any:
+    """Return the largest absolute value in tensors: a scalar on their device, not finite if one of them is not.
+
+    None: there is no number in them.
+    """
+    norms = _norms(tensors)
+    if not norms:
+        return None
+    return norms[0] if len(norms) == 1 else torch.stack(norms).amax()
+
+
 def _norms(tensors: Sequence[Any]) -> list[Any]:
     """Return the largest absolute value of each tensor of floats, in float32."""
-    floating = [one.detach() for one in tensors if one.is_floating_point() and one.numel()]
+    dense = [one.detach()._values() if one.is_sparse else one.detach() for one in tensors]
+    floating = [one for one in dense if one.is_floating_point() and one.numel()]
     return [norm.to(torch.float32) for norm in torch._foreach_norm(floating, math.inf)] if floating else []
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch_conv import adam, feed, loss
 
-__all__ = ["adam", "custom_model", "feed", "loss"]
+__all__ = ["adam", "custom_model", "feed", "loss", "sgd"]
 
 
 class Net(nn.Module):
@@ -19,3 +19,7 @@ class Net(nn.Module):
 
 def custom_model() -> nn.Module:
     return Net()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)

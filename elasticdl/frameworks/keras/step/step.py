@@ -5,10 +5,11 @@ Owns which of them exist, and which of them a minibatch runs through.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -61,8 +62,8 @@ class CompiledSteps:
         self._assigned_from = None
         return self._gradients[mode](minibatch, size, parameters, rows, seed)
 
-    def train(self, minibatch: KerasMinibatch, spec: Any, seed: int, learning_rate: float | None) -> float:
-        """See `Framework.train`."""
+    def train(self, minibatch: KerasMinibatch, spec: Any, seed: int, learning_rate: float | None) -> tuple[float, bool]:
+        """See `Framework.train`; the loss, and whether the gradient is finite."""
         if learning_rate is not None:
             self._optimizer.learning_rate = learning_rate
         key = ("train", minibatch.mode)
@@ -71,7 +72,8 @@ class CompiledSteps:
             signature = [spec, tf.TensorSpec((), tf.int64)]
             self._functions[key] = _compiled(self._training(minibatch.mode), signature)
         self._assigned_from = None
-        return float(self._functions[key](minibatch.element, tf.constant(as_int64(seed), tf.int64)))
+        loss, is_finite = self._functions[key](minibatch.element, tf.constant(as_int64(seed), tf.int64))
+        return float(loss), bool(is_finite)
 
     def predictions(
         self, minibatch: KerasMinibatch, spec: Any, parameters: Parameters | None, rows: Mapping[str, Floats]
@@ -122,14 +124,16 @@ class CompiledSteps:
 
     def _training(self, mode: Mode) -> Callable[..., Any]:
         built, optimizer, total_loss = self._built, self._optimizer, self._loss
+        may_overflow = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)  # it leaves out such a step
 
-        def train(element: Any, seed: Any) -> Any:
+        def train(element: Any, seed: Any) -> tuple[Any, Any]:
             built.seeds.assign(seed)
             with tf.GradientTape() as tape:
                 loss = total_loss(take_apart(mode, element))
                 scaled = optimizer.scale_loss(loss)
-            optimizer.apply(tape.gradient(scaled, [v.value for v in built.trainable]), built.trainable)
-            return loss
+            gradients = tape.gradient(scaled, [v.value for v in built.trainable])
+            optimizer.apply(gradients, built.trainable)
+            return loss, tf.constant(True) if may_overflow else _are_finite(gradients)
 
         return train
 
@@ -154,6 +158,13 @@ class CompiledSteps:
     def _flat_signature(self) -> list[Any]:
         initial = self._built.initial
         return [tf.TensorSpec(initial.trainable.shape), tf.TensorSpec(initial.non_trainable.shape)]
+
+
+def _are_finite(gradients: Sequence[Any]) -> Any:
+    """Whether the sum over all is finite: reads each number once, and writes none."""
+    parts = [part for part in tf.nest.flatten(gradients, expand_composites=True) if part is not None]
+    sums = [tf.reduce_sum(tf.cast(part, tf.float32)) for part in parts if part.dtype.is_floating]
+    return tf.math.is_finite(tf.reduce_sum(sums))
 
 
 def _compiled(function: Callable[..., Any], signature: list[Any]) -> Any:
