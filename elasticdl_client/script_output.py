@@ -34,6 +34,9 @@ _LOG_ENTRY = re.compile(
 _PATIENCE_S = 1.5  # a line is shown so much later: a status is written once a second, an error in it is not shown twice
 _TRACEBACK = "Traceback (most recent call last):"
 _HINT = "  → "  # of an error of ours, on a line of its own
+_NEXT_ERROR = ("The above exception was", "During handling of the above")  # between two tracebacks
+_GRAPH_ERROR = "Graph execution error:"  # of TensorFlow: where its node was made follows, and the reason
+_GRAPH_NODE = "\t [["  # the last line of that
 _JSON_ENTRY = '{"time": "'  # of --log_format=json
 _PROCESS = re.compile(r"\[process (\d+)\] ")  # begins each line of a process of a worker that has several
 _PROCESS_OF_ENTRY = re.compile(r'\{"time": ".*?"process": (\d+), ')  # in a string its quotes are escaped
@@ -164,28 +167,37 @@ class _ProcessOutput:
     def __init__(self, *, shows_logs: bool) -> None:
         self._shows_logs = shows_logs
         self._is_in_traceback = False
+        self._is_in_graph_error = False
         self._is_after_error = False
         self._is_after_warning = False
 
     def printed(self, line: str) -> str | None:
         """Return a line as a terminal would show it; None if it is not shown."""
         is_second, self._is_after_warning = self._is_after_warning and line.startswith("  "), False
-        if line == _TRACEBACK:
-            self._is_in_traceback = True
-            return None
-        if self._is_in_traceback:  # its last line, the error, has no blanks before it
-            self._is_in_traceback = line.startswith(" ") or not line
-            self._is_after_error = not self._is_in_traceback
-            return None
-        is_hint, self._is_after_error = self._is_after_error and line.startswith(_HINT), False
-        if is_hint:
+        if self._is_of_error(line):
             return None
         if self._shows_logs:
             return None if line.startswith(_STARTED_AGAIN) else line
         if _LOG_ENTRY.match(line):
             self._is_after_warning = _WARNING.match(line) is not None
+            self._is_after_error = True  # a hint may follow
             return None
         return line if line.strip() and not is_second else None
+
+    def _is_of_error(self, line: str) -> bool:
+        """Return whether a line is of a traceback, or of the error behind it."""
+        if line.endswith(_TRACEBACK):  # of a log entry, too
+            self._is_in_traceback = True
+        elif self._is_in_traceback:  # its last line, the error, has no blanks before it
+            self._is_in_traceback = line.startswith(" ") or not line
+            self._is_after_error = not self._is_in_traceback
+            self._is_in_graph_error = line.endswith(_GRAPH_ERROR)
+        elif self._is_in_graph_error:
+            self._is_in_graph_error = not line.startswith(_GRAPH_NODE)
+        else:
+            self._is_after_error = self._is_after_error and (not line or line.startswith((_HINT, *_NEXT_ERROR)))
+            return self._is_after_error
+        return True
 
 
 class ScriptOutput:

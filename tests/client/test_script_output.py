@@ -83,6 +83,13 @@ def test_what_was_printed_before_a_job_is_resumed_is_not_shown_again(tmp_path: P
         "/x/site-packages/keras/src/saving.py:395: UserWarning: You are saving\n  warnings.warn(",
         "2026-11-24 15:00:00,000 ERROR it failed\nTraceback (most recent call last):\n  File a.py\n\nValueError: x",
         "Traceback (most recent call last):\n  File a.py\nelasticdl_client.errors.JobError: x\n  → do y",
+        "2026-11-24 15:00:00,000 ERROR DataError: x\n  → do y",
+        (
+            "2026-11-24 15:00:00,000 ERROR Traceback (most recent call last):\n  File a.py\n    f()\n    ^^^\n"
+            "UnimplementedError: Graph execution error:\n\nDetected at node a defined at (most recent call last):\n"
+            "  File b.py\nno cast\n\t [[{{node a}}]]\n\nThe above exception was the direct cause of the following "
+            "exception:\n\nTraceback (most recent call last):\n  File a.py\nLabelError: x\n  → do y"
+        ),
     ],
 )
 def test_logs_warnings_and_tracebacks_stay_in_the_log(tmp_path: Path, text: str) -> None:
