@@ -396,6 +396,11 @@ def _check_runtime(spec: JobSpec) -> None:
             )
     if spec.wait and (spec.yaml or spec.dry_run):
         raise FlagError("--wait follows a job, and with --yaml or --dry_run nothing is submitted.", "Leave --wait out.")
-    for name in ("job_dir", "local_slots", "master_port"):
+    if spec.job_dir and not is_remote(spec.job_dir):
+        raise FlagError(
+            f"--job_dir={spec.job_dir} is a directory of this machine.",
+            "Give --runtime=local, or a URL of storage, such as s3://bucket/directory.",
+        )
+    for name in ("local_slots", "master_port"):
         if getattr(spec, name):
             raise FlagError(f"--{name} is for the local runtime.", f"Give --runtime=local, or leave --{name} out.")

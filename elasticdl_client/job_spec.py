@@ -371,7 +371,7 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
     job_dir: str = flag(
         "",
         "Directory of logs and state; empty: ~/.elasticdl/jobs/JOB. Or a URL of storage (s3://…) for state and "
-        "checkpoints, from which the job can be resumed on another machine.",
+        "checkpoints, on Kubernetes too, from which the job can be resumed on another machine or in another namespace.",
         Group.LOCAL,
         check=check_writable_directory,
     )

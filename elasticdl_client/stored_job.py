@@ -10,7 +10,7 @@ socket, token and logs belong to a machine, or to pods, and are not here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from elasticdl_client.storage_kinds import check_installed, is_remote, scheme_of
 if TYPE_CHECKING:
     from elasticdl.storage.port import Storage
 
+_CODE = "code"
 _PATIENCE_S = 30.0  # while the user waits for the command
 
 
@@ -50,7 +51,7 @@ class StoredJob:
         storage = self._storage()
         entries = {status.url.rpartition("/")[2] for status in storage.list(self.url)}
         if SPEC_KEY not in entries:
-            if entries:
+            if entries - {_CODE}:  # of a job that could not be started
                 raise JobError(f"{self.url} is not empty and not a job's directory.", "Name another --job_dir.")
             return
         name = self.read().job_name
@@ -148,17 +149,20 @@ def with_places(spec: JobSpec) -> JobSpec:
         job_dir=stored.url,
         checkpoint_dir=spec.checkpoint_dir or (f"{stored.url}/checkpoints" if is_trained else ""),
         bad_records_dir=spec.bad_records_dir or (f"{stored.url}/bad_records" if spec.max_bad_records else ""),
-        code_storage=spec.code_storage or (f"{stored.url}/code" if spec.code else ""),
+        code_storage=spec.code_storage or (f"{stored.url}/{_CODE}" if spec.code else ""),
     )
 
 
-def with_secrets(public: JobSpec, envs: str, environment: Mapping[str, str]) -> JobSpec:
+def with_secrets(
+    public: JobSpec, envs: str, environment: Mapping[str, str], note: Callable[[str], None] = lambda text: None
+) -> JobSpec:
     """Return a job with the secrets that storage does not keep.
 
     Args:
         public: the job without them.
         envs: of --envs; they replace those of the job.
         environment: of this process: has the other variables of --envs, and flags as ``ELASTICDL_<FLAG>``.
+        note: takes what the user should know.
 
     Raises:
         FlagError: naming what is missing, or is not what the job began with.
@@ -166,10 +170,11 @@ def with_secrets(public: JobSpec, envs: str, environment: Mapping[str, str]) -> 
     missing: list[str] = []
     variables = public.envs_dict() | parse_envs(environment.get(f"{PREFIX}ENVS", "")) | parse_envs(envs)
     for name, value in variables.items():
-        if value == HIDDEN and (name not in environment):
+        if value == HIDDEN and name not in environment:
             missing.append(f"{name} of --envs")
         elif value == HIDDEN:
             variables[name] = environment[name]
+            note(f"{name} of --envs has its value from the environment of this command.")
     changes = {"envs": ",".join(f"{name}={value}" for name, value in variables.items())}
     for field in dataclasses.fields(public):
         hidden = getattr(public, field.name)

@@ -46,7 +46,7 @@ from elasticdl_client.storage_kinds import scheme_of
 
 INTERVAL_S = 2.0  # between two writes in the background: with the list, one request a second
 STATUS_INTERVAL_S = 30.0  # between two copies of the status in storage, while the job runs
-_ONE_ATTEMPT = RetryPolicy(request_s=10.0, total_s=0.0)  # the callers try again, and end in time when they are to
+_ONE_ATTEMPT = RetryPolicy(request_s=20.0, total_s=0.0)  # the callers try again, and end in time when they are to
 _NUM_KEPT = 2  # snapshots of this generation
 _CLOSE_S = 1.0  # for a write that is under way
 _NAME = re.compile(r"(\d{8})-([0-9a-f]{16})-([0-9a-f]{8})(?:\.(\d{8}))?")
@@ -183,8 +183,9 @@ class StorageJournal:
                 if error.what != complaint:
                     logger.warning("%s", error)
                 complaint = error.what
-            except Superseded:
-                return  # the next verb raises it
+            except Superseded as error:  # here or in the runtime's journal: the next verb raises it
+                self._lost = error
+                return
             except Exception as error:  # noqa: BLE001  a bug: the next verb raises it in the loop's thread
                 with self._change:
                     self._failure = error

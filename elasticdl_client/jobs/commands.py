@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -281,14 +282,30 @@ def _resume_elsewhere(options: Options) -> int:
         raise FlagError(f"Job {name} in {stored.url} is one of --runtime={public.runtime}.", "Leave --runtime out.")
     if status is not None and status.exit_code is not None:
         raise JobError(f"job {name} in {stored.url} has ended ({status.phase}): there is nothing to resume.")
-    spec = with_secrets(public, options.envs, os.environ)
+    spec = with_secrets(public, options.envs, os.environ, lambda text: print(f"note: {text}", file=sys.stderr))
     if spec.runtime is Runtime.LOCAL:
         from elasticdl_client import local
 
         if options.namespace or options.context:
             raise FlagError(f"Job {name} in {stored.url} is a local job.", "Leave out --namespace and --context.")
         return local.take_over(spec)
-    raise FlagError(f"Job {name} in {stored.url} is a job of a cluster.", "")
+    from elasticdl_client.kubernetes import submit
+
+    namespace = options.namespace or options.defaults.get("namespace", "")
+    context = options.context or options.defaults.get("context", "")
+    spec = dataclasses.replace(
+        spec,
+        namespace=namespace,
+        context=context,
+        force_use_kube_config_file=options.force_use_kube_config_file,
+        wait=False,
+    )
+    submit.take_over(spec)
+    if options.output == "json":
+        print(words.structured({"name": name, "namespace": namespace, "resumed": True}, "json"))
+    else:
+        print(f"job/{name}" if options.output else f'job "{name}" resumed from {stored.url}')
+    return 0
 
 
 def _tensorboard(options: Options, places: JobStores) -> int:

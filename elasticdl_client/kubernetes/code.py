@@ -25,7 +25,7 @@ from typing import Any
 from elasticdl_client.errors import FlagError, StorageError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
-from elasticdl_client.storage_kinds import check_installed, scheme_of
+from elasticdl_client.storage_kinds import check_installed, is_remote, scheme_of
 
 MAX_BYTES = 4 << 20  # compressed; etcd holds it for each job
 MAX_STORED_BYTES = 256 << 20  # compressed, in storage; each pod fetches it, and it is packed in memory
@@ -132,7 +132,8 @@ def pack(spec: JobSpec) -> Archive:
     data = buffer.getvalue()
     if len(data) > limit:
         raise _too_large(spec, f"{len(data) / 2**20:.1f} MiB, compressed", sizes)
-    return Archive(data, len(sizes), spec.code_storage.rstrip("/") if len(data) > MAX_BYTES else "")
+    is_stored = len(data) > MAX_BYTES or is_remote(spec.job_dir)  # such a job outlives its ConfigMaps
+    return Archive(data, len(sizes), spec.code_storage.rstrip("/") if is_stored else "")
 
 
 def publish(archive: Archive) -> str:

@@ -26,6 +26,7 @@ from elasticdl_client.model_source import check_model_source
 from elasticdl_client.requirements_file import check_installable
 from elasticdl_client.script_output import Shown
 from elasticdl_client.storage_kinds import is_remote
+from elasticdl_client.stored_job import stored_job, with_places, withdraw_quietly
 
 _TOKEN_BYTES = 32
 _NO_ACCOUNT_TOKEN = "No API token found for service account"  # servers before 1.24, right after it was made
@@ -44,6 +45,7 @@ def run(spec: JobSpec, *, shown: Shown = Shown.GLANCE) -> int:
         ElasticDLError: it could not be submitted.
     """
     if spec.yaml or spec.dry_run:
+        spec = with_places(spec)
         for note in mount_notes(spec):
             _note(note)
         _write(*_with_code(spec))
@@ -66,14 +68,39 @@ def submit(spec: JobSpec, note: Callable[[str], None]) -> tuple[api.Connection, 
     Raises:
         ElasticDLError: it could not be submitted.
     """
+    given_user = spec.run_as_user
     connection, spec, archive, notes = _checked(spec)
     for text in notes:
         note(text)
     manifests = _manifests(spec, archive)
     if archive is not None and (text := code.publish(archive)):
         note(text)
-    create(connection, spec, manifests)
+    stored = stored_job(spec)
+    if stored is not None:
+        stored.publish(dataclasses.replace(spec, run_as_user=given_user))  # another namespace may admit it
+    try:
+        create(connection, spec, manifests)
+    except BaseException:
+        withdraw_quietly(stored)
+        raise
     return connection, spec
+
+
+def take_over(spec: JobSpec) -> None:
+    """Create the objects of a job that was begun in another namespace, and continues from its directory in storage.
+
+    Args:
+        spec: the one in that directory, with its secrets, in the namespace that it shall have.
+
+    Raises:
+        ElasticDLError: they could not be created.
+    """
+    connection = api.connect(spec.force_use_kube_config_file, spec.context)
+    spec = _admitted(_placed(spec, connection.namespace), connection)
+    for text in [*mount_notes(spec), *check(connection, spec)]:
+        _note(text)
+    here = commands.elasticdl("resume", spec)
+    create(connection, spec, _manifests(spec, None), f"`{here}` continues the job that is there.")
 
 
 def check_submission(spec: JobSpec) -> None:
@@ -90,6 +117,10 @@ def check_submission(spec: JobSpec) -> None:
 
 def _checked(spec: JobSpec) -> tuple[api.Connection, JobSpec, Archive | None, list[str]]:
     """Return the cluster, the job as it is there, its code, and warnings for the user."""
+    spec = with_places(spec)
+    stored = stored_job(spec)
+    if stored is not None:
+        stored.check_free()
     spec, archive = _with_code(spec)
     notes = mount_notes(spec)
     connection = api.connect(spec.force_use_kube_config_file, spec.context)
@@ -127,8 +158,13 @@ def _write(spec: JobSpec, archive: Archive | None) -> None:
     except ElasticDLError as error:
         print(f"warning: as it is, the cluster would not run this job. {error}", file=sys.stderr)
     if spec.yaml:
+        stored = stored_job(placed)
+        if stored is not None:
+            stored.check_free()
         if archive is not None and (note := code.publish(archive)):
             _note(note)
+        if stored is not None:
+            stored.publish(placed)
         objects.write(spec.yaml, objects.to_yaml(_manifests(placed, archive)))
         said = f"ElasticDL job {spec.job_name} YAML has been dumped into file {spec.yaml}."
         print(said, file=sys.stderr if spec.dry_run else sys.stdout)
@@ -176,8 +212,11 @@ def _say_submitted(spec: JobSpec) -> None:
     sys.stdout.flush()
 
 
-def create(connection: api.Connection, spec: JobSpec, manifests: list[Manifest]) -> str:
+def create(connection: api.Connection, spec: JobSpec, manifests: list[Manifest], if_taken: str = "") -> str:
     """Creates a job's objects, the first as the owner of the others; all or nothing.
+
+    Args:
+        if_taken: what to do if there is a job of that name; empty: delete it, or choose another name.
 
     Returns:
         The uid of the owner.
@@ -194,7 +233,7 @@ def create(connection: api.Connection, spec: JobSpec, manifests: list[Manifest])
         delete = commands.elasticdl("delete", spec)
         raise JobError(
             f"A job of the name {spec.job_name} exists in the namespace {spec.namespace}.",
-            f"`{delete}` deletes it; or choose another --job_name.",
+            if_taken or f"`{delete}` deletes it; or choose another --job_name.",
         ) from error
     try:
         for manifest in others:

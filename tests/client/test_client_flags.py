@@ -195,7 +195,7 @@ def test_a_wrong_value_is_refused_by_name(name: str, text: str, said: str) -> No
         ({"min_workers": 2}, "--min_workers is for AllReduceStrategy"),
         ({"collective_timeout": 2}, "--collective_timeout is for AllReduceStrategy"),
         ({"shard_optimizer": True}, "--shard_optimizer is for AllReduceStrategy"),
-        ({"runtime": "kubernetes", "image_name": "i", "job_dir": "/x"}, "local runtime"),
+        ({"runtime": "kubernetes", "image_name": "i", "job_dir": "/x"}, "is a directory of this machine"),
         ({"runtime": "kubernetes"}, "--image_name"),
         ({"runtime": "kubernetes", "image_name": "i", "wait": True, "dry_run": True}, "--wait"),
         (

@@ -15,14 +15,18 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from elasticdl_client.kubernetes import code
+from elasticdl_client.kubernetes.names import JOB_LABEL
 from tests.client.test_requirements import write_wheel
 from tests.e2e_kubernetes import host
 from tests.e2e_kubernetes.conftest import OpenSpace
+from tests.e2e_kubernetes.job import KubernetesJob, elasticdl
 from tests.e2e_kubernetes.kubectl import REPOSITORY, kubectl
+from tests.e2e_kubernetes.space import Space
 from tests.storage.faulty_proxy import Fault, FaultyProxy
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
+OF_PIP = "PIP_NO_INDEX=1,PIP_FIND_LINKS=/model_zoo"
 KEY, SECRET = "the-key-of-the-test", "only-the-environment-knows-this"
 ZOO = REPOSITORY / "tests" / "e2e_kubernetes" / "zoo"
 
@@ -55,6 +59,19 @@ def project(directory: Path) -> Path:
     return directory
 
 
+def resumed(job: KubernetesJob, space: Space) -> KubernetesJob:
+    """The job, continued in another namespace; the test's environment has a part of its variables."""
+    again = KubernetesJob(space.namespace, job.name, job.flags, job.directory, space.recorder, job.num_records)
+    stored = f"--job_dir={job.flags['job_dir']}"
+    refused = elasticdl("resume", stored, f"--namespace={space.namespace}")
+    assert refused.returncode == 2, refused.stdout
+    assert "PIP_NO_INDEX of --envs, PIP_FIND_LINKS of --envs" in refused.stderr
+    done = elasticdl("resume", stored, f"--namespace={space.namespace}", f"--envs={OF_PIP}")
+    again.output += (done.stdout + done.stderr).splitlines()
+    assert done.returncode == 0, done.stderr
+    return again
+
+
 def test_a_job_with_code_data_and_checkpoints_in_storage_loses_nothing(
     open_space: OpenSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,16 +87,18 @@ def test_a_job_with_code_data_and_checkpoints_in_storage_loses_nothing(
         }
         for name, value in variables.items():  # the client publishes the code
             monkeypatch.setenv(name, value)
-        of_pods = {**variables, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/model_zoo"}
+        for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
+            monkeypatch.delenv(name, raising=False)
+        variables_of_pods = ",".join(f"{name}={value}" for name, value in variables.items())
         job = space.job(
             "stored",
             code=project(space.directory / "code"),
-            code_storage="s3://bucket/code",
+            job_dir="s3://bucket/stored",
+            checkpoint_dir="",
             training_data="s3://bucket/digits/train",
             validation_data="s3://bucket/digits/validation",
-            checkpoint_dir="s3://bucket/stored/checkpoints",
             output="s3://bucket/stored/model",
-            envs=",".join(f"{name}={value}" for name, value in of_pods.items()),
+            envs=f"{variables_of_pods},{OF_PIP}",
             num_epochs=6,
         )
         job.submit()
@@ -90,14 +109,21 @@ def test_a_job_with_code_data_and_checkpoints_in_storage_loses_nothing(
         host.kill(job.the_pod(job.worker(0)).uid, signal.SIGKILL)
         host.kill(job.the_pod(job.master).uid, signal.SIGKILL)
         job.wait_until("the code in the successor", lambda: "site_words 1.0" in job.log(job.worker(2)))
-        job.assert_ends_exactly()
+        restored = job.log(job.server(0).removesuffix("0") + "*")
         assert faults == []  # the server that restored its state, or a worker's successor, has met each
+        everything = "pods,configmaps,secrets,services,networkpolicies"
+        kubectl("-n", space.namespace, "delete", everything, "-l", f"{JOB_LABEL}={job.name}", "--grace-period=1")
+        other = open_space("storage-again")
+        again = resumed(job, other)
+        again.assert_ends_exactly()
         names = [one["Key"] for one in s3.list_objects_v2(Bucket="bucket")["Contents"]]
     assert {"stored/model/_SUCCESS", "stored/model/weights.npy"} <= set(names)
     assert any(name.startswith("stored/checkpoints/version-") and name.endswith("MANIFEST.json") for name in names)
-    assert len([name for name in names if name.startswith("code/")]) == 1
+    assert {"stored/spec.json", "stored/status.json"} <= set(names)
+    assert len([name for name in names if name.startswith("stored/code/")]) == 1
     assert not [name for name in os.listdir(job.directory) if name not in ("pace", "work")]
-    restored = job.log(job.server(0).removesuffix("0") + "*")
     assert "s3://bucket/stored/checkpoints/version-" in restored, job.story()
-    objects = kubectl("-n", space.namespace, "get", "pods,configmaps,events", "-o", "yaml")
-    assert SECRET not in objects + space.recorder.ends_of_logs() + "\n".join(job.output)
+    assert "s3://bucket/stored/checkpoints/version-" in again.log(job.server(0)), again.story()
+    for one in (space, other):
+        objects = kubectl("-n", one.namespace, "get", "pods,configmaps,events", "-o", "yaml")
+        assert SECRET not in objects + one.recorder.ends_of_logs() + "\n".join(job.output + again.output)

@@ -74,12 +74,29 @@ def test_a_place_that_has_lost_the_job_never_claims_it_again(proxy: FaultyProxy,
     third.close()
 
 
-def _is_superseded(journal: storage_journal.StorageJournal) -> bool:
+def _is_superseded(journal: storage_journal.StorageJournal, error: type[Superseded] = ResumedElsewhere) -> bool:
     try:
         journal.save_later({"n": 2}, _RUNNING)
-    except ResumedElsewhere:
+    except error:
         return True
     return False
+
+
+def test_a_master_that_lost_the_journal_of_its_runtime_is_superseded_here_too(
+    proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    shown = StorageJournals(f"s3://bucket/{tmp_path.name}/shown", tmp_path / "one")
+    of_runtime = shown.open()
+    of_runtime.load()
+    journal = storage_journal.StorageJournal(f"s3://bucket/{tmp_path.name}", HERE, of_runtime)
+    journal.load()
+    shown.directory = tmp_path / "two"
+    shown.directory.mkdir()
+    successor = shown.open()
+    successor.load()
+    wait_until(lambda: _is_superseded(journal, Superseded), "the master to find out")
+    journal.close()
+    successor.close()
 
 
 def test_a_snapshot_that_a_successor_may_not_have_read_is_not_acknowledged(proxy: FaultyProxy, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from elasticdl.protocol import Role
 from elasticdl.storage.paths import RemotePath
@@ -54,11 +55,15 @@ def resumed(tmp_path: Path, name: str = "two", **environment: str) -> LocalJob:
     return job.start()
 
 
-def client(tmp_path: Path, *arguments: str) -> tuple[int, str]:
+def client(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "elasticdl_client.main", *arguments],
-        cwd=REPOSITORY, env={**os.environ, "HOME": str(tmp_path)}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        env={**os.environ, "HOME": str(tmp_path), "PACE_FILE": str(tmp_path / "none"), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -104,6 +109,7 @@ def test_a_job_whose_machine_is_lost_continues_on_another_one_and_counts_each_re
     second = resumed(tmp_path, PASSWORD=PASSWORD, ELASTICDL_ENVS="OTHER=other")
     second.hurry()
     assert second.wait() == 0, second.story()
+    assert "note: PASSWORD of --envs has its value from the environment of this command." in second.output
     assert_exact(second)
     assert any(f"epoch {EPOCHS}: records 1437, committed 1437, repeated 0, lost 0" in one for one in second.output)
     assert f"restored from {url_of(tmp_path)}/checkpoints/version-" in "\n".join(second.output)
@@ -134,6 +140,41 @@ def test_a_master_that_was_stopped_while_its_job_was_resumed_elsewhere_ends_and_
     assert_exact(second)
     stored = json.loads(RemotePath(f"{url_of(tmp_path)}/status.json").read_bytes())
     assert (stored["phase"], stored["exit_code"]) == ("Succeeded", 0)
+
+
+@pytest.mark.timeout(300)
+def test_a_job_that_was_cut_off_continues_on_its_own_machine_by_its_name(proxy: FaultyProxy, tmp_path: Path) -> None:
+    first = training(tmp_path)
+    first.wait_until("a checkpoint", lambda: has_checkpoint(tmp_path))
+    first.wait_for_version(25)
+    lose(first)
+    first.hurry()
+    code, said = client(tmp_path / "one", "resume", NAME, "--runtime=local")
+    assert code == 0, said
+    assert_exact(first)
+    assert (first.job_dir / "journal.json").stat().st_size > 0
+
+
+def test_the_objects_of_a_job_of_a_cluster_name_its_places_in_storage(proxy: FaultyProxy, tmp_path: Path) -> None:
+    (tmp_path / "code" / "digits").mkdir(parents=True)
+    (tmp_path / "code" / "digits" / "model.py").write_text("def custom_model(): ...\n")
+    url, manifests = url_of(tmp_path), tmp_path / "job.yaml"
+    command = ["train", "--runtime=kubernetes", "--job_name=digits", "--image_name=image:1", f"--code={tmp_path}/code"]
+    command += ["--job_command=python digits/model.py", "--training_data=/data", f"--job_dir={url}/"]
+    command += [f"--envs=PASSWORD={PASSWORD}"]
+    code, said = client(tmp_path, *command, f"--yaml={manifests}", KUBECONFIG=str(tmp_path / "none"))
+    assert code == 0, said
+    first = next(iter(yaml.safe_load_all(manifests.read_text())))
+    of_pods = JobSpec.from_json(first["data"]["spec.json"])
+    stored = JobSpec.from_json(RemotePath(f"{url}/spec.json").read_bytes().decode())
+    assert (of_pods.job_dir, of_pods.checkpoint_dir) == (url, f"{url}/checkpoints")
+    assert of_pods.code == stored.code
+    (archive,) = RemotePath(f"{url}/code").files()
+    assert stored.code.endswith(f"@{url}/code/{archive}")
+    assert stored.envs == "PASSWORD=***"
+    command.remove(f"--job_dir={url}/")
+    code, said = client(tmp_path, *command, "--job_dir=job", KUBECONFIG=str(tmp_path / "none"))
+    assert (code, "--job_dir=job is a directory of this machine" in said) == (2, True), said
 
 
 @pytest.mark.timeout(300)

@@ -27,10 +27,11 @@ from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl.cluster.kubernetes.api import ApiCalls, ApiServer, Closed, Object, Query
 from elasticdl.master.environment import UserRequest
-from elasticdl.master.journal import JournalWriteError, Superseded
+from elasticdl.master.journal import Journal, JournalWriteError, Superseded
 from elasticdl.master.kubernetes.event_publisher import EventPublisher, Owner
 from elasticdl.master.kubernetes.journal import ConfigMapJournal
 from elasticdl.master.pod_specs import PodSpecs
+from elasticdl.master.storage_journal import StorageJournal, place_of
 from elasticdl.rpc import addresses
 from elasticdl.rpc.job_secret import read_secret_flags, read_token, whole_spec
 from elasticdl_client.errors import ElasticDLError, JobError
@@ -118,9 +119,9 @@ class KubernetesEnvironment:
         self.resumed_at = min(now, self._own_pod.created_at + ahead)
         if not is_owned:
             _patiently(lambda: set_owners(self._connection, self.spec, self._namespace, owner_uid))
-        self.journal = _patiently(
-            lambda: ConfigMapJournal(self._connection, self._namespace, job_name, self._say_phase)
-        )
+        shown = _patiently(lambda: ConfigMapJournal(self._connection, self._namespace, job_name, self._say_phase))
+        job_dir = self.spec.job_dir
+        self.journal: Journal = StorageJournal(job_dir, place_of(self.token), shown) if job_dir else shown
 
         has_secret_envs = read_secret_flags() is not None
 

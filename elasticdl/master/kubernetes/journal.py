@@ -188,7 +188,8 @@ class ConfigMapJournal:
         if len(data) > MAX_BYTES:
             raise JobError(
                 f"the journal is too large for a ConfigMap: {len(data)} bytes of at most {MAX_BYTES}",
-                "give the job fewer, longer tasks (--num_minibatches_per_task) or fewer, larger files",
+                "give the job fewer, longer tasks (--num_minibatches_per_task), fewer, larger files, or a --job_dir in "
+                "storage (s3://…), where there is no such limit",
             )
         return data
 
