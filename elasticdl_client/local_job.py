@@ -6,6 +6,7 @@ starts.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -29,6 +30,8 @@ from elasticdl_client.script_output import LogFiles, ScriptOutput, Shown
 _ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 _LOOK_S = 0.5
 _LAST_WORDS_S = 5.0  # a master that has written the job's end gets so long to end itself
+_STATUS_AGE_S = 3.0  # a master writes its status every second, unless it has no space for it
+_LITTLE_SPACE = 64 << 10  # bytes; the journal is written beside the one before
 _MAX_IDLE_RESTARTS = 5  # generations of the master in a row in which no record was committed
 
 
@@ -106,6 +109,8 @@ class LocalFollower:
         self._display = display
         self._events: queue.SimpleQueue[PodEvent | ElasticDLError] = queue.SimpleQueue()
         self._status: JobStatus | None = None
+        self._status_read_at = time.monotonic()
+        self._is_disk_full = False
         self._history: EventHistory | None = None
         self._journal = b""
         self._restarts = 0
@@ -178,7 +183,24 @@ class LocalFollower:
             if self._status is not None and status.records_done > self._status.records_done:
                 self._idle_restarts = 0
             self._status = status
+            self._status_read_at = time.monotonic()
             self._display.update(status, self._history)
+        self._look_at_disk()
+
+    def _look_at_disk(self) -> None:
+        """Say that the job waits for space: its status cannot say so."""
+        if time.monotonic() - self._status_read_at < _STATUS_AGE_S:
+            self._is_disk_full = False
+            return
+        try:
+            disk = os.statvfs(self._job_dir.path)
+        except OSError:  # it was deleted, which its master's end will say
+            return
+        was_full, self._is_disk_full = self._is_disk_full, disk.f_bavail * disk.f_frsize < _LITTLE_SPACE
+        if self._is_disk_full and not was_full:
+            self._display.say(
+                f"No space is left on the disk of {self._job_dir.path}: the job waits until there is some."
+            )
 
     def _read_events(self) -> bool:
         """Reads the events if the journal is another one; whether it was."""

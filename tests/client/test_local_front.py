@@ -17,6 +17,7 @@ import pytest
 
 from tests.lines import line_with
 from tests.master.actors import wait_until
+from tests.master.small_disk import small_disk
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = (
@@ -192,6 +193,37 @@ def test_the_last_events_are_reported_where_file_and_time_of_the_journal_are_tho
     follower = LocalFollower(JobSpec(), JobDir(tmp_path, -1), Ending(), PlainDisplay(said))  # type: ignore[arg-type]
     assert follower.follow().exit_code == 0
     assert [said.getvalue().count(f"{event.subject} lost") for event in lost] == [1, 1]
+
+
+def test_a_job_that_waits_for_space_on_its_disk_is_said_to(tmp_path: Path) -> None:
+    from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
+    from elasticdl.protocol import Role
+    from elasticdl_client.job_dir import JobDir
+    from elasticdl_client.job_spec import JobSpec
+    from elasticdl_client.job_status import JobPhase, JobStatus
+    from elasticdl_client.local_job import LocalFollower
+    from elasticdl_client.progress import PlainDisplay
+    from tests.client.status_writer import write
+
+    said = io.StringIO()
+    with small_disk(tmp_path / "disk", size_kib=256) as disk:
+
+        class Waiting:
+            """A cluster whose master cannot write its status until a file is gone."""
+
+            def watch(self) -> Iterator[PodEvent]:
+                write(disk, JobStatus("job", JobPhase.RUNNING))
+                (disk / "fills it").write_bytes(b"0" * (220 << 10))
+                wait_until(lambda: "No space is left" in said.getvalue(), "the full disk to be told")
+                (disk / "fills it").unlink()
+                write(disk, JobStatus("job", JobPhase.SUCCEEDED, exit_code=0))
+                yield PodEvent(EventType.MODIFIED, Pod("m", Role.MASTER, 0, "uid", PodPhase.SUCCEEDED, {}))
+
+            def close(self) -> None: ...
+
+        follower = LocalFollower(JobSpec(), JobDir(disk, -1), Waiting(), PlainDisplay(said))  # type: ignore[arg-type]
+        assert follower.follow().exit_code == 0
+    assert said.getvalue().count(f"No space is left on the disk of {disk}") == 1
 
 
 def test_a_master_that_never_works_fails_the_job_with_its_last_lines(flags: dict[str, str]) -> None:
