@@ -285,7 +285,7 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
     )
     checkpoint_dir: str = flag(
         "",
-        "Directory of checkpoints, a URL of storage, too; local runtime: in the job's directory by default.",
+        "Directory of checkpoints, a URL of storage, too; by default in the directory of --job_dir, if there is one.",
         Group.CHECKPOINTS,
         jobs=TRAIN_ONLY,
         check=check_writable_directory,
@@ -318,8 +318,8 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
     )
     bad_records_dir: str = flag(
         "",
-        "Directory for these records and their errors, also of storage (s3://…); local runtime: in the job's directory "
-        "by default.",
+        "Directory for these records and their errors, also of storage (s3://…); by default in the directory "
+        "of --job_dir, if there is one.",
         Group.FAULTS,
         check=check_writable_directory,
     )
