@@ -43,6 +43,7 @@ _WORDS = {
     Trouble.BAD_RECORD: "A record cannot be used",
     Trouble.DATA_GONE: "A data source cannot be read",
     Trouble.DATA_CHANGED: "The data is not what the job began with",
+    Trouble.DISK_FULL: "A disk is full",
     Trouble.VERSIONS_DIFFER: "Two pods run different versions of ElasticDL",
 }
 
@@ -84,6 +85,8 @@ def blamed(error: str, traceback: str = "", symbols: dict[str, Trouble] | None =
     """
     if other_version(error) or other_version(traceback):
         return Trouble.VERSIONS_DIFFER
+    if _NO_SPACE.search(error):
+        return Trouble.DISK_FULL
     if _CHANGED.search(error):
         return Trouble.DATA_CHANGED
     if (raised := _RAISED.search(error)) is not None:
@@ -191,6 +194,8 @@ def _advice(trouble: Trouble, facts: Facts) -> str:
             return "See that the source exists and that all pods can read it: same path, mounted volume, credentials."
         case Trouble.DATA_CHANGED:
             return "Start a new job on the new data: this one counts the records of the old. Or put the old data back."
+        case Trouble.DISK_FULL:
+            return f"Make room on the disk that is named here; {logs}."
         case Trouble.VERSIONS_DIFFER:
             return "Let all pods run one version: the same tag in --image_name and --worker_image, pulled anew."
         case Trouble.CALLBACK_RAISED:

@@ -382,6 +382,8 @@ def test_an_epoch_is_asked_for_by_its_number_or_its_time() -> None:
         ("ValueError: no", ("main",), Trouble.CODE_RAISED),
         ("RecordIO file /data/a, byte 17: the chunk is damaged", (), Trouble.BAD_RECORD),
         ("/data/a cannot be opened: No such file or directory", (), Trouble.DATA_GONE),
+        ("The model is not exported to /m: No space left on device /.", (), Trouble.DISK_FULL),
+        ("OSError: [Errno 28] No space left on device", ("main",), Trouble.DISK_FULL),
     ],
 )
 def test_an_error_is_blamed_on_the_part_that_it_came_from(

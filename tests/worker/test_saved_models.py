@@ -10,8 +10,9 @@ import pytest
 
 from elasticdl.frameworks.callback_rules import Rules
 from elasticdl.worker.export.exporter import Exporter
-from elasticdl_client.errors import ModelDefinitionError
+from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
+from tests.master.small_disk import small_disk
 
 
 class Model:
@@ -65,3 +66,23 @@ def test_a_path_that_a_message_alone_names_is_an_error(tmp_path: Path, wrong: st
     with pytest.raises(ModelDefinitionError, match="is not saved to"):
         save(str(checkpoints), [str(tmp_path / "models" / "best-{epoch:02d}-{val_auc:.3f}")], named)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+
+def test_a_full_disk_is_an_error_that_says_where_the_model_is_now(tmp_path: Path) -> None:
+    class Large(Model):
+        def export(self, path: str, *_rest: object) -> None:
+            super().export(path)
+            try:
+                Path(path, "weights").write_bytes(b"0" * (1 << 20))
+            except OSError as error:
+                raise RuntimeError("a writer of a framework failed") from error
+
+    model: Any = Large([])
+    link: Any = Master()
+    held: Any = SimpleNamespace(id=7)
+    with small_disk(tmp_path / "disk", size_kib=256) as disk:
+        spec = JobSpec(output=str(disk / "model"), checkpoint_dir="/checkpoints")
+        with pytest.raises(CheckpointError, match="No space left") as error:
+            Exporter(model, model, link, spec).end_training(held)
+        assert "/checkpoints is the trained model" in error.value.hint
+        assert not list(disk.iterdir())

@@ -28,13 +28,14 @@ from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.strategy import Values
-from elasticdl_client.errors import ModelDefinitionError
+from elasticdl_client.errors import CheckpointError, ElasticDLError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.storage_kinds import AnyPath, is_remote
 
 _log = logging.getLogger("elasticdl.worker")
 _LOOK_S = 0.5
 _BUFFER_BYTES = 1 << 20
+_LITTLE_SPACE = 1 << 20  # bytes; a file that does not fit leaves less than a block of the framework's writer
 _SIGKILL = -9
 _FILES = (".keras", ".pt")  # the frameworks' own, as `Framework.export` names them: model.keras, model.pt
 _LOADABLE = ("model.pt", "model.keras", "saved_model.pb")  # with one of them a directory is a model
@@ -124,7 +125,8 @@ class Exporter:
             _log.warning("No model is exported, %s. %s", why_not(size, available), instead(self._spec.checkpoint_dir))
             return False
         with _own_place(final, held.id) as made:
-            self._write(held, parameters, tables, made, plan)
+            with self._full_disk_named(made, final):
+                self._write(held, parameters, tables, made, plan)
             self._confirm(held)
             if isinstance(final, RemotePath):
                 _publish(made, final, lambda: self._confirm(held))
@@ -132,6 +134,25 @@ class Exporter:
                 _put(made, Path(str(final)), held.id)
         _log.info("Exported the model to %s", final)
         return True
+
+    @contextmanager
+    def _full_disk_named(self, made: Path, final: AnyPath) -> Iterator[None]:
+        """Turn what frameworks raise on a full disk, each an exception of its own, into one error.
+
+        Raises:
+            CheckpointError: the disk of `made` has no space left.
+        """
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, ElasticDLError | LeaseLost) or shutil.disk_usage(made.parent).free >= _LITTLE_SPACE:
+                raise
+            _log.warning("The model cannot be written: %s: %s", type(error).__name__, error)
+            saved = self._spec.checkpoint_dir
+            raise CheckpointError(
+                f"The model is not exported to {final}: No space left on device {made.parent}.",
+                "Make room there." + (f" {instead(saved)}" if saved else ""),
+            ) from None
 
     def _write(
         self,
