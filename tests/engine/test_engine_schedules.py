@@ -143,6 +143,42 @@ def test_successors_continue_from_the_last_step_of_pods_that_are_asked_to_end_wi
     end_all(plain_job(seed, num_workers, num_processes), seed, moments)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("num_workers", "num_processes"), [(2, 1), (3, 1), (2, 2)])
+def test_another_member_writes_the_last_checkpoint_if_the_writer_is_killed(
+    num_workers: int, num_processes: int, seed: int
+) -> None:
+    job = plain_job(seed, num_workers, num_processes)
+    with installed(job.room, job.members.__getitem__):
+        begin(job)
+        told = dict(job.members)
+        for worker in {worker.pod.index: worker for worker in job.workers}.values():
+            job.leave(worker)
+        while job.room.written.begun is None:
+            job.scheduler.step()
+        job.kill(job.room.written.begun[0], "Killed")
+        while not all(process.is_over for process in told):
+            job.scheduler.step()
+    newest = job.room.written.newest()
+    assert newest is not None
+    assert newest.ledger.steps == max(member.steps for member in told.values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_member_about_to_leave_saves_if_the_only_one_that_was_to_stay_is_killed(seed: int) -> None:
+    job = plain_job(seed, 2)
+    with installed(job.room, job.members.__getitem__):
+        begin(job)
+        leaver, other = job.members
+        job.leave(job.workers[0])
+        job.scheduler.at(0.5, lambda: job.kill(other, "Killed"))
+        while not leaver.is_over:
+            job.scheduler.step()
+    newest = job.room.written.newest()
+    assert newest is not None
+    assert newest.ledger.steps == job.members[leaver].steps
+
+
 @pytest.mark.parametrize("first", range(0, 16, _AT_ONCE // 2))
 def test_successors_of_whatever_job_continue_from_the_last_step_of_pods_that_all_end(first: int) -> None:
     for seed in range(first, first + _AT_ONCE // 2):

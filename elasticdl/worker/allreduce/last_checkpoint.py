@@ -44,7 +44,7 @@ class EndingGroup(Protocol):
 
     def collect(self) -> Mapping[str, npt.NDArray[Any]]: ...
 
-    def part(self) -> None: ...
+    def part(self) -> bool: ...
 
     def leave(self, reason: str = "") -> None: ...
 
@@ -97,7 +97,8 @@ class LastCheckpoint:
             self.is_agreed = True
             if self._group.rank == 0:
                 self._save(others)
-            self._group.part()
+            if not self._group.part() and self._group.rank != 0:
+                self.is_agreed = False  # rank 0 may be lost before it is on disk
         self._group.leave(reason)
         raise WorldEnded(reason)
 

@@ -194,6 +194,7 @@ class WorldSession:
         self._is_forming = False
         self._rank = 0
         self._holds_model = self._is_last = False
+        self._leaving_pods: set[int] = set()  # as of the newest header
         self._left, self._reason = 0, ""
         self._pending: list[MinibatchName] = []  # own ones, applied here
         self._confirmed: list[MinibatchName] = []  # own ones, applied by all
@@ -312,7 +313,8 @@ class WorldSession:
         self._pending, self._unproven = [], frozenset()
         headers = [StepProposal.of(row) for row in gathered]
         plan = StepPlan.of(headers, self._rank)
-        self._is_last = self._ends_last(self._leaving(plan))
+        self._leaving_pods = self._leaving(plan)
+        self._is_last = self._ends_last(set())
         newest = max(header.version for header in headers)
         if plan.ends_all:  # its caller leaves when the model is saved
             return plan
@@ -406,12 +408,19 @@ class WorldSession:
         gathered = self.gather(marks)
         return [plan.parts[rank][k] for rank, row in enumerate(gathered) for k in np.flatnonzero(row)]
 
-    def part(self) -> None:
-        """Wait for all members before `leave`: one that closes its connections breaks what others still receive."""
+    def part(self) -> bool:
+        """Wait for all members before `leave`: one that closes its connections breaks what others still receive.
+
+        Returns:
+            Whether all have come.
+        """
         try:
             self._group.gather(np.zeros(1, np.int64))
         except GroupLost as error:
             _log.debug("World %s: not all members have come to its end: %s", shown(self.version), error)
+            self._has_lost(error.rank)
+            return False
+        return True
 
     def share(self, data: bytes | None, source: int = 0) -> bytes:
         """Broadcast the data of one member to all; the others pass None.
@@ -432,11 +441,31 @@ class WorldSession:
         is_leaving = StepFlag.LEAVING | StepFlag.ENDING
         return {pod for pod, wishes in zip(self._pods(), plan.wishes_by_rank, strict=True) if wishes & is_leaving}
 
-    def _ends_last(self, leaving: set[int]) -> bool:
-        """See `is_last`: rank 0 if all pods leave, else the first process of the only one that stays."""
+    def _ends_last(self, lost: set[int]) -> bool:
+        """See `is_last`: rank 0 if all pods leave, else the first process of the only one that stays.
+
+        Args:
+            lost: pods that are gone, another one than that of this process.
+        """
         pods = self._pods()
-        staying = set(pods) - leaving or {pods[0]}
+        staying = set(pods) - lost - self._leaving_pods or {next(pod for pod in pods if pod not in lost)}
         return len(staying) == 1 and pods.index(*staying) == self._rank
+
+    def _has_lost(self, rank: int | None) -> None:
+        """Members are gone: if one of them was to write the last checkpoint, another one is.
+
+        Args:
+            rank: the member that this one saw go, if it did; the master's newer world lacks others.
+        """
+        pods, newer = self._pods(), self._watch.world
+        lost = {pods[rank]} if rank is not None and 0 <= rank < len(pods) else set()
+        if newer.version > self.version:
+            living = {(member.worker_id, member.incarnation) for member in newer.members}
+            gone = [(member.worker_id, member.incarnation) not in living for member in self._world.members]
+            lost.update(pod for pod, is_gone in zip(pods, gone, strict=True) if is_gone)
+        lost.discard(pods[self._rank])
+        if lost:
+            self._is_last = self._ends_last(lost)
 
     def _collective(self, call: Callable[[], Answer]) -> Answer:
         try:
@@ -445,6 +474,7 @@ class WorldSession:
             if not self._watch.is_over:
                 _log.info("World %s is broken: %s", shown(self.version), error)
             self._group.abandon(str(error))
+            self._has_lost(error.rank)
             reason = reason_of(error, self._world)
             self._out(reason)
             raise WorldEnded(reason) from error
@@ -494,6 +524,7 @@ class WorldSession:
             self._group.abandon(str(error))
             raise
         self._holds_model = True
+        self._leaving_pods = set()
         self._is_last = self._ends_last(set())
         self._settle_pending()
         self._log_entry(world, source)
