@@ -42,7 +42,7 @@ def test_callbacks_see_whole_epochs_in_order_and_data_that_must_end_a_job_do(fir
         play_user_code(seed)
 
 
-@pytest.mark.parametrize("seed", [49, 224, 267])  # beside an earlier epoch; while it was open again
+@pytest.mark.parametrize("seed", [49, 224, 267, 200981])  # beside an earlier epoch; while it was open again
 def test_schedules_that_once_called_the_end_of_an_epoch_too_early(seed: int) -> None:
     play_user_code(seed)
 

@@ -117,7 +117,8 @@ class Work:
         current = self.evaluations.current
         is_evaluating = current is not None and bool(current.todo)
         has_tasks = self.tasks.has_todo or self.tasks.can_begin
-        return has_tasks or is_evaluating or self.callbacks.next() is not None or self.needs_export
+        has_occasion = self.callbacks.next(self.tasks.num_covered) is not None
+        return has_tasks or is_evaluating or has_occasion or self.needs_export
 
     def answer_waiting(self, clock: float) -> None:
         """Answer non-blocking requests and expired long polls with no lease."""
@@ -142,7 +143,7 @@ class Work:
                 key = (TaskType.EVALUATION, current.number, task)
                 shard, merged, aside = current.slice(task), current.merged(task), self.evaluations.excluded(task)
                 return self.leases.grant(worker.id, call, clock, key, shard, current.step, merged, aside)
-        number = self.callbacks.next()
+        number = self.callbacks.next(self.tasks.num_covered)
         if number is not None and wanted(TaskType.CALLBACK) and allowed(TaskType.CALLBACK, 0, number):
             self.callbacks.take(number)
             key = (TaskType.CALLBACK, 0, number)

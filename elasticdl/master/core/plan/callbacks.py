@@ -47,7 +47,6 @@ class Callbacks:
         self._is_taken = False  # a worker has the first of them
         self._num_occasions = 0
         self._num_ended = 0  # epochs
-        self._num_whole = 0  # epochs that the model holds now: fewer, if it is an older one again
         self.has_stopped = False
 
     @property
@@ -96,7 +95,7 @@ class Callbacks:
             if self._calls_epoch_end:
                 self._add("", epoch, logs)
         has_ended = num_ended > self._num_ended
-        self._num_ended, self._num_whole = max(num_ended, self._num_ended), num_ended
+        self._num_ended = max(num_ended, self._num_ended)
         for saving in self._saving:
             if saving.is_due(step, has_ended):
                 self._save(saving, step, max(1, num_ended), logs)
@@ -129,23 +128,25 @@ class Callbacks:
         """The occasion that a worker has."""
         return self._open[0].number if self._is_taken else None
 
-    def next(self) -> int | None:
+    def next(self, num_covered: int) -> int | None:
         """The next occasion that may be taken; None while the one before is taken, or if there is none.
 
-        The end of an epoch that is open again, since the model was lost, waits for the second end.
+        Args:
+            num_covered: epochs that the model holds now; the end of one that is open again, since the model was lost,
+                waits until it is complete again.
         """
         if not self._open or self._is_taken:
             return None
         first = self._open[0]
-        return first.number if first.save_to or first.epoch < self._num_whole else None
+        return first.number if first.save_to or first.epoch < num_covered else None
 
     def take(self, number: int) -> bool:
         """Take an occasion.
 
         Returns:
-            Whether it was the next one.
+            Whether it was the first one, and free.
         """
-        if self.next() != number:
+        if not self._open or self._is_taken or self._open[0].number != number:
             return False
         self._is_taken = True
         return True
@@ -182,7 +183,6 @@ class Callbacks:
             saving.restore(state)
         self._open = [_Entry(*entry) for entry in saved["open"]]
         self._num_occasions, self._num_ended = saved["num_occasions"], saved["num_ended"]
-        self._num_whole = self._num_ended
         self.has_stopped = saved["has_stopped"]
 
 
