@@ -29,7 +29,7 @@ class SplitSession:
         update()
         self._add("exchange")
 
-    def commit(self, plan: StepPlan, reported: Any) -> None:
+    def commit(self, plan: StepPlan, reported: Any, skipped: Any) -> None:
         self._add("commit")
 
     def collect(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def agreed(*wishes: StepFlag) -> StepPlan:
 
 def test_waiting_for_others_in_a_step_is_no_computing() -> None:
     loop, session, _ = made_loop()
-    loop._update(agreed(StepFlag.NOTHING), None)
+    loop._update(agreed(StepFlag.NOTHING), None, ())
     assert session.calls == [
         ("barrier", Activity.WORLD),
         ("commit", Activity.COMPUTE),

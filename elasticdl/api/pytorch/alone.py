@@ -44,7 +44,7 @@ class StepGroup(Protocol):
 
     def collect(self) -> dict[str, npt.NDArray[Any]]: ...
 
-    def part(self) -> None: ...
+    def part(self) -> bool: ...
 
     def begin_reduce(self, buffer: Any) -> Reduction: ...
 
@@ -96,8 +96,9 @@ class LoneGroup:
     def collect(self) -> dict[str, npt.NDArray[Any]]:
         return {}
 
-    def part(self) -> None:
-        """Do nothing: there is no other member."""
+    def part(self) -> bool:
+        """Return True: there is no other member."""
+        return True
 
     def begin_reduce(self, buffer: Any) -> Reduction:
         return Reduction(cast(Any, None), None, buffer)
