@@ -128,6 +128,14 @@ def test_a_master_that_dies_is_started_again_and_the_job_continues(flags: dict[s
     assert "restart 1 follows" in output
 
 
+def test_a_damaged_status_is_none_since_the_master_writes_the_next(tmp_path: Path) -> None:
+    from elasticdl_client.job_dir import JobDir
+
+    for damaged in (b"", b"garbage", b"{}", b"\xff", b'{"job_name": "job", "phase": "?"}'):
+        (tmp_path / "status.json").write_bytes(damaged)
+        assert JobDir(tmp_path, -1).status() is None
+
+
 def test_a_restart_is_reported_where_the_job_has_ended_before_it_is_seen(tmp_path: Path) -> None:
     from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
     from elasticdl.protocol import Role
