@@ -313,7 +313,8 @@ def mount_notes(spec: JobSpec) -> list[str]:
             )
         where = "an empty_dir" if mount is not None else "no mount"
         found.append(f"--{name}={path} is on {where} of --volume: files written there are lost with the pod.")
-    if spec.job_type is JobType.TRAIN and not spec.checkpoint_dir:
+    has_state = spec.num_ps_pods or spec.distribution_strategy is not DistributionStrategy.PARAMETER_SERVER
+    if spec.job_type is JobType.TRAIN and not spec.checkpoint_dir and has_state:  # a --job_command may have none
         lost = {
             DistributionStrategy.PARAMETER_SERVER: "state of a lost parameter server is",
             DistributionStrategy.ALL_REDUCE: "model is, once all workers are lost at the same time,",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -280,6 +281,7 @@ def test_what_would_be_lost_with_a_pod_is_said() -> None:
     [note] = mount_notes(job())
     assert "without --checkpoint_dir" in note
     assert "parameter server" in note
+    assert mount_notes(dataclasses.replace(job(), job_command="python tell.py", num_ps_pods=0)) == []
     [note] = mount_notes(job(distribution_strategy="AllReduceStrategy"))
     assert "all workers" in note
     assert "parameter server" not in note
