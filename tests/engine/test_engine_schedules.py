@@ -47,6 +47,10 @@ def test_schedules_that_once_called_the_end_of_an_epoch_too_early(seed: int) -> 
     play_user_code(seed)
 
 
+def test_a_task_that_fails_while_the_model_becomes_an_older_one_is_not_held_for_ever() -> None:
+    play_user_code(201733)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_for_long_callbacks_see_whole_epochs_in_order_and_data_that_must_end_a_job_do() -> None:

@@ -157,9 +157,21 @@ def test_begun_anew_everything_taken_is_given_again(fed: Any) -> None:
     one = fed(lease(0), lease(1), lease(2))
     one.feeder.start()
     assert one.batches(4)[-1] == (1001, 0, [100, 101])
-    one.feeder.restart(one.leases.held())
+    one.feeder.restart(one.leases.held)
     assert one.batches(3) == [(1000, 0, [0, 1]), (1000, 1, [2, 3]), (1000, 2, None)]
     assert one.batches(3) == [(1001, 0, [100, 101]), (1001, 1, [102, 103]), (1001, 2, None)]
+
+
+def test_begun_anew_a_task_that_had_failed_meanwhile_is_given_again(fed: Any) -> None:
+    one = fed(lease(0, length=2))
+    one.framework.bad = {1}
+    one.feeder.start()
+    with one.feeder._changed:  # until its failure is there, which nothing takes
+        assert one.feeder._changed.wait_for(lambda: one.feeder._items, LONG_S)
+    one.feeder.restart(one.leases.held)
+    failed = one.take()
+    assert isinstance(failed, Failed)
+    assert failed.error.lease == 1000
 
 
 def test_after_a_restart_an_untaken_task_of_another_kind_is_handed_over_again(fed: Any) -> None:
@@ -167,12 +179,12 @@ def test_after_a_restart_an_untaken_task_of_another_kind_is_handed_over_again(fe
     one.feeder.start()
     assert one.batches(1) == [(1000, 0, [0, 1])]
     one.master.grants_all()
-    one.feeder.restart([one.leases.get(1000)])
+    one.feeder.restart(lambda: [one.leases.get(1000)])
     assert one.batches(2) == [(1000, 0, [0, 1]), (1000, 1, None)]
     other = one.take()
     assert isinstance(other, Other)
     assert other.held.id == 1001
-    one.feeder.restart([])  # this time it was taken
+    one.feeder.restart(list)  # this time it was taken
     one.leases.remove(1001)
     assert isinstance(one.take(), Over)
 
@@ -182,7 +194,7 @@ def test_begun_anew_it_does_not_wait_for_what_it_waits_for(fed: Any) -> None:
     one.feeder.start()
     assert one.batches(2) == [(1000, 0, [0, 1]), (1000, 1, None)]
     one.master.hears("RequestLease", times=2)
-    one.feeder.restart([one.leases.get(1000)])
+    one.feeder.restart(lambda: [one.leases.get(1000)])
     assert one.batches(2) == [(1000, 0, [0, 1]), (1000, 1, None)]
 
 
@@ -209,7 +221,7 @@ def test_begun_anew_it_does_not_wait_for_a_thread_that_was_quicker() -> None:
     feeder = BatchPrefetcher(tasks, requests, framework, requests.leases, Quarantine())
     feeder.start()
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(feeder.restart, ()).result(LONG_S)
+        thread.submit(feeder.restart, tuple).result(LONG_S)
     requests.give(requests.leases.add(lease(0)))
     assert isinstance(feeder.take(LONG_S), Batch)
 
@@ -245,7 +257,7 @@ def test_a_lease_that_was_taken_back_is_not_given_again(fed: Any) -> None:
     one.feeder.start()
     assert one.batches(1) == [(1000, 0, [0, 1])]
     one.leases.revoke([1000])
-    one.feeder.restart([])
+    one.feeder.restart(list)
     assert one.batches(2) == [(1001, 0, [100, 101]), (1001, 1, None)]
 
 
@@ -257,7 +269,7 @@ def test_a_mistake_of_ours_is_raised_in_the_taker(fed: Any) -> None:
     broke = one.take()
     assert isinstance(broke, Broke)
     assert isinstance(broke.error, AssertionError)
-    one.feeder.restart([])  # its thread is no more: no thread waits for it
+    one.feeder.restart(list)  # its thread is no more: no thread waits for it
 
 
 def test_a_mistake_of_ours_that_was_not_taken_outlives_a_restart(fed: Any) -> None:
@@ -265,7 +277,7 @@ def test_a_mistake_of_ours_that_was_not_taken_outlives_a_restart(fed: Any) -> No
     one.framework.breaks_at = 0
     one.feeder.start()
     one.feeder._thread.join(LONG_S)
-    one.feeder.restart([])
+    one.feeder.restart(list)
     assert isinstance(one.take(), Broke)
 
 

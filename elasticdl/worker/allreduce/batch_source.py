@@ -245,13 +245,12 @@ class LeasedBatches:
                 self._reporter.finished(lease, end.n, end.surplus)
 
     def _begin_again(self) -> None:
-        open_leases = [held for held in self._leases.held() if held is not self._other]
         _log.info("The model is an older one: prefetched tasks are read again")
         self._at_hand = None
         self._ends.clear()
         self._known.clear()
         self._names.clear()
-        self._feeder.restart([held for held in open_leases if held.lease.type == pb.TRAINING])
+        self._feeder.restart(lambda: [held for held in self._leases.held() if held.lease.type == pb.TRAINING])
 
     def _sort(self, item: Item) -> None:
         match item:

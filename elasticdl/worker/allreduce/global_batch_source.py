@@ -328,7 +328,7 @@ class GlobalBatches:
 
     def _restart_feeder(self) -> None:
         self._local.take_all_back()
-        self._feeder.restart(())
+        self._feeder.restart(tuple)
         self._fed.clear()
         self._ended.clear()
 

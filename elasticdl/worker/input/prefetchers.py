@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
@@ -180,11 +180,12 @@ class BatchPrefetcher:
             self._is_paused = False
             self._changed.notify_all()
 
-    def restart(self, again: Sequence[HeldLease]) -> None:
+    def restart(self, again: Callable[[], Iterable[HeldLease]]) -> None:
         """Throws away what is made.
 
         Args:
-            again: those that were given whole among them are given again from their start.
+            again: called when nothing more is made, since a lease may come until then: the leases that are given again
+                from their start, also those that were given whole or have failed.
         """
         with self._changed:
             self._is_restarting = True
@@ -193,7 +194,7 @@ class BatchPrefetcher:
             self._items = deque(item for item in self._items if isinstance(item, Broke))  # that is reported in any case
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._is_restarting or self._is_broken)
-            self._tasks.reopen([*again, *others])
+            self._tasks.reopen([*again(), *others])
             self._is_paused = False
             self._changed.notify_all()
 
