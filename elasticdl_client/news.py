@@ -183,8 +183,8 @@ class _Consequences:
         numbers = {event.number for event in new if event.kind in _ROOTS}
         for event in new:
             root = next((one for one in history.chain(event) if one.kind in _ROOTS), None)
-            if root is None and event.kind is EventKind.GROUP_FORMED:
-                root = _cause_by_members(event, history)
+            if event.kind is EventKind.GROUP_FORMED:
+                root = _cause_of_group(event, root, history)
             if root is None:
                 continue
             self._roots[event.number] = root
@@ -213,6 +213,20 @@ class _Consequences:
             return f"group of {event.details.get('after', '?')} {members} formed"
         root = self._roots.get(event.number)
         return f"group {_group_change(event)}" + (f" ({_brief(root)})" if root is not None else "")
+
+
+def _cause_of_group(formed: JobEvent, root: JobEvent | None, history: EventHistory) -> JobEvent | None:
+    """Return the cause of a group, by its root in the chain of events.
+
+    A group that broke for a member of which nothing but its registration is known has that as its root, and not as its
+    cause: the member was silent, or missed by others.
+    """
+    broken = next((one for one in history.chain(formed) if one.kind is EventKind.GROUP_BROKEN), None)
+    if root is not None and (broken is None or root.kind is not EventKind.WORKER_REGISTERED):
+        return root
+    by_members = _cause_by_members(formed, history)
+    is_join = by_members is not None and by_members.kind is EventKind.WORKER_REGISTERED
+    return broken if broken is not None and (by_members is None or is_join) else by_members
 
 
 def _cause_by_members(formed: JobEvent, history: EventHistory) -> JobEvent | None:
@@ -317,6 +331,8 @@ def _brief(event: JobEvent) -> str:
             return f"{event.subject} leaves"
         case EventKind.POD_GIVEN_UP:
             return f"{event.subject} given up"
+        case EventKind.GROUP_BROKEN:
+            return event.message
         case EventKind.JOB_RESUMED:
             return "job resumed"
         case _:

@@ -137,6 +137,22 @@ def test_a_change_of_the_group_that_takes_longer_names_its_cause() -> None:
     assert line.endswith(" s (worker-1 lost)")
 
 
+def test_a_group_that_broke_for_a_silent_member_says_so_and_not_that_it_joined() -> None:
+    def event(number: int, kind: EventKind, subject: str, text: str, cause: int, **details: Any) -> JobEvent:
+        return JobEvent(number, 1.0, kind, subject, text, cause, details)
+
+    joined = event(1, EventKind.WORKER_REGISTERED, "worker-1", "", 0)
+    first = event(2, EventKind.GROUP_FORMED, "group-1", "", 1, before=0, after=2, seconds=0.1, workers="0 1")
+    broken = event(3, EventKind.GROUP_BROKEN, "group-1", "worker 1 was silent for 5 s", 1)
+    alone = event(4, EventKind.GROUP_FORMED, "group-2", "", 3, before=2, after=1, seconds=0.2, workers="0")
+    again = event(5, EventKind.GROUP_FORMED, "group-3", "", 1, before=1, after=2, seconds=0.02, workers="0 1")
+    news = News(STATUS, EventHistory((joined, first)))
+    assert [line.text for line in news.lines(STATUS, EventHistory((joined, first, broken, alone, again)))] == [
+        "group 2 → 1 in 0.20 s (worker 1 was silent for 5 s)",
+        "group 1 → 2 in 0.02 s (worker-1 joined)",
+    ]
+
+
 def test_a_group_whose_members_missed_the_lost_one_first_has_its_cause_by_its_members() -> None:
     def event(number: int, kind: EventKind, subject: str, **details: Any) -> JobEvent:
         return JobEvent(number, 1.0, kind, subject, "", 0, details)
