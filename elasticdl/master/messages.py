@@ -38,7 +38,8 @@ _ROLES = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
 def applied_set(message: pb.AppliedSet) -> CommittedSet:
     tasks = ((t.epoch, t.task, t.watermark, t.extras) for t in message.tasks)
     skipped = {(t.epoch, t.task): frozenset(t.skipped) for t in message.tasks if t.skipped}
-    return CommittedSet.of(tasks, message.num_applies, skipped)
+    runs = ((run.epoch, run.first_task, run.num_tasks, run.watermark) for run in message.runs)
+    return CommittedSet.of(tasks, message.num_applies, skipped, runs)
 
 
 def shard(message: pb.ShardMessage) -> Shard:

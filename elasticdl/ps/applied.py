@@ -5,15 +5,11 @@ This module owns names of minibatches.  It never sees a gradient, and it does no
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from elasticdl.rpc import elasticdl_pb2 as pb
-
-TaskKey = tuple[int, int]  # (epoch, task)
+from elasticdl.task_numbers import TaskKey, TaskNumbers
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -23,101 +19,6 @@ class MinibatchName:
     epoch: int
     task: int
     n: int
-
-
-_BLOCK_BITS = 12
-_LAST_PLACE = (1 << _BLOCK_BITS) - 1
-_NOTHING = array("q")
-
-
-class TaskNumbers(MutableMapping[TaskKey, int]):
-    """A number for each of many tasks, 0 where none was set, as a `collections.Counter`; in 8 bytes, not 200.
-
-    A job keeps some of every task of all its epochs.
-    """
-
-    def __init__(self) -> None:
-        self._blocks: dict[TaskKey, array[int]] = {}  # of 4,096 tasks of an epoch, as long as it must be
-
-    def __getitem__(self, key: TaskKey) -> int:
-        epoch, task = key
-        block = self._blocks.get((epoch, task >> _BLOCK_BITS), ())
-        place = task & _LAST_PLACE
-        return block[place] if place < len(block) else 0
-
-    def __setitem__(self, key: TaskKey, number: int) -> None:
-        epoch, task = key
-        place = task & _LAST_PLACE
-        self._block(epoch, task >> _BLOCK_BITS, place + 1)[place] = number
-
-    def fill(self, epoch: int, first: int, count: int, number: int) -> None:
-        """Set the number of successive tasks of an epoch."""
-        while count > 0:
-            place = first & _LAST_PLACE
-            end = min(place + count, _LAST_PLACE + 1)
-            block = self._block(epoch, first >> _BLOCK_BITS, end)
-            block[place:end] = array("q", [number]) * (end - place)
-            first, count = first + end - place, count - end + place
-
-    def _block(self, epoch: int, number: int, size: int) -> array[int]:
-        """Return a block, with room for at least this many tasks."""
-        block = self._blocks.get((epoch, number))
-        if block is None:
-            block = self._blocks[epoch, number] = array("q")
-        if len(block) < size:
-            block.extend(array("q", bytes(8 * (size - len(block)))))
-        return block
-
-    @staticmethod
-    def runs(*several: TaskNumbers) -> Iterator[tuple[int, ...]]:
-        """Yield (epoch, first task, count, numbers …) of successive tasks that are alike in all of them, and not 0."""
-        for epoch, number in sorted({key for one in several for key in one._blocks}):
-            columns = [np.array(one._blocks.get((epoch, number), ()), np.int64) for one in several]
-            size = max(map(len, columns))
-            rows = np.stack([np.pad(column, (0, size - len(column))) for column in columns])
-            ends = [*(np.flatnonzero((rows[:, 1:] != rows[:, :-1]).any(0)) + 1).tolist(), size]
-            for start, end in zip([0, *ends], ends, strict=False):
-                if rows[:, start].any():
-                    yield epoch, (number << _BLOCK_BITS) + start, end - start, *rows[:, start].tolist()
-
-    def __delitem__(self, key: TaskKey) -> None:
-        self[key] = 0
-
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, tuple) and self[key] != 0
-
-    def __iter__(self) -> Iterator[TaskKey]:
-        for epoch, number in sorted(self._blocks):
-            for place, found in enumerate(self._blocks[epoch, number]):
-                if found:
-                    yield epoch, (number << _BLOCK_BITS) + place
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TaskNumbers):
-            return super().__eq__(other)
-        return all(
-            _are_equal(self._blocks.get(key, _NOTHING), other._blocks.get(key, _NOTHING))
-            for key in self._blocks.keys() | other._blocks.keys()
-        )
-
-    def __len__(self) -> int:
-        return sum(len(block) - block.count(0) for block in self._blocks.values())
-
-    def total(self, epoch: int) -> int:
-        """The sum of the numbers of an epoch's tasks."""
-        return sum(sum(block) for (other, _), block in self._blocks.items() if other == epoch)
-
-    def copy(self) -> TaskNumbers:
-        copied = TaskNumbers()
-        copied._blocks = {key: block[:] for key, block in self._blocks.items()}
-        return copied
-
-
-def _are_equal(one: array[int], other: array[int]) -> bool:
-    """Whether they are, with zeros behind the end of the shorter one."""
-    if len(one) > len(other):
-        one, other = other, one
-    return one == other[: len(one)] and other.count(0) - one.count(0) == len(other) - len(one)
 
 
 class AppliedSet:
@@ -202,11 +103,24 @@ class AppliedSet:
         return pb.AppliedTask(epoch=epoch, task=task, watermark=watermark, extras=extras, skipped=skipped)
 
     def to_message(self) -> pb.AppliedSet:
-        return pb.AppliedSet(tasks=[self.of_task(*key) for key in self.tasks()], num_applies=self.num_applies)
+        """Successive tasks that are alike, as most are, take one entry."""
+        message, plain = pb.AppliedSet(num_applies=self.num_applies), self.watermarks.copy()
+        others = sorted(self.extras.keys() | self.skipped.keys())
+        for key in others:
+            plain[key] = 0
+        for epoch, first, count, watermark in TaskNumbers.runs(plain):
+            if count > 1:
+                message.runs.add(epoch=epoch, first_task=first, num_tasks=count, watermark=watermark)
+            else:
+                others.append((epoch, first))
+        message.tasks.extend(self.of_task(*key) for key in sorted(others))
+        return message
 
     @classmethod
     def from_message(cls, message: pb.AppliedSet) -> AppliedSet:
         applied = cls()
+        for run in message.runs:
+            applied.fill(run.epoch, run.first_task, run.num_tasks, run.watermark)
         for task in message.tasks:
             applied._set_task(task)
         applied.num_applies = message.num_applies

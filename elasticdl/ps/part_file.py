@@ -26,11 +26,13 @@ import numpy.typing as npt
 
 from elasticdl.frameworks.framework import Floats, Table
 from elasticdl.kernels._native import crc32c
+from elasticdl.ps.applied import AppliedSet, MinibatchName
 from elasticdl.ps.partition import joined_buckets
 from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece, TableChunk
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.storage.paths import path_of, real_path, writing
 from elasticdl.storage.versions import is_complete, reason
+from elasticdl.task_numbers import TaskKey
 from elasticdl_client.errors import CheckpointError, StorageError
 from elasticdl_client.storage_kinds import AnyPath
 
@@ -467,9 +469,15 @@ def row_bytes(dim: int, num_slots: int) -> int:
 
 def applied_arrays(applied: pb.AppliedSet) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """An applied set as numbers: [tasks, 4] epoch, task, watermark, number of extras; the extras of all tasks."""
+    parts = [np.array([], INTS).reshape(0, 4)]
+    for run in applied.runs:
+        rows = np.zeros((run.num_tasks, 4), INTS)
+        rows[:, 0], rows[:, 2] = run.epoch, run.watermark
+        rows[:, 1] = np.arange(run.first_task, run.first_task + run.num_tasks)
+        parts.append(rows)
     tasks = [(task.epoch, task.task, task.watermark, len(task.extras)) for task in applied.tasks]
     extras = [n for task in applied.tasks for n in task.extras]
-    return np.array(tasks, INTS).reshape(-1, 4), np.array(extras, INTS)
+    return np.concatenate([*parts, np.array(tasks, INTS).reshape(-1, 4)]), np.array(extras, INTS)
 
 
 def piece_of(index: PieceIndex, tasks: npt.NDArray[np.int32], extras: npt.NDArray[np.int32]) -> Piece:
@@ -478,19 +486,20 @@ def piece_of(index: PieceIndex, tasks: npt.NDArray[np.int32], extras: npt.NDArra
     Raises:
         ValueError: the numbers do not fit together.
     """
-    applied = pb.AppliedSet(num_applies=index.num_applies)
-    position = 0
-    skipped: dict[tuple[int, int], list[int]] = {}
+    applied, position = AppliedSet(), 0
+    skipped: dict[TaskKey, set[int]] = {}
     for epoch, task, n in index.skipped:
-        skipped.setdefault((epoch, task), []).append(n)
+        skipped.setdefault((epoch, task), set()).add(n)
     for epoch, task, watermark, num_extras in tasks.reshape(-1, 4).tolist():
-        of_task = extras[position : position + num_extras].tolist()
-        left_out = skipped.get((epoch, task), ())
-        applied.tasks.add(epoch=epoch, task=task, watermark=watermark, extras=of_task, skipped=left_out)
+        applied.fill(epoch, task, 1 if watermark else 0, watermark)
+        for n in extras[position : position + num_extras].tolist():
+            applied.add(MinibatchName(epoch, task, n))
         position += num_extras
     if position != len(extras):
         raise ValueError("its applied set is not whole")
-    return Piece(index.buckets, index.version, applied)
+    applied.skipped = skipped
+    applied.num_applies = index.num_applies
+    return Piece(index.buckets, index.version, applied.to_message())
 
 
 def _piece(values: Mapping[str, Any]) -> PieceIndex:

@@ -143,13 +143,27 @@ class AppliedTask(_message.Message):
     skipped: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, epoch: _Optional[int] = ..., task: _Optional[int] = ..., watermark: _Optional[int] = ..., extras: _Optional[_Iterable[int]] = ..., num_samples: _Optional[int] = ..., skipped: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class AppliedRun(_message.Message):
+    __slots__ = ("epoch", "first_task", "num_tasks", "watermark")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TASK_FIELD_NUMBER: _ClassVar[int]
+    NUM_TASKS_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    first_task: int
+    num_tasks: int
+    watermark: int
+    def __init__(self, epoch: _Optional[int] = ..., first_task: _Optional[int] = ..., num_tasks: _Optional[int] = ..., watermark: _Optional[int] = ...) -> None: ...
+
 class AppliedSet(_message.Message):
-    __slots__ = ("tasks", "num_applies")
+    __slots__ = ("tasks", "num_applies", "runs")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     NUM_APPLIES_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedCompositeFieldContainer[AppliedTask]
     num_applies: int
-    def __init__(self, tasks: _Optional[_Iterable[_Union[AppliedTask, _Mapping]]] = ..., num_applies: _Optional[int] = ...) -> None: ...
+    runs: _containers.RepeatedCompositeFieldContainer[AppliedRun]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[AppliedTask, _Mapping]]] = ..., num_applies: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[AppliedRun, _Mapping]]] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("worker_id", "incarnation", "pod_name", "held", "applied")

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError, Message
 
 from elasticdl.kernels import _native
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.task_numbers import BLOCK_SIZE
 
 M = TypeVar("M", bound=Message)
 Check = Callable[[Any], str]  # the fault, beginning with the path to it from here; empty: nothing
@@ -79,6 +80,10 @@ _OWN_ADDRESS = Rule(max_length=300, is_address=True, is_needed=True)
 _SOME = Rule(least=1, is_needed=True)
 
 FIELDS: Mapping[str, Rule] = {
+    "AppliedRun.epoch": _EPOCH,
+    "AppliedRun.num_tasks": Rule(most=BLOCK_SIZE),
+    "AppliedRun.watermark": _MINIBATCH,
+    "AppliedSet.runs": _LISTED,
     "AppliedSet.tasks": _LISTED,
     "AppliedTask.epoch": _EPOCH,
     "AppliedTask.extras": _MINIBATCH,

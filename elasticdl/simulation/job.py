@@ -17,7 +17,7 @@ from typing import Any
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.applied import CommittedSet, CommittedTask
+from elasticdl.master.core.applied import CommittedSet
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Lease, PodState, Position, PsPartition, TaskType
@@ -213,8 +213,9 @@ class SimulatedJob:
     def applied(self) -> CommittedSet:
         """The minibatches in the model."""
         self._settle_all()
-        names = {name: CommittedTask(watermark) for name, watermark in self.model.items() if watermark}
-        return CommittedSet(names, sum(self.model.values()))
+        held = CommittedSet(num_applies=sum(self.model.values()))
+        held.watermarks.update(self.model)
+        return held
 
     # The API of Kubernetes ------------------------------------------------------------------------------------------
 

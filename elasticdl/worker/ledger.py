@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticdl.ps.applied import AppliedSet, MinibatchName, TaskNumbers
+from elasticdl.ps.applied import AppliedSet, MinibatchName
+from elasticdl.task_numbers import TaskNumbers
 
 UNKNOWN = -1  # samples of a task: some of them were not counted
 _MOST_TASKS = 1 << 31  # of an epoch

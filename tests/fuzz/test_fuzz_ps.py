@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
+from elasticdl.ps.applied import AppliedSet
 from elasticdl.ps.client import PsClient
 from elasticdl.ps.server.service import JobBounds, PsService
 from elasticdl.ps.tensor_sockets import CallFailed
@@ -76,7 +77,7 @@ def check_that_it_holds_what_is_pushed(cluster: Cluster, client: PsClient) -> No
     assert pulled.parameters is not None
     after = applied_of(service)
     assert after.num_applies == before.num_applies + 2
-    assert sum(task.watermark + len(task.extras) for task in after.tasks) == after.num_applies
+    assert AppliedSet.from_message(after).num_names == after.num_applies
     assert [task.watermark for task in after.tasks if task.epoch == HONEST_EPOCH] == [2]
 
 

@@ -14,6 +14,7 @@ OURS = ("elasticai_api", "elasticdl", "elasticdl_client", "elasticdl_preprocessi
 
 SHARED = (  # `choices` are the types of JobSpec's fields
     "elasticdl.protocol",
+    "elasticdl.task_numbers",
     "elasticdl_client.storage_kinds",
     "elasticdl_client.checkpoint_manifest",
     "elasticdl_client.choices",
@@ -66,6 +67,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "elasticdl": ("elasticdl_client.version", "elasticdl_client.sdk", "elasticdl.api.keras_fit"),  # on demand
     "elasticdl.protocol": (),
+    "elasticdl.task_numbers": (),
     "elasticdl.kernels": (),
     "elasticdl.rpc": (*SHARED, "elasticdl.kernels", "elasticdl_client.kubernetes.names"),  # keys of the job's Secret
     "elasticdl.rpc.unpack_code": (  # from storage, too
@@ -179,6 +181,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.master.kubernetes": (*SHARED, *BELOW, "elasticdl.master", "elasticdl_client.kubernetes"),
     "elasticdl.master.core": (  # values only
         "elasticdl.protocol",
+        "elasticdl.task_numbers",
         "elasticdl_client.choices",
         "elasticdl_client.job_events",
         "elasticdl_client.job_series",

@@ -38,8 +38,8 @@ class Like:
 def applied(
     names: Sets, num_applies: int | None = None, skipped: Mapping[TaskName, frozenset[int]] | None = None
 ) -> CommittedSet:
-    made = CommittedSet.of([(epoch, task, 0, tuple(n)) for (epoch, task), n in names.items()], 0)
-    return CommittedSet(made.tasks, made.num_names if num_applies is None else num_applies, skipped or {})
+    rows = [(epoch, task, 0, tuple(n)) for (epoch, task), n in names.items()]
+    return CommittedSet.of(rows, sum(map(len, names.values())) if num_applies is None else num_applies, skipped)
 
 
 class Script:

@@ -303,7 +303,7 @@ class SimJob(SimShell):
         partition = self.job._fleet.servers.partition
         if partition is None or not all(self._is_at(a.ps_id, a.incarnation) for a in partition.ps):
             return
-        for (epoch, task), applied in self.job._work.tasks.ledger().tasks.items():
+        for (epoch, task), applied in self.job._work.tasks.ledger().tasks().items():
             for server in self.ps.values():
                 missing = set(applied) - server.names.get((epoch, task), set())
                 assert not missing, (epoch, task, missing)
@@ -313,7 +313,7 @@ class SimJob(SimShell):
         if not self.settings.checkpoint_dir or leaving.mischief != self._mischief():
             return
         parts = self.checkpoints.get(self.job._checkpoints.newest, {})
-        for (epoch, task), applied in leaving.committed.tasks.items():
+        for (epoch, task), applied in leaving.committed.tasks().items():
             for names, _ in parts.values():
                 assert set(applied) <= names.get((epoch, task), set()), (epoch, task)
             assert parts or not len(applied)

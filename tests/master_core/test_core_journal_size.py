@@ -9,7 +9,7 @@ import tracemalloc
 import zlib
 from array import array
 
-from elasticdl.master.core.applied import CommittedTask
+from elasticdl.master.core.applied import CommittedSet, CommittedTask
 from elasticdl.master.core.plan.epoch import Epoch
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.journal import encode
@@ -72,7 +72,7 @@ def test_tasks_that_are_planned_again_are_at_their_places_in_the_order() -> None
     order = list(epoch.order)
     epoch.take(order[0])
     epoch.stop()
-    epoch.plan_again([order[7], order[3]])
+    epoch.plan_again(CommittedSet.of([(epoch.number, order[7], 1, ()), (epoch.number, order[3], 0, (1,))], 2))
     epoch.validate()
     assert list(epoch.order) == [order[0], order[3], order[7]]
     assert epoch.first_todo(lambda task: task != order[3]) == order[7]

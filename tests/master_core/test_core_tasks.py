@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
+from operator import or_
 
 import pytest
 from core_script import Like, Script, everything, running, train_all
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.applied import CommittedSet, CommittedTask, intersection
+from elasticdl.master.core.applied import CommittedSet, CommittedTask, TaskName, intersection
 from elasticdl.master.core.plan.epoch import Epoch, coverage_of, permutation
 from elasticdl.master.core.plan.tasks import Tasks, cut
 from elasticdl.master.core.settings import JobSettings
@@ -35,8 +39,22 @@ def test_applied_sets_intersect_over_watermarks_and_extras() -> None:
     assert CommittedTask.of(2, (5,)) & CommittedTask.of(0, (0, 1, 5)) == CommittedTask(2, frozenset({5}))
     one = CommittedSet.of([(0, 0, 4, ()), (0, 1, 1, ())], 5)
     other = CommittedSet.of([(0, 0, 2, (3,))], 3)
-    assert intersection([one, other]).tasks == {(0, 0): CommittedTask(2, frozenset({3}))}
+    assert intersection([one, other]).tasks() == {(0, 0): CommittedTask(2, frozenset({3}))}
     assert CommittedSet.of([(0, 0, 2, ())], 3).num_repeated == 1
+
+
+HELD = st.dictionaries(st.tuples(st.integers(0, 1), st.integers(0, 3)), st.frozensets(st.integers(0, 5)), max_size=8)
+
+
+@given(sets=st.lists(HELD, min_size=1, max_size=3))
+def test_an_intersection_holds_the_names_that_all_hold(sets: list[dict[TaskName, frozenset[int]]]) -> None:
+    made = [CommittedSet.of([(*name, 0, held) for name, held in one.items()], 0, one) for one in sets]
+    common, either = intersection(made), reduce(or_, made)
+    for name in ((epoch, task) for epoch in range(2) for task in range(4)):
+        held = [one.get(name, frozenset()) for one in sets]
+        assert set(common.of_task(*name)) == common.skipped_in(*name) == frozenset.intersection(*held)
+        assert set(either.of_task(*name)) == either.skipped_in(*name) == frozenset.union(*held)
+    assert common.num_names == common.num_applies == sum(map(len, common.tasks().values()))
 
 
 @pytest.mark.parametrize("missing", ["ps", "model", "shards", "sets"])

@@ -40,8 +40,8 @@ def test_what_the_source_holds_is_committed_and_the_rest_is_not() -> None:
     script.kill(0)
     script.all_leave(1)
     script.forms({(0, second.task): (0, 1), (0, first.task): (0,)}, steps=2)
-    ledger = script.job._work.tasks.ledger().tasks
-    assert ledger == applied({(0, second.task): (0, 1), (0, first.task): (0,)}).tasks
+    ledger = script.job._work.tasks.ledger().tasks()
+    assert ledger == applied({(0, second.task): (0, 1), (0, first.task): (0,)}).tasks()
     assert script.lease(1).task == first.task
 
 

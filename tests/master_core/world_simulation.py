@@ -367,7 +367,7 @@ class WorldJob(SimJob):
         formed = self.job._worlds.formed
         if not self.job._is_open or formed is None:
             return
-        ledger = self.job._work.tasks.ledger().tasks
+        ledger = self.job._work.tasks.ledger().tasks()
         for member in self.members():
             if member.world == formed and member.where in (Where.HEADER, Where.REDUCE):
                 names = member.model.names

@@ -8,7 +8,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.ps.applied import AppliedSet, FencingTokens, MinibatchName, TaskNumbers
+from elasticdl.ps.applied import AppliedSet, FencingTokens, MinibatchName
+from elasticdl.task_numbers import TaskNumbers
 
 NAMES = st.lists(st.builds(MinibatchName, st.integers(0, 2), st.integers(0, 3), st.integers(0, 12)), max_size=80)
 
@@ -65,6 +66,37 @@ def test_the_names_of_a_million_tasks_take_some_megabytes() -> None:
     finally:
         tracemalloc.stop()
     assert taken < 5_000_000
+
+
+def test_many_tasks_that_are_alike_are_one_entry_on_the_wire() -> None:
+    applied = AppliedSet()
+    for epoch in range(100):
+        applied.fill(epoch, 0, 1000, 8)
+    applied.add(MinibatchName(50, 500, 11))
+    applied.add(MinibatchName(70, 2000, 0), is_skipped=True)
+    message = applied.to_message()
+    assert (len(message.runs), len(message.tasks), message.ByteSize() < 2000) == (101, 2, True)
+    assert AppliedSet.from_message(message).has_same_names(applied)
+
+
+@given(numbers=st.lists(st.tuples(TASKS, st.integers(0, 3)), max_size=20), others=st.lists(TASKS, max_size=20))
+def test_numbers_of_an_epoch_and_the_least_of_two(
+    numbers: list[tuple[tuple[int, int], int]], others: list[tuple[int, int]]
+) -> None:
+    one, other, again = TaskNumbers(), TaskNumbers(), TaskNumbers()
+    one.update(numbers)
+    other.update(dict.fromkeys(others, 2))
+    assert one.least(other) == {key: min(one[key], 2) for key in one.keys() & other.keys()}
+    for epoch in range(4):
+        found = one.of_epoch(epoch, 3 << 12)
+        assert list(found[:6]) == [one[epoch, task] for task in range(6)]
+        assert (len(found), sum(found)) == (
+            3 << 12,
+            sum(one[key] for key in one if key[0] == epoch and key[1] < 3 << 12),
+        )
+        again.put(epoch, found)
+    assert again == {key: number for key, number in one.items() if key[1] < 3 << 12}
+    assert one.last_epoch() == max((epoch for epoch, _ in one), default=-1)
 
 
 @given(names=NAMES, skipped=st.sets(st.integers(0, 12)))

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from elasticdl.ps.applied import AppliedSet
 from elasticdl.ps.client import LeaseRefused, PsUnavailable
 from elasticdl.ps.server import service as services
 from elasticdl.ps.server.service import JobBounds
@@ -127,4 +128,4 @@ def test_a_coordinator_that_the_partition_does_not_name_shuts_no_round_out() -> 
 
 
 def applied_names(service: services.PsService) -> int:
-    return sum(task.watermark + len(task.extras) for task in service.state.applied()[0].tasks)
+    return AppliedSet.from_message(service.state.applied()[0]).num_names

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
+from elasticdl.ps.applied import AppliedSet
 from elasticdl.ps.server.service import PsService
 from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.snapshot import PartSnapshot
@@ -150,11 +151,7 @@ class ParameterServers(RuleBasedStateMachine):
         for ps_id, service in enumerate(self.services):
             counts = self.counts(ps_id)
             applied, _, version = service.state.applied()
-            names = {
-                task.task * TASK_MINIBATCHES + n
-                for task in applied.tasks
-                for n in (*range(task.watermark), *task.extras)
-            }
+            names = {name.task * TASK_MINIBATCHES + name.n for name in AppliedSet.from_message(applied)}
             assert set(np.flatnonzero(counts).tolist()) == names
             assert counts.max() <= 1
             assert applied.num_applies == len(names) == version

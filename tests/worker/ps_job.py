@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 
 from elasticdl.frameworks.framework import Batch, Floats, ModelReport, Parameters, Step, Table, Variable
+from elasticdl.ps.applied import AppliedSet
 from elasticdl.ps.client import PsClient, Pull
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.service import PsService, register_service
@@ -156,7 +157,7 @@ class PsJob:
         found = []
         for service in self.services:
             applied, _, _ = service.state.applied()
-            names = [name_of(t.task, n) for t in applied.tasks for n in (*range(t.watermark), *t.extras)]
+            names = [name_of(name.task, name.n) for name in AppliedSet.from_message(applied)]
             assert applied.num_applies == len(names) == len(set(names))
             found.append(set(names))
         return found

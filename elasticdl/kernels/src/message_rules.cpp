@@ -39,7 +39,7 @@ bool keeps_number(const FieldRule& rule, uint64_t raw) {
     case FieldKind::kEnum:
       return raw < 63 && (static_cast<uint64_t>(rule.most) >> raw & 1) != 0;
     case FieldKind::kInt32:
-      value = static_cast<int32_t>(static_cast<uint32_t>(raw));
+      if (value != static_cast<int32_t>(value)) return false;  // it is read as another number, maybe 0
       [[fallthrough]];
     case FieldKind::kInt64:
       return (value == 0 && !rule.is_repeated) || (rule.least <= value && value <= rule.most);

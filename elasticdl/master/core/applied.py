@@ -5,10 +5,15 @@ This module owns the set arithmetic.  It knows nothing of tasks' sizes, leases o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import and_
+
+from elasticdl.task_numbers import TaskNumbers
 
 TaskName = tuple[int, int]  # (epoch, task)
+Minibatches = Mapping[TaskName, frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,44 +55,70 @@ NOTHING = CommittedTask()
 
 @dataclass(frozen=True, slots=True)
 class CommittedSet:
-    """The minibatches that one piece of state holds.
+    """The minibatches that one piece of state holds: of each task those below its watermark, and the extras.
 
     Attributes:
-        tasks: a task that is missing has nothing applied.
+        watermarks: 0: there are extras at most.
         num_applies: how many pushes changed the state: equals `num_names`, or something was repeated.
+        extras: of some tasks.
         skipped: of some tasks the minibatches of which the state holds the name alone (--nan_policy=skip).
     """
 
-    tasks: Mapping[TaskName, CommittedTask] = field(default_factory=dict)
+    watermarks: TaskNumbers = field(default_factory=TaskNumbers)
     num_applies: int = 0
-    skipped: Mapping[TaskName, frozenset[int]] = field(default_factory=dict)
+    extras: Minibatches = field(default_factory=dict)
+    skipped: Minibatches = field(default_factory=dict)
 
     @classmethod
     def of(
         cls,
         tasks: Iterable[tuple[int, int, int, Iterable[int]]],
         num_applies: int,
-        skipped: Mapping[TaskName, frozenset[int]] | None = None,
+        skipped: Minibatches | None = None,
+        runs: Iterable[tuple[int, int, int, int]] = (),
     ) -> CommittedSet:
-        """From (epoch, task, watermark, extras) of each task, as the wire message lists them."""
-        return cls({(e, t): CommittedTask.of(w, x) for e, t, w, x in tasks}, num_applies, skipped or {})
+        """From (epoch, task, watermark, extras) of each task, as the wire message lists them.
+
+        Args:
+            runs: (epoch, first task, number of tasks, watermark) of successive tasks without extras.
+        """
+        watermarks, extras = TaskNumbers(), {}
+        for run in runs:
+            watermarks.fill(*run)
+        for epoch, task, watermark, above in tasks:
+            one = CommittedTask.of(watermark, above)
+            watermarks[epoch, task] = one.watermark
+            if one.extras:
+                extras[epoch, task] = one.extras
+        return cls(watermarks, num_applies, extras, skipped or {})
 
     def __or__(self, other: CommittedSet) -> CommittedSet:
-        names = self.tasks.keys() | other.tasks.keys()
-        tasks = {name: self.of_task(*name) | other.of_task(*name) for name in names}
+        names = {*self.watermarks, *other.watermarks, *self.extras, *other.extras}
+        united = ((*name, self.of_task(*name) | other.of_task(*name)) for name in names)
         left_out = self.skipped.keys() | other.skipped.keys()
         skipped = {name: self.skipped_in(*name) | other.skipped_in(*name) for name in left_out}
-        return CommittedSet(tasks, self.num_applies, skipped)
+        tasks = ((epoch, task, one.watermark, one.extras) for epoch, task, one in united)
+        return CommittedSet.of(tasks, self.num_applies, skipped)
 
     def of_task(self, epoch: int, task: int) -> CommittedTask:
-        return self.tasks.get((epoch, task), NOTHING)
+        return CommittedTask(self.watermarks[epoch, task], self.extras.get((epoch, task), frozenset()))
 
     def skipped_in(self, epoch: int, task: int) -> frozenset[int]:
         return self.skipped.get((epoch, task), frozenset())
 
+    def tasks(self) -> dict[TaskName, CommittedTask]:
+        """Return those of which it holds something, in order: slow, there may be millions."""
+        names = [*self.watermarks, *(self.extras.keys() - self.watermarks.keys())]
+        return {name: self.of_task(*name) for name in sorted(names)}
+
+    @property
+    def last_epoch(self) -> int:
+        """The newest of which it holds something; -1: it holds nothing."""
+        return max(self.watermarks.last_epoch(), max((epoch for epoch, _ in self.extras), default=-1))
+
     @property
     def num_names(self) -> int:
-        return sum(len(applied) for applied in self.tasks.values())
+        return self.watermarks.total_of_all() + sum(map(len, self.extras.values()))
 
     @property
     def num_repeated(self) -> int:
@@ -95,15 +126,18 @@ class CommittedSet:
         return max(0, self.num_applies - self.num_names)
 
 
-def intersection(sets: Iterable[CommittedSet]) -> CommittedSet:
+def intersection(sets: Sequence[CommittedSet]) -> CommittedSet:
     """Return the names that every set holds; empty for no sets.  `num_applies` is that of its own names."""
-    tasks: dict[TaskName, CommittedTask] | None = None
-    skipped: dict[TaskName, frozenset[int]] = {}
-    for one in sets:
-        if tasks is None:
-            tasks, skipped = dict(one.tasks), dict(one.skipped)
-        else:
-            tasks = {name: applied & one.tasks[name] for name, applied in tasks.items() if name in one.tasks}
-            skipped = {name: found & one.skipped_in(*name) for name, found in skipped.items()}
-    result = CommittedSet({name: applied for name, applied in (tasks or {}).items() if len(applied)})
-    return CommittedSet(result.tasks, result.num_names, skipped)
+    if not sets:
+        return CommittedSet()
+    common = reduce(TaskNumbers.least, [one.watermarks for one in sets])
+    extras: dict[TaskName, frozenset[int]] = {}
+    for name in {name for one in sets for name in one.extras}:
+        found = reduce(and_, [one.of_task(*name) for one in sets])
+        common[name] = found.watermark
+        if found.extras:
+            extras[name] = found.extras
+    names = reduce(and_, [one.skipped.keys() for one in sets])
+    skipped = {name: reduce(and_, [one.skipped[name] for one in sets]) for name in names}
+    result = CommittedSet(common, 0, extras, skipped)
+    return replace(result, num_applies=result.num_names)

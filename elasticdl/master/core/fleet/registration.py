@@ -213,7 +213,7 @@ class Registration:
             work.callbacks = Callbacks(data.callbacks)
             work.evaluations = Evaluations(self._schedule(work.callbacks), data.evaluation_slices())
         self.is_planned = True
-        if self._local_ledger.tasks:
+        if self._local_ledger.num_names:
             work.reconcile(self._local_ledger)
 
     def _schedule(self, callbacks: Callbacks) -> EvaluationSchedule:

@@ -79,7 +79,7 @@ class Reconciler:
         if event.question != self._open or set(event.sets) != set(range(self._settings.num_ps)):
             return
         self._open, self.in_doubt = None, False
-        self._work.reconcile(intersection(event.sets.values()))
+        self._work.reconcile(intersection(list(event.sets.values())))
         self._cover(max(one.num_repeated for one in event.sets.values()))
 
     def told(self, applied: CommittedSet) -> None:
@@ -153,7 +153,7 @@ class EstimatorSession:
             self._out.log(text, Level.WARNING)
 
     def snapshot(self) -> dict[str, Any]:
-        tasks = [[*name, one.watermark, sorted(one.extras)] for name, one in self._saved.tasks.items()]
+        tasks = [[*name, one.watermark, sorted(one.extras)] for name, one in self._saved.tasks().items()]
         return {"saved": tasks, "in_doubt": self._reconciler.in_doubt}
 
     def restore(self, saved: Mapping[str, Any]) -> None:

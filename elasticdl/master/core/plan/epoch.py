@@ -21,9 +21,10 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from elasticdl.master.core.applied import NOTHING, CommittedTask
+from elasticdl.master.core.applied import NOTHING, CommittedSet, CommittedTask, TaskName
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.protocol import Shard
+from elasticdl.task_numbers import TaskNumbers
 from elasticdl_client.job_status import EpochCoverage
 
 UNKNOWN = -1  # number of minibatches of a task that is not done
@@ -108,9 +109,9 @@ class Epoch:
         self._unplanned = self._unplanned.union(tasks)
         self._plan_again()
 
-    def plan_again(self, tasks: Iterable[int]) -> None:
-        """The model holds parts of these tasks: those that were left out are not."""
-        again = self._unplanned.intersection(tasks)
+    def plan_again(self, held: CommittedSet) -> None:
+        """Of the tasks that were left out, plan those of which the model holds a part."""
+        again = frozenset(task for task in self._unplanned if len(held.of_task(self.number, task)))
         if again:
             self._unplanned -= again
             self._plan_again()
@@ -257,6 +258,15 @@ class Epoch:
     def applied(self, task: int) -> CommittedTask:
         return CommittedTask(self._watermarks[task], self._extras.get(task, frozenset()))
 
+    def holds_just(self, watermarks: TaskNumbers) -> bool:
+        """Whether just the minibatches below these watermarks are committed."""
+        return not self._extras and self._watermarks == watermarks.of_epoch(self.number, len(self._watermarks))
+
+    def fill(self, watermarks: TaskNumbers, extras: dict[TaskName, frozenset[int]]) -> None:
+        """Add what is committed to that of other epochs."""
+        watermarks.put(self.number, self._watermarks)
+        extras.update(((self.number, task), above) for task, above in self._extras.items())
+
     def is_done(self, task: int) -> bool:
         """Its size is known and all of its minibatches are committed."""
         return 0 <= self._sizes[task] <= self._watermarks[task]
@@ -332,8 +342,9 @@ class Epoch:
     def finish(self) -> None:
         """Commit all of an epoch that has not begun."""
         for task in self.order:
-            size = self._planned_size(task)
-            self.change(task, CommittedTask(size), size)
+            self._watermarks[task] = self._sizes[task] = self._planned_size(task)
+        self.num_done, self.num_minibatches = len(self.order), sum(self._watermarks)
+        self.committed_records = self.processed_records = self.planned_records
         self._queue()
         self.cover()
 

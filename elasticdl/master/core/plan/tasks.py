@@ -16,6 +16,7 @@ from elasticdl.master.core.applied import NOTHING, CommittedSet, CommittedTask, 
 from elasticdl.master.core.plan.epoch import UNKNOWN, Epoch
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.protocol import Shard
+from elasticdl.task_numbers import TaskNumbers
 
 MAX_UNKNOWN_EPOCHS = 10_000  # that may have begun since the journal was written, or before the checkpoint
 MAX_TASKS = 20_000_000  # of an epoch; each takes some 100 bytes
@@ -304,8 +305,10 @@ class Tasks:
 
     def ledger(self) -> CommittedSet:
         """Everything that is committed as far as is known here."""
-        names = [(epoch, task) for epoch in self.epochs for task in epoch.order if len(epoch.applied(task))]
-        return CommittedSet({(epoch.number, task): epoch.applied(task) for epoch, task in names})
+        watermarks, extras = TaskNumbers(), dict[TaskName, frozenset[int]]()
+        for epoch in self.epochs:
+            epoch.fill(watermarks, extras)
+        return CommittedSet(watermarks, 0, extras)
 
     def begin_reading(self) -> None:
         """The model is being queried: later commits may be missing in the answer."""
@@ -320,12 +323,14 @@ class Tasks:
         fresh, self._fresh = self._fresh or {}, None
         if self._is_stopped:
             for epoch in self.epochs:
-                epoch.plan_again(task for number, task in truth.tasks if number == epoch.number)
+                epoch.plan_again(truth)
             self._plan_what_is_left()
-        self.begin_until(max((epoch for epoch, _ in truth.tasks), default=-1))
+        self.begin_until(truth.last_epoch)
+        special = {epoch for epoch, _ in (*fresh, *truth.extras, *truth.skipped)}
         return [
             loss
             for epoch in self.epochs
+            if epoch.number in special or not epoch.holds_just(truth.watermarks)
             for task in epoch.order
             if (loss := self._reconcile_task(epoch, task, truth, fresh.get((epoch.number, task), NOTHING))) is not None
         ]
