@@ -27,9 +27,11 @@ def test_a_model_is_explained_where_storage_has_it(
     import tensorflow as tf
 
     class Model(tf.Module):
-        @tf.function(input_signature=[tf.TensorSpec([None, 1], tf.float32, name=name) for name in ("age", "noise")])
-        def serve(self, age: tf.Tensor, noise: tf.Tensor) -> dict[str, tf.Tensor]:
-            return {"prediction": age}
+        @tf.function(
+            input_signature=[{name: tf.TensorSpec([None, 1], tf.float32, name=name) for name in ("age", "noise")}]
+        )
+        def serve(self, features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            return {"prediction": features["age"]}
 
     model, url = Model(), f"s3://bucket/{tmp_path.name}/m/1/export"
     tf.saved_model.save(model, str(tmp_path / "export"), {"serving_default": model.serve})
