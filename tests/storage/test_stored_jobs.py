@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 import yaml
 
 from elasticdl.protocol import Role
+from elasticdl.storage import versions
 from elasticdl.storage.paths import RemotePath
 from elasticdl_client.job_dir import holders
 from elasticdl_client.job_spec import JobSpec
@@ -20,6 +22,8 @@ from elasticdl_client.job_status import EXIT_SUPERSEDED, JobPhase
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS
 from tests.chaos.scenarios import coverage_of
+from tests.e2e.test_data_sources import TORCH, assert_exact_and_good, write_parquet
+from tests.e2e.test_data_sources import job as table_job
 from tests.storage.conftest import SECRET
 from tests.storage.faulty_proxy import FaultyProxy
 
@@ -142,6 +146,27 @@ def test_a_master_that_was_stopped_while_its_job_was_resumed_elsewhere_ends_and_
     assert (stored["phase"], stored["exit_code"]) == ("Succeeded", 0)
 
 
+@pytest.mark.full  # a second whole job, of another strategy
+@pytest.mark.timeout(400)
+def test_a_group_that_is_lost_with_its_machine_continues_on_another_one(proxy: FaultyProxy, tmp_path: Path) -> None:
+    data, paced = write_parquet(tmp_path), "import os, time\ntime.sleep(float(os.environ.get('PACE_S', 0)))"
+    code = TORCH.replace("        return self.dense", f"{textwrap.indent(paced, ' ' * 8)}\n        return self.dense")
+    flags = {"distribution_strategy": "AllReduceStrategy", "num_workers": 2, "checkpoint_steps": 10}
+    first = table_job(tmp_path, code, data, job_name=NAME, **flags)
+    first.job_dir = machine(tmp_path, "one")
+    first.environment = {"HOME": str(tmp_path / "one"), "PACE_S": "0.2"}
+    first.flags["job_dir"] = url_of(tmp_path)
+    first.start()
+    first.wait_until("a checkpoint", lambda: bool(versions.complete(RemotePath(f"{url_of(tmp_path)}/checkpoints"))))
+    lose(first)
+    second = resumed(tmp_path)
+    assert_exact_and_good(second)
+    assert f"from {url_of(tmp_path)}/checkpoints/version-" in "".join(
+        path.read_text(errors="replace") for path in second.job_dir.rglob("*worker*.log")
+    )
+
+
+@pytest.mark.full  # a second whole job; the first test resumes on another machine
 @pytest.mark.timeout(300)
 def test_a_job_that_was_cut_off_continues_on_its_own_machine_by_its_name(proxy: FaultyProxy, tmp_path: Path) -> None:
     first = training(tmp_path)
