@@ -51,6 +51,10 @@ def test_a_task_that_fails_while_the_model_becomes_an_older_one_is_not_held_for_
     play_user_code(201733)
 
 
+def test_a_lease_of_a_member_that_comes_back_as_another_rank_than_0_is_not_held_for_ever() -> None:
+    play_user_code(202565)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_for_long_callbacks_see_whole_epochs_in_order_and_data_that_must_end_a_job_do() -> None:

@@ -52,7 +52,10 @@ class Members:
                 self._work.model_was_lost()
             version = self._work.tasks.model_version
             self._reconciler.told(event.applied)
-            self._work.keep_workers(member.worker_id for member in self._worlds.formed_members)
+            members = self._worlds.formed_members
+            # With a fixed global batch the others train what rank 0 holds: a lease of theirs would be held for ever.
+            holders = members[:1] if self._settings.fixed_global_batch else members
+            self._work.keep_workers(member.worker_id for member in holders)
             self._judge_last_steps(self._work.tasks.model_version > version)
         elif not self._worlds.is_formed(event.version):
             self._out.reply(event.call, Refused(f"world {event.version} is not the newest"))
