@@ -504,14 +504,14 @@ class Fleet:
             return False
         if self._retry_budget.is_known_error(event.message):
             code, error = re.split(r": |; its last lines:\n", event.message, maxsplit=1)
-            twice = f"The command has ended so twice before anything was committed, last in {record.name} ({code})"
+            twice = f"The command has ended so twice, last in {record.name} ({code}), which had committed nothing"
             self._ending.fail(f"{error}\n{twice}. It is not tried again.", cause=lost)
         return self._ending.is_decided
 
     def _fail_if_enough(self, record: PodRecord, event: PodChanged, lost: int) -> bool:
         faults = self._retry_budget.num_faults
         if self._retry_budget.is_enough(faults):
-            text = f"{faults} pods in a row ended by their own fault before anything was committed"
+            text = f"{faults} pods in a row ended by their own fault before they committed anything"
             log_of = "" if "\n" in event.message else record.name  # else the end of its log is reported already
             self._ending.fail(f"{text}; the last one was {record.name} ({_why(event)})", log_of, lost)
         return self._ending.is_decided
