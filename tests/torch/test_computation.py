@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from elasticdl.frameworks.framework import Batch, Share
+from elasticdl.frameworks.framework import Batch, NotFiniteStep, Share
 from elasticdl.frameworks.torch.computation import Computation, LossScale
 from elasticdl.frameworks.torch.samples import TensorSamples
 from elasticdl_client.choices import DistributionStrategy, Precision
@@ -161,6 +161,16 @@ def test_a_gradient_that_overflows_is_computed_again_at_half_the_scale(
     assert weights(tested)["norm.num_batches_tracked"] == 1
 
 
+def test_a_sparse_gradient_is_trained_in_16_bits(framework: Make, digits: Any, minibatches: Make) -> None:
+    usual = framework("sparse.custom_model", optimizer="sgd")
+    tested = framework("sparse.custom_model", optimizer="sgd", computation=Computation(Precision.FP16))
+    first, second, *_ = minibatches(usual, digits)
+    assert tested.train(first, 1) == pytest.approx(usual.train(first, 1), rel=0.02)
+    next(tested._built().module.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(NotFiniteStep, match="The gradient is not finite"):
+        tested.train(second, 2)
+
+
 def test_members_repeat_a_step_together_and_keep_one_scale(framework: Make, digits: Any, minibatches: Make) -> None:
     members = [fp16(framework), fp16(framework)]
     steep, flat = minibatches(members[0], digits)[:2]
@@ -220,9 +230,12 @@ def test_the_scale_grows_after_two_thousand_steps_and_has_a_least_value() -> Non
 
 
 @pytest.mark.parametrize("is_alone", [False, True])
-@pytest.mark.parametrize("loss", ["flaws.loss_inf", "flaws.loss_with_a_bad_gradient"])
+@pytest.mark.parametrize(
+    ("loss", "flaw"),
+    [("flaws.loss_inf", "The loss is inf"), ("flaws.loss_with_a_bad_gradient", "The gradient is not finite")],
+)
 def test_what_no_scale_makes_finite_is_named(
-    framework: Make, digits: Any, minibatches: Make, loss: str, is_alone: bool
+    framework: Make, digits: Any, minibatches: Make, loss: str, flaw: str, is_alone: bool
 ) -> None:
     tested = framework("plain.custom_model", loss=loss, computation=Computation(Precision.FP16))
     ill = minibatches(tested, digits)[0]
@@ -233,7 +246,8 @@ def test_what_no_scale_makes_finite_is_named(
         compute = gradient.repeat()
     assert gradient.told()[2] == 1
     assert "not finite" in gradient.not_finite[0]
-    assert not math.isfinite(tested.train(ill, 1))
+    with pytest.raises(NotFiniteStep, match=flaw):
+        tested.train(ill, 1)
 
 
 @pytest.mark.full  # TorchInductor compiles C++: 28 s of CPU time

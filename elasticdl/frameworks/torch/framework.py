@@ -172,8 +172,7 @@ class TorchFramework:
         self.device_meter.sample()
         optimizer, parameters = self._optimizer(), list(self._built().parameters.values())
         with self._labels_blamed(batch):
-            loss, num_repeats = self._plain_gradient(batch, seed)
-        largest = largest_of([parameter.grad for parameter in parameters if parameter.grad is not None])
+            loss, largest, num_repeats = self._plain_gradient(batch, seed)
         self._computation.clip(parameters)
         self._rates.set(optimizer, learning_rate)
         optimizer.step()
@@ -344,28 +343,27 @@ class TorchFramework:
         """See `Framework.end_evaluation`."""
         hooks.call(self._callbacks(), hooks.EVALUATION, self._module(None), step, dict(results))
 
-    def _plain_gradient(self, batch: Batch, seed: int) -> tuple[Any, int]:
+    def _plain_gradient(self, batch: Batch, seed: int) -> tuple[Any, Any, int]:
         """Local strategy: put the gradient of a minibatch at the parameters.
 
         Returns:
-            The loss, detached, and how often the gradient has overflowed.
+            The loss, detached; the gradient's largest number, see `largest_of`; and how often it has overflowed.
         """
         built, scale = self._built(), self._scale
         starts = [buffer.tensor.clone() for buffer in built.buffers] if self._computation.scales_loss else []
         for num_repeats in count():
             loss = self._backward(batch, seed, scale.at(num_repeats))
-            if not self._computation.scales_loss:
-                return loss, 0
             gradients = [p.grad for p in built.parameters.values() if p.grad is not None]
-            if all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
-                break
-            if not scale.may_overflow(num_repeats) or not math.isfinite(float(loss)):
-                loss = torch.tensor(math.nan)
+            largest = largest_of(gradients)
+            # What may overflow is waited for here; anything else where the caller looks at it.
+            is_over = not scale.may_overflow(num_repeats) or largest is None or math.isfinite(float(largest))
+            if is_over or not math.isfinite(float(loss)):
                 break
             for buffer, start in zip(built.buffers, starts, strict=True):
                 buffer.put(start)
-        torch._foreach_div_(gradients, scale.at(num_repeats))
-        return loss, num_repeats
+        if self._computation.scales_loss:
+            torch._foreach_div_(gradients, scale.at(num_repeats))
+        return loss, largest, num_repeats
 
     def _backward(self, batch: Batch, seed: int, scale: float) -> Any:
         built = self._built()

@@ -375,9 +375,9 @@ def largest_of(tensors: Sequence[Any]) -> Any:
 
 
 def _norms(tensors: Sequence[Any]) -> list[Any]:
-    """Return the largest absolute value of each tensor of floats, in float32."""
+    """Return the largest absolute value of each tensor of floats or complex numbers, in float32."""
     dense = [one.detach()._values() if one.is_sparse else one.detach() for one in tensors]
-    floating = [one for one in dense if one.is_floating_point() and one.numel()]
+    floating = [one for one in dense if (one.is_floating_point() or one.is_complex()) and one.numel()]
     return [norm.to(torch.float32) for norm in torch._foreach_norm(floating, math.inf)] if floating else []
 
 
