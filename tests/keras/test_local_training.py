@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from elasticdl.frameworks.framework import Mode, NotFiniteStep, TaskRecords
 from elasticdl.frameworks.keras.model import assign_flat, flat_values
+from elasticdl.frameworks.keras.step.step import _are_finite
 from elasticdl.model_def import load
 from elasticdl_client.errors import CheckpointError
 
@@ -48,6 +51,15 @@ def test_a_gradient_that_is_not_finite_ends_training_although_the_loss_is(
     digits[8:16, :64] = np.nan  # relu makes 0 of it, and its gradient is none
     with pytest.raises(NotFiniteStep, match="The gradient is not finite"):
         _train(tested, rows_of(digits[8:16]), 0)
+
+
+def test_a_gradient_whose_sum_overflows_is_finite() -> None:
+    huge = tf.fill((20,), 3e37)
+    sparse = tf.IndexedSlices(tf.fill((2, 3), -1e38), tf.constant([0, 1]), tf.constant([5, 3]))
+    assert _are_finite([huge, None, sparse, tf.constant([1, 2]), tf.constant(1e300, tf.float64)])
+    for part in (tf.constant([math.nan]), tf.constant([math.inf, -math.inf], tf.float16)):
+        assert not _are_finite([huge, part])
+    assert _are_finite([None])
 
 
 def test_training_is_model_fit(framework: Any, rows_of: Any, digits: Any, request: Any) -> None:

@@ -161,10 +161,15 @@ class CompiledSteps:
 
 
 def _are_finite(gradients: Sequence[Any]) -> Any:
-    """Whether the sum over all is finite: reads each number once, and writes none."""
+    """Whether all numbers are: if their sum is, which reads each once and writes none; it may overflow, though."""
     parts = [part for part in tf.nest.flatten(gradients, expand_composites=True) if part is not None]
-    sums = [tf.reduce_sum(tf.cast(part, tf.float32)) for part in parts if part.dtype.is_floating]
-    return tf.math.is_finite(tf.reduce_sum(sums))
+    floating = [part for part in parts if part.dtype.is_floating]
+    total = tf.reduce_sum([tf.reduce_sum(tf.cast(part, tf.float32)) for part in floating])
+
+    def look_at_each() -> Any:
+        return tf.reduce_all(tf.stack([tf.constant(True), *(tf.reduce_all(tf.math.is_finite(x)) for x in floating)]))
+
+    return tf.cond(tf.math.is_finite(total), lambda: tf.constant(True), look_at_each)
 
 
 def _compiled(function: Callable[..., Any], signature: list[Any]) -> Any:
