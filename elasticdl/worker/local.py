@@ -104,7 +104,7 @@ class LocalStrategy:
             self._checkpoint()
 
     def _checkpoint_if_due(self) -> None:
-        if not self._checkpoints.is_wanted:
+        if not self._checkpoints.is_wanted or self._is_spoiled:
             return
         steps, moment = self._saved_at
         if self._checkpoint_steps:

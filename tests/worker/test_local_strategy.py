@@ -81,6 +81,7 @@ def test_a_model_that_has_taken_a_step_that_is_not_finite_is_not_saved(tmp_path:
     with pytest.raises(NotFinite, match="The gradient is not finite") as raised:
         train(local, 0, 5)
     assert raised.value.minibatch == 3
+    assert train(local, 1, 3) == [0, 1, 2]  # it has begun before the job's end reaches this worker
     local.close()
     restored = Adder()
     strategy(restored, tmp_path).restore()
