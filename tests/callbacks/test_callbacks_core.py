@@ -9,7 +9,7 @@ from typing import Any
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.applied import CommittedSet
-from elasticdl.master.core.values import Lease, PodState, TaskType
+from elasticdl.master.core.values import Lease, PodState, ReportedLease, TaskType
 from elasticdl.protocol import Role, Shard
 from elasticdl_client.choices import DistributionStrategy
 
@@ -181,6 +181,22 @@ def test_an_occasion_waits_for_its_epoch_if_that_is_open_again() -> None:
     while (again := script.request(1)) is not None:
         found.append(again.type)
         script.finish(again, 1)
+    assert found == [TaskType.TRAINING, TaskType.TRAINING, TaskType.CALLBACK]
+
+
+def test_a_lease_of_an_occasion_does_not_come_back_while_its_epoch_is_open_again() -> None:
+    script = running({"calls_epoch_end": True}, num_epochs=1, has_validation_data=False)
+    while (lease := script.lease()).type is TaskType.TRAINING:
+        script.finish(lease)
+    script.job._work.reconcile(CommittedSet())  # and the worker does not learn that its lease is lost, before
+    script.restart_master()
+    pod = e.PodChanged("elasticdl-j-worker-0", Role.WORKER, 0, "elasticdl-j-worker-0/1", PodState.RUNNING)
+    script.tell(e.PodsListed((pod,)))
+    script.worker_joins(0, (ReportedLease(lease),), applied=CommittedSet())
+    found = []
+    while (again := script.request(0)) is not None:
+        found.append(again.type)
+        script.finish(again)
     assert found == [TaskType.TRAINING, TaskType.TRAINING, TaskType.CALLBACK]
 
 

@@ -263,7 +263,7 @@ class Work:
             return True
         current = self.evaluations.current
         if lease.type is TaskType.CALLBACK:
-            return self.callbacks.take(lease.task)
+            return self.callbacks.next(self.tasks.num_covered) == lease.task and self.callbacks.take(lease.task)
         if lease.type is TaskType.EVALUATION:
             if current is None or current.number != lease.epoch or lease.task not in current.todo:
                 return False
