@@ -75,7 +75,7 @@ def odd():
 
 class OwnOdd(keras.Model):
     def call(self, features):
-        return tf.add_n([features[name] for name in ODD])
+        return tf.add_n([at * features[name] for at, name in enumerate(ODD, 1)])
 
 def loss(labels, predictions):
     return tf.square(tf.cast(labels, tf.float32) - tf.reshape(predictions, [-1]))
@@ -219,7 +219,7 @@ def test_columns_whose_names_are_no_names_of_arguments_are_exported(
     features = {name: tf.constant([[float(at)]]) for at, name in enumerate(columns)}
     if symbol == "OwnOdd":
         features = {name: tf.reshape(value, [1]) for name, value in features.items()}
-    names = ["class_", "petal_length", "arg_1st", "arg__", "self_", "petal_length_", "arg__x"]
+    names = ["class_", "petal_length_", "arg_1st", "arg__", "self_", "petal_length", "arg__x"]
     signature = loaded.signatures["serving_default"]
     assert sorted(signature.structured_input_signature[1]) == sorted(names)
     by_name = signature(**dict(zip(names, features.values(), strict=True)))

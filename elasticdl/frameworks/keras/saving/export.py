@@ -194,17 +194,22 @@ def _argument_names(keys: Iterable[str]) -> list[str]:
 
     TensorFlow refuses Python's keywords and `self`, and silently renames what has other characters.
     """
+    wanted = [(str(key), _argument_name(str(key))) for key in keys]
+    taken = {key for key, name in wanted if name == key}  # whatever others become: one is never given for another
     names: list[str] = []
-    for key in keys:
-        name = re.sub(r"[^A-Za-z0-9_]", "_", str(key))
-        if not re.match("[A-Za-z]", name):
-            name = f"arg_{name}"
-        if keyword.iskeyword(name) or name == "self":
+    for key, name in wanted:
+        while name != key and name in taken:
             name += "_"
-        while name in names:
-            name += "_"
+        taken.add(name)
         names.append(name)
     return names
+
+
+def _argument_name(key: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_]", "_", key)
+    if not re.match("[A-Za-z]", name):
+        name = f"arg_{name}"
+    return f"{name}_" if keyword.iskeyword(name) or name == "self" else name
 
 
 def _numbered(name: str, count: int) -> list[str]:
