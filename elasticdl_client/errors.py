@@ -35,6 +35,10 @@ class StorageError(DataError):
     """Storage that a URL names cannot be reached, or refuses."""
 
 
+class StorageUnreachable(StorageError):
+    """Storage gives no good answer in the time of the retries; it may later."""
+
+
 class StorageFileMissing(StorageError):
     """There is no file, directory or bucket of that URL."""
 

@@ -14,6 +14,7 @@ What people read, status and events, is written to the runtime's own journal as 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import re
@@ -38,7 +39,7 @@ from elasticdl.master.journal import (
 )
 from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
 from elasticdl.storage.port import FileStatus, Storage
-from elasticdl_client.errors import JobError, StorageError, StorageFileMissing
+from elasticdl_client.errors import JobError, StorageError, StorageFileMissing, StorageUnreachable
 from elasticdl_client.job_journal import shown_part
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.kubernetes.names import STATUS_KEY
@@ -98,7 +99,7 @@ class StorageJournal:
         self._status_url = f"{job_dir.rstrip('/')}/{STATUS_KEY}"
         self._place = place
         self._shown = shown
-        self._storage = FsspecStorage(scheme_of(job_dir), _ONE_ATTEMPT)
+        self._scheme = scheme_of(job_dir)
         self._writing = threading.Lock()  # one write at a time; guards the next five
         self._claim: JournalClaim | None = None
         self._number = 0  # of the last attempt to write a snapshot: none is repeated under its name
@@ -115,7 +116,13 @@ class StorageJournal:
         self._thread.start()
 
     def load(self) -> dict[str, Any] | None:
-        """Take the job over, and return its newest snapshot."""
+        """Take the job over, and return its newest snapshot.
+
+        Raises:
+            JournalWriteError: storage is away; the next generation tries again.
+            StorageError: it refuses a job that has not begun here.
+            JobError: the job's directory was removed, or the snapshot is damaged.
+        """
         storage = storage_of(self._directory)
         with self._writing:
             try:
@@ -123,8 +130,12 @@ class StorageJournal:
                 if self._shown.read_status() is None:
                     self._stored_status = self._read_stored_status(storage)
                 return self._newest_snapshot(storage, found)
-            except StorageError as error:
+            except (StorageUnreachable, StorageFileMissing) as error:  # or a successor has deleted what was listed
                 raise self._write_error(error) from error
+            except StorageError as error:
+                if self._shown.read_status() is None:
+                    raise
+                raise self._write_error(error) from error  # what it refuses now, it has taken
 
     def save(self, snapshot: dict[str, Any], status: JobStatus | None = None) -> None:
         with self._writing:
@@ -150,13 +161,16 @@ class StorageJournal:
         return self._shown.read_status() or self._stored_status
 
     def write_status(self, status: JobStatus) -> None:
-        """Replace the status; the one in storage belongs to the master that owns the job."""
+        """Replace the status; the one in storage belongs to the master that owns the job and has written a snapshot.
+
+        One that fails before has changed nothing, and the job can be resumed elsewhere.
+        """
         with self._writing:
             with self._change:
                 if self._later is not None:  # its status is older than this one
                     self._later = self._later[0], status
             self._shown.write_status(status)
-            if self._lost is None:
+            if self._lost is None and self._number:
                 try:
                     self._store_status(status)
                 except JournalWriteError as error:
@@ -223,9 +237,19 @@ class StorageJournal:
 
     # The objects; the caller holds the lock ----------------------------------------------------------------------
 
+    @functools.cached_property
+    def _storage(self) -> Storage:
+        """Of a single attempt.  Not before `load`, whose error of a missing package the status shows."""
+        return FsspecStorage(self._scheme, _ONE_ATTEMPT)
+
     def _take_over(self, storage: Storage) -> list[JournalObject]:
         """Publish a claim above all others; return the objects that were there by then."""
         found = self._list(storage)
+        if not found and self._shown.load() is not None:
+            raise JobError(
+                f"the job's directory was removed while the job ran: its journal {self._directory} is empty",
+                "start the job again, with another --job_dir",
+            )
         if found and found[-1].claim.place != self._place and any(one.claim.place == self._place for one in found):
             raise self._lose(found)
         claim = JournalClaim(found[-1].claim.number + 1 if found else 1, self._place, secrets.token_hex(4))

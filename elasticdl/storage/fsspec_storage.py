@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl.storage.port import FileStatus
-from elasticdl_client.errors import StorageError, StorageFileMissing
+from elasticdl_client.errors import StorageError, StorageFileMissing, StorageUnreachable
 from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import KINDS, check_url, missing_package, scheme_of
 
@@ -167,7 +167,7 @@ class FsspecStorage:
                     raise final from error
                 what = _text(error)
                 if time.monotonic() - started + wait_s > self._policy.total_s:
-                    raise StorageError(
+                    raise StorageUnreachable(
                         f"{hide(url)} could not be reached for {time.monotonic() - started:.0f} s: {what}.",
                         "Check the network, and the endpoint in the environment (for S3: AWS_ENDPOINT_URL).",
                     ) from error

@@ -10,7 +10,8 @@ import pytest
 
 from elasticdl.master import storage_journal
 from elasticdl.master.journal import JournalWriteError, ResumedElsewhere, Superseded
-from elasticdl.storage.fsspec_storage import RetryPolicy, storage_of
+from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
+from elasticdl_client.errors import JobError, StorageError
 from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_status import JobPhase, JobStatus
 from tests.master.actors import wait_until
@@ -232,4 +233,65 @@ def test_a_successor_reads_all_that_was_acknowledged(proxy: FaultyProxy, tmp_pat
         assert master is masters[-1]
         acknowledged = n
     for journal in masters:
+        journal.close()
+
+
+def test_a_job_that_has_not_begun_fails_where_its_storage_refuses_and_waits_where_it_is_away(
+    proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = journals(proxy, tmp_path)
+    journal, away = found.open(), FsspecStorage("s3", RetryPolicy(total_s=0.0))
+    monkeypatch.setattr(storage_journal, "storage_of", lambda url: away)
+    proxy.fault_of = lambda request: Fault.UNAVAILABLE
+    with pytest.raises(JournalWriteError):  # the next generation tries again
+        journal.load()
+    proxy.fault_of = lambda request: None
+    monkeypatch.setattr(away._file_system, "_ls", _refused)
+    with pytest.raises(StorageError, match="no permission") as caught:
+        journal.load()
+    assert "--envs" in caught.value.hint
+    journal.save({"n": 1}, _RUNNING)
+    with pytest.raises(JournalWriteError):  # it has begun: credentials may be renewed
+        journal.load()
+    journal.close()
+
+
+async def _refused(*_arguments: object, **_named: object) -> None:
+    raise PermissionError("Access Denied")
+
+
+def test_a_job_whose_directory_was_removed_does_not_begin_again(proxy: FaultyProxy, tmp_path: Path) -> None:
+    found = journals(proxy, tmp_path)
+    journal = found.open()
+    journal.load()
+    journal.save({"n": 1}, _RUNNING)
+    journal.close()
+    storage = storage_of(found.job_dir)
+    for url in [f"{found.job_dir}/status.json", *(f"{found.job_dir}/journal/{name}" for name in found.names())]:
+        storage.delete(url)
+    journal = found.open()
+    with pytest.raises(JobError, match="was removed") as caught:
+        journal.load()
+    assert not isinstance(caught.value, Superseded)  # the job fails, instead of a master after the other
+    journal.write_status(JobStatus("digits", phase=JobPhase.FAILED, exit_code=1))
+    assert storage.list(found.job_dir) == []
+    journal.close()
+
+
+def test_a_master_that_fails_before_its_first_snapshot_leaves_the_job_to_be_resumed(
+    proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    first = journals(proxy, tmp_path).open()
+    first.load()
+    first.save({"n": 1}, _RUNNING)
+    second = journals(proxy, tmp_path, ELSEWHERE, "two").open()
+    second.load()
+    failed = JobStatus("digits", phase=JobPhase.FAILED, exit_code=1)  # a package is missing there
+    second.write_status(failed)
+    assert second.read_status() == failed
+    assert JobStatus.from_json(_read(f"s3://bucket/{tmp_path.name}/status.json")) == _RUNNING
+    second.save({"n": 2})
+    second.write_status(failed)
+    assert JobStatus.from_json(_read(f"s3://bucket/{tmp_path.name}/status.json")) == failed
+    for journal in (first, second):
         journal.close()
