@@ -192,9 +192,10 @@ class _ProcessOutput:
             self._is_in_traceback = line.startswith(" ") or not line
             self._is_after_error = not self._is_in_traceback
             self._is_in_graph_error = line.endswith(_GRAPH_ERROR)
-        elif self._is_in_graph_error:
+        elif self._is_in_graph_error and not _LOG_ENTRY.match(line):  # the last line may be missing
             self._is_in_graph_error = not line.startswith(_GRAPH_NODE)
         else:
+            self._is_in_graph_error = False
             self._is_after_error = self._is_after_error and (not line or line.startswith((_HINT, *_NEXT_ERROR)))
             return self._is_after_error
         return True

@@ -98,6 +98,15 @@ def test_logs_warnings_and_tracebacks_stay_in_the_log(tmp_path: Path, text: str)
     assert show(shown, status(0)) == ["before", "after"]
 
 
+def test_a_graph_error_without_its_last_line_hides_no_more_than_the_next_log_entry(tmp_path: Path) -> None:
+    shown = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1)
+    error = (
+        "Traceback (most recent call last):\n  File a.py\nInternalError: Graph execution error:\n\nDetected at node a"
+    )
+    append(tmp_path, 0, f"before\n{error}\n2026-11-24 15:00:00,000 INFO next\nafter\n")
+    assert show(shown, status(0)) == ["before", "after"]
+
+
 def test_a_flood_of_lines_is_cut_and_says_where_the_rest_is(tmp_path: Path) -> None:
     shown = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1)
     append(tmp_path, 0, "".join(f"step {step}\n" for step in range(1000)))
