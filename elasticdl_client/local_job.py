@@ -31,7 +31,7 @@ _ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 _LOOK_S = 0.5
 _LAST_WORDS_S = 5.0  # a master that has written the job's end gets so long to end itself
 _STATUS_AGE_S = 3.0  # a master writes its status every second, unless it has no space for it
-_LITTLE_SPACE = 64 << 10  # bytes; the journal is written beside the one before
+_LITTLE_SPACE = 64 << 10  # bytes, beside the journal, of which two are on the disk while it is written
 _MAX_IDLE_RESTARTS = 5  # generations of the master in a row in which no record was committed
 
 
@@ -196,7 +196,8 @@ class LocalFollower:
             disk = os.statvfs(self._job_dir.path)
         except OSError:  # it was deleted, which its master's end will say
             return
-        was_full, self._is_disk_full = self._is_disk_full, disk.f_bavail * disk.f_frsize < _LITTLE_SPACE
+        wanted = _LITTLE_SPACE + len(self._journal)
+        was_full, self._is_disk_full = self._is_disk_full, disk.f_bavail * disk.f_frsize < wanted
         if self._is_disk_full and not was_full:
             self._display.say(
                 f"No space is left on the disk of {self._job_dir.path}: the job waits until there is some."

@@ -205,6 +205,7 @@ def test_the_last_events_are_reported_where_file_and_time_of_the_journal_are_tho
 
 def test_a_job_that_waits_for_space_on_its_disk_is_said_to(tmp_path: Path) -> None:
     from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
+    from elasticdl.master.journal import encode
     from elasticdl.protocol import Role
     from elasticdl_client.job_dir import JobDir
     from elasticdl_client.job_spec import JobSpec
@@ -215,13 +216,14 @@ def test_a_job_that_waits_for_space_on_its_disk_is_said_to(tmp_path: Path) -> No
 
     said = io.StringIO()
     with small_disk(tmp_path / "disk", size_kib=256) as disk:
+        (disk / "journal.json").write_bytes(encode({"core": {}, "more": "0" * (50 << 10)}))  # the next one beside it
 
         class Waiting:
             """A cluster whose master cannot write its status until a file is gone."""
 
             def watch(self) -> Iterator[PodEvent]:
                 write(disk, JobStatus("job", JobPhase.RUNNING))
-                (disk / "fills it").write_bytes(b"0" * (220 << 10))
+                (disk / "fills it").write_bytes(b"0" * (110 << 10))
                 wait_until(lambda: "No space is left" in said.getvalue(), "the full disk to be told")
                 (disk / "fills it").unlink()
                 write(disk, JobStatus("job", JobPhase.SUCCEEDED, exit_code=0))
