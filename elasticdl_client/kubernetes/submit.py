@@ -164,8 +164,12 @@ def _write(spec: JobSpec, archive: Archive | None) -> None:
         if archive is not None and (note := code.publish(archive)):
             _note(note)
         if stored is not None:
-            stored.publish(placed)
-        objects.write(spec.yaml, objects.to_yaml(_manifests(placed, archive)))
+            stored.publish(dataclasses.replace(placed, run_as_user=spec.run_as_user))  # as `submit` does
+        try:
+            objects.write(spec.yaml, objects.to_yaml(_manifests(placed, archive)))
+        except BaseException:
+            withdraw_quietly(stored)
+            raise
         said = f"ElasticDL job {spec.job_name} YAML has been dumped into file {spec.yaml}."
         print(said, file=sys.stderr if spec.dry_run else sys.stdout)
         _note("the Secret in it holds the job's token and passwords: keep the file to yourself, make one for each job.")

@@ -187,6 +187,8 @@ def test_the_objects_of_a_job_of_a_cluster_name_its_places_in_storage(proxy: Fau
     command = ["train", "--runtime=kubernetes", "--job_name=digits", "--image_name=image:1", f"--code={tmp_path}/code"]
     command += ["--job_command=python digits/model.py", "--training_data=/data", f"--job_dir={url}/"]
     command += [f"--envs=PASSWORD={PASSWORD}"]
+    code, said = client(tmp_path, *command, f"--yaml={tmp_path}/no/job.yaml", KUBECONFIG=str(tmp_path / "none"))
+    assert (code, "job.yaml" in said) == (2, True), said  # and the directory is still free
     code, said = client(tmp_path, *command, f"--yaml={manifests}", KUBECONFIG=str(tmp_path / "none"))
     assert code == 0, said
     first = next(iter(yaml.safe_load_all(manifests.read_text())))
