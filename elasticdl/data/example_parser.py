@@ -58,7 +58,7 @@ def parse_all(records: Sequence[bytes]) -> dict[str, list[tuple[list[int], Colum
             parts = found.setdefault(name, [])
             try:
                 parts.append((rows, _values(name, [records[row] for row in rows], span)))
-            except DataError:  # as many bytes, but not as many integers
+            except DataError:  # as many bytes, but not as many values
                 parts += [([row], _values(name, [records[row]], span)) for row in rows]
     return found
 
@@ -137,6 +137,8 @@ def _texts(records: Sequence[bytes], begin: int, end: int) -> Column:
         start = fields[0][0]
         cut = _native.cut_records(list(records), records[0][begin:start], start, end)
     lists = [_strings(record, begin, end) for record in records] if cut is None else [[value] for value in cut]
+    if len({len(values) for values in lists}) != 1:
+        raise DataError("Records differ in the number of texts of a feature.")
     column = np.empty((len(records), len(lists[0])), object)
     for row, values in enumerate(lists):
         column[row] = values

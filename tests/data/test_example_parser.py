@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elasticdl.api.examples import parse_examples
@@ -51,6 +51,7 @@ def test_what_is_wrong_is_said(record: bytes, complaint: str) -> None:
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(-9, 2**40)), st.lists(st.binary(max_size=3)), st.floats(width=32))))
+@example([([], [b"", b"", b"\0", b"\0"], 0.0), ([], [b"\0\0\0", b"\0\0\0"], 0.0)])  # as many bytes of words
 def test_all_features_of_any_number_of_values(rows: list[tuple[list[int], list[bytes], float]]) -> None:
     records = [encode_example({"ids": ids, "words": words, "number": number}) for ids, words, number in rows]
     found = parse_all(records)

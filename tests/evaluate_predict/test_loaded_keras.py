@@ -85,7 +85,7 @@ def test_an_export_gives_the_same_outputs_and_metrics_as_the_model(
     made = framework_of(definition, Mode.PREDICTION)
     made.export(str(tmp_path / "export"), None, ())
     loaded = LoadedKeras(definition, tmp_path / "export" / name, 8, Metadata(), Mode.PREDICTION)
-    assert loaded.report().metrics == ("auc",)
+    assert loaded.report().metrics == ()
     sizes = []
     for expected, found in zip(predicted(made), predicted(loaded), strict=True):
         assert isinstance(expected, dict)
@@ -97,6 +97,7 @@ def test_an_export_gives_the_same_outputs_and_metrics_as_the_model(
             np.testing.assert_allclose(found[key], values, rtol=1e-5, atol=1e-6)
     assert sizes == [8, 8, 5]
     evaluated = LoadedKeras(definition, tmp_path / "export" / name, 8, Metadata(), Mode.EVALUATION)
+    assert evaluated.report().metrics == ("auc",)
     assert auc_of(evaluated) == pytest.approx(auc_of(framework_of(definition, Mode.EVALUATION)), abs=1e-6)
 
 
