@@ -113,7 +113,7 @@ class RemotePath:
 
     def _file(self) -> RemoteFile:
         try:
-            return RemoteFile(self.url)
+            return RemoteFile(self.url, self.storage)
         except StorageFileMissing as error:
             raise FileNotFoundError(errno.ENOENT, "it does not exist", self.url) from error
 
