@@ -14,13 +14,13 @@ What people read, status and events, is written to the runtime's own journal as 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
 import re
 import secrets
 import socket
-import threading
 import time
 import zlib
 from dataclasses import dataclass
@@ -37,6 +37,7 @@ from elasticdl.master.journal import (
     decode,
     encode,
 )
+from elasticdl.master.journal_writer import JournalWriter
 from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
 from elasticdl.storage.port import FileStatus, Storage
 from elasticdl_client.errors import JobError, StorageError, StorageFileMissing, StorageUnreachable
@@ -49,7 +50,7 @@ INTERVAL_S = 2.0  # between two writes in the background: with the list, one req
 STATUS_INTERVAL_S = 30.0  # between two copies of the status in storage, while the job runs
 _ONE_ATTEMPT = RetryPolicy(request_s=20.0, total_s=0.0)  # the callers try again, and end in time when they are to
 _NUM_KEPT = 2  # snapshots of this generation
-_CLOSE_S = 1.0  # for a write that is under way
+_MAX_SNAPSHOTS = 10  # more are deleted by the next `save`: the thread has nothing to write where it is always first
 _NAME = re.compile(r"(\d{8})-([0-9a-f]{16})-([0-9a-f]{8})(?:\.(\d{8}))?")
 
 logger = logging.getLogger("elasticdl.master")
@@ -100,20 +101,14 @@ class StorageJournal:
         self._place = place
         self._shown = shown
         self._scheme = scheme_of(job_dir)
-        self._writing = threading.Lock()  # one write at a time; guards the next five
-        self._claim: JournalClaim | None = None
+        self._claim: JournalClaim | None = None  # the lock of `_writer` guards this and the next five
         self._number = 0  # of the last attempt to write a snapshot: none is repeated under its name
         self._written = b""
-        self._lost: Superseded | None = None
+        self._lost: JobError | None = None
         self._status_at = float("-inf")
         self._stored_status: JobStatus | None = None
-        self._change = threading.Condition()  # guards the two below
-        self._later: tuple[dict[str, Any], JobStatus] | None = None
-        self._failure: BaseException | None = None  # a bug of the thread
-        self._closed = threading.Event()
         self._outages = Outages()
-        self._thread = threading.Thread(target=self._run, name="journal in storage", daemon=True)
-        self._thread.start()
+        self._writer = JournalWriter(INTERVAL_S, self._write_later)
 
     def load(self) -> dict[str, Any] | None:
         """Take the job over, and return its newest snapshot.
@@ -124,7 +119,7 @@ class StorageJournal:
             JobError: the job's directory was removed, or the snapshot is damaged.
         """
         storage = storage_of(self._directory)
-        with self._writing:
+        with self._writer.lock:
             try:
                 found = self._take_over(storage)
                 if self._shown.read_status() is None:
@@ -138,24 +133,21 @@ class StorageJournal:
                 raise self._write_error(error) from error  # what it refuses now, it has taken
 
     def save(self, snapshot: dict[str, Any], status: JobStatus | None = None) -> None:
-        with self._writing:
-            with self._change:
-                waiting, self._later = self._later, None  # older than this one
-            self._write(snapshot)
+        with self._writer.lock:
+            waiting = self._writer.take()  # older than this one
+            found = self._write(snapshot)
             if status is not None:
                 self._shown.save(shown_part(snapshot), status)
                 self._store_status(status)
             elif waiting is not None:
                 self._shown.save_later(shown_part(snapshot), waiting[1])
+            if sum(one.is_snapshot for one in found) > _MAX_SNAPSHOTS:
+                self._tidy(found)
 
     def save_later(self, snapshot: dict[str, Any], status: JobStatus) -> None:
-        with self._change:
-            if self._failure is not None:
-                raise self._failure
-            if self._lost is not None:
-                raise self._lost
-            self._later = snapshot, status
-            self._change.notify_all()
+        if self._lost is not None:
+            raise self._lost
+        self._writer.put(snapshot, status)
 
     def read_status(self) -> JobStatus | None:
         return self._shown.read_status() or self._stored_status
@@ -165,10 +157,8 @@ class StorageJournal:
 
         One that fails before has changed nothing, and the job can be resumed elsewhere.
         """
-        with self._writing:
-            with self._change:
-                if self._later is not None:  # its status is older than this one
-                    self._later = self._later[0], status
+        with self._writer.lock:
+            self._writer.update_status(status)
             self._shown.write_status(status)
             if self._lost is None and self._number:
                 try:
@@ -180,60 +170,19 @@ class StorageJournal:
         return self._outages.take() + self._shown.take_outages()
 
     def close(self) -> None:
-        self._closed.set()
-        with self._change:
-            self._change.notify_all()
-        self._thread.join(_CLOSE_S)
+        self._writer.close()
         self._shown.close()
 
-    # The thread --------------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        complaint = ""
-        while self._wait_for_work():
-            try:
-                self._write_waiting()
-            except JournalWriteError as error:
-                if error.what != complaint:
-                    logger.warning("%s", error)
-                complaint = error.what
-            except Superseded as error:  # here or in the runtime's journal: the next verb raises it
-                self._lost = error
-                return
-            except Exception as error:  # noqa: BLE001  a bug: the next verb raises it in the loop's thread
-                with self._change:
-                    self._failure = error
-                return
-            else:
-                if complaint:
-                    logger.info("The journal can be written again")
-                complaint = ""
-            if self._closed.wait(INTERVAL_S):
-                return
-
-    def _wait_for_work(self) -> bool:
-        """False when there will be none any more."""
-        with self._change:
-            self._change.wait_for(lambda: self._later is not None or self._closed.is_set())
-            return not self._closed.is_set()
-
-    def _write_waiting(self) -> None:
-        with self._writing:
-            with self._change:  # not before: a `save` that was on its way is newer than what waited then
-                content, self._later = self._later, None
-            if content is None:
-                return
-            snapshot, status = content
-            try:
-                found = self._write(snapshot)
-                self._shown.save_later(shown_part(snapshot), status)  # after it: see `FileJournal.save`
-                if time.monotonic() - self._status_at > STATUS_INTERVAL_S:
-                    self._store_status(status)
-            except JournalWriteError:
-                with self._change:
-                    self._later = self._later or content
-                raise
-            self._tidy(found)
+    def _write_later(self, snapshot: dict[str, Any], status: JobStatus) -> None:
+        found = self._write(snapshot)
+        try:
+            self._shown.save_later(shown_part(snapshot), status)  # after it: see `FileJournal.save`
+        except Superseded as error:
+            self._lost = error
+            raise
+        if time.monotonic() - self._status_at > STATUS_INTERVAL_S:
+            self._store_status(status)
+        self._tidy(found)
 
     # The objects; the caller holds the lock ----------------------------------------------------------------------
 
@@ -246,10 +195,7 @@ class StorageJournal:
         """Publish a claim above all others; return the objects that were there by then."""
         found = self._list(storage)
         if not found and self._shown.load() is not None:
-            raise JobError(
-                f"the job's directory was removed while the job ran: its journal {self._directory} is empty",
-                "start the job again, with another --job_dir",
-            )
+            raise self._removed()
         if found and found[-1].claim.place != self._place and any(one.claim.place == self._place for one in found):
             raise self._lose(found)
         claim = JournalClaim(found[-1].claim.number + 1 if found else 1, self._place, secrets.token_hex(4))
@@ -304,14 +250,24 @@ class StorageJournal:
         return found
 
     def _check_owner(self, found: list[JournalObject]) -> None:
-        if not found or found[-1].claim != self._claim:
+        if found and found[-1].claim != self._claim:
             raise self._lose(found)
+        if all(one.claim != self._claim or one.is_snapshot for one in found):  # only a successor deletes a claim
+            self._lost = self._removed()
+            with contextlib.suppress(StorageError):
+                for one in found:  # written since: it would not let another job begin here
+                    self._storage.delete(one.url)
+            raise self._lost
+
+    def _removed(self) -> JobError:
+        return JobError(
+            f"the job's directory was removed while the job ran: its journal {self._directory} is empty",
+            "start the job again, with another --job_dir",
+        )
 
     def _lose(self, found: list[JournalObject]) -> Superseded:
         """Return the error of a master that another claim supersedes, from now on that of every verb."""
-        if not found:
-            self._lost = Superseded(f"the job was deleted: its journal {self._directory} is empty")
-        elif found[-1].claim.place == self._place:
+        if found[-1].claim.place == self._place:
             self._lost = Superseded(f"another master has taken over the job: it writes the journal {self._directory}")
         else:
             self._lost = ResumedElsewhere(

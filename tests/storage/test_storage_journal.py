@@ -278,6 +278,42 @@ def test_a_job_whose_directory_was_removed_does_not_begin_again(proxy: FaultyPro
     journal.close()
 
 
+@pytest.mark.parametrize("with_snapshot", [False, True])
+def test_a_master_whose_directory_is_removed_notices_it_at_its_next_write(
+    proxy: FaultyProxy, tmp_path: Path, with_snapshot: bool
+) -> None:
+    found = journals(proxy, tmp_path)
+    journal = found.open()
+    journal.load()
+    journal.save({"n": 1}, _RUNNING)
+    storage = storage_of(found.job_dir)
+    for url in [f"{found.job_dir}/status.json", *(f"{found.job_dir}/journal/{name}" for name in found.names())]:
+        storage.delete(url)
+    with pytest.raises(JobError, match="was removed while the job ran") as caught:
+        journal.save({"n": 2 if with_snapshot else 1})
+    assert not isinstance(caught.value, Superseded)  # the job fails, and no master elsewhere is named
+    with pytest.raises(JobError, match="was removed"):
+        journal.save_later({"n": 3}, _RUNNING)
+    failed = JobStatus("digits", phase=JobPhase.FAILED, exit_code=1)
+    journal.write_status(failed)
+    assert journal.read_status() == failed
+    assert storage.list(found.job_dir) == []
+    journal.close()
+
+
+def test_snapshots_that_are_saved_at_once_are_deleted_without_the_thread(proxy: FaultyProxy, tmp_path: Path) -> None:
+    found = journals(proxy, tmp_path)
+    journal = found.open()
+    journal.load()
+    for n in range(30):
+        journal.save({"n": n})
+        assert len(found.names()) <= 12
+    journal.close()
+    journal = found.open()
+    assert journal.load() == {"n": 29}
+    journal.close()
+
+
 def test_a_master_that_fails_before_its_first_snapshot_leaves_the_job_to_be_resumed(
     proxy: FaultyProxy, tmp_path: Path
 ) -> None:

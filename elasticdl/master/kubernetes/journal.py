@@ -2,7 +2,7 @@
 
 Every write is conditional on the version of the object that this generation knows, and leaves the generation's random
 name in it.  So a master that has a successor finds out at its next write, and one whose answer was lost on the way
-recognises its own hand.  A thread of its own writes what may be written later; `save` waits.
+recognises its own hand.  A `JournalWriter` writes what may be written later; `save` waits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from elasticdl.master.journal import JournalWriteError, Outage, Outages, Superseded, damaged, decode, encode
+from elasticdl.master.journal_writer import JournalWriter
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.kubernetes import names
@@ -26,7 +27,6 @@ MAX_BYTES = 1024 * 1024 - 64 * 1024  # Kubernetes takes 1 MiB of data in a Confi
 INTERVAL_S = 1.0  # between two writes in the background
 TIMEOUT_S = (5.0, 5.0)  # to connect, to answer
 _MAX_CLAIMS = 10
-_CLOSE_S = 1.0  # for a write that is under way
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"  # an answer without the data
 
 logger = logging.getLogger("elasticdl.master")
@@ -63,20 +63,14 @@ class ConfigMapJournal:
         self._telling = threading.Lock()  # one phase at a time; guards the next
         self._phase: JobPhase | None = None
         self._writer = secrets.token_hex(8)
-        self._writing = threading.Lock()  # one write at a time; guards the three below
-        self._version = ""
+        self._version = ""  # the lock of `_later` guards this and the next two
         self._written = b""  # the snapshot as this generation has written it
         self._lost: Superseded | None = None
-        self._change = threading.Condition()  # guards the two below
-        self._later: tuple[bytes, str] | None = None
-        self._failure: BaseException | None = None  # a bug of the thread
-        self._closed = threading.Event()
         self._outages = Outages()
         found = self._claim()
         self._found_journal: str = (found.binary_data or {}).get(names.JOURNAL_KEY, "")
         self._status_text: str = (found.data or {}).get(names.STATUS_KEY, "")
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
-        self._thread.start()
+        self._later = JournalWriter(INTERVAL_S, self._write, after=self._say_phase)
 
     def load(self) -> dict[str, Any] | None:
         """Return the state at the time of the takeover."""
@@ -91,23 +85,15 @@ class ConfigMapJournal:
 
     def save(self, snapshot: dict[str, Any], status: JobStatus | None = None) -> None:
         data = self._pack(snapshot)
-        with self._writing:
-            with self._change:
-                waiting, self._later = self._later, None  # older than this one
-            text = waiting[1] if waiting is not None else ""
-            self._write(data, status.to_json() if status is not None else text)
+        with self._later.lock:
+            waiting = self._later.take()  # older than this one
+            self._write(data, status or (waiting[1] if waiting is not None else None))
         self._say_phase()
 
     def save_later(self, snapshot: dict[str, Any], status: JobStatus) -> None:
-        with self._change:
-            if self._failure is not None:
-                raise self._failure
         if self._lost is not None:
             raise self._lost
-        content = self._pack(snapshot), status.to_json()
-        with self._change:
-            self._later = content
-            self._change.notify_all()
+        self._later.put(self._pack(snapshot), status)
 
     def read_status(self) -> JobStatus | None:
         try:
@@ -116,14 +102,9 @@ class ConfigMapJournal:
             return None
 
     def write_status(self, status: JobStatus) -> None:
-        text = status.to_json()
         try:
-            with self._writing:
-                content: tuple[bytes | None, str] = None, text
-                with self._change:
-                    if self._later is not None:  # its status is older than this one
-                        content = self._later = self._later[0], text
-                self._write(*content)
+            with self._later.lock:
+                self._write(self._later.update_status(status), status)
             self._say_phase()
         except JournalWriteError as error:
             logger.warning("%s", error.what)
@@ -132,54 +113,7 @@ class ConfigMapJournal:
         return self._outages.take()
 
     def close(self) -> None:
-        self._closed.set()
-        with self._change:
-            self._change.notify_all()
-        self._thread.join(_CLOSE_S)
-
-    # The thread --------------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        complaint = ""
-        while self._wait_for_work():
-            try:
-                self._write_waiting()
-            except JournalWriteError as error:
-                if error.what != complaint:
-                    logger.warning("%s", error)
-                complaint = error.what
-            except Superseded:
-                return  # the next verb raises it
-            except Exception as error:  # noqa: BLE001  a bug: the next verb raises it in the loop's thread
-                with self._change:
-                    self._failure = error
-                return
-            else:
-                if complaint:
-                    logger.info("The journal can be written again")
-                complaint = ""
-            if self._closed.wait(INTERVAL_S):
-                return
-
-    def _wait_for_work(self) -> bool:
-        """False when there will be none any more."""
-        with self._change:
-            self._change.wait_for(lambda: self._later is not None or self._closed.is_set())
-            return not self._closed.is_set()
-
-    def _write_waiting(self) -> None:
-        with self._writing:
-            with self._change:  # not before: a `save` that was on its way is newer than what waited then
-                content, self._later = self._later, None
-            if content is None:
-                return
-            try:
-                self._write(*content)
-            except JournalWriteError:
-                with self._change:
-                    self._later = self._later or content
-                raise
-        self._say_phase()
+        self._later.close()
 
     # The object --------------------------------------------------------------------------------------------------
 
@@ -209,15 +143,16 @@ class ConfigMapJournal:
                 return found
         raise JobError(f"other masters keep writing the journal {self._where}", "delete the one that is too many")
 
-    def _write(self, data: bytes | None, status: str) -> None:
+    def _write(self, data: bytes | None, status: JobStatus | None) -> None:
         """Writes what is given; the caller holds the lock."""
         if self._lost is not None:
             raise self._lost
         body: dict[str, Any] = {}
         if data is not None and data != self._written:
             body["binaryData"] = {names.JOURNAL_KEY: base64.b64encode(data).decode()}
-        if status:
-            body["data"] = {names.STATUS_KEY: status}
+        text = status.to_json() if status is not None else ""
+        if text:
+            body["data"] = {names.STATUS_KEY: text}
         try:
             self._patch_as_owner(body)
         except Superseded as error:
@@ -231,7 +166,7 @@ class ConfigMapJournal:
             ) from error
         self._outages.written()
         self._written = data if data is not None else self._written
-        self._status_text = status or self._status_text
+        self._status_text = text or self._status_text
 
     def _patch_as_owner(self, body: dict[str, Any]) -> None:
         try:

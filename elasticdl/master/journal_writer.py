@@ -1,0 +1,122 @@
+"""The thread of a journal that writes what may be written later.
+
+Owns the newest snapshot and status that wait, and the lock under which the journal writes.  It never knows where to.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from elasticdl.master.journal import JournalWriteError
+from elasticdl_client.job_status import JobStatus
+
+Snapshot = TypeVar("Snapshot")
+
+_CLOSE_S = 1.0  # for a write that is under way
+
+logger = logging.getLogger("elasticdl.master")
+
+
+class JournalWriter(Generic[Snapshot]):
+    """Write the newest snapshot and status, and repeat a write that fails.
+
+    Args:
+        interval_s: between two writes.
+        write: called with the lock held; a `JournalWriteError` is logged, any other error ends the thread.
+        after: called after each write, without the lock.
+
+    Attributes:
+        lock: one write at a time, in any thread.
+    """
+
+    def __init__(
+        self,
+        interval_s: float,
+        write: Callable[[Snapshot, JobStatus], None],
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.lock = threading.Lock()
+        self._interval_s = interval_s
+        self._write = write
+        self._after = after
+        self._change = threading.Condition()  # guards the two below
+        self._waiting: tuple[Snapshot, JobStatus] | None = None
+        self._failure: BaseException | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def put(self, snapshot: Snapshot, status: JobStatus) -> None:
+        """Have both written in place of what waits.
+
+        Raises:
+            BaseException: the error that has ended the thread.
+        """
+        with self._change:
+            if self._failure is not None:
+                raise self._failure
+            self._waiting = snapshot, status
+            self._change.notify_all()
+
+    def take(self) -> tuple[Snapshot, JobStatus] | None:
+        """Return what waits, which is then written no more; the caller holds the lock."""
+        with self._change:
+            waiting, self._waiting = self._waiting, None
+            return waiting
+
+    def update_status(self, status: JobStatus) -> Snapshot | None:
+        """Replace the status that waits, if there is one, and return the snapshot beside it."""
+        with self._change:
+            if self._waiting is None:
+                return None
+            self._waiting = self._waiting[0], status
+            return self._waiting[0]
+
+    def close(self) -> None:
+        """End the thread; what waits is dropped."""
+        self._closed.set()
+        with self._change:
+            self._change.notify_all()
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        complaint = ""
+        while self._wait_for_work():
+            try:
+                self._write_waiting()
+            except JournalWriteError as error:
+                if error.what != complaint:
+                    logger.warning("%s", error)
+                complaint = error.what
+            except Exception as error:  # noqa: BLE001  the next `put` raises it in the loop's thread
+                with self._change:
+                    self._failure = error
+                return
+            else:
+                if complaint:
+                    logger.info("The journal can be written again")
+                complaint = ""
+            if self._closed.wait(self._interval_s):
+                return
+
+    def _wait_for_work(self) -> bool:
+        """False when there will be none any more."""
+        with self._change:
+            self._change.wait_for(lambda: self._waiting is not None or self._closed.is_set())
+            return not self._closed.is_set()
+
+    def _write_waiting(self) -> None:
+        with self.lock:
+            content = self.take()  # not before: a `save` that was on its way is newer than what waited then
+            if content is None:
+                return
+            try:
+                self._write(*content)
+            except JournalWriteError:
+                with self._change:
+                    self._waiting = self._waiting or content
+                raise
+        self._after()
