@@ -26,9 +26,8 @@ from typing import Any
 from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.model_framework import ADAPTER, NUM_ARGUMENTS, can_be_called, framework_of
 from elasticdl_client.original_imports import check_source
-from elasticdl_client.zoo_modules import ALIAS
+from elasticdl_client.zoo_modules import ADAPTER, ALIAS, NUM_ARGUMENTS, can_be_called, framework_of
 
 __all__ = ["ModelDefinition", "framework_of", "load", "load_model_definition"]
 

@@ -24,10 +24,10 @@ from elasticdl_client.errors import ElasticDLError, FlagError
 from elasticdl_client.flags import Group, flag_of, notes_on_retired, parse, resolve_retired, split_arguments
 from elasticdl_client.job_spec import JobSpec, flag_defaults, flag_fields
 from elasticdl_client.kubernetes import api
-from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import dataset_flags
 from elasticdl_client.secret_values import hide_in_flag
 from elasticdl_client.storage_kinds import is_remote
+from elasticdl_client.zoo_modules import framework_of
 
 PREFIX = "ELASTICDL_"
 FILE = ("-f", "--filename")

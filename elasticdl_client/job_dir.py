@@ -30,7 +30,7 @@ from pathlib import Path
 from elasticdl_client.certificates import make_certificate
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_events import EventHistory
-from elasticdl_client.job_journal import JobJournal
+from elasticdl_client.job_series import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.kubernetes import names

@@ -39,10 +39,10 @@ from elasticdl_client.data_sources import (
 )
 from elasticdl_client.errors import DataError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
-from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import check_model_source, reads_data_itself
 from elasticdl_client.storage_kinds import check_installed, check_url, is_remote
 from elasticdl_client.trained_model import check_unused, look_at
+from elasticdl_client.zoo_modules import framework_of
 
 _DATA_FLAGS = ("training_data", "validation_data", "prediction_data", "data")
 _PATH_FLAGS = (

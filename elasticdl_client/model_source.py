@@ -15,10 +15,9 @@ from elasticdl_client.choices import FrameworkName, JobType
 from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import FlagError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.model_framework import ADAPTER, NUM_ARGUMENTS, can_be_called, check_framework, framework_of
 from elasticdl_client.original_imports import check_source
 from elasticdl_client.secret_values import hide
-from elasticdl_client.zoo_modules import sources
+from elasticdl_client.zoo_modules import ADAPTER, NUM_ARGUMENTS, can_be_called, check_framework, framework_of, sources
 
 _EXPECTED = {
     "dataset": "a function dataset() or dataset(mode) that returns arrays, a PyDataset or a tf.data.Dataset",

@@ -47,11 +47,11 @@ from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import EXIT_SUPERSEDED, JobPhase, JobStatus
-from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import reads_data_itself
 from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import is_remote
 from elasticdl_client.trained_model import ModelKind, check_unused, look_at
+from elasticdl_client.zoo_modules import framework_of
 
 if TYPE_CHECKING:
     from elasticdl.master.metrics_server import MetricsServer

@@ -41,7 +41,7 @@ from elasticdl.master.journal_writer import JournalWriter
 from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
 from elasticdl.storage.port import FileStatus, Storage
 from elasticdl_client.errors import JobError, StorageError, StorageFileMissing, StorageUnreachable
-from elasticdl_client.job_journal import shown_part
+from elasticdl_client.job_series import shown_part
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.kubernetes.names import STATUS_KEY
 from elasticdl_client.storage_kinds import scheme_of

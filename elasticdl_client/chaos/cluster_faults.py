@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from elasticdl_client.chaos.faults import Fault, FaultKind, Victim
 from elasticdl_client.errors import FlagError, JobError
-from elasticdl_client.jobs import pods
+from elasticdl_client.jobs import cluster_objects
 from elasticdl_client.jobs.cluster_objects import delete_object, list_objects, read_pod
 from elasticdl_client.jobs.store import JobInfo
 from elasticdl_client.kubernetes import names, rbac
@@ -55,16 +55,16 @@ class ClusterFaults:
         found = list_objects(self._connection, "pod", self._job.namespace, self._job.name)
         return [
             Victim(
-                role if role == "master" else f"{role}-{pods.label(pod, names.INDEX_LABEL)}",
+                role if role == "master" else f"{role}-{cluster_objects.label(pod, names.INDEX_LABEL)}",
                 str(pod["metadata"]["name"]),
                 role,
-                int(pods.label(pod, names.INDEX_LABEL) or 0),
+                int(cluster_objects.label(pod, names.INDEX_LABEL) or 0),
                 str(pod["metadata"]["uid"]),
             )
-            for pod in sorted(found, key=pods.sort_key)
-            if pods.label(pod, names.ROLE_LABEL) == role
-            and pods.pod_status(pod).phase == "Running"
-            and not pods.is_going(pod)
+            for pod in sorted(found, key=cluster_objects.sort_key)
+            if cluster_objects.label(pod, names.ROLE_LABEL) == role
+            and cluster_objects.pod_status(pod).phase == "Running"
+            and not cluster_objects.is_going(pod)
         ]
 
     def inject(self, fault: Fault, victim: Victim | None) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from elasticdl_client.choices import Runtime
-from elasticdl_client.dashboard.actions import Action, possible
+from elasticdl_client.dashboard.access import Action, possible
 from elasticdl_client.dashboard.lanes import Lane, lanes_of
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.explain.diagnosis import Diagnosis, Facts

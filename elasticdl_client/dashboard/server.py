@@ -33,9 +33,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from elasticdl_client import goodput, progress, scaling
-from elasticdl_client.dashboard import actions
-from elasticdl_client.dashboard.access import AccessGate, Keys
-from elasticdl_client.dashboard.actions import Action
+from elasticdl_client.dashboard import access
+from elasticdl_client.dashboard.access import AccessGate, Action, Keys
 from elasticdl_client.dashboard.lanes import Lane
 from elasticdl_client.dashboard.observer import JobDetail, Observer
 from elasticdl_client.errors import ElasticDLError
@@ -191,7 +190,7 @@ class Dashboard:
         """Yield the output of the command `logs`: a process can be ended while it waits for a line, a thread cannot."""
         whose = f"--role={pod}" if pod else "--all"
         follow = [] if job.has_ended else ["--follow"]
-        arguments = actions.command("logs", job, self._options, whose, f"--tail={_TAIL}", "--output=json", *follow)
+        arguments = access.command("logs", job, self._options, whose, f"--tail={_TAIL}", "--output=json", *follow)
         self._num_logs += 1
         process = None
         try:
@@ -228,7 +227,7 @@ class Dashboard:
         try:
             store = self._observer.store(job)
             number = request.query_params.get("num_workers", "")
-            done = await asyncio.to_thread(actions.perform, action, job, store, self._options, number)
+            done = await asyncio.to_thread(access.perform, action, job, store, self._options, number)
         except ElasticDLError as error:
             return JSONResponse({"error": error.what, "hint": error.hint}, 409)
         finally:

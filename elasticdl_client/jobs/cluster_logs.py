@@ -15,7 +15,7 @@ from typing import Any
 
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobStatus
-from elasticdl_client.jobs import pods
+from elasticdl_client.jobs import cluster_objects
 from elasticdl_client.jobs.cluster_objects import Object, list_objects, read_pod
 from elasticdl_client.jobs.store import JobInfo, LogLine, LogRequest, Phase
 from elasticdl_client.kubernetes import names
@@ -68,8 +68,8 @@ def _printed(connection: Connection, job: JobInfo, request: LogRequest) -> Itera
         found = _with_life_before(found, request)
     for pod in found:
         name = str(pod["metadata"]["name"])
-        if not pods.container(pod).get("containerID"):
-            why = pods.pod_status(pod).message or "it has not started"
+        if not cluster_objects.container(pod).get("containerID"):
+            why = cluster_objects.pod_status(pod).message or "it has not started"
             if not request.is_of_many:
                 raise JobError(f"Pod {name} has printed nothing yet: {why}.", f"See `elasticdl status {job.name}`.")
             continue
@@ -93,7 +93,7 @@ def _with_life_before(found: list[Object], request: LogRequest) -> list[Object]:
     Raises:
         JobError: none of them was started again.
     """
-    again = [pod for pod in found if (pods.container(pod).get("lastState") or {}).get("terminated")]
+    again = [pod for pod in found if (cluster_objects.container(pod).get("lastState") or {}).get("terminated")]
     if not again:
         which = "No pod of these" if request.is_of_many else f"Pod {found[0]['metadata']['name']} never"
         raise JobError(
@@ -111,11 +111,11 @@ def _part(tail: int, since_s: float) -> dict[str, Any]:
 
 
 def _pods(connection: Connection, job: JobInfo) -> list[Object]:
-    return sorted(list_objects(connection, "pod", job.namespace, job.name), key=pods.sort_key)
+    return sorted(list_objects(connection, "pod", job.namespace, job.name), key=cluster_objects.sort_key)
 
 
 def _role(pod: Object) -> str:
-    role, index = pods.label(pod, names.ROLE_LABEL), pods.label(pod, names.INDEX_LABEL)
+    role, index = cluster_objects.label(pod, names.ROLE_LABEL), cluster_objects.label(pod, names.INDEX_LABEL)
     return role if role == "master" else f"{role}-{index}"
 
 
@@ -125,7 +125,7 @@ def _open(connection: Connection, pod: Object, **options: Any) -> Any:
         connection.core.read_namespaced_pod_log(
             metadata["name"],
             metadata["namespace"],
-            container=pods.container(pod)["name"],
+            container=cluster_objects.container(pod)["name"],
             _preload_content=False,
             **options,
         )
@@ -217,7 +217,7 @@ class _PodReader:
                 pod = self._look()
                 if pod is None:
                     return
-                current = pods.container(pod).get("containerID", "")
+                current = cluster_objects.container(pod).get("containerID", "")
                 if current not in ("", life):
                     if life:
                         position.begin_next_life()
@@ -291,7 +291,7 @@ class PodLogs:
             if not error.unreachable:
                 raise
             return None
-        if pod is None or not pods.container(pod).get("containerID"):
+        if pod is None or not cluster_objects.container(pod).get("containerID"):
             return None
         lines: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
         position = _Position(0 if from_now else -1, 0.0)
@@ -374,11 +374,11 @@ class _Follower:
 
     def _is_over(self, found: list[Object], wanted: list[Object]) -> bool:
         master = next((pod for pod in found if _role(pod) == "master"), None)
-        if master is not None and pods.label(master, names.STATUS_LABEL) in ("Finished", "Failed"):
+        if master is not None and cluster_objects.label(master, names.STATUS_LABEL) in ("Finished", "Failed"):
             return True
         if self._request.role.startswith("worker-") and self._readers and not any(map(_may_print, wanted)):
             return True  # its successor has another number
-        if master is not None and pods.pod_status(master).phase in ("Pending", "Running"):
+        if master is not None and cluster_objects.pod_status(master).phase in ("Pending", "Running"):
             return False
         job = self._find()
         if job is None or job.has_ended:
@@ -394,4 +394,4 @@ class _Follower:
 
 
 def _may_print(pod: Object) -> bool:
-    return pods.pod_status(pod).phase in ("Pending", "Running")
+    return cluster_objects.pod_status(pod).phase in ("Pending", "Running")

@@ -18,11 +18,12 @@ from elasticdl_client.explain import explanation as explain_words
 from elasticdl_client.explain.diagnosis import Facts
 from elasticdl_client.explain.explanation import Question, explain
 from elasticdl_client.job_dir import is_elsewhere
-from elasticdl_client.jobs import event_list, top, words
+from elasticdl_client.jobs import event_list, words
 from elasticdl_client.jobs.options import Options, parse, role_of, seconds_of
 from elasticdl_client.jobs.store import JobInfo, JobStore, LogRequest, Phase
 from elasticdl_client.jobs.stores import JobStores
-from elasticdl_client.jobs.watch import watch
+from elasticdl_client.jobs.watch import top as show_top
+from elasticdl_client.jobs.watch import watch, watch_list
 from elasticdl_client.storage_kinds import is_remote
 from elasticdl_client.stored_job import StoredJob, with_secrets
 
@@ -60,14 +61,14 @@ def run(command: str, arguments: Sequence[str]) -> int:
 
 
 def _top(options: Options, places: JobStores) -> int:
-    return top.top(places.list_again, options.output)
+    return show_top(places.list_again, options.output)
 
 
 def _list(options: Options, places: JobStores) -> int:
     if options.watch:
         wide = options.output == "wide"
         table = lambda jobs: words.job_table(jobs, with_namespace=options.all_namespaces, wide=wide)  # noqa: E731
-        return top.watch_list(places.list_again, table, options.output)
+        return watch_list(places.list_again, table, options.output)
     jobs = places.list()
     _say_unreachable(places)
     if options.output in ("json", "yaml"):

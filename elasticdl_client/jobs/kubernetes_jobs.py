@@ -15,10 +15,10 @@ from elasticdl_client import scaling
 from elasticdl_client.chaos.faults import FaultInjector
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError, JobError
-from elasticdl_client.job_journal import JobJournal
+from elasticdl_client.job_series import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus, PodStatus
-from elasticdl_client.jobs import cluster_logs, cluster_objects, pods
+from elasticdl_client.jobs import cluster_logs, cluster_objects
 from elasticdl_client.jobs.cluster_objects import Object, delete_object, list_objects, read_pod
 from elasticdl_client.jobs.store import JobInfo, LogLine, LogRequest, Phase, phase_of
 from elasticdl_client.kubernetes import api, events, names, rbac
@@ -98,7 +98,7 @@ class KubernetesJobs:
         from elasticdl_client.kubernetes.objects import master_pod
 
         owner = self._owner(job)
-        if owner is None or pods.is_going(owner) or names.MASTER_POD_KEY not in (owner.get("data") or {}):
+        if owner is None or cluster_objects.is_going(owner) or names.MASTER_POD_KEY not in (owner.get("data") or {}):
             raise JobError(
                 f"Job {job.name} has no ConfigMap {names.job_object(job.name)} with its master's pod any more.",
                 f"Its other objects are deleted by `{job.command('delete')}`.",
@@ -180,7 +180,7 @@ class KubernetesJobs:
         from elasticdl_client.jobs import tensorboard
 
         owner = self._owner(job)
-        if owner is None or pods.is_going(owner):
+        if owner is None or cluster_objects.is_going(owner):
             raise JobError(f"Job {job.name} has no ConfigMap {names.job_object(job.name)} any more.")
         return tensorboard.show_of_cluster(self._connection, job, owner, port)
 
@@ -213,7 +213,7 @@ def _jobs(connection: api.Connection, namespace: str, name: str, context: str) -
         objects[_key(config_map)].config_maps[config_map["metadata"]["name"]] = config_map
     if name:
         for (where, _), found in objects.items():
-            made = [pod["metadata"]["uid"] for pod in found.pods if pods.is_being_made(pod)]
+            made = [pod["metadata"]["uid"] for pod in found.pods if cluster_objects.is_being_made(pod)]
             found.told = events.newest(connection, where, made)
     jobs = [_job(where, job, found, context) for (where, job), found in objects.items()]
     return sorted(jobs, key=lambda job: (job.created_at, job.namespace, job.name))
@@ -232,7 +232,7 @@ class _Found:
 
 
 def _key(thing: Object) -> tuple[str, str]:
-    return str(thing["metadata"]["namespace"]), pods.label(thing, names.JOB_LABEL)
+    return str(thing["metadata"]["namespace"]), cluster_objects.label(thing, names.JOB_LABEL)
 
 
 def _job(namespace: str, name: str, found: _Found, context: str) -> JobInfo:
@@ -240,8 +240,8 @@ def _job(namespace: str, name: str, found: _Found, context: str) -> JobInfo:
     everything = [*found.config_maps.values(), *found.pods]
     created_at = min(_created_at(thing) for thing in ([owner] if owner else everything))
     written, spec = _written(found.config_maps.get(names.state_object(name))), _spec(owner)
-    status = _with_pods(written or JobStatus(name), sorted(found.pods, key=pods.sort_key), found.told, spec)
-    master = next((pod for pod in found.pods if pods.label(pod, names.ROLE_LABEL) == "master"), None)
+    status = _with_pods(written or JobStatus(name), sorted(found.pods, key=cluster_objects.sort_key), found.told, spec)
+    master = next((pod for pod in found.pods if cluster_objects.label(pod, names.ROLE_LABEL) == "master"), None)
     phase, note = _phase(name, status, owner, master, time.time() - created_at)
     return JobInfo(name, Runtime.KUBERNETES, phase, status, note, namespace, context, created_at=created_at, spec=spec)
 
@@ -250,10 +250,10 @@ def _phase(
     name: str, status: JobStatus, owner: Object | None, master: Object | None, age_s: float
 ) -> tuple[Phase, str]:
     """The phase of a job, and details of it."""
-    if owner is None or pods.is_going(owner):
+    if owner is None or cluster_objects.is_going(owner):
         return phase_of(status, runs=master is not None), "It is being deleted, or was deleted in part."
     if master is not None:
-        pod_phase, label = pods.pod_status(master).phase, pods.label(master, names.STATUS_LABEL)
+        pod_phase, label = cluster_objects.pod_status(master).phase, cluster_objects.label(master, names.STATUS_LABEL)
         if label == "Finished" and status.exit_code is None:
             return Phase.SUCCEEDED, ""
         if label == "Failed" and status.exit_code is None:
@@ -268,7 +268,11 @@ def _phase(
         return phase, ""
     if _is_told_to_stop(owner):
         return phase, "Its pods were ended by `elasticdl stop`."
-    how = f"has ended ({pods.pod_status(master).message or 'reason unknown'})" if master is not None else "is gone"
+    how = (
+        f"has ended ({cluster_objects.pod_status(master).message or 'reason unknown'})"
+        if master is not None
+        else "is gone"
+    )
     return phase, f"Its master's pod {how}, and the job has not ended."
 
 
@@ -290,8 +294,10 @@ def _with_pods(
 ) -> JobStatus:
     """The status with the pods as the API shows them, and how many of them run."""
     told = {pod.name: pod for pod in status.pods}
-    seen = tuple(_told_more(pods.pod_status(pod), told, events_say.get(pod["metadata"]["uid"], "")) for pod in found)
-    running = [pods.label(pod, names.ROLE_LABEL) for pod in found if _runs(pod)]
+    seen = tuple(
+        _told_more(cluster_objects.pod_status(pod), told, events_say.get(pod["metadata"]["uid"], "")) for pod in found
+    )
+    running = [cluster_objects.label(pod, names.ROLE_LABEL) for pod in found if _runs(pod)]
     return dataclasses.replace(
         status,
         pods=seen,
@@ -313,7 +319,7 @@ def _told_more(pod: PodStatus, told: Mapping[str, PodStatus], event: str) -> Pod
 
 
 def _runs(pod: Object) -> bool:
-    return pods.pod_status(pod).phase == "Running" and not pods.is_going(pod)
+    return cluster_objects.pod_status(pod).phase == "Running" and not cluster_objects.is_going(pod)
 
 
 def _spec(owner: Object | None) -> JobSpec | None:

@@ -29,7 +29,7 @@ from elasticdl_client.job_dir import (
     signal_process,
     wait_for_end,
 )
-from elasticdl_client.job_journal import JobJournal
+from elasticdl_client.job_series import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import log_files

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from elasticdl_client.chaos.faults import FaultInjector
 from elasticdl_client.choices import Runtime
-from elasticdl_client.job_journal import JobJournal
+from elasticdl_client.job_series import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.worker_range import WorkerRange

@@ -25,7 +25,7 @@ from typing import Any
 
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.jobs import pods
+from elasticdl_client.jobs import cluster_objects
 from elasticdl_client.jobs.cluster_objects import Object, delete_object, read_pod
 from elasticdl_client.jobs.store import JobInfo
 from elasticdl_client.kubernetes import names
@@ -171,7 +171,7 @@ def _wait_until_ready(connection: Connection, namespace: str, name: str) -> None
     pause = threading.Event()
     while time.monotonic() < deadline:
         pod = read_pod(connection, namespace, name)
-        status = pods.pod_status(pod) if pod is not None else None
+        status = cluster_objects.pod_status(pod) if pod is not None else None
         if status is None or status.phase in ("Succeeded", "Failed"):
             why = status.message if status is not None else "it was deleted"
             raise JobError(

@@ -1,23 +1,28 @@
-"""`elasticdl status --watch`: a job's status to its end, redrawn on a terminal, elsewhere a line for each change.
+"""Views of jobs that are redrawn on a terminal: `elasticdl top`, `elasticdl list --watch`, `elasticdl status --watch`.
 
-Only looks: the job does not need it, and it waits for an API server that is away.
+Elsewhere `top` prints what it sees once, `list --watch` a row whenever it is another one, as kubectl does, and `status
+--watch` a line for each change until the end of the job.  They only look: no job needs them, and they continue when a
+cluster answers again.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TextIO
 
-from elasticdl_client import progress, terminal_text
+from elasticdl_client import goodput, progress, terminal_text
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.jobs import words
-from elasticdl_client.jobs.store import JobInfo
+from elasticdl_client.jobs.store import JobInfo, Phase
 from elasticdl_client.kubernetes.api import ClusterError
 from elasticdl_client.news import MAX_UNTHINNED, News
+from elasticdl_client.terminal_text import age
 
 _LOOK_S = 1.0
 
@@ -170,3 +175,155 @@ class _Structured:
 
     def close(self) -> None:
         """Nothing is kept open."""
+
+
+LOOK_S = 1.0
+_NONE = "-"
+_ORDER = (Phase.RUNNING, Phase.PENDING, Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED)
+_MAX_MESSAGE = 80
+
+Table = Callable[[Sequence[JobInfo]], str]
+
+
+def top(list_jobs: Callable[[], Sequence[JobInfo]], form: str) -> int:
+    """Show all jobs, and the pods of those that have not ended, until Ctrl-C; the exit code.
+
+    Args:
+        list_jobs: the jobs as they are now.
+        form: json or yaml, objects of what is seen now; empty: text for people.
+
+    Raises:
+        ElasticDLError: a runtime cannot be reached, or refuses.
+    """
+    if form:
+        print(words.structured([job.to_plain() for job in list_jobs()], form))
+    elif sys.stdout.isatty():
+        _redraw(list_jobs, lambda jobs: screen(jobs, time.time()), sys.stdout)
+    else:
+        print(screen(list_jobs(), time.time()))
+    return 0
+
+
+def watch_list(list_jobs: Callable[[], Sequence[JobInfo]], table: Table, form: str) -> int:
+    """Show the table of `elasticdl list` until Ctrl-C; the exit code.
+
+    Args:
+        list_jobs: the jobs as they are now.
+        table: its first line has the heads.
+        form: json: a list of objects in one line whenever it is another one; else text for people.
+
+    Raises:
+        ElasticDLError: a runtime cannot be reached, or refuses.
+    """
+    if form != "json" and sys.stdout.isatty():
+        _redraw(list_jobs, table, sys.stdout)
+        return 0
+    shown: set[str] = set()
+    pause = threading.Event()
+    while True:
+        jobs = _try(list_jobs)
+        if jobs is not None:
+            lines = [_objects(jobs)] if form == "json" else table(jobs).splitlines()
+            ageless = [dataclasses.replace(job, created_at=0.0) for job in jobs]  # to grow older is no change
+            keys = lines if form == "json" else table(ageless).splitlines()
+            for key, line in zip(keys, lines, strict=True):
+                if key not in shown:
+                    print(line, flush=True)
+            shown = set(keys)
+        pause.wait(LOOK_S)
+
+
+def screen(jobs: Sequence[JobInfo], now: float) -> str:
+    """Return the tables of `elasticdl top`: the jobs, those that run first, and the pods of those that have not ended.
+
+    Args:
+        now: seconds since the Unix epoch.
+    """
+    ordered = sorted(jobs, key=lambda job: (_ORDER.index(job.phase), -job.created_at))
+    heads = ["JOB", "WHERE", "PHASE", "RECORDS", "RATE", "ETA", "GOODPUT", "WORKERS", "PS", "STEP", "LOSS", "AGE"]
+    by_phase = collections.Counter(job.phase for job in ordered)
+    counts = ", ".join(f"{count} {phase.value.lower()}" for phase, count in by_phase.items())
+    lines = [f"{time.strftime('%H:%M:%S', time.localtime(now))}   jobs: {counts or 'none'}", ""]
+    lines += words.table([heads, *(_job_row(job, now) for job in ordered)]).splitlines()
+    going = [job for job in ordered if not job.has_ended]
+    with_devices = any(job.status.devices for job in going)
+    pods = [row for job in going for row in _pod_rows(job, with_devices)]
+    if pods:
+        device = ["GPU MEMORY"] if with_devices else []
+        lines += ["", *words.table([["JOB", "POD", "PHASE", "RESTARTS", *device, "MESSAGE"], *pods]).splitlines()]
+    return "\n".join(lines)
+
+
+def _job_row(job: JobInfo, now: float) -> list[str]:
+    status, runs = job.status, job.phase is Phase.RUNNING
+    share = f"{status.records_done / status.records_total:.0%}" if status.records_total else f"{status.records_done:,}"
+    eta = status.eta_seconds if runs else None
+    return [
+        job.name,
+        job.namespace or job.runtime.value,
+        job.phase.value,
+        share,
+        f"{status.records_per_second:,.0f}/s" if runs else _NONE,
+        _NONE if eta is None else age(eta),
+        f"{goodput.goodput(status.worker_seconds):.0%}" if status.worker_seconds else _NONE,
+        f"{status.workers_alive}/{status.workers_wanted}",
+        f"{status.ps_alive}/{status.ps_wanted}" if status.ps_wanted else _NONE,
+        f"{status.model_version:,}",
+        _NONE if status.loss is None else f"{status.loss:.4g}",
+        age(now - job.created_at) if job.created_at else _NONE,
+    ]
+
+
+def _pod_rows(job: JobInfo, with_devices: bool) -> list[list[str]]:
+    prefix = f"elasticdl-{job.name}-"
+    memory: dict[str, tuple[int, int]] = {}  # of all devices of a pod
+    for one in job.status.devices:
+        used, total = memory.get(name := f"{prefix}worker-{one.worker}", (0, 0))
+        memory[name] = (used + one.used_bytes, total + one.total_bytes)
+    devices = {name: progress.memory_text(*sizes) for name, sizes in memory.items()}
+    return [
+        [
+            job.name,
+            pod.name.removeprefix(prefix),
+            pod.phase,
+            str(pod.restarts),
+            *([devices.get(pod.name, _NONE)] if with_devices else []),
+            " ".join(pod.message.split())[:_MAX_MESSAGE],
+        ]
+        for pod in job.status.pods
+        if pod.phase in ("Pending", "Running", "Failed")
+    ]
+
+
+def _objects(jobs: Sequence[JobInfo]) -> str:
+    return words.json_text([job.to_plain() for job in jobs])
+
+
+def _try(list_jobs: Callable[[], Sequence[JobInfo]]) -> Sequence[JobInfo] | None:
+    """The jobs; None while a cluster is out of reach.
+
+    Raises:
+        ElasticDLError: it refuses.
+    """
+    try:
+        return list_jobs()
+    except ElasticDLError as error:
+        if not isinstance(error, ClusterError) or not error.unreachable:
+            raise
+        return None
+
+
+def _redraw(list_jobs: Callable[[], Sequence[JobInfo]], table: Table, stream: TextIO) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(file=stream, highlight=False, emoji=False)
+    pause = threading.Event()
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop", screen=True) as live:
+        while True:
+            jobs = _try(list_jobs)
+            shown = table(jobs) if jobs is not None else "The cluster does not answer; it is asked again."
+            text = Text.from_ansi(terminal_text.paint_phases(shown, stream), no_wrap=True, overflow="ellipsis")
+            live.update(text, refresh=True)
+            pause.wait(LOOK_S)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from elasticdl_client.errors import FlagError
-from elasticdl_client.kubernetes.placement import add_tolerations
+from elasticdl_client.kubernetes.resources import add_tolerations
 
 _OBJECTS = {"labels", "annotations", "affinity"}
 _LISTS = {"tolerations", "env"}

@@ -12,7 +12,7 @@ from elasticdl_client.checks import at_least, check_path, check_url_of_directory
 from elasticdl_client.choices import ImagePullPolicy, MasterRestartPolicy
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import Group, flag, parses
-from elasticdl_client.kubernetes import names, placement
+from elasticdl_client.kubernetes import names, resources
 from elasticdl_client.kubernetes.cluster_spec import parse_cluster_spec_json
 from elasticdl_client.kubernetes.pod_template import check as check_pod_template
 from elasticdl_client.kubernetes.resources import parse_resources
@@ -156,20 +156,20 @@ class KubernetesFlags:
         "",
         "Labels of the nodes for all pods: key=value,key2=value2.",
         Group.KUBERNETES,
-        check=parses(placement.parse_node_selector),
+        check=parses(resources.parse_node_selector),
     )
     tolerations: str = flag(
         "",
         "Taints that all pods tolerate, as `kubectl taint` writes them: key=value:NoSchedule,key2:NoExecute,key3.",
         Group.KUBERNETES,
-        check=parses(placement.parse_tolerations),
+        check=parses(resources.parse_tolerations),
     )
-    scheduler_name: str = flag("", "Scheduler of all pods.", Group.KUBERNETES, check=placement.check_name)
+    scheduler_name: str = flag("", "Scheduler of all pods.", Group.KUBERNETES, check=resources.check_name)
     queue: str = flag(
         "",
         "Kueue's LocalQueue for workers and parameter servers: each starts when the queue admits it.",
         Group.KUBERNETES,
-        check=placement.check_name,
+        check=resources.check_name,
     )
     volume: str = flag(
         "",

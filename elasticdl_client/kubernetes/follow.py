@@ -13,7 +13,7 @@ from typing import Any
 from elasticdl_client import progress
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_events import EventHistory
-from elasticdl_client.job_journal import JobJournal
+from elasticdl_client.job_series import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobPhase, JobStatus
 from elasticdl_client.jobs.cluster_logs import PodLogs

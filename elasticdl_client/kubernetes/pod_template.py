@@ -16,7 +16,7 @@ from typing import Any
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import nearest
 from elasticdl_client.kubernetes import names
-from elasticdl_client.kubernetes.placement import add_tolerations
+from elasticdl_client.kubernetes.resources import add_tolerations
 
 OURS = "elasticdl"
 """The name in a template of the container that runs the job's process."""

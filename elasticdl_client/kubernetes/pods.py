@@ -12,10 +12,18 @@ from typing import Any, Protocol
 
 from elasticdl_client.choices import LOG_FORMAT_VARIABLE, ImagePullPolicy, LogFormat
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.kubernetes import cluster_spec, code, names, placement, pod_template
+from elasticdl_client.kubernetes import cluster_spec, code, names, pod_template
 from elasticdl_client.kubernetes.cluster_spec import adapt_pod
 from elasticdl_client.kubernetes.flags import parse_user, worker_priorities
-from elasticdl_client.kubernetes.resources import Resources, container_resources, quantity
+from elasticdl_client.kubernetes.resources import (
+    QUEUE_LABEL,
+    Resources,
+    add_tolerations,
+    container_resources,
+    parse_node_selector,
+    parse_tolerations,
+    quantity,
+)
 from elasticdl_client.kubernetes.volumes import parse_volumes, pod_volumes
 from elasticdl_client.tf_config import tf_config
 
@@ -111,7 +119,7 @@ def _labels(spec: JobSpec, pod: PodLike) -> dict[str, str]:
     if pod.role == "worker":
         labels[names.SLOT_LABEL] = str(pod.slot)
     if spec.queue and pod.role != "master":
-        labels[placement.QUEUE_LABEL] = spec.queue
+        labels[QUEUE_LABEL] = spec.queue
     return labels
 
 
@@ -137,8 +145,8 @@ def _pod_spec(spec: JobSpec, pod: PodLike, max_memory: int | None, secret_envs: 
         ]
         if spec.worker_service_account:
             found["serviceAccountName"] = spec.worker_service_account
-    placement.add_tolerations(found, placement.parse_tolerations(spec.tolerations))
-    if selector := placement.parse_node_selector(spec.node_selector):
+    add_tolerations(found, parse_tolerations(spec.tolerations))
+    if selector := parse_node_selector(spec.node_selector):
         found["nodeSelector"] = selector
     if spec.scheduler_name:
         found["schedulerName"] = spec.scheduler_name

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl_client.job_journal import JobJournal
-from elasticdl_client.job_series import MAX_METRICS, MAX_POINTS, JobSeries, SeriesPoint, joined
+from elasticdl_client.job_series import MAX_METRICS, MAX_POINTS, JobJournal, JobSeries, SeriesPoint, joined
 
 
 def points(*times: float) -> list[SeriesPoint]:

@@ -11,7 +11,7 @@ import pytest
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.job_status import DeviceStatus, EpochCoverage, JobPhase, JobStatus, PodStatus, PsStatus
-from elasticdl_client.jobs import pods, words
+from elasticdl_client.jobs import cluster_objects, words
 from elasticdl_client.jobs.store import JobInfo, Phase, phase_of
 from elasticdl_client.terminal_text import age
 
@@ -311,7 +311,7 @@ def container(**state: Any) -> dict[str, Any]:
     ],
 )
 def test_a_pod_says_why_it_is_pending_or_has_ended(found: dict[str, Any], phase: str, message: str) -> None:
-    status = pods.pod_status(found)
+    status = cluster_objects.pod_status(found)
     assert (status.role, status.phase, status.message) == ("worker", phase, message)
 
 

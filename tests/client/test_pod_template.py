@@ -12,8 +12,8 @@ from elasticdl_client.errors import FlagError
 from elasticdl_client.flag_sources import gather
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes.objects import role_pod, spec_for_pods
-from elasticdl_client.kubernetes.placement import why_gated
 from elasticdl_client.kubernetes.pods import pod_manifest
+from elasticdl_client.kubernetes.resources import why_gated
 
 BASE = {"job_name": "job", "image_name": "i", "model_def": "m.model", "training_data": "/d"}
 TEMPLATE = """

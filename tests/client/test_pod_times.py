@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl_client.goodput import FIRST_LENGTH_US, MAX_CELLS, PodTimes, SlotState
-from elasticdl_client.job_journal import JobJournal
+from elasticdl_client.job_series import JobJournal
 
 SECOND = FIRST_LENGTH_US
 USEFUL, INPUT, STARTING, REPEATED = SlotState.USEFUL, SlotState.INPUT, SlotState.STARTING, SlotState.REPEATED

@@ -18,7 +18,7 @@ import pytest
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_status import DeviceStatus, JobPhase, JobStatus, PodStatus
-from elasticdl_client.jobs import commands, top, words
+from elasticdl_client.jobs import commands, watch, words
 from elasticdl_client.jobs.store import JobInfo, Phase
 from elasticdl_client.kubernetes.api import ClusterError
 from tests.client.test_jobs_local import Run, home, run  # noqa: F401
@@ -47,7 +47,7 @@ ENDED = JobInfo("old", Runtime.LOCAL, Phase.FAILED, dataclasses.replace(STATUS, 
 
 
 def test_the_screen_has_all_jobs_the_running_first_and_the_pods_of_those() -> None:
-    lines = top.screen([ENDED, RUNNING], NOW).splitlines()
+    lines = watch.screen([ENDED, RUNNING], NOW).splitlines()
     assert lines[0].endswith("jobs: 1 running, 1 failed")
     rows = [line.split() for line in lines[3:5]]
     assert rows[0] == ["digits", "team", "Running", "45%", "12/s", "46s", "75%", "1/2", "-", "1,234", "0.5", "60s"]
@@ -58,7 +58,7 @@ def test_the_screen_has_all_jobs_the_running_first_and_the_pods_of_those() -> No
 
 def test_pods_of_workers_on_devices_have_their_memory() -> None:
     status = dataclasses.replace(STATUS, devices=(DeviceStatus(0, "cuda:0", "H100", 3 << 29, 80 << 30),))
-    lines = top.screen([dataclasses.replace(RUNNING, status=status)], NOW).splitlines()
+    lines = watch.screen([dataclasses.replace(RUNNING, status=status)], NOW).splitlines()
     assert [line.split() for line in lines[5:]] == [
         ["JOB", "POD", "PHASE", "RESTARTS", "GPU", "MEMORY", "MESSAGE"],
         ["digits", "master", "Running", "0", "-"],
@@ -72,7 +72,7 @@ class Ending(Exception):
 
 def seen(*looks: Sequence[JobInfo] | ClusterError, monkeypatch: pytest.MonkeyPatch, form: str = "") -> None:
     """Watches until the looks are used up."""
-    monkeypatch.setattr(top, "LOOK_S", 0)
+    monkeypatch.setattr(watch, "LOOK_S", 0)
     left: Iterator[Sequence[JobInfo] | ClusterError] = iter(looks)
 
     def list_jobs() -> Sequence[JobInfo]:
@@ -84,7 +84,7 @@ def seen(*looks: Sequence[JobInfo] | ClusterError, monkeypatch: pytest.MonkeyPat
         return look
 
     with pytest.raises(Ending):
-        top.watch_list(list_jobs, lambda jobs: words.job_table(jobs, with_namespace=False, wide=True), form)
+        watch.watch_list(list_jobs, lambda jobs: words.job_table(jobs, with_namespace=False, wide=True), form)
 
 
 def test_a_watched_list_prints_a_row_for_each_change(

@@ -13,8 +13,8 @@ from elasticdl.model_def import load
 from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import check_model_source
+from elasticdl_client.zoo_modules import framework_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ZOO = ROOT / "tests" / "e2e_kubernetes" / "zoo"

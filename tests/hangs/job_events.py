@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticdl_client.job_events import EventKind, JobEvent
-from elasticdl_client.job_journal import JobJournal
+from elasticdl_client.job_series import JobJournal
 from tests.chaos.job import LocalJob
 
 

@@ -93,7 +93,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.model_def": (
         *SHARED,
         "elasticdl.data",
-        "elasticdl_client.model_framework",
         "elasticdl_client.original_imports",
         "elasticdl_client.zoo_modules",
     ),
@@ -160,10 +159,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.contradictions",  # those that only a model's framework shows
         "elasticdl_client.data_sources",  # outputs in a table
         "elasticdl_client.end_hook",
-        "elasticdl_client.job_journal",
+        "elasticdl_client.job_series",
         "elasticdl_client.last_checkpoint",
         "elasticdl_client.model_source",
-        "elasticdl_client.model_framework",
+        "elasticdl_client.zoo_modules",
         "elasticdl_client.scaling",
         "elasticdl_client.trained_model",
         "elasticdl_client.tf_config",

@@ -12,7 +12,7 @@ from elasticdl.master import storage_journal
 from elasticdl.master.journal import JournalWriteError, ResumedElsewhere, Superseded
 from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
 from elasticdl_client.errors import JobError, StorageError
-from elasticdl_client.job_journal import JobJournal
+from elasticdl_client.job_series import JobJournal
 from elasticdl_client.job_status import JobPhase, JobStatus
 from tests.master.actors import wait_until
 from tests.master.journals import StorageJournals

@@ -18,7 +18,7 @@ from elasticdl.frameworks.torch.samples import TensorSamples
 from elasticdl_client.choices import DistributionStrategy, Precision
 from elasticdl_client.errors import ElasticDLError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.model_framework import check_framework
+from elasticdl_client.zoo_modules import check_framework
 from tests.chaos.job import REPOSITORY
 from tests.torch.test_torch_steps import largest_difference, nothing, plain, reduce, weights
 

@@ -19,7 +19,7 @@ from elasticdl.model_def import framework_of, load
 from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.model_framework import check_framework
+from elasticdl_client.zoo_modules import check_framework
 from tests.chaos.job import REPOSITORY
 from tests.chaos.jobs import MNIST
 from tests.e2e.whole_jobs import train

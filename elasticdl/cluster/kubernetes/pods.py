@@ -14,7 +14,7 @@ from elasticdl.cluster.cluster import EndReason, Pod, PodPhase
 from elasticdl.cluster.last_words import explained, shows_error_of_script
 from elasticdl.protocol import Role
 from elasticdl_client.kubernetes.names import INDEX_LABEL, ROLE_LABEL
-from elasticdl_client.kubernetes.placement import why_gated
+from elasticdl_client.kubernetes.resources import why_gated
 
 Object = dict[str, Any]
 
