@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from elasticdl.data.datasets import Split
 from elasticdl.data.datasets.catalogue import NAMES, open_dataset, write_split
-from elasticdl.data.datasets.clicks import ClickLog
 from elasticdl.data.datasets.images import image_splits
+from elasticdl.data.datasets.tables import ClickLog
 from elasticdl.data.recordio import Compressor
 from elasticdl_client.errors import DataError, ElasticDLError
 

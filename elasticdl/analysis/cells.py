@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.data.default_feed import wrong_cell
-from elasticdl.data.example_parser import parse_all
+from elasticdl.data.example import parse_all
 from elasticdl.data.reader import Metadata
-from elasticdl.data.text_rows import common_type, split_rows
+from elasticdl.data.text import common_type, split_rows
 from elasticdl_client.errors import DataError
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from elasticdl.analysis.cells import Cells, Moments, Numbers
 from elasticdl.data.sources import need
-from elasticdl.data.text_rows import common_type
+from elasticdl.data.text import common_type
 
 EXACT_DISTINCT = 50_000  # where more values differ, they are sketched
 _KLL_K = 800

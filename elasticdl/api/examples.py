@@ -1,5 +1,5 @@
 """For a `feed` without TensorFlow: reads records that are tf.train.Example."""
 
-from elasticdl.data.example_parser import parse_examples
+from elasticdl.data.example import parse_examples
 
 __all__ = ["parse_examples"]

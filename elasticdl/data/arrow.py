@@ -1,21 +1,16 @@
-"""Parquet and Arrow (Feather) files, read by row number.
+"""Parquet and Arrow (Feather) files, read by row number, and data sets of Hugging Face, which consist of them.
 
-A file is a row of chunks (row groups, record batches) that are decoded whole and kept, up to a limit.  So small chunks,
-of some ten thousand rows, are read best.  The index is the file's own footer.
-
-`column_type` and `encode`: the types that a record's columns have, and its bytes.
-
-Whole numbers, truth values, dates and times become int64 (times: microseconds), fractions and decimals floats, text
-and binary strings bytes; lists keep their values; a struct becomes a column for each field, `struct.field`.  A missing
-fraction is NaN, a missing string is empty, a missing whole number is a feature without a value.
+A data set is a directory as `save_to_disk` leaves it, read by record number through the package `datasets`.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import itertools
 import math
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -28,10 +23,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as kinds
 
-from elasticdl.data.columns import ColumnType, Selection, check_same, describe
+from elasticdl.data.checksums import check_directory
 from elasticdl.data.files import FileView, open_file
 from elasticdl.data.reader import Metadata, PartsReader
-from elasticdl.data.table_encoder import Lists, Numbers, TableColumn, TextLists, Texts, encode_table
+from elasticdl.data.sources import need
+from elasticdl.data.table_encoder import (
+    ColumnType,
+    Lists,
+    Numbers,
+    Selection,
+    TableColumn,
+    TextLists,
+    Texts,
+    check_same,
+    describe,
+    encode_table,
+)
 from elasticdl_client.errors import DataError
 from elasticdl_client.storage_kinds import is_remote
 
@@ -375,3 +382,70 @@ def _texts(array: Any) -> list[bytes]:
         for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
             texts[row] = b""
     return texts
+
+
+def is_saved_dataset(directory: str) -> bool:
+    """Whether `save_to_disk` has written a directory."""
+    return any(os.path.isfile(os.path.join(directory, name)) for name in ("state.json", "dataset_dict.json"))
+
+
+class SavedDataset:
+    """The rows of one data set."""
+
+    def __init__(self, path: str, split: str, selection: Selection) -> None:
+        """
+        Raises:
+            DataError: it cannot be read, or has several splits and none was named.
+        """
+        datasets = need("datasets", "Hugging Face data sets", "datasets")
+
+        self._encode = encode
+        self._path = path
+        try:
+            found = datasets.load_from_disk(path)
+        except Exception as error:  # any error of that package: the data cannot be read
+            raise DataError(
+                f"The Hugging Face data set {path}, byte 0: {str(error).splitlines()[0] if str(error) else error!r}.",
+                "Write it again with Dataset.save_to_disk.",
+            ) from error
+        if isinstance(found, datasets.DatasetDict):
+            if split not in found:
+                named = f"no split {split}" if split else "several splits"
+                raise DataError(
+                    f"The data set {path} has {named}.",
+                    f"Name one: --data_reader_params='split={next(iter(found))}'; it has {', '.join(found)}.",
+                )
+            found = found[split]
+        flat = flat_schema(found.data.schema)
+        wanted = selection.of(flat.names, path)
+        self.types = {name: column_type(flat.field(name), path) for name in wanted}
+        self._rows: Any = found.with_format("arrow")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, start: int, end: int) -> list[bytes]:
+
+        table = self._rows[start:end]
+        table.validate(full=True)
+        return self._encode(flat_table(table).select(list(self.types)), self._path)
+
+
+def huggingface_reader(source: str, paths: Sequence[str], selection: Selection, split: str, seed: int) -> PartsReader:
+    """The `Reader` over Hugging Face data sets on disk."""
+
+    first = min(paths)
+
+    @functools.cache
+    def types_of_first() -> dict[str, ColumnType]:
+        return SavedDataset(first, split, selection).types
+
+    def open_set(path: str) -> SavedDataset:
+        found = SavedDataset(path, split, selection)
+        check_same(found.types, path, types_of_first(), first)
+        return found
+
+    def metadata() -> Metadata:
+        return describe(types_of_first(), selection, seed)
+
+    return PartsReader(source, paths, open_set, metadata, check_directory)

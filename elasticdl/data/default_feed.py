@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticdl.data.reader import Metadata
-from elasticdl.data.text_rows import common_type
+from elasticdl.data.text import common_type
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
 _SHOWN = 200  # characters of a wrong row or field

@@ -1,8 +1,11 @@
-"""Writes tf.train.Example messages without TensorFlow, by hand in protobuf's wire format.
+"""Messages of tf.train.Example without TensorFlow: written by hand in protobuf's wire format, and read as columns.
 
 Features are in the order of their names, so the same values give the same bytes.  `encode_example` takes one record of
 any kind; `encode_examples` takes numeric columns of many records and is about ten times as fast; columns of any kind go
-through `elasticdl.data.table_encoder`.  Never parses one.
+through `elasticdl.data.table_encoder`.
+
+Records of one layout, that is, which differ only in the bytes of their values, are read together by NumPy; only the
+first of each layout is walked through byte by byte.  Files written here have few layouts.
 """
 
 from __future__ import annotations
@@ -10,10 +13,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import ArrayLike, NDArray
+
+from elasticdl.kernels import _native
+from elasticdl_client.errors import DataError
 
 FeatureValue: TypeAlias = bytes | str | int | float | Sequence[bytes] | Sequence[str] | ArrayLike
 
@@ -143,3 +150,199 @@ def pack_varints(rows: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
     data = (groups & np.uint64(0x7F)).astype(np.uint8) | (more.astype(np.uint8) << 7)
     ends: NDArray[np.int64] = np.cumsum(used.sum(axis=(1, 2)), dtype=np.int64)
     return data[used].tobytes(), ends
+
+
+Column: TypeAlias = npt.NDArray[Any]
+_BYTES, _FLOATS, _INTS = 1, 2, 3  # fields of tf.train.Feature
+_KINDS = {_BYTES: "bytes", _FLOATS: "floats", _INTS: "integers"}
+_Span = tuple[int, int, int]  # kind, and where the packed values begin and end
+
+
+def parse_examples(records: Sequence[bytes], features: Mapping[str, tuple[int, ...]]) -> dict[str, Column]:
+    """The named features of all records.
+
+    Args:
+        features: name to the shape of its values in one record; () for one value.
+
+    Returns:
+        Name to array [records, *shape]: float32, int64, or objects that are bytes.
+
+    Raises:
+        DataError: a record is not a tf.train.Example, lacks a feature, or has another number of values.
+    """
+    found: dict[str, list[tuple[list[int], Column]]] = {name: [] for name in features}
+    for rows in _by_layout(records).values():
+        spans = _spans(records[rows[0]])
+        for name, shape in features.items():
+            if name not in spans:
+                raise DataError(f"A record has no feature {name!r}; it has {', '.join(sorted(spans)) or 'none'}.")
+            found[name].append((rows, _values(name, [records[row] for row in rows], spans[name], shape)))
+    return {name: _joined(len(records), features[name], parts) for name, parts in found.items()}
+
+
+def parse_all(records: Sequence[bytes]) -> dict[str, list[tuple[list[int], Column]]]:
+    """Every feature of all records, however many values it has in each.
+
+    Returns:
+        Name to parts: numbers of records, and their values [records, values]: float32, int64, or bytes objects.
+
+    Raises:
+        DataError: a record is not a tf.train.Example.
+    """
+    found: dict[str, list[tuple[list[int], Column]]] = {}
+    for rows in _by_layout(records).values():
+        for name, span in _spans(records[rows[0]]).items():
+            parts = found.setdefault(name, [])
+            try:
+                parts.append((rows, _values(name, [records[row] for row in rows], span)))
+            except DataError:  # as many bytes, but not as many values
+                parts += [([row], _values(name, [records[row]], span)) for row in rows]
+    return found
+
+
+def _by_layout(records: Sequence[bytes]) -> dict[tuple[int, bytes], list[int]]:
+    """Numbers of records by length and by the bytes between their values."""
+    groups: dict[tuple[int, bytes], list[int]] = {}
+    known: dict[int, list[tuple[bytes, list[_Span]]]] = {}
+    for row, record in enumerate(records):
+        layouts = known.setdefault(len(record), [])
+        for frame, spans in layouts:
+            if _frame(record, spans) == frame:
+                break
+        else:
+            spans = sorted(_spans(record).values(), key=lambda span: span[1])
+            frame = _frame(record, spans)
+            layouts.append((frame, spans))
+        groups.setdefault((len(record), frame), []).append(row)
+    return groups
+
+
+def _frame(record: bytes, spans: Sequence[_Span]) -> bytes:
+    """A record without its values."""
+    position, pieces = 0, []
+    for _, begin, end in spans:
+        pieces.append(record[position:begin])
+        position = end
+    return b"|".join([*pieces, record[position:]])
+
+
+def _values(name: str, records: Sequence[bytes], span: _Span, shape: tuple[int, ...] | None = None) -> Column:
+    """One feature of records of one layout.
+
+    Args:
+        shape: of its values in a record; None: any.
+    """
+    kind, begin, end = span
+    wanted = None if shape is None else int(np.prod(shape, dtype=np.int64))
+    if kind == _FLOATS:
+        joined = b"".join([record[begin:end] for record in records])
+        column: Column = np.frombuffer(joined, "<f4").reshape(len(records), -1)
+    elif kind == _INTS:
+        column = _integers(records, begin, end)
+    else:
+        column = _texts(records, begin, end)
+    if wanted is not None and column.shape[1] != wanted:
+        raise DataError(f"Feature {name!r} of a record has {column.shape[1]} {_KINDS[kind]}, not {wanted}.")
+    return column
+
+
+def _integers(records: Sequence[bytes], begin: int, end: int) -> Column:
+    """Varints: together if all records have them at the same bytes, else record by record."""
+    data = np.frombuffer(b"".join([record[begin:end] for record in records]), np.uint8).reshape(len(records), -1)
+    more = data >= 0x80
+    if not (more == more[0]).all():
+        rows = [_integers([record], begin, end)[0] for record in records]
+        if len({len(row) for row in rows}) != 1:
+            raise DataError("Records differ in the number of integers of a feature.")
+        return np.stack(rows)
+    lasts = np.flatnonzero(~more[0])
+    if not len(lasts):
+        return np.zeros((len(records), 0), np.int64)
+    sizes = np.diff(lasts, prepend=-1)
+    firsts = lasts + 1 - sizes
+    data = data[:, : lasts[-1] + 1]
+    shifts = 7 * (np.arange(data.shape[1]) - np.repeat(firsts, sizes)).astype(np.uint64)
+    groups = (data & 0x7F).astype(np.uint64) << shifts
+    return np.bitwise_or.reduceat(groups, firsts, axis=1).view(np.int64)
+
+
+def _texts(records: Sequence[bytes], begin: int, end: int) -> Column:
+    """Lists of bytes: together if all are of one value, else record by record."""
+    fields = [(a, b) for number, a, b in _fields(records[0], begin, end) if number == 1]
+    cut: list[bytes] | None = None
+    if len(fields) == 1 and fields[0][1] == end:
+        start = fields[0][0]
+        cut = _native.cut_records(list(records), records[0][begin:start], start, end)
+    lists = [_strings(record, begin, end) for record in records] if cut is None else [[value] for value in cut]
+    if len({len(values) for values in lists}) != 1:
+        raise DataError("Records differ in the number of texts of a feature.")
+    column = np.empty((len(records), len(lists[0])), object)
+    for row, values in enumerate(lists):
+        column[row] = values
+    return column
+
+
+def _strings(record: bytes, begin: int, end: int) -> list[bytes]:
+    return [record[a:b] for number, a, b in _fields(record, begin, end) if number == 1]
+
+
+def _spans(record: bytes) -> dict[str, _Span]:
+    """Where the values of each feature are; for numbers, those of the packed list."""
+    found: dict[str, _Span] = {}
+    for _, begin, end in _fields(record, 0, len(record)):
+        for _, entry_begin, entry_end in _fields(record, begin, end):
+            parts = {number: (a, b) for number, a, b in _fields(record, entry_begin, entry_end)}
+            if 1 not in parts or 2 not in parts:
+                raise _broken("a feature has no name or no value")
+            name = record[slice(*parts[1])].decode(errors="replace")
+            for kind, a, b in _fields(record, *parts[2]):
+                if kind in (_FLOATS, _INTS):
+                    packed = [(x, y) for number, x, y in _fields(record, a, b) if number == 1]
+                    if len(packed) > 1:
+                        raise _broken(f"the numbers of {name!r} are not packed")
+                    a, b = packed[0] if packed else (b, b)
+                found[name] = (kind, a, b)
+    return found
+
+
+def _fields(record: bytes, begin: int, end: int) -> list[tuple[int, int, int]]:
+    """Number, begin and end of each field of a message; all are of the kind that has a length."""
+    found = []
+    position = begin
+    while position < end:
+        tag, position = _varint(record, position, end)
+        if tag & 7 != 2:
+            raise _broken(f"field {tag >> 3} is of wire type {tag & 7}")
+        size, position = _varint(record, position, end)
+        if position + size > end:
+            raise _broken(f"it ends within field {tag >> 3}")
+        found.append((tag >> 3, position, position + size))
+        position += size
+    return found
+
+
+def _varint(record: bytes, position: int, end: int) -> tuple[int, int]:
+    value, shift = 0, 0
+    while position < end and shift < 64:
+        byte = record[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    raise _broken("it ends within a number")
+
+
+def _broken(why: str) -> DataError:
+    return DataError(f"A record is not a tf.train.Example: {why}.", "Was it written for another feed?")
+
+
+def _joined(num_records: int, shape: tuple[int, ...], parts: list[tuple[list[int], Column]]) -> Column:
+    if not parts:
+        return np.zeros((num_records, *shape), np.float32)
+    if len({part.dtype for _, part in parts}) != 1:
+        raise DataError("Records differ in the type of a feature.")
+    whole = np.empty((num_records, parts[0][1].shape[1]), parts[0][1].dtype)
+    for rows, part in parts:
+        whole[rows] = part
+    return whole.reshape(num_records, *shape)

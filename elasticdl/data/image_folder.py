@@ -15,10 +15,9 @@ from functools import partial
 import numpy as np
 
 from elasticdl.data.checksums import check_content, read_manifest
-from elasticdl.data.columns import ColumnType, Selection, describe
 from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.data.reader import Metadata, PartsReader
-from elasticdl.data.table_encoder import Numbers, TableColumn, Texts, encode_table
+from elasticdl.data.table_encoder import ColumnType, Numbers, Selection, TableColumn, Texts, describe, encode_table
 from elasticdl_client.errors import DataError
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm")

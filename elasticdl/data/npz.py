@@ -22,10 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.data.checksums import check_file
-from elasticdl.data.columns import ColumnType, Selection, check_same, describe
 from elasticdl.data.files import DataFile, open_file
 from elasticdl.data.reader import PartsReader
-from elasticdl.data.table_encoder import Numbers, TableColumn, TextLists, Texts, encode_table
+from elasticdl.data.table_encoder import (
+    ColumnType,
+    Numbers,
+    Selection,
+    TableColumn,
+    TextLists,
+    Texts,
+    check_same,
+    describe,
+    encode_table,
+)
 from elasticdl_client.errors import DataError, StorageError
 from elasticdl_client.storage_kinds import is_remote
 

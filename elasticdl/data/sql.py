@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.data.columns import ColumnType, Selection, describe
 from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.data.reader import PartsReader
 from elasticdl.data.sources import need
-from elasticdl.data.table_encoder import Numbers, TableColumn, Texts, encode_table
+from elasticdl.data.table_encoder import ColumnType, Numbers, Selection, TableColumn, Texts, describe, encode_table
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.secret_values import hide
 

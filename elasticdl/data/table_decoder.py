@@ -1,7 +1,7 @@
 """Records of typed sources and CSV rows back to columns, in NumPy.
 
 Records that `elasticdl.data.table_encoder` wrote have the same features in the same order, so all are walked through
-together, one field after the other.  Others go through `elasticdl.data.example_parser`.
+together, one field after the other.  Others go through `elasticdl.data.example`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.data.default_feed import FeedColumns, missing_number, wrong_cell, wrong_row
-from elasticdl.data.example_parser import parse_all, parse_examples
-from elasticdl.data.text_rows import split_rows
+from elasticdl.data.example import parse_all, parse_examples
+from elasticdl.data.text import split_rows
 from elasticdl_client.errors import DataError
 
 Column: TypeAlias = "NDArray[Any] | list[Any]"  # a list of bytes, or of lists of them

@@ -16,12 +16,11 @@ from typing import IO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.data.columns import ColumnType, Selection, describe
 from elasticdl.data.files import FileView, open_file
 from elasticdl.data.image_folder import ENDINGS
 from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.data.reader import Metadata, PartsReader
-from elasticdl.data.table_encoder import Numbers, TableColumn, Texts, encode_table
+from elasticdl.data.table_encoder import ColumnType, Numbers, Selection, TableColumn, Texts, describe, encode_table
 from elasticdl_client.errors import DataError
 
 KEY = "__key__"

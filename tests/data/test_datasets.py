@@ -12,7 +12,7 @@ import pytest
 
 from elasticdl.data.datasets import Split
 from elasticdl.data.datasets.catalogue import open_dataset, write_split
-from elasticdl.data.datasets.clicks import ClickLog
+from elasticdl.data.datasets.tables import ClickLog
 from elasticdl.data.factory import create_reader
 from elasticdl_client.errors import DataError
 

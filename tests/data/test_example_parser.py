@@ -8,8 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elasticdl.api.examples import parse_examples
-from elasticdl.data.example import encode_example, encode_examples
-from elasticdl.data.example_parser import parse_all
+from elasticdl.data.example import encode_example, encode_examples, parse_all
 from elasticdl_client.errors import DataError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elasticdl.data.example_parser import parse_examples
+from elasticdl.data.example import parse_examples
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
 from elasticdl_client.errors import DataError

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import typed_sources as typed
 
-from elasticdl.data.example import encode_example
-from elasticdl.data.example_parser import parse_examples
+from elasticdl.data.example import encode_example, parse_examples
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
 from elasticdl.data.sources import need

@@ -10,7 +10,7 @@ import pytest
 import typed_sources as typed
 from PIL import Image
 
-from elasticdl.data.example_parser import parse_examples
+from elasticdl.data.example import parse_examples
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
 from elasticdl_client.errors import DataError

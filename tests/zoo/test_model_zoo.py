@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elasticdl.data.datasets import clicks, imagenet
+from elasticdl.data.datasets import imagenet, tables
 from elasticdl.data.datasets import images as cifar
 from elasticdl.data.datasets.tables import CENSUS_COLUMNS, CENSUS_NUMERIC_COLUMNS, IRIS_COLUMNS
 from elasticdl.data.example import encode_example, encode_examples
@@ -21,7 +21,7 @@ from tests.chaos.jobs import DIGITS, FRAPPE, MNIST, RealJob
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_RECORDS = 70
-GENERATED = {"cifar10": cifar, "criteo": clicks, "imagenet": imagenet}
+GENERATED = {"cifar10": cifar, "criteo": tables, "imagenet": imagenet}
 ZOO = {  # module: data set, arguments of the model
     "digits.digits_functional": ("digits", {}),
     "mnist.mnist_functional_api": ("mnist", {}),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elasticdl.data.datasets import Split, clicks, imagenet
+from elasticdl.data.datasets import Split, imagenet, tables
 from elasticdl.data.datasets.catalogue import open_dataset
 from elasticdl.data.factory import create_reader
 from elasticdl_client.errors import DataError
@@ -52,10 +52,10 @@ def test_kaggles_rows_are_split_by_tabs_and_a_damaged_one_is_named(tmp_path: Pat
 
 
 def test_the_generated_log_has_criteos_columns_and_is_the_same_every_time() -> None:
-    first, second = (records_of(clicks.generated(300, 10)[0]) for _ in range(2))
+    first, second = (records_of(tables.generated(300, 10)[0]) for _ in range(2))
     assert first == second
     rows = [features_of(record) for record in first]
-    assert set().union(*rows) == {"label", *clicks.COUNTS, *clicks.CATEGORIES}
+    assert set().union(*rows) == {"label", *tables.COUNTS, *tables.CATEGORIES}
     assert 0.15 < np.mean([row["label"] for row in rows]) < 0.35
     assert any("I1" not in row for row in rows)
 

@@ -11,10 +11,9 @@ from itertools import chain, islice
 
 from elasticdl.data.checksums import write_manifest
 from elasticdl.data.datasets import Split
-from elasticdl.data.datasets.clicks import ClickLog, criteo
 from elasticdl.data.datasets.imagenet import imagenet
 from elasticdl.data.datasets.images import cifar10, digits, mnist
-from elasticdl.data.datasets.tables import census, frappe, iris
+from elasticdl.data.datasets.tables import ClickLog, census, criteo, frappe, iris
 from elasticdl.data.recordio import Compressor, RecordIOWriter
 from elasticdl_client.errors import DataError
 

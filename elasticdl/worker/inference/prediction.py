@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from elasticdl.data.default_feed import FeedColumns
-from elasticdl.data.example_parser import parse_examples
+from elasticdl.data.example import parse_examples
 from elasticdl.data.factory import open_source
 from elasticdl.data.reader import Reader
 from elasticdl.data.sql import OutputTable

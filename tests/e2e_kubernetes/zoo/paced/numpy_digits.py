@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.data.example_parser import parse_examples
+from elasticdl.data.example import parse_examples
 from elasticdl.frameworks.devices import DeviceMeter
 from elasticdl.frameworks.framework import (
     NUM_TOLD,
