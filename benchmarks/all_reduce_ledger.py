@@ -34,8 +34,8 @@ from elasticdl.worker.allreduce.replica import Replica
 from elasticdl.worker.allreduce.step_header import BatchRef
 from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
+from elasticdl.worker.ledger import derive_seed
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.seeds import derive_seed
 
 LONGEST_FORMING_S = 60.0
 MINIBATCHES_PER_TASK = 16

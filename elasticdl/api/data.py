@@ -34,7 +34,7 @@ from elasticdl.worker.activity import Activity
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.task_reporting import Reporter
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec

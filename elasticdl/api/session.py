@@ -26,8 +26,8 @@ from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.rpc.patience import read_master_timeout_s
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.leases import HeldLease, LeaseBook
+from elasticdl.worker.ledger import task_order
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.seeds import task_order
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
 

@@ -27,8 +27,7 @@ import numpy.typing as npt
 from elasticdl.frameworks.framework import Floats, Table
 from elasticdl.kernels._native import crc32c
 from elasticdl.ps.applied import AppliedSet, MinibatchName
-from elasticdl.ps.partition import joined_buckets
-from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece, TableChunk
+from elasticdl.ps.partition import Buckets, PartSnapshot, Piece, TableChunk, joined_buckets
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.storage.paths import path_of, real_path, writing
 from elasticdl.storage.versions import is_complete, reason

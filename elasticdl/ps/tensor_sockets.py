@@ -36,9 +36,9 @@ import grpc
 from elasticdl.kernels import _native
 from elasticdl.kernels._native import RecordError, RecordLayer
 from elasticdl.rpc import addresses, handshake
-from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import MAGIC, PREFIX_BYTES, Arrived, Frame
 from elasticdl.rpc.handshake import SecureConnection, crosses_network
+from elasticdl.rpc.servers import Flow
 
 _log = logging.getLogger(__name__)
 

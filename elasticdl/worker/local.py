@@ -15,10 +15,9 @@ from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
-from elasticdl.worker.input.batches import NotFinite, TaskBatches
+from elasticdl.worker.input.task_stream import NotFinite, TaskBatches
 from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.ledger import Ledger
-from elasticdl.worker.seeds import derive_seed
+from elasticdl.worker.ledger import Ledger, derive_seed
 from elasticdl.worker.strategy import Commit, Values
 from elasticdl_client.errors import CheckpointError
 

@@ -13,9 +13,8 @@ from elasticdl.frameworks.framework import FeedError, Mode
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.resource_use import keep_large_buffers
 from elasticdl.worker.activity import Activity
-from elasticdl.worker.input.batches import LeaseLost, NotFinite, TaskBatches
 from elasticdl.worker.input.quarantine import Quarantine, inspected
-from elasticdl.worker.input.task_stream import TaskStream
+from elasticdl.worker.input.task_stream import LeaseLost, NotFinite, TaskBatches, TaskStream
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.strategy import Strategy
 from elasticdl.worker.task_reporting import TaskReporter

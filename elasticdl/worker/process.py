@@ -42,9 +42,8 @@ from elasticdl.worker.ps.strategy import (
     SynchronousTraining,
     Training,
 )
-from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.strategy import Strategy
-from elasticdl.worker.task_reporting import TaskReporter
+from elasticdl.worker.task_reporting import Reporter, TaskReporter
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy
 from elasticdl_client.errors import CheckpointError, ElasticDLError, JobError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from elasticdl.frameworks.framework import Batch, Floats, Parameters, TableRows
-from elasticdl.worker.input.batches import TaskBatches
+from elasticdl.worker.input.task_stream import TaskBatches
 from elasticdl.worker.leases import HeldLease
 
 Commit = Callable[[int, float | None], None]  # (minibatch, loss): it is in the model

@@ -9,7 +9,7 @@ import pytest
 
 from elasticdl.api.data import DataShardService, RecordIndexService
 from elasticdl.master.core.plan.epoch import permutation
-from elasticdl.worker.seeds import task_order
+from elasticdl.worker.ledger import task_order
 from elasticdl_client.errors import DataError, JobError
 
 pytestmark = pytest.mark.estimator_too

@@ -20,9 +20,8 @@ from elasticdl.ps.tensor_sockets import TensorClient, TensorServer
 from elasticdl.rpc import addresses
 from elasticdl.rpc.addresses import free_ports
 from elasticdl.rpc.channels import connect
-from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import Frame, decode
-from elasticdl.rpc.servers import serve
+from elasticdl.rpc.servers import Flow, serve
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus

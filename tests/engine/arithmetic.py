@@ -31,7 +31,7 @@ from elasticdl.frameworks.framework import (
 )
 from elasticdl.protocol import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.seeds import derive_seed
+from elasticdl.worker.ledger import derive_seed
 from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec
 

@@ -12,7 +12,6 @@ import pytest
 from greenlet import GreenletExit
 
 import elasticdl.worker.activity
-import elasticdl.worker.allreduce.last_checkpoint
 import elasticdl.worker.allreduce.loop
 import elasticdl.worker.allreduce.replica
 import elasticdl.worker.allreduce.worker
@@ -22,7 +21,7 @@ import elasticdl.worker.input.prefetchers
 import elasticdl.worker.input.task_stream
 import elasticdl.worker.leases
 import elasticdl.worker.master_link
-import elasticdl.worker.reporter
+import elasticdl.worker.task_reporting
 import elasticdl.worker.termination
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
@@ -41,7 +40,7 @@ from tests.engine.scheduler import Process, Scheduler, Threading, Time
 _WRITING_S = 2.0  # a checkpoint: longer than from the last step to the end of its process
 _WORKER = (
     elasticdl.worker.activity,
-    elasticdl.worker.allreduce.last_checkpoint,
+    elasticdl.worker.allreduce.replica,
     elasticdl.worker.allreduce.loop,
     elasticdl.worker.allreduce.replica,
     elasticdl.worker.allreduce.world_session,
@@ -51,7 +50,7 @@ _WORKER = (
     elasticdl.worker.input.task_stream,
     elasticdl.worker.leases,
     elasticdl.worker.master_link,
-    elasticdl.worker.reporter,
+    elasticdl.worker.task_reporting,
     elasticdl.worker.termination,
 )
 

@@ -8,7 +8,7 @@ import pytest
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.inference.output_parts import Parts
-from elasticdl.worker.input.batches import LeaseLost
+from elasticdl.worker.input.task_stream import LeaseLost
 from elasticdl.worker.leases import HeldLease
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from elasticdl.api.examples import parse_examples
 from elasticdl.data.factory import create_reader
-from elasticdl.worker.inference.row_writers import columns_of, open_rows
+from elasticdl.worker.inference.output_parts import columns_of, open_rows
 from elasticdl.worker.task_reporting import as_json
 from elasticdl_client.choices import PredictionFormat
 

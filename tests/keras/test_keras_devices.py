@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.frameworks.devices import cpu_text
-from elasticdl.frameworks.keras.devices import used_bytes
+from elasticdl.frameworks.keras.computation import used_bytes
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU, and the model is there")

@@ -11,11 +11,10 @@ import numpy as np
 from elasticdl.frameworks.framework import Floats, Ids, Table
 from elasticdl.ps.applied import AppliedSet, MinibatchName
 from elasticdl.ps.optim.optimizers import OptimizerConfig
-from elasticdl.ps.partition import Partition
+from elasticdl.ps.partition import Partition, PartSnapshot
 from elasticdl.ps.server.restoring import open_checkpoint
 from elasticdl.ps.server.state import Exchanged, ServerState
 from elasticdl.ps.server.synchronous import Confirmed, UpdateSettings
-from elasticdl.ps.snapshot import PartSnapshot
 from elasticdl.ps.wire import ExchangeCall, InitializeCall, PullCall, PushCall, table_message
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.kernels.reference import DictionaryTable

@@ -11,8 +11,7 @@ from elasticdl.frameworks.framework import Floats, Ids, Table
 from elasticdl.master import checkpoints
 from elasticdl.master.checkpoints import Manifest, PsPart
 from elasticdl.ps.part_file import PartFile, write_part
-from elasticdl.ps.partition import buckets, dense_slices, even_buckets
-from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece, TableChunk
+from elasticdl.ps.partition import Buckets, PartSnapshot, Piece, TableChunk, buckets, dense_slices, even_buckets
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.storage import versions
 from elasticdl_client.storage_kinds import AnyPath

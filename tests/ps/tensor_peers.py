@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from elasticdl.ps.tensor_sockets import Limits, TensorServer
-from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import Arrived, Frame, decode
 from elasticdl.rpc.handshake import connecting, shake_hands
+from elasticdl.rpc.servers import Flow
 from tests.ps.scenes import TOKEN
 
 HOST = "127.0.0.1"

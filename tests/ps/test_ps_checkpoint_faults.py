@@ -19,9 +19,8 @@ import pytest
 from elasticdl.frameworks.framework import Table
 from elasticdl.master import checkpoints
 from elasticdl.ps.part_file import write_part
-from elasticdl.ps.partition import ALL_BUCKETS
+from elasticdl.ps.partition import ALL_BUCKETS, PartSnapshot, TableChunk
 from elasticdl.ps.server.restoring import open_checkpoint, restore
-from elasticdl.ps.snapshot import PartSnapshot, TableChunk
 from elasticdl.storage import versions
 from elasticdl_client.errors import CheckpointError
 from tests.ps.parts import assert_is, commit, even_parts, part, write_checkpoint

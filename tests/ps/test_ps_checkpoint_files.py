@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import Table
 from elasticdl.ps.part_file import BLOCK_BYTES, TAIL, PartFile, PartReader, write_part
-from elasticdl.ps.partition import ALL_BUCKETS
+from elasticdl.ps.partition import ALL_BUCKETS, PartSnapshot, TableChunk
 from elasticdl.ps.server.restoring import open_checkpoint
-from elasticdl.ps.snapshot import PartSnapshot, TableChunk
 from elasticdl_client.errors import CheckpointError
 from tests.ps.parts import applied_set, assert_is, flip, part, write_checkpoint
 

@@ -20,13 +20,12 @@ from elasticdl.kernels import _native
 from elasticdl.ps import tensor_sockets
 from elasticdl.ps.client import IdsOutOfRange, LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Push
 from elasticdl.ps.client.connection import PsConnection
-from elasticdl.ps.client.lookups import Lookup, RowLookups
+from elasticdl.ps.client.exchanges import Lookup, RowLookups
 from elasticdl.ps.partition import Partition
 from elasticdl.ps.wire import SERVICE
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import MAGIC, WIRE_VERSION, Frame, encode
-from elasticdl.rpc.servers import raw_handlers
+from elasticdl.rpc.servers import Flow, raw_handlers
 from elasticdl_client.errors import JobError
 from tests.ps.scenes import (
     ADAM,

@@ -18,9 +18,8 @@ from elasticdl.ps.server.service import PsService, register_service, serve_tenso
 from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.tensor_sockets import CallFailed, TensorClient, TensorServer
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import Arrived, Frame, decode
-from elasticdl.rpc.servers import serve
+from elasticdl.rpc.servers import Flow, serve
 from tests.ps.scenes import (
     ADAM,
     LAYOUT,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from elasticdl.ps.partition import (
     ALL_BUCKETS,
     NUM_BUCKETS,
+    Buckets,
     Partition,
     buckets,
     dense_slices,
@@ -23,7 +24,6 @@ from elasticdl.ps.partition import (
 )
 from elasticdl.ps.server.service import PsService
 from elasticdl.ps.server.state import ServerState
-from elasticdl.ps.snapshot import Buckets
 from elasticdl.ps.wire import ExchangeCall, decode_reply, encode_exchange, encode_initialize, encode_known_ids
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.fleet import Fleet

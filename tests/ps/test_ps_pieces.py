@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.ps.applied import AppliedSet, MinibatchName
+from elasticdl.ps.partition import PartSnapshot, Piece
 from elasticdl.ps.server.in_flight import StatePartition
-from elasticdl.ps.snapshot import PartSnapshot, Piece
 from tests.ps.fleet import Fleet, Oracle, assert_close, assert_equal, integers, reals, restored, sums
 from tests.ps.scenes import config
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from elasticdl.ps.applied import AppliedSet
+from elasticdl.ps.partition import PartSnapshot
 from elasticdl.ps.server.service import PsService
 from elasticdl.ps.server.state import ServerState
-from elasticdl.ps.snapshot import PartSnapshot
 from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall, decode_reply, encode_exchange, encode_initialize
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.scenes import config

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from elasticdl.ps.applied import AppliedSet, MinibatchName
+from elasticdl.ps.partition import PartSnapshot
 from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.server.synchronous import UpdateSettings
-from elasticdl.ps.snapshot import PartSnapshot
 from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.scenes import config

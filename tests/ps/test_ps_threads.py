@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from elasticdl.ps.applied import AppliedSet
-from elasticdl.ps.partition import ALL_BUCKETS
+from elasticdl.ps.partition import ALL_BUCKETS, PartSnapshot
 from elasticdl.ps.server.in_flight import InFlightUpdates, StateDamagedError, StatePartition
 from elasticdl.ps.server.metrics import PsCounters
 from elasticdl.ps.server.model import ModelPart, initial_snapshot
 from elasticdl.ps.server.synchronous import Synchronous, UpdateSettings
-from elasticdl.ps.snapshot import PartSnapshot
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.fleet import ALL_IDS, TABLES, Fleet, Values, assert_equal, integers, sums
 

@@ -13,7 +13,7 @@ import pytest
 from elasticdl.data.sql import OutputTable, check_unused_table
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.inference.prediction import TableParts
-from elasticdl.worker.input.batches import LeaseLost
+from elasticdl.worker.input.task_stream import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import DataError, FlagError

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elasticdl.frameworks.devices import cpu_text
-from elasticdl.frameworks.torch.devices import device_meter
+from elasticdl.frameworks.torch.computation import device_meter
 
 Make = Callable[..., Any]
 

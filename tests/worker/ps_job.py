@@ -25,7 +25,7 @@ from elasticdl.ps.server.synchronous import UpdateSettings
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.servers import serve
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.input.batches import TaskBatches
+from elasticdl.worker.input.task_stream import TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.ps.session import PsSession

@@ -23,8 +23,7 @@ from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.task_reporting import TaskReporter
+from elasticdl.worker.task_reporting import Reporter, TaskReporter
 from elasticdl.worker.termination import Termination
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import Numbers

@@ -12,7 +12,7 @@ import pytest
 from elasticdl.frameworks.framework import InitialRow, Table, TableRows
 from elasticdl.rpc.resource_use import available_bytes, used_share
 from elasticdl.worker.export.exporter import ExportPlan, announce_export, needed_bytes, plan_export
-from elasticdl.worker.export.stream import ExportReader, ExportWriter, StreamEnded
+from elasticdl.worker.export.process import ExportReader, ExportWriter, StreamEnded
 from elasticdl_client.errors import ModelDefinitionError
 
 GB = 10**9

@@ -15,7 +15,7 @@ from elasticdl.frameworks.framework import Batch, Framework, NotFiniteStep
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
-from elasticdl.worker.input.batches import LeaseLost, NotFinite, TaskBatches
+from elasticdl.worker.input.task_stream import LeaseLost, NotFinite, TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl_client.choices import DistributionStrategy

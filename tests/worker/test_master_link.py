@@ -19,11 +19,10 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.input.batches import LeaseLost
-from elasticdl.worker.input.task_stream import TaskStream
+from elasticdl.worker.input.task_stream import LeaseLost, TaskStream
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.task_reporting import Reporter
 from elasticdl_client.errors import JobError
 from tests.worker.counting import Numbers
 from tests.worker.scripted_master import TOKEN, ScriptedMaster

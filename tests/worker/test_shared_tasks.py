@@ -18,8 +18,7 @@ from elasticdl.worker.input.prefetchers import BatchPrefetcher, InterruptibleLea
 from elasticdl.worker.input.quarantine import Quarantine
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.ledger import UNKNOWN, Ledger, RestoredModel
-from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.task_reporting import TaskReporter
+from elasticdl.worker.task_reporting import Reporter, TaskReporter
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import Counting, Numbers, lease

@@ -22,8 +22,7 @@ import torch
 from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.torch.buckets import Buckets
-from elasticdl.frameworks.torch.computation import Computation
-from elasticdl.frameworks.torch.devices import device_meter
+from elasticdl.frameworks.torch.computation import Computation, device_meter
 from elasticdl.frameworks.torch.model import BuiltModule, buffers_of
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.world_session import WorldEnded

@@ -29,11 +29,10 @@ from elasticdl.cluster.last_words import frames_of_user
 from elasticdl.frameworks.torch.randomness import seed_script
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
-from elasticdl.worker.allreduce.last_checkpoint import LastCheckpoint
-from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
+from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint, Replica
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldEnded
-from elasticdl.worker.seeds import derive_seed
+from elasticdl.worker.ledger import derive_seed
 from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import JobError
 

@@ -20,11 +20,10 @@ from elasticdl.api.pytorch.steps import Loop, ScriptSteps
 from elasticdl.api.session import ScriptSession
 from elasticdl.collective import ElasticGroup
 from elasticdl.frameworks.framework import Framework
-from elasticdl.frameworks.torch.devices import limit_threads
+from elasticdl.frameworks.torch.computation import limit_threads
 from elasticdl.rpc.addresses import own_host
 from elasticdl.rpc.job_secret import read_token
-from elasticdl.worker.allreduce.last_checkpoint import LastCheckpoint
-from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
+from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint, Replica
 from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints, names_depend_on
 from elasticdl.worker.termination import Termination

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from elasticdl.frameworks.keras.devices import limit_threads
+from elasticdl.frameworks.keras.computation import limit_threads
 from elasticdl.frameworks.keras.framework import KerasFramework
 
 __all__ = ["KerasFramework", "first_op"]

@@ -40,7 +40,7 @@ from elasticdl.frameworks.framework import (
 )
 from elasticdl.frameworks.keras import callbacks as hooks
 from elasticdl.frameworks.keras.compiled import by_output, check_compiled, check_complete, taken_from_compile
-from elasticdl.frameworks.keras.devices import device_meter
+from elasticdl.frameworks.keras.computation import build_optimizer, check_policy, device_meter, set_policy
 from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures, arrays_of, load_weights
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.input.feed import TracedFeed
@@ -55,7 +55,6 @@ from elasticdl.frameworks.keras.optimizer import (
     make_optimizer,
     own_rate_at,
 )
-from elasticdl.frameworks.keras.precision import build_optimizer, check_policy, set_policy
 from elasticdl.frameworks.keras.samples import Examples, take_apart, zeros_like_spec
 from elasticdl.frameworks.keras.saving.export import check_keras_file, export_model
 from elasticdl.frameworks.keras.step.all_reduce_step import AllReduceStep

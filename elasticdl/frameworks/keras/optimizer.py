@@ -1,6 +1,9 @@
-"""The user's `optimizer()` and learning-rate scheduler.
+"""The user's `optimizer()`, learning-rate scheduler, and the clipping of a worker's own gradient that the optimizer
+asks for.
 
 An optimizer is made as Keras's `compile` makes it, refused where it cannot be, and described as JSON.
+
+The parameter servers see pieces of a gradient only, whose norms mean nothing; clipping by value is theirs.
 """
 
 from __future__ import annotations
@@ -9,12 +12,13 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from elasticdl.api.tensorflow import LearningRateScheduler as ByVersion
-from elasticdl.frameworks.keras.step.clipping import BY_NORM
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
@@ -176,3 +180,50 @@ def _takes_two(schedule: Callable[..., Any]) -> bool:
     except ValueError:  # a function without a signature
         return True
     return True
+
+
+BY_NORM = ("clipnorm", "global_clipnorm")
+
+
+@dataclass(frozen=True, slots=True)
+class Clipping:
+    """At most one of them is set; see `keras.optimizers.Optimizer`."""
+
+    clipnorm: float | None = None
+    global_clipnorm: float | None = None
+
+    @classmethod
+    def of(cls, optimizer: Any) -> Clipping:
+        """Return the clipping that an optimizer asks for; none for an optimizer that is None."""
+        if optimizer is None:
+            return cls()
+        return cls(*(getattr(optimizer, name, None) or None for name in BY_NORM))
+
+    @property
+    def by_norm(self) -> bool:
+        return self.clipnorm is not None or self.global_clipnorm is not None
+
+    def apply(
+        self, dense: list[Any], rows: dict[str, Any], places: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Clipped gradients; a table counts as one variable, and gradients of the same id as their sum.
+
+        Args:
+            rows: table to gradients [n, dim].
+            places: table to the number of each row's id among the unique ones [n].
+        """
+        if not self.by_norm:
+            return dense, rows
+        summed = [tf.math.unsorted_segment_sum(part, places[name], tf.shape(part)[0]) for name, part in rows.items()]
+        squares = [tf.reduce_sum(tf.square(part)) for part in [*dense, *summed]]
+        if self.clipnorm is not None:
+            factors = [_factor(tf.sqrt(square), self.clipnorm) for square in squares]
+        else:
+            total = tf.add_n(squares) if squares else tf.zeros(())
+            factors = [_factor(tf.sqrt(total), self.global_clipnorm)] * len(squares)
+        clipped = [part * factor for part, factor in zip([*dense, *rows.values()], factors, strict=True)]
+        return clipped[: len(dense)], dict(zip(rows, clipped[len(dense) :], strict=True))
+
+
+def _factor(norm: Any, largest: Any) -> Any:
+    return largest / tf.maximum(norm, largest)

@@ -39,8 +39,13 @@ from elasticdl.frameworks.framework import (
 )
 from elasticdl.frameworks.metrics import make_measures
 from elasticdl.frameworks.torch import callbacks as hooks
-from elasticdl.frameworks.torch.computation import Computation, LossScale
-from elasticdl.frameworks.torch.devices import device_meter, keep_threads_here, limit_threads
+from elasticdl.frameworks.torch.computation import (
+    Computation,
+    LossScale,
+    device_meter,
+    keep_threads_here,
+    limit_threads,
+)
 from elasticdl.frameworks.torch.gradients import ModuleGradients, largest_of
 from elasticdl.frameworks.torch.inference import TorchEvaluation, arrays_of, export_model, load_file, load_weights
 from elasticdl.frameworks.torch.input_processes import InputProcesses

@@ -2,8 +2,16 @@
 
 from elasticdl.ps.client.client import PsClient, check_model
 from elasticdl.ps.client.connection import PsUnavailable
-from elasticdl.ps.client.exchanges import LeaseRefused, LocalDenseValues, PsUninitialized, Pull, Pulled, Push, TooStale
-from elasticdl.ps.client.lookups import IdsOutOfRange
+from elasticdl.ps.client.exchanges import (
+    IdsOutOfRange,
+    LeaseRefused,
+    LocalDenseValues,
+    PsUninitialized,
+    Pull,
+    Pulled,
+    Push,
+    TooStale,
+)
 from elasticdl.ps.optim.initializers import initial_row
 
 __all__ = [

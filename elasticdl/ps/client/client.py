@@ -15,8 +15,16 @@ import numpy as np
 
 from elasticdl.frameworks.framework import Floats, Ids, ModelReport, Parameters, Table
 from elasticdl.ps.client.connection import PsConnection, PsUnavailable
-from elasticdl.ps.client.exchanges import LeaseRefused, PsUninitialized, Pull, Pulled, Push, TooStale
-from elasticdl.ps.client.lookups import Lookup, RowLookups
+from elasticdl.ps.client.exchanges import (
+    LeaseRefused,
+    Lookup,
+    PsUninitialized,
+    Pull,
+    Pulled,
+    Push,
+    RowLookups,
+    TooStale,
+)
 from elasticdl.ps.optim.initializers import check_table
 from elasticdl.ps.optim.optimizers import check_optimizer
 from elasticdl.ps.partition import Partition, joined

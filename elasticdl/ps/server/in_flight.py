@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from elasticdl.ps.applied import AppliedSet, MinibatchName, common_task
-from elasticdl.ps.partition import joined_buckets
+from elasticdl.ps.partition import Buckets, Piece, joined_buckets
 from elasticdl.ps.server.metrics import PsCounters
 from elasticdl.ps.server.model import ModelPart, is_empty
 from elasticdl.ps.server.rounds import mean
-from elasticdl.ps.snapshot import Buckets, Piece
 from elasticdl.ps.wire import PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 

@@ -24,8 +24,18 @@ from elasticdl.frameworks.framework import Floats, Ids, Table
 from elasticdl.kernels import _native
 from elasticdl.ps.optim.initializers import build_initializer
 from elasticdl.ps.optim.optimizers import OptimizerConfig
-from elasticdl.ps.partition import NUM_BUCKETS, Owners, joined_buckets, num_floats, slices_within
-from elasticdl.ps.snapshot import Buckets, Chunks, PartSnapshot, Piece, TableChunk
+from elasticdl.ps.partition import (
+    NUM_BUCKETS,
+    Buckets,
+    Chunks,
+    Owners,
+    PartSnapshot,
+    Piece,
+    TableChunk,
+    joined_buckets,
+    num_floats,
+    slices_within,
+)
 from elasticdl.ps.wire import InitializeCall, PullCall, PushCall, RequestError, table_from_message
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.errors import ModelDefinitionError

@@ -14,13 +14,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elasticdl.ps.partition import even_buckets
+from elasticdl.ps.partition import Buckets, even_buckets
 from elasticdl.ps.server.master_link import TERMINATED, Beginning, Left, PsIdentity, PsMasterLink, Shutdown
 from elasticdl.ps.server.restoring import NoneIsWhole, restore, restore_other
 from elasticdl.ps.server.service import JobBounds, PsService, register_service, serve_tensors
 from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.server.synchronous import UpdateSettings
-from elasticdl.ps.snapshot import Buckets
 from elasticdl.rpc import addresses
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.handshake import ENCRYPT_VARIABLE, check_encryption

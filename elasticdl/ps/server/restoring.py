@@ -15,8 +15,17 @@ import numpy as np
 
 from elasticdl.frameworks.framework import Floats, Table
 from elasticdl.ps.part_file import HINT, Blocks, PartFile, PartReader, TableIndex
-from elasticdl.ps.partition import NUM_BUCKETS, buckets, joined_buckets, num_floats, slices_within
-from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece, TableChunk
+from elasticdl.ps.partition import (
+    NUM_BUCKETS,
+    Buckets,
+    PartSnapshot,
+    Piece,
+    TableChunk,
+    buckets,
+    joined_buckets,
+    num_floats,
+    slices_within,
+)
 from elasticdl.storage.versions import complete
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.errors import CheckpointError

@@ -21,9 +21,8 @@ from elasticdl.ps.tensor_sockets import TENSOR_ADDRESS, CallFailed, TensorServer
 from elasticdl.ps.wire import SERVICE, RequestError, decode_exchange, decode_initialize, decode_known_ids, reply_frame
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
-from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import Frame, FrameError, Message, WireVersionError
-from elasticdl.rpc.servers import raw_handlers
+from elasticdl.rpc.servers import Flow, raw_handlers
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 from elasticdl_client.storage_kinds import AnyPath
 

@@ -17,13 +17,11 @@ from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldSession
-from elasticdl.worker.input.batches import NotFinite
 from elasticdl.worker.input.prefetchers import BatchPrefetcher, Broke, Failed, Item, Other, Over, Unreadable
-from elasticdl.worker.input.task_stream import TaskStream
+from elasticdl.worker.input.task_stream import NotFinite, TaskStream
 from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.task_reporting import TaskReporter
+from elasticdl.worker.task_reporting import Reporter, TaskReporter
 
 _log = logging.getLogger("elasticdl.worker")
 

@@ -21,7 +21,6 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.allreduce.schedule import NO_EPOCH, StepSchedule
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldSession
-from elasticdl.worker.input.batches import NotFinite
 from elasticdl.worker.input.prefetchers import (
     BatchPrefetcher,
     Broke,
@@ -33,6 +32,7 @@ from elasticdl.worker.input.prefetchers import (
     Over,
     Unreadable,
 )
+from elasticdl.worker.input.task_stream import NotFinite
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.ledger import UNKNOWN
 from elasticdl.worker.task_reporting import TaskReporter, said_of

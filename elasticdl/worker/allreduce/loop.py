@@ -18,15 +18,13 @@ from elasticdl.frameworks.framework import Batch, ComputeGradient, FeedError, Fr
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.batch_source import BatchSource
-from elasticdl.worker.allreduce.last_checkpoint import LastCheckpoint
-from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
+from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint, Replica
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldEnded, WorldSession
-from elasticdl.worker.input.batches import TaskBatches
 from elasticdl.worker.input.quarantine import Quarantine, inspected
-from elasticdl.worker.input.task_stream import TaskStream
+from elasticdl.worker.input.task_stream import TaskBatches, TaskStream
 from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.seeds import derive_seed
+from elasticdl.worker.ledger import derive_seed
 from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import NanPolicy

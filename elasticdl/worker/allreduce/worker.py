@@ -25,10 +25,9 @@ from elasticdl.worker.input.prefetchers import BatchPrefetcher, InterruptibleLea
 from elasticdl.worker.input.quarantine import Quarantine
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import LeaseLink
+from elasticdl.worker.ledger import derive_seed
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.seeds import derive_seed
-from elasticdl.worker.task_reporting import TaskReporter
+from elasticdl.worker.task_reporting import Reporter, TaskReporter
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.errors import DataError

@@ -23,8 +23,8 @@ from typing import Protocol
 from elasticdl.frameworks.framework import Framework, Parameters, Table, TableRows
 from elasticdl.rpc.resource_use import available_bytes
 from elasticdl.storage.paths import DONE_FILE, RemotePath, path_of
-from elasticdl.worker.export.stream import ExportWriter
-from elasticdl.worker.input.batches import LeaseLost
+from elasticdl.worker.export.process import ExportWriter
+from elasticdl.worker.input.task_stream import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.strategy import Values

@@ -17,11 +17,10 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.storage.paths import path_of
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.factories import Readers
-from elasticdl.worker.inference.loop import OnePassLoop
 from elasticdl.worker.inference.output_parts import Parts
-from elasticdl.worker.input.batches import TaskBatches
+from elasticdl.worker.inference.worker import OnePassLoop
 from elasticdl.worker.input.quarantine import Quarantine
-from elasticdl.worker.input.task_stream import TaskStream
+from elasticdl.worker.input.task_stream import TaskBatches, TaskStream
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.strategy import Values

@@ -30,9 +30,8 @@ from elasticdl.model_def import ModelDefinition
 from elasticdl.protocol import Shard
 from elasticdl.storage.paths import DONE_FILE, path_of
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.inference.output_parts import Parts
-from elasticdl.worker.inference.row_writers import Columns, RowWriter, columns_of, format_of, open_rows
-from elasticdl.worker.input.batches import LeaseLost, TaskBatches
+from elasticdl.worker.inference.output_parts import Columns, Parts, RowWriter, columns_of, format_of, open_rows
+from elasticdl.worker.input.task_stream import LeaseLost, TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.strategy import Values

@@ -23,7 +23,7 @@ from elasticdl.ps.client import (
     Push,
     initial_row,
 )
-from elasticdl.worker.input.batches import LeaseLost
+from elasticdl.worker.input.task_stream import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl_client.job_spec import JobSpec

@@ -18,11 +18,11 @@ import numpy as np
 from elasticdl.frameworks.framework import Batch, Floats, Framework, Ids, Parameters, Step, Table, TableRows
 from elasticdl.ps.client import LocalDenseValues, PsClient, Pull, Pulled, Push, TooStale
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.input.batches import LeaseLost, NotFinite, TaskBatches
+from elasticdl.worker.input.task_stream import LeaseLost, NotFinite, TaskBatches
 from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.ledger import derive_seed
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.ps.session import PsSession
-from elasticdl.worker.seeds import derive_seed
 from elasticdl.worker.strategy import Commit, Values
 
 _EXPORT_BYTES = 16 << 20  # of one chunk of an exported table

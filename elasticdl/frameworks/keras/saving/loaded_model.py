@@ -17,7 +17,7 @@ from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.devices import DeviceMeter
 from elasticdl.frameworks.framework import Batch, Evaluation, Floats, Mode, ModelReport, Parameters, TaskRecords
 from elasticdl.frameworks.keras.compiled import by_output, check_complete, check_overrides, completed
-from elasticdl.frameworks.keras.devices import device_meter
+from elasticdl.frameworks.keras.computation import device_meter
 from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures, arrays_of
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.input.pipeline import Pipeline

@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import NUM_TOLD, Floats, LocalGradient, Mode, Share
+from elasticdl.frameworks.keras.computation import build_optimizer
 from elasticdl.frameworks.keras.model import BuiltModel, flat_tensor
 from elasticdl.frameworks.keras.operations import operations_of_graph, warn_of_chance
-from elasticdl.frameworks.keras.precision import build_optimizer
 from elasticdl.frameworks.keras.samples import KerasMinibatch, full_spec, take_apart
 from elasticdl.frameworks.keras.seeds import as_int64
 from elasticdl.frameworks.keras.step.lookups import IdOutOfRange, IdWatch

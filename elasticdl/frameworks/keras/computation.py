@@ -1,4 +1,7 @@
-"""`--precision` of Keras models: the dtype policy that the user's model is made under, and the scale of its loss.
+"""The device and the precision of Keras models: its name, settings and memory; the dtype policy, and the scale of the
+loss.
+
+`limit_threads`: TensorFlow computes with as many threads as this container, not this machine, has processors.
 
 Variables, their gradients and the optimizer stay float32, as Keras's mixed policies have it; with float16 the optimizer
 scales the loss, see `make_optimizer`.
@@ -6,12 +9,15 @@ scales the loss, see `make_optimizer`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from elasticdl.frameworks.devices import DeviceMeter, cpu_text, num_processors
+from elasticdl.protocol import Device
 from elasticdl_client.choices import Precision
 from elasticdl_client.errors import ModelDefinitionError
 
@@ -63,3 +69,40 @@ def _traced(model: Any, features: Any) -> Any:
     """Return symbolic outputs of a model; nothing is computed."""
     called = tf.function(lambda given: model(given, training=False), autograph=False)
     return called.get_concrete_function(features).structured_outputs
+
+
+def device_meter() -> DeviceMeter:
+    """Return the meter of the first GPU, where TensorFlow puts a model, or of the CPU."""
+    if not tf.config.list_logical_devices("GPU"):
+        return DeviceMeter(cpu_text(_num_threads()), lambda: None)
+    name = "GPU:0"
+    details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
+    kind = str(details.get("device_name", "GPU"))
+    tf32 = "on" if tf.config.experimental.tensor_float_32_execution_enabled() else "off"
+    return DeviceMeter(f"{name} ({kind}); TF32 matrix products {tf32}", lambda: Device(name, kind, used_bytes(name)))
+
+
+def used_bytes(name: str) -> int:
+    """Return the bytes that tensors take of a device's memory; 0: its allocator does not count."""
+    try:
+        return int(tf.config.experimental.get_memory_info(name)["current"])
+    except ValueError:
+        return 0
+
+
+def _num_threads() -> int:
+    """Of one operation: the user's setting, the environment's, or TensorFlow's default."""
+    chosen = tf.config.threading.get_intra_op_parallelism_threads()
+    return chosen or int(os.environ.get("TF_NUM_INTRAOP_THREADS", "0")) or num_processors()
+
+
+_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
+
+def limit_threads() -> None:
+    """Heeds the control group's limit, unless the user has said how many threads there shall be.
+
+    TensorFlow itself counts the machine's processors; it reads the variables at its first operation.
+    """
+    for name in _VARIABLES:
+        os.environ.setdefault(name, str(num_processors()))
