@@ -61,6 +61,11 @@ class StoredJob:
                 f"--job_dir={self.url} holds the job {name}, which has ended.",
                 "Name another --job_dir, or remove that directory.",
             )
+        if status is None and not storage.list(self._file("journal")):
+            raise JobError(
+                f"--job_dir={self.url} holds the job {name}, which no master has begun.",
+                "If it was only written (--yaml), remove that directory; else wait for its master.",
+            )
         raise JobError(
             f"--job_dir={self.url} holds the job {name}, which has not ended.",
             f"`elasticdl resume --job_dir={self.url}` continues it; a new job needs another --job_dir.",

@@ -287,8 +287,10 @@ def _resume_elsewhere(options: Options) -> int:
     if spec.runtime is Runtime.LOCAL:
         from elasticdl_client import local
 
-        if options.namespace or options.context:
-            raise FlagError(f"Job {name} in {stored.url} is a local job.", "Leave out --namespace and --context.")
+        if options.namespace or options.context or options.cluster_spec:
+            raise FlagError(
+                f"Job {name} in {stored.url} is a local job.", "Leave out --namespace, --context and --cluster_spec."
+            )
         return local.take_over(spec)
     from elasticdl_client.kubernetes import submit
 
@@ -298,6 +300,7 @@ def _resume_elsewhere(options: Options) -> int:
         spec,
         namespace=namespace,
         context=context,
+        cluster_spec=_cluster_spec_here(spec.cluster_spec, options.cluster_spec),
         force_use_kube_config_file=options.force_use_kube_config_file,
         wait=False,
     )
@@ -307,6 +310,20 @@ def _resume_elsewhere(options: Options) -> int:
     else:
         print(f"job/{name}" if options.output else f'job "{name}" resumed from {stored.url}')
     return 0
+
+
+def _cluster_spec_here(of_job: str, given: str) -> str:
+    """Return the file of --cluster_spec on this machine; it is code, and so is not taken from storage."""
+    name = Path(of_job).name
+    if given and Path(given).name != name:
+        why = f"The job's image has {name} for --cluster_spec" if name else "The job has no --cluster_spec"
+        raise FlagError(f"{why}, not {Path(given).name}.", "Give the file that the job was submitted with.")
+    if of_job and not Path(given or of_job).is_file():
+        raise FlagError(
+            f"The job was submitted with --cluster_spec={of_job}, and {given or of_job} is no file of this machine.",
+            "Give --cluster_spec=FILE, a copy of it.",
+        )
+    return given or of_job
 
 
 def _tensorboard(options: Options, places: JobStores) -> int:

@@ -78,6 +78,9 @@ class Options:
     envs: str = _option(
         "", "With a --job_dir in storage: variables of the job's --envs, whose values are not kept there.", ("resume",)
     )
+    cluster_spec: str = _option(
+        "", "With a --job_dir in storage: the job's --cluster_spec, a file of this machine.", ("resume",)
+    )
     output: str = _option("", "Instead of text for people: {formats}.", _PRINTING, "o")
     port: int = _option(
         0, "Port of this machine; 0: the first free one from 6006 (dashboard: 8265) on.", ("tensorboard", "dashboard")

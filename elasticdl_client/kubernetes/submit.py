@@ -15,7 +15,7 @@ from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
-from elasticdl_client.kubernetes import api, code, commands, follow, names, objects
+from elasticdl_client.kubernetes import api, code, commands, follow, names, objects, pod_template
 from elasticdl_client.kubernetes.checks import check, gives_users
 from elasticdl_client.kubernetes.code import Archive
 from elasticdl_client.kubernetes.flags import CHOSEN_BY_CLUSTER, DEFAULT_USER
@@ -26,7 +26,7 @@ from elasticdl_client.model_source import check_model_source
 from elasticdl_client.requirements_file import check_installable
 from elasticdl_client.script_output import Shown
 from elasticdl_client.storage_kinds import is_remote
-from elasticdl_client.stored_job import stored_job, with_places, withdraw_quietly
+from elasticdl_client.stored_job import StoredJob, stored_job, with_places, withdraw_quietly
 
 _TOKEN_BYTES = 32
 _NO_ACCOUNT_TOKEN = "No API token found for service account"  # servers before 1.24, right after it was made
@@ -77,13 +77,30 @@ def submit(spec: JobSpec, note: Callable[[str], None]) -> tuple[api.Connection, 
         note(text)
     stored = stored_job(spec)
     if stored is not None:
-        stored.publish(dataclasses.replace(spec, run_as_user=given_user))  # another namespace may admit it
+        _publish(stored, spec, given_user)
     try:
         create(connection, spec, manifests)
     except BaseException:
         withdraw_quietly(stored)
         raise
     return connection, spec
+
+
+def _publish(stored: StoredJob, spec: JobSpec, given_user: str) -> None:
+    """Write down a job for other machines and namespaces: with the content of templates, which are files of this one.
+
+    Args:
+        given_user: of --run_as_user; another namespace may admit it.
+    """
+    portable = dataclasses.replace(
+        spec,
+        pod_template=pod_template.compact(spec.pod_template),
+        master_pod_template=pod_template.compact(spec.master_pod_template),
+        worker_pod_template=pod_template.compact(spec.worker_pod_template),
+        ps_pod_template=pod_template.compact(spec.ps_pod_template),
+        run_as_user=given_user,
+    )
+    stored.publish(portable)
 
 
 def take_over(spec: JobSpec) -> None:
@@ -164,7 +181,7 @@ def _write(spec: JobSpec, archive: Archive | None) -> None:
         if archive is not None and (note := code.publish(archive)):
             _note(note)
         if stored is not None:
-            stored.publish(dataclasses.replace(placed, run_as_user=spec.run_as_user))  # as `submit` does
+            _publish(stored, placed, spec.run_as_user)
         try:
             objects.write(spec.yaml, objects.to_yaml(_manifests(placed, archive)))
         except BaseException:

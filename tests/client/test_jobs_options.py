@@ -26,6 +26,7 @@ from elasticdl_client.jobs.options import FORMATS, Options, options_of, parse
         ("delete", "a --wait=false --timeout 3", Options(jobs=("a",), wait=False, timeout=3.0)),
         ("clean", "--dry_run --runtime local", Options(dry_run=True, runtime="local")),
         ("resume", "a --job_dir=/j", Options(jobs=("a",), job_dir="/j")),
+        ("resume", "--job-dir=s3://b/j --cluster-spec=c.py", Options(job_dir="s3://b/j", cluster_spec="c.py")),
         ("scale", "a --num-workers 4", Options(jobs=("a",), num_workers="4")),
         (
             "scale",

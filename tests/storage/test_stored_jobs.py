@@ -199,9 +199,42 @@ def test_the_objects_of_a_job_of_a_cluster_name_its_places_in_storage(proxy: Fau
     (archive,) = RemotePath(f"{url}/code").files()
     assert stored.code.endswith(f"@{url}/code/{archive}")
     assert stored.envs == "PASSWORD=***"
+    code, said = client(tmp_path, *command, f"--yaml={manifests}", KUBECONFIG=str(tmp_path / "none"))
+    assert (code, "`elasticdl resume" in said) == (2, False), said  # it was only written
+    assert "no master has begun" in said
     command.remove(f"--job_dir={url}/")
     code, said = client(tmp_path, *command, "--job_dir=job", KUBECONFIG=str(tmp_path / "none"))
     assert (code, "--job_dir=job is a directory of this machine" in said) == (2, True), said
+
+
+def test_files_of_one_machine_go_with_the_job_or_are_asked_for_on_another(proxy: FaultyProxy, tmp_path: Path) -> None:
+    """A template goes along; a --cluster_spec is code, which is not taken from storage."""
+    plugin, template = tmp_path / "cluster.py", tmp_path / "pod.yaml"
+    plugin.write_text(
+        "class C:\n    def with_pod(self, pod):\n        return pod\n"
+        "    def with_service(self, service):\n        return service\ncluster = C()\n"
+    )
+    template.write_text("metadata: {labels: {team: a}}\n")
+    command = ["train", "--runtime=kubernetes", "--job_name=digits", "--image_name=image:1"]
+    command += ["--job_command=python model.py", "--training_data=/data", f"--job_dir={url_of(tmp_path)}"]
+    command += [f"--cluster_spec={plugin}", f"--worker_pod_template={template}", f"--yaml={tmp_path}/job.yaml"]
+    nowhere = {"KUBECONFIG": str(tmp_path / "none")}
+    code, said = client(tmp_path, *command, **nowhere)
+    assert code == 0, said
+    stored = JobSpec.from_json(RemotePath(f"{url_of(tmp_path)}/spec.json").read_bytes().decode())
+    assert json.loads(stored.worker_pod_template) == {"metadata": {"labels": {"team": "a"}}}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    template.unlink()
+    plugin.rename(elsewhere / "cluster.py")
+    resume = ["resume", f"--job_dir={url_of(tmp_path)}"]
+    code, said = client(tmp_path, *resume, **nowhere)
+    assert (code, f"--cluster_spec={plugin}" in said, "--cluster_spec=FILE" in said) == (2, True, True), said
+    (elsewhere / "other.py").write_text("")
+    code, said = client(tmp_path, *resume, f"--cluster_spec={elsewhere}/other.py", **nowhere)
+    assert (code, "cluster.py" in said) == (2, True), said  # the name that it has in the job's image
+    code, said = client(tmp_path, *resume, f"--cluster_spec={elsewhere}/cluster.py", **nowhere)
+    assert (code, "cluster_spec" in said) == (1, False), said  # there is no cluster
 
 
 @pytest.mark.timeout(300)
