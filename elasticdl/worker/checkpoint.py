@@ -149,6 +149,12 @@ class StateCheckpoints:
             raise
         versions.prune(self._directory, self._keep)
 
+    def has(self, number: int) -> bool:
+        """Whether a complete one of this number is seen, whichever member has written it."""
+        with suppress(OSError, StorageError):
+            return self._directory is not None and versions.is_complete(versions.directory_of(self._directory, number))
+        return False
+
     def newest_directory(self) -> str:
         """Return that of the newest complete one, unread; empty: there is none."""
         found = _newest_first(self._directory) if self._directory is not None else []

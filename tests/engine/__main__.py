@@ -9,9 +9,9 @@ import logging
 import sys
 import time
 
-from tests.engine.schedules import play, play_end, play_user_code
+from tests.engine.schedules import play, play_end, play_killed_end, play_user_code
 
-KINDS = {"play": play, "end": play_end, "user_code": play_user_code}
+KINDS = {"play": play, "end": play_end, "killed_end": play_killed_end, "user_code": play_user_code}
 
 if __name__ == "__main__":
     run = KINDS[sys.argv.pop(1)] if sys.argv[1] in KINDS else play

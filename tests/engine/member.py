@@ -93,6 +93,9 @@ class Written:
     def _number(checkpoint: Checkpoint) -> int:
         return checkpoint.ledger.applied.num_names
 
+    def has(self, number: int) -> bool:
+        return any(self._number(one) == number for one in self.found)
+
     def newest_directory(self) -> str:
         numbers = [self._number(one) for one in self.found]
         return f"{self.place}/{max(numbers)}" if numbers else ""

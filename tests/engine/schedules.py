@@ -15,6 +15,7 @@ from elasticdl_client.job_spec import JobSpec
 from tests.engine.arithmetic import Troubles, Violation
 from tests.engine.engine_job import EngineJob, make_job
 from tests.engine.member import installed
+from tests.engine.scheduler import Process
 
 _MINIBATCH = 3
 _SHARE_SHARDED = 0.3
@@ -103,18 +104,35 @@ def play_end(seed: int) -> EngineJob:
         AssertionError: they do not continue from the last step; the message names the seed.
     """
     draw = random.Random(f"end {seed}")
-    spec = replace(_spec(draw), checkpoint_dir="/checkpoints", checkpoint_steps=draw.choice([4, 1000]), num_epochs=1)
-    spec = replace(spec, num_workers=draw.choice([2, 3, 4]), processes_per_worker=draw.choice([1, 1, 2]))
-    spec = replace(spec, shard_optimizer=draw.random() < _SHARE_SHARDED)
-    shards = (Shard("a", 0, 240),)
-    troubles = replace(_troubles(draw, shards[-1].end, spec), share_unreadable=0.0, share_raising=0.0)
-    job = make_job(seed, spec, shards, troubles)
+    job = _ending_job(seed, draw, _SHARE_SHARDED)
     with _replayed_by(job, f"python -m tests.engine end {seed}"):
-        _end_all(job, draw)
+        _end_all(job, draw, kills=False)
     return job
 
 
-def _end_all(job: EngineJob, draw: random.Random) -> None:
+def play_killed_end(seed: int) -> EngineJob:
+    """Do as `play_end`, and kill one of the pods meanwhile; each member holds the whole model.
+
+    Raises:
+        AssertionError: they do not continue from the last step; the message names the seed.
+    """
+    draw = random.Random(f"killed end {seed}")
+    job = _ending_job(seed, draw, 0.0)
+    with _replayed_by(job, f"python -m tests.engine killed_end {seed}"):
+        _end_all(job, draw, kills=True)
+    return job
+
+
+def _ending_job(seed: int, draw: random.Random, share_sharded: float) -> EngineJob:
+    spec = replace(_spec(draw), checkpoint_dir="/checkpoints", checkpoint_steps=draw.choice([4, 1000]), num_epochs=1)
+    spec = replace(spec, num_workers=draw.choice([2, 3, 4]), processes_per_worker=draw.choice([1, 1, 2]))
+    spec = replace(spec, shard_optimizer=draw.random() < share_sharded)
+    shards = (Shard("a", 0, 240),)
+    troubles = replace(_troubles(draw, shards[-1].end, spec), share_unreadable=0.0, share_raising=0.0)
+    return make_job(seed, spec, shards, troubles)
+
+
+def _end_all(job: EngineJob, draw: random.Random, kills: bool) -> None:
     settings, scheduler, num_steps = job.settings, job.scheduler, draw.randint(1, 8)
     num_members = settings.num_workers * settings.processes_per_worker
     while len(job.job.status().world) < num_members or min(one.steps for one in job.members.values()) < num_steps:
@@ -123,15 +141,28 @@ def _end_all(job: EngineJob, draw: random.Random) -> None:
     assert len(told) == num_members
     for worker in {worker.pod.index: worker for worker in job.workers}.values():
         scheduler.at(draw.random() * draw.choice([0.0, 0.8]), lambda worker=worker: job.leave(worker))
-    while not all(process.is_over for process in told):
+    killed: set[Process] = set()
+    victim = draw.choice(list(told))
+
+    def kill() -> None:
+        others = {one for one in told if not one.is_over and job._pods[one] is not job._pods[victim]}
+        if not victim.is_over and others:  # else no other could have saved what it holds
+            killed.update(one for one in told if not one.is_over and one not in others)
+            job.kill(victim, "Killed")
+
+    if kills:
+        scheduler.at(draw.random() * 1.5, kill)
+    while not all(process.is_over for process in told) and job.room.written.num_read < 2:
         scheduler.step()
-    last = max(member.steps for member in told.values())
+    last = max(member.steps for process, member in told.items() if process not in killed)
     limit = scheduler.now + _LIMIT_S
     while job.end is None:
         if job.room.written.num_read == 2:
             newest = job.room.written.newest()
             assert newest is not None, "there is no checkpoint"
-            assert newest.ledger.steps == last, f"after step {last} it continues from {newest.ledger.steps}"
+            assert newest.ledger.steps == last or (kills and newest.ledger.steps > last), (
+                f"after step {last} it continues from {newest.ledger.steps}"
+            )
         assert scheduler.now < limit, f"the job does not end: {job.job.status()} {job.log[-5:]}"
         scheduler.step()
     job.check_end()

@@ -17,7 +17,7 @@ from elasticdl_client.job_spec import JobSpec
 from tests.engine.arithmetic import Troubles
 from tests.engine.engine_job import EngineJob, make_job
 from tests.engine.member import installed
-from tests.engine.schedules import play, play_end, play_user_code
+from tests.engine.schedules import play, play_end, play_killed_end, play_user_code
 
 _AT_ONCE = 8  # schedules of a test: the suite runs in several processes
 
@@ -191,6 +191,11 @@ def test_a_member_about_to_leave_saves_if_the_only_one_that_was_to_stay_is_kille
 def test_successors_of_whatever_job_continue_from_the_last_step_of_pods_that_all_end(first: int) -> None:
     for seed in range(first, first + _AT_ONCE // 2):
         play_end(seed)
+
+
+@pytest.mark.parametrize("seed", [6, 13, 26, 28, 35, 37, 46, 58])  # each lost its last steps once
+def test_pods_that_all_end_agree_on_the_last_checkpoint_in_the_next_group_if_one_is_killed(seed: int) -> None:
+    play_killed_end(seed)
 
 
 class Steady(random.Random):

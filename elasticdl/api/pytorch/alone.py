@@ -30,6 +30,12 @@ class StepGroup(Protocol):
     def is_last(self) -> bool: ...
 
     @property
+    def is_alone(self) -> bool: ...
+
+    @property
+    def has_left(self) -> bool: ...
+
+    @property
     def holds_all(self) -> bool: ...
 
     def start(self) -> None: ...
@@ -69,7 +75,8 @@ class LoneGroup:
         self.most_parts = 1
         self.rank = 0
         self.size = 1
-        self.is_last = self.holds_all = True
+        self.is_last = self.is_alone = self.holds_all = True
+        self.has_left = False
         self._state = state
         self._has_begun = False
         self._confirmed: list[MinibatchName] = []

@@ -120,14 +120,18 @@ class AllReduceLoop:
     # -- worlds
 
     def _visit(self) -> None:
-        """Live in the world entered, and in those after it while this member alone may hold a part of the model."""
+        """Live in the world entered, and in those after it that SIGTERM must not keep this member from.
+
+        It may hold a part of the model alone, or have to agree with the others on the last checkpoint.
+        """
         is_inside = True
         while is_inside:
             try:
                 self._live()
             except WorldEnded as ended:
                 _log.debug("Left the group: %s", ended)
-                is_inside = not (self._last.is_agreed or self._session.has_handed_over) and self._enter()
+                must_enter = self._last.needs_group or not self._session.has_handed_over
+                is_inside = must_enter and not self._last.is_agreed and self._enter()
             else:
                 return
 

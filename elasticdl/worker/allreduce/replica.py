@@ -3,7 +3,8 @@
 The last checkpoint of a job whose members all get SIGTERM is agreed on between steps and written by one.  A member that
 gets SIGTERM stays for a moment, and says so in its headers.  If all members say so at the same step, they end after it
 together, and rank 0 writes the checkpoint.  If a member is left whose peers have all said so, it writes the checkpoint
-alone when it ends.  Where others continue, none is written: they hold the model.
+alone when it ends.  Where others continue, none is written: they hold the model.  A group that breaks meanwhile has
+agreed on nothing: its members agree in the next one.
 """
 
 from __future__ import annotations
@@ -183,6 +184,10 @@ class CheckpointWriter:
         """Whether the newest checkpoint lacks minibatches, or could not be written."""
         return self._checkpoints.is_wanted and (self._has_failed or ledger.applied.num_names > self._saved_at[0])
 
+    def is_written(self, ledger: Ledger) -> bool:
+        """Whether some member has written this ledger."""
+        return self._checkpoints.has(ledger.applied.num_names)
+
     @property
     def is_wanted(self) -> bool:
         """There is a place for checkpoints."""
@@ -262,6 +267,12 @@ class EndingGroup(Protocol):
     @property
     def is_last(self) -> bool: ...
 
+    @property
+    def is_alone(self) -> bool: ...
+
+    @property
+    def has_left(self) -> bool: ...
+
     def collect(self) -> Mapping[str, npt.NDArray[Any]]: ...
 
     def part(self) -> bool: ...
@@ -285,6 +296,12 @@ class LastCheckpoint:
         self._termination = termination
         self._clock = clock
         self._round_began, self._round_s = 0.0, 0.0  # by the monotonic clock; and how long the one before took
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether the members of the next group are to decide on it, once the present one has ended."""
+        is_decided = self.is_agreed or self._group.has_left or self._group.is_alone
+        return self._checkpoints.is_wanted and not is_decided
 
     def begin_world(self) -> None:
         """The next round is the first of a world."""
@@ -318,7 +335,7 @@ class LastCheckpoint:
             if self._group.rank == 0:
                 self._save(others)
             if not self._group.part() and self._group.rank != 0:
-                self.is_agreed = False  # rank 0 may be lost before it is on disk
+                self.is_agreed = self._checkpoints.is_written(self._group.ledger)  # else rank 0 may be lost
         self._group.leave(reason)
         raise WorldEnded(reason)
 

@@ -193,7 +193,7 @@ class WorldSession:
         self._world = pb.World()  # entered, or being formed; version 0: outside
         self._is_forming = False
         self._rank = 0
-        self._holds_model = self._is_last = False
+        self._holds_model = self._is_last = self._is_alone = self._has_left = False
         self._leaving_pods: set[int] = set()  # as of the newest header
         self._left, self._reason = 0, ""
         self._pending: list[MinibatchName] = []  # own ones, applied here
@@ -233,6 +233,16 @@ class WorldSession:
     def has_handed_over(self) -> bool:
         """Whether other members hold what this one holds of the model, as far as it knows."""
         return True
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether all other pods of the newest world are gone, as far as this process knows."""
+        return self._is_alone
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the others know that this one has left the newest world for good."""
+        return self._has_left
 
     @property
     def version(self) -> int:
@@ -319,6 +329,7 @@ class WorldSession:
         if plan.ends_all:  # its caller leaves when the model is saved
             return plan
         if plan.wishes & StepFlag.LEAVING:
+            self._has_left = StepFlag.LEAVING in plan.wishes_by_rank[self._rank]
             self._hand_over(plan)
             self.leave(f"worker {self._world.members[plan.first_with(StepFlag.LEAVING)].worker_id} leaves")
             raise WorldEnded("a member leaves")
@@ -465,7 +476,7 @@ class WorldSession:
             lost.update(pod for pod, is_gone in zip(pods, gone, strict=True) if is_gone)
         lost.discard(pods[self._rank])
         if lost:
-            self._is_last = self._ends_last(lost)
+            self._is_last, self._is_alone = self._ends_last(lost), set(pods) - lost == {pods[self._rank]}
 
     def _collective(self, call: Callable[[], Answer]) -> Answer:
         try:
@@ -525,7 +536,7 @@ class WorldSession:
             raise
         self._holds_model = True
         self._leaving_pods = set()
-        self._is_last = self._ends_last(set())
+        self._is_last, self._is_alone = self._ends_last(set()), len(set(self._pods())) == 1
         self._settle_pending()
         self._log_entry(world, source)
 
