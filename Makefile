@@ -175,7 +175,7 @@ e2e-alone: $(NATIVE)
 e2e-quiet: $(NATIVE)
 	$(on_cluster)
 	$(call say,running the tests that measure on the cluster of $$KUBECONFIG or stop its daemons)
-	@$(BIN)/python -m tests.again -m "($(MARKS)) and quiet" -s --durations 0 --durations-min 1 tests/e2e_kubernetes
+	@$(BIN)/python -m tests.again -m "($(MARKS)) and quiet" -s --durations 0 --durations-min 1 $(sort $(ON_CLUSTER)) tests/e2e_kubernetes
 
 chaos: $(NATIVE)
 	$(call say,killing workers$(comma) parameter servers and masters of real jobs)

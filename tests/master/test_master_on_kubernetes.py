@@ -245,6 +245,7 @@ def _kubeconfig_of_a_role(job: KubernetesJob, rules: list[dict[str, Any]], direc
     return path
 
 
+@pytest.mark.quiet
 def test_a_hundred_pods_reach_the_api_server_within_ten_seconds(tmp_path: Path) -> None:
     job = KubernetesJob(tmp_path, num_workers=100, num_ps_pods=2, worker_resource_request="cpu=1m,memory=1Mi")
     try:
