@@ -25,7 +25,7 @@ import grpc
 
 from elasticdl.cluster.cluster import CannotResize, EventType, Pod, PodEvent, PodPhase, PodSpec
 from elasticdl.cluster.local.protocol import pod_from_message, pod_to_message
-from elasticdl.master.local_environment import FileJournal, LocalEnvironment, read_spec
+from elasticdl.master.local_environment import FileJournal, LocalEnvironment, read_spec, replace_file
 from elasticdl.master.master import Master
 from elasticdl.master.servicer import answer_each
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -92,7 +92,7 @@ class CountingJournal(FileJournal):
         if found.st_ino != self._inode:
             self._inode = found.st_ino
             self._counted = [self._counted[0] + 1, self._counted[1] + found.st_size, found.st_size]
-            self._file.write_text(json.dumps(self._counted))
+            replace_file(self._file, self._file.with_suffix(".new"), json.dumps(self._counted).encode())
 
 
 class EmptyMaster(pb_grpc.MasterServicer):  # type: ignore[misc]
