@@ -418,8 +418,8 @@ def heartbeat_reply(answer: commands.Answer, generation: int) -> pb.HeartbeatRep
 
 def sample_reply(answer: commands.Answer) -> pb.SampleReply:
     match answer:
-        case commands.SampleGiven(found):
-            return pb.SampleReply(shard=shard_message(found))
+        case commands.SampleGiven(found, epoch):
+            return pb.SampleReply(shard=shard_message(found), epoch=epoch)
         case commands.NoLeaseNow() | commands.JobOver() | commands.UnknownWorker():
             return pb.SampleReply(wait=True)
     raise AssertionError(f"{answer} does not answer Sample")

@@ -212,12 +212,14 @@ class SampleRequest(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class SampleReply(_message.Message):
-    __slots__ = ("wait", "shard")
+    __slots__ = ("wait", "shard", "epoch")
     WAIT_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     wait: bool
     shard: ShardMessage
-    def __init__(self, wait: bool = ..., shard: _Optional[_Union[ShardMessage, _Mapping]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, wait: bool = ..., shard: _Optional[_Union[ShardMessage, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Variable(_message.Message):
     __slots__ = ("name", "shape", "trainable")

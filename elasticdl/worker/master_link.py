@@ -208,7 +208,7 @@ class MasterLink:
         )
         return bool(reply.WhichOneof("answer") == "end")
 
-    def sample(self) -> pb.ShardMessage:
+    def sample(self) -> pb.SampleReply:
         """AllReduce: records to compile a step on; waits until the master knows the data."""
         pause = threading.Event()
         while True:
@@ -217,7 +217,7 @@ class MasterLink:
                 lambda: pb.SampleRequest(worker_id=self.worker_id, incarnation=self._incarnation),
             )
             if not reply.wait:
-                return reply.shard
+                return reply
             pause.wait(_RETRY_S)
 
     def ready_for_world(self, address: str, left: int, reason: str) -> pb.Ack:

@@ -115,8 +115,17 @@ def test_a_sample_is_the_first_minibatch_of_the_data() -> None:
     assert script.ask(e.SampleRequested, 0, 7) is None
     call = script._num_calls
     script.data_is_known()
-    assert script.answer(call) == c.SampleGiven(Shard("training", 0, 10))
-    assert script.ask(e.SampleRequested, 0, 7) == c.SampleGiven(Shard("training", 0, 10))
+    assert script.answer(call) == c.SampleGiven(Shard("training", 0, 10), 0)
+    assert script.ask(e.SampleRequested, 0, 7) == c.SampleGiven(Shard("training", 0, 10), 0)
+
+
+def test_a_sample_comes_with_the_first_epoch_that_is_not_whole() -> None:
+    script = standing(1, num_epochs=3)
+    num_tasks = len(script.job._work.tasks.slices)
+    for _ in range(num_tasks + 1):
+        script.finish(script.lease(0))
+    answer = script.ask(e.SampleRequested, 0, 7)
+    assert (answer.shard, answer.epoch) == (Shard("training", 0, 10), 1)
 
 
 def test_a_request_at_once_is_not_kept_waiting() -> None:

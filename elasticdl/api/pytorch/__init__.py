@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ def create_elastic_controller(
     dataset_size: int = 0,
     shuffle: bool | None = None,
     *,
-    state: Sequence[Any] = (),
+    state: Sequence[Any] | Mapping[str, Any] | Any = (),
     num_minibatches_per_shard: int = 0,
     fixed_global_batch: int = 0,
     training_data: str = "",
@@ -61,7 +61,8 @@ def create_elastic_controller(
         num_epochs: None: --num_epochs.
         dataset_size: number of records; 0: that of the loader's data set.
         shuffle: permute records within each task (tasks always are); None: --shuffle.
-        state: objects equal in all workers, see `ElasticController.register`: models, optimizers, schedulers …
+        state: objects equal in all workers, see `ElasticController.register`: models, optimizers, schedulers …; a
+            sequence, a mapping from names, or a single one.
         num_minibatches_per_shard: of a task; 0: --num_minibatches_per_task.
         fixed_global_batch: records of every step, however many workers there are; in a job that is the flag's.
         training_data: files that ElasticDL reads; empty: --training_data, or the data set is the script's own.

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from elasticdl.api.pytorch.evaluation import ScriptEvaluation
+from elasticdl.api.pytorch.registration import is_same_data
 from elasticdl.api.pytorch.steps import ScriptSteps
 from elasticdl_client.errors import JobError
 
@@ -26,6 +27,8 @@ class ElasticController(ScriptSteps):
         is_rehearsal: the present batch only makes this process ready (compilation, memory) before it joins; the
             script's changes to registered state on it are undone.
     """
+
+    _loader: ElasticLoader | None = None
 
     # Before training ------------------------------------------------------------------------------------------------
 
@@ -58,6 +61,8 @@ class ElasticController(ScriptSteps):
     ) -> ElasticLoader:
         """Return the substitute for a DataLoader: each iteration is one epoch, or the rest of it.
 
+        Called again with the same data, as in a loop over epochs, it returns the same loader.
+
         Args:
             dataset: a map-style data set, or an `IterableDataset` of a known size, see `Fetcher`; a `DataLoader`, whose
                 data set and options are taken; or a function that makes the batch of a `Minibatch`, for files that
@@ -66,10 +71,15 @@ class ElasticController(ScriptSteps):
         """
         if isinstance(dataset, torch.utils.data.DataLoader):
             dataset, collate_fn, options = taken_over(dataset, collate_fn, options)
-        if self._loop is not None:
-            raise JobError("a controller has one loader", "iterate over the same one in every epoch")
-        self._loop = self._wire(self, dataset, {"collate": collate_fn, **options})
-        return ElasticLoader(self, dataset)
+        if self._loader is None:
+            self._loop = self._wire(self, dataset, {"collate": collate_fn, **options})
+            self._loader = ElasticLoader(self, dataset)
+        elif not is_same_data(dataset, self._loader.dataset):
+            raise JobError(
+                "a controller trains on one data set, and loader() was given another data set",
+                "make it once, before the loop over epochs; validation data need no elastic loader but a DataLoader",
+            )
+        return self._loader
 
     def on_evaluation(
         self, dataset_size: int, steps: int = 0
@@ -89,11 +99,16 @@ class ElasticController(ScriptSteps):
     # In the loop ----------------------------------------------------------------------------------------------------
 
     def epochs(self) -> Iterator[int]:
-        """Numbers of the epochs that are left, in the place of `range(num_epochs)`."""
+        """Numbers of the epochs that are left, in the place of `range(num_epochs)`.
+
+        Where the loader is made in the loop's body, the first number is 0 in every worker.
+        """
         self._spans_epochs = False
+        if self._loop is None:
+            yield 0
         self._settle()
         while self._prepare():
-            yield self.get_current_epoch()
+            yield self._rehearsed_epoch if self.is_rehearsal else self.get_current_epoch()
             self._settle()
 
     def step(self) -> AbstractContextManager[None]:

@@ -119,6 +119,16 @@ class RegisteredState:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [thing for thing in self._objects.values() if isinstance(thing, torch.optim.Optimizer)]
 
+    @property
+    def names(self) -> list[str]:
+        return list(self._objects)
+
+    def may_hold(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an optimizer's state is in here: its own, or possibly in an object of the script's own."""
+        wrapped = (getattr(one, "optimizer", None) for one in self.optimizers)  # as accelerate does
+        is_own = optimizer in self.optimizers or any(one is optimizer for one in wrapped)
+        return is_own or any(_is_of_script(_registered(thing)) for thing in self._objects.values())
+
     def state(self) -> Arrays:
         """Copies of everything.
 
@@ -161,6 +171,11 @@ def plain(thing: Any) -> Any:
 def _registered(known: Any) -> Any:
     """The object that the script has registered."""
     return known.module if isinstance(known, TrainablePart) else known
+
+
+def _is_of_script(thing: Any) -> bool:
+    known = torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler | torch.amp.GradScaler
+    return not isinstance(thing, known) and not type(thing).__module__.startswith("elasticdl.")
 
 
 def _is_frozen(value: torch.Tensor) -> bool:

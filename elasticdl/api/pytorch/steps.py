@@ -23,6 +23,7 @@ from elasticdl.api.pytorch.evaluation import ScriptEvaluation
 from elasticdl.api.pytorch.gradients import PartDone, ScriptGradients, StepDropped, StepPosition
 from elasticdl.api.pytorch.lightning import LightningTrainer
 from elasticdl.api.pytorch.pipeline import LoaderPipeline, cause_of
+from elasticdl.api.pytorch.registration import OptimizerCheck, named_things
 from elasticdl.api.pytorch.shares import ScriptBatchSource
 from elasticdl.api.pytorch.state import Arrays, RegisteredState
 from elasticdl.cluster.last_words import frames_of_user
@@ -63,18 +64,19 @@ class ScriptSteps:
     """See above; the user's side of it is `ElasticController`."""
 
     def __init__(
-        self, state: Sequence[Any], wire: Callable[[Any, Any, dict[str, Any]], Loop], trainable_only: bool = False
+        self, state: Any, wire: Callable[[Any, Any, dict[str, Any]], Loop], trainable_only: bool = False
     ) -> None:
         """
         Args:
+            state: see `named_things`.
             wire: puts the parts together once the data set is known.
             trainable_only: frozen parameters of modules are no part of the state.
         """
         self.state = RegisteredState(trainable_only)
         self._progress = _Progress()
         self.state.add(self._progress, "progress")
-        for thing in state:
-            self.state.add(thing)
+        for name, thing in named_things(state):
+            self.state.add(thing, name)
         self.rank, self.size = 0, 1
         self.is_rehearsal = False
         self.evaluations: list[ScriptEvaluation] = []
@@ -83,6 +85,7 @@ class ScriptSteps:
         self._is_inside = False  # of a world
         self._until_outside = ExitStack()
         self._has_rehearsed = self._has_entered = False
+        self._rehearsed_epoch = 0  # in which the others are while this process rehearses
         self._num_given = 0  # batches of the script's present loop
         self._trainer: LightningTrainer | None = None  # it owns the loop
         self._is_over = self._is_closed = False
@@ -148,6 +151,7 @@ class ScriptSteps:
             self._loop.data.close()
             self._loop.writer.wait()
             self._come_out()
+        self._loop.optimizers.close()
         self._loop.stop()
 
     def final_ledger(self) -> pb.AppliedSet | None:
@@ -315,7 +319,8 @@ class ScriptSteps:
         self._is_inside = False
         self._until_outside.close()
 
-    def _rehearse(self, shard: pb.ShardMessage) -> None:
+    def _rehearse(self, sample: pb.SampleReply) -> None:
+        shard, self._rehearsed_epoch = sample.shard, sample.epoch
         numbers = list(range(shard.start, shard.end))
         if numbers:
             records = self._parts.data.records_of(shard.name, numbers)
@@ -428,10 +433,12 @@ class ScriptSteps:
         weight = 0.0 if plan is None or part is None else plan.scale(part)
         is_first = plan is None or part is None or part is plan.own[0]
         parts.gradients.begin(StepPosition(weight, is_first, len(self._todo) == 1, is_own), parts.world)
+        parts.optimizers.begin()
 
     def end_batch(self, error: BaseException | None) -> bool:
         """The script's code has ended; whether its exception is ours."""
         before = self._num_names
+        self._parts.optimizers.end()
         is_ours = self._end_batch(error or self._parts.gradients.ended_by)
         if self._trainer is not None:
             has_stepped, is_cut = self._num_names > before, self._num_given >= self._most_batches
@@ -509,6 +516,7 @@ class Loop:
     pipeline: LoaderPipeline
     state: RegisteredState
     gradients: ScriptGradients
+    optimizers: OptimizerCheck
     model: Replica
     writer: CheckpointWriter
     termination: Termination

@@ -11,10 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch.utils.data
+
 from elasticdl.api.data import DataShardService
 from elasticdl.api.pytorch.alone import LoneGroup, StepGroup
 from elasticdl.api.pytorch.gradients import ScriptGradients
 from elasticdl.api.pytorch.pipeline import LoaderPipeline
+from elasticdl.api.pytorch.registration import OptimizerCheck
 from elasticdl.api.pytorch.shares import GlobalShares, LeasedShares, MinibatchPrefetcher, ScriptBatchSource
 from elasticdl.api.pytorch.steps import Loop, ScriptSteps
 from elasticdl.api.session import ScriptSession
@@ -28,7 +31,7 @@ from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints, names_depend_on
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import DistributionStrategy
-from elasticdl_client.errors import FlagError, JobError
+from elasticdl_client.errors import DataError, FlagError, JobError
 
 _STATE_FILE = "model.npz"
 _ALONE = "script"  # the name of the job of a script without one
@@ -99,7 +102,10 @@ def make_loop(
     atexit.register(controller.close)
     last = LastCheckpoint(world, writer, termination, session.clock)
     state = controller.state
-    return Loop(data, world, shares, pipeline, state, gradients, model, writer, termination, last, start, stop)
+    optimizers = OptimizerCheck(state)
+    return Loop(
+        data, world, shares, pipeline, state, gradients, optimizers, model, writer, termination, last, start, stop
+    )
 
 
 def _take_over_sigterm(termination: Termination, controller: ScriptSteps) -> None:
@@ -160,5 +166,16 @@ def _checkpoints(wishes: TrainingOptions, data: DataShardService, session: Scrip
 
 
 def _size_of(dataset: Any) -> int:
-    """Samples of a data set; 0: files that ElasticDL reads are trained on."""
-    return len(dataset) if hasattr(dataset, "__len__") else 0
+    """Samples of a data set; 0: files that ElasticDL reads are trained on.
+
+    Raises:
+        DataError: it is a data set without a length.
+    """
+    if hasattr(dataset, "__len__"):
+        return len(dataset)
+    if isinstance(dataset, torch.utils.data.Dataset):
+        raise DataError(
+            f"{type(dataset).__name__} has no length, so an epoch of it has no end.",
+            "Give it a __len__, or say the number of its samples: create_elastic_controller(…, dataset_size=…).",
+        )
+    return 0

@@ -49,9 +49,14 @@ class NoLeaseNow:
 
 @dataclass(frozen=True, slots=True)
 class SampleGiven:
-    """Records to compile a step on; no lease."""
+    """Records to compile a step on; no lease.
+
+    Attributes:
+        epoch: the first that is not whole.
+    """
 
     shard: Shard
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def _supply(
 
 def _samples(link: MasterLink, framework: Framework, readers: Readers, spec: JobSpec) -> list[Batch]:
     """Make a full minibatch and a short one; none if that fails: the error is reported again with its task."""
-    shard = link.sample()
+    shard = link.sample().shard
     found: list[Batch] = []
     try:
         records = readers.of(pb.TRAINING).read(Shard(shard.name, shard.start, shard.end))

@@ -89,7 +89,7 @@ class Members:
         sample = self._work.tasks.sample()
         for call, since in list(self._samples.items()):
             if sample is not None:
-                self._out.reply(call, SampleGiven(sample))
+                self._out.reply(call, SampleGiven(sample, self._work.tasks.num_covered))
             elif clock - since >= self._settings.long_poll:
                 self._out.reply(call, NoLeaseNow())
             else:

@@ -31,10 +31,13 @@ _OF_CODE = re.compile(
     r"|UnboundLocalError|ValueError|ZeroDivisionError)(?::|$)",
     re.MULTILINE,
 )
-_OF_ARGUMENTS = re.compile(r"exit code 2; its last lines:\n(?:.*\n)*\S+: error: .*$")  # argparse
-_OF_SURROUNDINGS = re.compile(r"CUDA|cuDNN|NCCL|gloo|memory|connect|timed? ?out|unavailable|killed by", re.IGNORECASE)
-_ADDRESS = re.compile(r"0x[0-9a-f]+")
 _ADVICE = "\n  → "  # stands between what is wrong and what to do about it
+_OF_USE = re.compile(rf"exit code \d+: .+{_ADVICE}")  # of ElasticDL's own, where a script uses it in another way
+_OF_ARGUMENTS = re.compile(r"exit code 2; its last lines:\n(?:.*\n)*\S+: error: .*$")  # argparse
+_OF_SURROUNDINGS = re.compile(
+    r"CUDA|cuDNN|NCCL|gloo|memory|connect|timed? ?out|unavailable|killed by|reach|replaced", re.IGNORECASE
+)
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 MAX_SKIPS_TOLD = 20  # one by one; after that one of this number
 
 
@@ -94,8 +97,9 @@ class RetryBudget:
             message: how a pod ended, as the cluster says; an error that another run may not meet is not
                 remembered.
         """
-        is_of_code = _OF_CODE.match(message) and not _OF_SURROUNDINGS.search(message.partition("\n")[0])
-        if not is_of_code and not _OF_ARGUMENTS.match(message):
+        is_of_code = _OF_CODE.match(message) or _OF_USE.match(message)
+        is_lasting = is_of_code and not _OF_SURROUNDINGS.search(message.partition("\n")[0])
+        if not is_lasting and not _OF_ARGUMENTS.match(message):
             return False
         error = _ADDRESS.sub("", message)
         is_known = error in self._errors

@@ -1,0 +1,90 @@
+"""What a script has given to its controller, and what it has forgotten: data sets, named states, optimizers."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from elasticdl.api.pytorch.state import RegisteredState
+from elasticdl_client.errors import ModelDefinitionError
+
+
+def named_things(state: Any) -> Iterator[tuple[str, Any]]:
+    """The objects of the argument `state` with their names; empty: one is made.
+
+    Args:
+        state: a sequence of objects, a mapping from names to objects, or a single object.
+    """
+    if isinstance(state, Mapping):
+        yield from ((str(name), thing) for name, thing in state.items())
+    elif hasattr(state, "state_dict"):
+        yield "", state
+    else:
+        yield from (("", thing) for thing in state)
+
+
+def is_same_data(one: Any, other: Any) -> bool:
+    """Return whether two data sets are one object, or of one type and made of the same objects and plain values."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_same_data, one, other))
+    if isinstance(one, bool | int | float | str | bytes | range | Path):
+        return bool(one == other)
+    if inspect.isroutine(one) or not getattr(one, "__dict__", None):
+        return False
+    mine, others = vars(one), vars(other)
+    return mine.keys() == others.keys() and all(is_same_data(value, others[name]) for name, value in mine.items())
+
+
+class OptimizerCheck:
+    """Refuses an optimizer of the script, after its first step, that would make members differ."""
+
+    def __init__(self, state: RegisteredState) -> None:
+        self._state = state
+        self._checked = weakref.WeakSet[torch.optim.Optimizer]()
+        self._is_in_step = False
+        self._hook = register_optimizer_step_post_hook(self._look)
+
+    def begin(self) -> None:
+        """The script's code on a batch begins: optimizers that step outside are its own affair."""
+        self._is_in_step = True
+
+    def end(self) -> None:
+        self._is_in_step = False
+
+    def close(self) -> None:
+        self._hook.remove()
+
+    def _look(self, optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
+        if self._is_in_step and optimizer not in self._checked:
+            self._check(optimizer)
+            self._checked.add(optimizer)
+
+    def _check(self, optimizer: torch.optim.Optimizer) -> None:
+        kind = type(optimizer).__name__
+        if optimizer.state and not self._state.may_hold(optimizer):
+            raise ModelDefinitionError(
+                f"{kind} is not registered: a worker that joins would begin with an empty state of it, and its model "
+                "would differ from the others'.",
+                "Give it to create_elastic_controller: state=[model, optimizer].",
+            )
+        registered = {id(parameter) for module in self._state.modules for parameter in module.parameters()}
+        given = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        lone = [one for one in given if one.grad is not None and id(one) not in registered]
+        if lone:
+            shape = "×".join(map(str, lone[0].shape)) or "()"
+            count = "1 parameter" if len(lone) == 1 else f"{len(lone)} parameters, the first"
+            raise ModelDefinitionError(
+                f"{kind} trains {count} of shape {shape} that no registered module has: "
+                "their gradients would not be averaged over the workers.",
+                "Put them into a module, and give it to create_elastic_controller: state=[…].",
+            )

@@ -1,0 +1,157 @@
+"""The many ways to set up an elastic loop: a loader made in each epoch, states by name, a forgotten optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, loss_of, plain_loop
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from elasticdl.api.pytorch import create_elastic_controller
+from elasticdl_client.errors import DataError, JobError, ModelDefinitionError
+from tests.chaos.job import LocalJob
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("kind", ["the same", "made anew", "in a DataLoader"])
+def test_a_loader_may_be_made_in_the_loop_over_epochs(kind: str) -> None:
+    script, data = Script(), dataset()
+    makers = {
+        "the same": lambda: data,
+        "made anew": lambda: TensorDataset(*data.tensors),
+        "in a DataLoader": lambda: DataLoader(TensorDataset(*data.tensors), batch_size=BATCH),
+    }
+    controller = create_elastic_controller(BATCH, EPOCHS, state=script.state)
+    numbers = []
+    for epoch in controller.epochs():
+        numbers.append(epoch)
+        for batch in controller.loader(makers[kind]()):
+            with controller.step():
+                script.train(batch)
+    assert numbers == list(range(EPOCHS))
+    assert_equal(script.values(), plain_loop(Script()))
+
+
+def test_another_data_set_is_no_second_loader() -> None:
+    script, data = Script(), dataset()
+    controller = create_elastic_controller(BATCH, EPOCHS, state=script.state)
+    controller.loader(data)
+    for other in (dataset(), torch.utils.data.Subset(data, range(8)), lambda minibatch: minibatch):
+        with pytest.raises(JobError, match="another data set") as refused:
+            controller.loader(other)
+        assert "DataLoader" in refused.value.hint
+
+
+def test_a_loop_over_epochs_without_a_loader_is_refused_after_the_first() -> None:
+    controller = create_elastic_controller(BATCH, EPOCHS, state=Script().state)
+    with pytest.raises(JobError, match="no data yet"):
+        for _ in controller.epochs():
+            pass
+
+
+class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
+    """Samples of unknown number."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from DATA.tensors[0]
+
+
+def test_a_data_set_without_a_length_needs_its_number_of_samples() -> None:
+    controller = create_elastic_controller(BATCH, EPOCHS, state=Script().state)
+    with pytest.raises(DataError, match="Stream has no length") as refused:
+        controller.loader(Stream())
+    assert "dataset_size" in refused.value.hint
+    controller = create_elastic_controller(BATCH, EPOCHS, dataset_size=SIZE, state=Script().state)
+    assert len(controller.loader(Stream())) == -(-SIZE // BATCH)
+
+
+def test_states_may_have_names_and_a_single_one_needs_no_list() -> None:
+    script = Script()
+    named = {"net": script.bare, "adam": script.optimizer}
+    controller = create_elastic_controller(BATCH, EPOCHS, state=named)
+    assert {"net", "adam"} <= set(controller.state.names)
+    model = nn.Sequential(nn.Linear(2, 1))
+    assert create_elastic_controller(BATCH, EPOCHS, state=model).state.modules == [model]
+
+
+def _train(script: Script, state: Any, parameters: Any = None) -> None:
+    optimizer = torch.optim.Adam(parameters or script.bare.parameters(), lr=0.05)
+    controller = create_elastic_controller(BATCH, EPOCHS, state=[optimizer if one is None else one for one in state])
+    for _ in controller.epochs():
+        for batch in controller.loader(DATA):
+            with controller.step():
+                optimizer.zero_grad()
+                (loss_of(script.bare, batch) + sum(p.sum() for p in parameters or ())).backward()
+                optimizer.step()
+
+
+DATA = dataset()
+
+
+def test_an_optimizer_with_a_state_has_to_be_registered() -> None:
+    script = Script()
+    with pytest.raises(ModelDefinitionError, match="Adam is not registered") as refused:
+        _train(script, [script.bare])
+    assert "state=[" in refused.value.hint
+
+
+def test_an_optimizer_without_a_state_may_be_left_out() -> None:
+    script = Script()
+    script.optimizer = torch.optim.SGD(script.bare.parameters(), lr=0.01)  # type: ignore[assignment]
+    controller = create_elastic_controller(BATCH, EPOCHS, state=script.bare)
+    for _ in controller.epochs():
+        for batch in controller.loader(DATA):
+            with controller.step():
+                script.train(batch)
+    assert controller.global_completed_batch_num == EPOCHS * -(-SIZE // BATCH)
+
+
+def test_parameters_of_no_registered_module_are_refused() -> None:
+    script = Script()
+    lone = nn.Parameter(torch.zeros(3))
+    with pytest.raises(ModelDefinitionError, match="trains 1 parameter of shape 3 that no registered module has"):
+        _train(script, [script.bare, None], [*script.bare.parameters(), lone])
+
+
+class Both:
+    """An object of the user's own that holds the state of an optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state)
+
+
+def test_an_object_of_the_users_own_may_hold_the_optimizer() -> None:
+    script = Script()
+    controller = create_elastic_controller(BATCH, EPOCHS, state=[script.bare, Both(script.optimizer)])
+    for _ in controller.epochs():
+        for batch in controller.loader(DATA):
+            with controller.step():
+                script.train(batch)
+    assert_equal(script.values(), plain_loop(Script()))
+
+
+def test_an_error_of_ours_in_a_script_is_tried_twice_and_no_more(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from elasticdl.api.pytorch import create_elastic_controller\n"
+        "import torch\n"
+        "controller = create_elastic_controller(4, 1, state=['no state'])\n"
+    )
+    flags = {"job_name": "twice", "num_workers": 2, "job_command": f"python {script}"}
+    job = LocalJob(tmp_path / "job", flags | {"distribution_strategy": "AllReduceStrategy"}).start()
+    assert job.wait(90) == 1, job.story()
+    output = "\n".join(job.output)
+    assert "It is not tried again" in output, job.story()
+    assert "pods in a row" not in output, job.story()
