@@ -182,9 +182,11 @@ class LocalFollower:
         if status is not None and (has_news or status != self._status):
             if self._status is not None and status.records_done > self._status.records_done:
                 self._idle_restarts = 0
-            self._status = status
+            before, self._status = self._status, status
             self._status_read_at = time.monotonic()
             self._display.update(status, self._history)
+            if status.message and status.exit_code is None and (before is None or not before.message):
+                self._display.say(f"{status.message[0].upper()}{status.message[1:]}")
         self._look_at_disk()
 
     def _look_at_disk(self) -> None:

@@ -67,11 +67,13 @@ class Outages:
         self._message = ""
         self._over: list[Outage] = []
 
-    def failed(self, message: str) -> None:
-        """A write has failed."""
+    def failed(self, message: str) -> float:
+        """A write has failed; return the seconds since the first one that did."""
         with self._lock:
-            self._since = self._clock() if self._since is None else self._since
+            now = self._clock()
+            self._since = now if self._since is None else self._since
             self._message = message
+            return now - self._since
 
     def written(self) -> None:
         """A write has succeeded."""

@@ -15,6 +15,7 @@ What people read, status and events, is written to the runtime's own journal as 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import logging
@@ -49,6 +50,7 @@ from elasticdl_client.storage_kinds import scheme_of
 INTERVAL_S = 2.0  # between two writes in the background: with the list, one request a second
 STATUS_INTERVAL_S = 30.0  # between two copies of the status in storage, while the job runs
 _ONE_ATTEMPT = RetryPolicy(request_s=20.0, total_s=0.0)  # the callers try again, and end in time when they are to
+_SHOWN_AFTER_S = 3.0  # storage refuses a request now and then, which delays a write by two seconds
 _NUM_KEPT = 2  # snapshots of this generation
 _MAX_SNAPSHOTS = 10  # more are deleted by the next `save`: the thread has nothing to write where it is always first
 _NAME = re.compile(r"(\d{8})-([0-9a-f]{16})-([0-9a-f]{8})(?:\.(\d{8}))?")
@@ -239,7 +241,8 @@ class StorageJournal:
                 self._storage.publish(f"{self._directory}/{self._claim}.{self._number:08}", data)
             found = self._list(self._storage)
         except StorageError as error:
-            self._outages.failed(error.what)
+            if self._outages.failed(error.what) >= _SHOWN_AFTER_S:
+                self._show_outage(error.what)
             raise self._write_error(error) from error
         self._check_owner(found)
         sizes = {one.number: one.size_bytes for one in found if one.claim == self._claim}
@@ -248,6 +251,12 @@ class StorageJournal:
         self._outages.written()
         self._written = data
         return found
+
+    def _show_outage(self, why: str) -> None:
+        """Say in the runtime's status that the job waits; the next one that is written says so no more."""
+        status = self._shown.read_status()
+        if status is not None and status.exit_code is None:  # without one the job has not begun: see `load`
+            self._shown.write_status(dataclasses.replace(status, message=f"the job waits for its storage: {why}"))
 
     def _check_owner(self, found: list[JournalObject]) -> None:
         if found and found[-1].claim != self._claim:

@@ -236,6 +236,47 @@ def test_a_job_that_waits_for_space_on_its_disk_is_said_to(tmp_path: Path) -> No
     assert said.getvalue().count(f"No space is left on the disk of {disk}") == 1
 
 
+def test_why_a_running_job_waits_is_said_once_for_each_time(tmp_path: Path) -> None:
+    from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
+    from elasticdl.protocol import Role
+    from elasticdl_client.job_dir import JobDir
+    from elasticdl_client.job_spec import JobSpec
+    from elasticdl_client.job_status import JobPhase, JobStatus
+    from elasticdl_client.local_job import LocalFollower
+    from tests.client.status_writer import write
+
+    shown: list[JobStatus] = []
+    said: list[str] = []
+
+    class Recorder:
+        """A display."""
+
+        def update(self, status: JobStatus, history: object = None) -> None:
+            shown.append(status)
+
+        def say(self, line: str) -> None:
+            said.append(line)
+
+        def close(self) -> None: ...
+
+    class Waiting:
+        """A cluster whose master waits for its storage twice; the first time for two reasons."""
+
+        def watch(self) -> Iterator[PodEvent]:
+            for why in ("the job waits: 503", "the job waits: no answer", "", "the job waits: 500"):
+                status = JobStatus("job", JobPhase.RUNNING, message=why)
+                write(tmp_path, status)
+                wait_until(lambda: shown[-1:] == [status], "the status to be shown")  # noqa: B023
+            write(tmp_path, JobStatus("job", JobPhase.SUCCEEDED, exit_code=0))
+            yield PodEvent(EventType.MODIFIED, Pod("m", Role.MASTER, 0, "uid", PodPhase.SUCCEEDED, {}))
+
+        def close(self) -> None: ...
+
+    follower = LocalFollower(JobSpec(), JobDir(tmp_path, -1), Waiting(), Recorder())  # type: ignore[arg-type]
+    assert follower.follow().exit_code == 0
+    assert said == ["The job waits: 503", "The job waits: 500"]
+
+
 def test_a_master_that_never_works_fails_the_job_with_its_last_lines(flags: dict[str, str]) -> None:
     code, _, errors = finish(flags, "crash")
     assert code == 1

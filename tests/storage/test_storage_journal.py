@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from elasticdl.master import storage_journal
-from elasticdl.master.journal import JournalWriteError, ResumedElsewhere, Superseded
+from elasticdl.master.journal import JournalWriteError, ResumedElsewhere, Superseded, save_patiently
 from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
 from elasticdl_client.errors import JobError, StorageError
 from elasticdl_client.job_series import JobJournal
@@ -258,6 +259,35 @@ def test_a_job_that_has_not_begun_fails_where_its_storage_refuses_and_waits_wher
 
 async def _refused(*_arguments: object, **_named: object) -> None:
     raise PermissionError("Access Denied")
+
+
+def test_people_read_that_a_running_job_waits_for_its_storage_and_why(proxy: FaultyProxy, tmp_path: Path) -> None:
+    found = journals(proxy, tmp_path)
+    journal = found.open()
+    journal.load()
+    proxy.fault_of = lambda request: Fault.UNAVAILABLE
+    with pytest.raises(JournalWriteError):
+        save_patiently(journal, {"n": 1}, None, 4.0, threading.Event())
+    assert journal.read_status() is None  # a job that has not begun: what refuses it now ends it
+    proxy.fault_of = lambda request: None
+    journal.save({"n": 1}, _RUNNING)
+    proxy.fault_of = lambda request: Fault.UNAVAILABLE
+    journal.save_later({"n": 2}, _RUNNING)
+    wait_until(lambda: bool(_shown(found).message), "the outage to be shown")
+    assert _shown(found).phase is JobPhase.RUNNING
+    assert found.job_dir in _shown(found).message
+    assert "503" in _shown(found).message or "Slow Down" in _shown(found).message
+    proxy.fault_of = lambda request: None
+    wait_until(lambda: _shown(found) == _RUNNING, "its end to be shown")
+    proxy.fault_of = lambda request: Fault.UNAVAILABLE
+    with pytest.raises(JournalWriteError):
+        save_patiently(journal, {"n": 3}, None, 5.0, threading.Event())
+    assert _shown(found).message
+    journal.close()
+
+
+def _shown(found: StorageJournals) -> JobStatus:
+    return JobStatus.from_json((found.directory / "status.json").read_text())
 
 
 def test_a_job_whose_directory_was_removed_does_not_begin_again(proxy: FaultyProxy, tmp_path: Path) -> None:
