@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -22,6 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elasticdl.api.fit_arguments import as_fitted, read_callbacks, split, write_callbacks
 from elasticdl.data.samples import SampleRows
 from elasticdl.frameworks.framework import Mode
 from elasticdl.frameworks.keras.compiled import check_complete, completed
@@ -35,7 +36,7 @@ from elasticdl_client.sdk.start import spec_of
 
 _BLOCK = 4096  # rows copied at once
 _MODEL, _WEIGHTS, _MODULE = "model.keras", "weights.npz", "fitted"
-_MODULE_DIRECTORY = "module"  # below that of the job
+_MODULE_DIRECTORY, _CALLBACKS = "module", "callbacks.pickle"  # below that of the job
 _OWN_FLAGS = {  # flag → the argument of `fit` that it follows from
     "model_zoo": "model",
     "model_def": "model",
@@ -48,6 +49,14 @@ _OWN_FLAGS = {  # flag → the argument of `fit` that it follows from
     "num_ps_pods": "num_workers",
     "runtime": "num_workers",
     "job_dir": "directory",
+}
+_OF_KERAS = {  # arguments of Keras's `fit` that have no place here → what to do
+    "verbose": "progress=False shows nothing of the job.",
+    "initial_epoch": "A job counts its epochs from 0; the model's weights are those that it has now.",
+    "steps_per_epoch": "An epoch is one pass over the data; max_step=N ends the job after N minibatches.",
+    "validation_steps": "All of the validation data are evaluated: give fewer.",
+    "validation_batch_size": "Validation takes the minibatches of the workers, of which a step of batch_size consists.",
+    "validation_freq": "The validation data are evaluated after each epoch; evaluation_steps=N says otherwise.",
 }
 _KNOWN_PACKAGES = ("keras", "builtins", "elasticdl", "elasticdl_preprocessing")
 _SOURCE = '''"""Written by elasticdl.fit."""
@@ -72,7 +81,7 @@ def dataset(mode):
 
 
 def callbacks():
-    return [_OF_FIT.callback()]
+    return _OF_FIT.callbacks()
 '''
 
 
@@ -82,9 +91,12 @@ def fit(
     y: Any = None,
     *,
     sample_weight: Any = None,
+    class_weight: Mapping[int, float] | None = None,
     batch_size: int = 32,
     epochs: int = 1,
     validation_data: Any = None,
+    validation_split: float = 0.0,
+    callbacks: Sequence[Any] = (),
     shuffle: bool = True,
     num_workers: int = 2,
     directory: str | os.PathLike[str] = "",
@@ -100,10 +112,14 @@ def fit(
             pass over these is written to the directory.
         y: labels of arrays.
         sample_weight: of arrays, a weight for each sample.
+        class_weight: of arrays with one class a sample, a weight for each class instead; 1 for those left out.
         batch_size: samples of a step, of all workers together; the losses do not depend on their number.
         epochs: passes over the data.
         validation_data: (x, y), (x, y, sample_weight), a `PyDataset` or a `tf.data.Dataset`, for the metrics of each
             epoch.
+        validation_split: the share of the arrays, their end, that is used so instead of for training.
+        callbacks: those that work in a job, see docs/callbacks.md; they run in workers, so their objects here do not
+            change.  A relative path is one of this process.
         shuffle: permute the samples anew in each epoch.
         num_workers: processes that train.
         directory: a new one, for the model, the data and the job, which stays; empty: a temporary one.
@@ -126,10 +142,14 @@ def fit(
         "shuffle": shuffle,
     }
     definition = _checked(model)
-    training = _opened(definition, _as_fitted(x, y, sample_weight), Mode.TRAINING)
+    given = as_fitted(x, y, sample_weight, class_weight)
+    if validation_data is None and validation_split:
+        given, validation_data = split(given, validation_split)
+    training = _opened(definition, given, Mode.TRAINING)
     validation = None if validation_data is None else _opened(definition, validation_data, Mode.EVALUATION)
     place = _new_directory(directory)
     try:
+        write_callbacks(callbacks, place / _CALLBACKS)
         job = _start(model, training, validation, place, numbers | flags, progress)
     except BaseException:
         if not directory:
@@ -159,9 +179,9 @@ class HandedOver:
         saved = json.loads((self._directory / f"{mode}.json").read_text())
         return _loaded(saved, self._directory, mode)
 
-    def callback(self) -> keras.callbacks.Callback:
-        """Return the callback that writes the history and the weights."""
-        return _WriteBack(self._directory)
+    def callbacks(self) -> list[Any]:
+        """Return the user's callbacks, and the one that writes the history and the weights."""
+        return [*read_callbacks(self._directory.parent / _CALLBACKS), _WriteBack(self._directory)]
 
 
 class _WriteBack(keras.callbacks.Callback):  # type: ignore[misc]
@@ -183,6 +203,8 @@ class _WriteBack(keras.callbacks.Callback):  # type: ignore[misc]
 
 def _check_flags(flags: Mapping[str, FlagValue]) -> None:
     taken = sorted(set(flags) & set(_OWN_FLAGS))
+    if of_keras := sorted(set(flags) & set(_OF_KERAS)):
+        raise FlagError(f"fit takes no {of_keras[0]}.", _OF_KERAS[of_keras[0]])
     if taken:
         raise FlagError(f"fit takes no {taken[0]}.", f"It follows from {_OWN_FLAGS[taken[0]]}.")
 
@@ -208,18 +230,6 @@ def _checked(model: Any) -> ModelDefinition:
     definition = completed(ModelDefinition("elasticdl.fit", "the model", lambda: model), model)
     check_complete(definition, ("loss", "optimizer"))
     return definition
-
-
-def _as_fitted(x: Any, y: Any, sample_weight: Any) -> Any:
-    if x is None:
-        raise FlagError("fit was given no data.", "Give x and y, a PyDataset or a tf.data.Dataset.")
-    if isinstance(x, keras.utils.PyDataset | tf.data.Dataset):
-        if y is not None or sample_weight is not None:
-            raise FlagError(f"fit was given y or sample_weight beside a {type(x).__name__}, which holds them.")
-        return x
-    if y is None:
-        raise FlagError("fit was given x without y.", "Give labels; a model without labels is not trained.")
-    return (x, y) if sample_weight is None else (x, y, sample_weight)
 
 
 def _opened(definition: ModelDefinition, given: Any, mode: Mode) -> ModuleData:

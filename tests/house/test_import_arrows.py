@@ -134,8 +134,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.data_sources",
     ),
     "elasticdl.api": (*SHARED, *BELOW, "elasticdl.layers", "elasticdl.worker"),  # a worker inside of a user's script
+    "elasticdl.api.fit_arguments": (*SHARED, "elasticdl.frameworks"),
     "elasticdl.api.keras_fit": (  # a job of its own, from Python
         *SHARED,
+        "elasticdl.api",
         "elasticdl.data",
         "elasticdl.model_def",
         "elasticdl.frameworks",
@@ -226,6 +228,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
             "elasticdl.frameworks.keras",
             "elasticdl.layers",
             "elasticdl.tabular",
+            "elasticdl.api.fit_arguments",
             "elasticdl.api.keras_fit",
             "elasticdl.api.tensorflow",
             "elasticdl_preprocessing",

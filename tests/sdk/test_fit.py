@@ -11,11 +11,13 @@ from typing import Any
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import elasticdl
+from elasticdl.api.fit_arguments import as_fitted, split
 from elasticdl.api.keras_fit import modules_of
 from elasticdl_client.errors import DataError, ElasticDLError, FlagError, ModelDefinitionError
 
@@ -68,6 +70,45 @@ def test_a_model_is_fitted_by_two_workers_and_has_their_weights_and_history(
     assert not list(tmp_path.glob("elasticdl-fit-*"))
 
 
+@pytest.mark.timeout(300)
+def test_the_arguments_of_keras_do_as_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    x, y = load_digits(return_X_y=True)
+    x, weights = (x / 16).astype("f4"), {digit: 1 + digit / 5 for digit in range(9)}
+    history = elasticdl.fit(
+        digits_model(),
+        x,
+        y,
+        batch_size=64,
+        epochs=8,
+        class_weight=weights,
+        validation_split=0.2,
+        callbacks=[
+            keras.callbacks.ModelCheckpoint("best.keras", "val_loss", save_best_only=True),
+            keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=10.0),
+        ],
+        num_workers=2,
+        progress=False,
+    )
+    assert 2 <= len(history.epoch) < 8  # no epoch gains so much; begun tasks are finished
+    best = keras.saving.load_model("best.keras").evaluate(x[1437:], y[1437:], verbose=0, return_dict=True)
+    assert best["loss"] <= min(history.history["val_loss"]) * 1.0001  # or that of the part of an epoch at the end
+
+
+def test_weights_of_classes_and_the_split_are_those_of_keras() -> None:
+    y = np.arange(10) % 4
+    weights = {0: 2.0, 2: 0.5}
+    expected = [2, 1, 0.5, 1, 2, 1, 0.5, 1, 2, 1]
+    for labels in (y, y[:, None], np.eye(4)[y], pd.Series(y, index=range(10, 0, -1))):
+        made = as_fitted({"a": np.arange(10)}, labels, None, weights)
+        assert made[2].tolist() == expected
+        first, last = split(made, 0.25)
+        assert first[0]["a"].tolist() == list(range(7))
+        assert (np.asarray(last[1]).shape[0], last[2].tolist()) == (3, expected[7:])
+
+
 def bare_model() -> keras.Model:
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
 
@@ -88,11 +129,32 @@ REFUSED: dict[str, Callable[[], Attempt]] = {
     "no model": lambda: (("mse", X, Y), {}, ModelDefinitionError, "was given a str"),
     "no data": lambda: ((model_of(),), {}, FlagError, "no data"),
     "no labels": lambda: ((model_of(), X), {}, FlagError, "x without y"),
-    "labels twice": lambda: ((model_of(), Batches(X, Y), Y), {}, FlagError, "which holds them"),
+    "labels twice": lambda: ((model_of(), Batches(X, Y), Y), {}, FlagError, "which holds it"),
     "lengths": lambda: ((model_of(), X, Y[:2]), {}, DataError, "differ in length"),
     "few samples": lambda: ((model_of(), X, Y), {"batch_size": 2, "num_workers": 3}, FlagError, "no sample of a step"),
     "own flag": lambda: ((model_of(), X, Y), {"minibatch_size": 2}, FlagError, "fit takes no minibatch_size"),
-    "unknown flag": lambda: ((model_of(), X, Y), {"validation_split": 0.1}, FlagError, "validation_split"),
+    "unknown flag": lambda: ((model_of(), X, Y), {"minibatches": 3}, FlagError, "minibatches"),
+    "of Keras": lambda: ((model_of(), X, Y), {"verbose": 0}, FlagError, "fit takes no verbose"),
+    "all for validation": lambda: ((model_of(), X, Y), {"validation_split": 1.0}, FlagError, "leaves none"),
+    "split of batches": lambda: ((model_of(), Batches(X, Y)), {"validation_split": 0.1}, FlagError, "is for arrays"),
+    "weights twice": lambda: (
+        (model_of(), X, Y),
+        {"sample_weight": Y, "class_weight": {0: 2.0}},
+        FlagError,
+        "both class_weight and",
+    ),
+    "callback": lambda: (
+        (model_of(), X, Y),
+        {"callbacks": [keras.callbacks.ReduceLROnPlateau()]},
+        ModelDefinitionError,
+        "no place in",
+    ),
+    "local function": lambda: (
+        (model_of(), X, Y),
+        {"callbacks": [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)]},
+        ModelDefinitionError,
+        "cannot be sent to a worker",
+    ),
     "unregistered": lambda: ((model_of(loss=own_loss), X, Y), {}, ModelDefinitionError, "cannot be saved and loaded"),
 }
 

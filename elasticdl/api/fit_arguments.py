@@ -1,0 +1,133 @@
+"""Arguments of `elasticdl.fit` that Keras's `fit` has: weights of classes, a part for validation, callbacks."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.frameworks.keras.callbacks import make_callbacks
+from elasticdl_client.errors import FlagError, ModelDefinitionError
+
+
+def as_fitted(x: Any, y: Any, sample_weight: Any, class_weight: Mapping[int, float] | None) -> Any:
+    """Return the training data as one object.
+
+    Raises:
+        FlagError: the arguments contradict each other.
+    """
+    if x is None:
+        raise FlagError("fit was given no data.", "Give x and y, a PyDataset or a tf.data.Dataset.")
+    if isinstance(x, keras.utils.PyDataset | tf.data.Dataset):
+        given = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
+        beside = [name for name, value in given.items() if value is not None]
+        if beside:
+            raise FlagError(f"fit was given {beside[0]} beside a {type(x).__name__}, which holds it.")
+        return x
+    if y is None:
+        raise FlagError("fit was given x without y.", "Give labels; a model without labels is not trained.")
+    if class_weight is not None:
+        if sample_weight is not None:
+            raise FlagError("fit was given both class_weight and sample_weight.", "Multiply them yourself.")
+        sample_weight = _weights_of(y, class_weight)
+    return (x, y) if sample_weight is None else (x, y, sample_weight)
+
+
+def _weights_of(y: Any, class_weight: Mapping[int, float]) -> Any:
+    """The weight of each sample: that of its class, 1 where none is given."""
+    if tf.nest.is_nested(y):
+        raise FlagError("class_weight is for models with a single output.", "Give sample_weight, one for each output.")
+    labels = np.asarray(y)
+    if labels.ndim > 1:
+        labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
+    if labels.ndim != 1:
+        raise FlagError(
+            f"class_weight is for labels of one class a sample, and y has the shape {np.shape(y)}.",
+            "Give sample_weight.",
+        )
+    weights = np.ones(len(labels), keras.config.floatx())
+    for one, weight in class_weight.items():
+        weights[labels == one] = weight
+    return weights
+
+
+def split(training: Any, share: float) -> tuple[Any, Any]:
+    """Return arrays without their last part, which is for validation, and that part.
+
+    Args:
+        share: of the samples, in (0, 1).
+
+    Raises:
+        FlagError: a part would be empty, or the data are no arrays.
+    """
+    if not isinstance(training, tuple):
+        raise FlagError(
+            f"validation_split is for arrays, and x is a {type(training).__name__}.", "Give validation_data."
+        )
+    leaves = [_sliceable(leaf) for leaf in tf.nest.flatten(training)]
+    at = math.floor(len(leaves[0]) * (1 - share))
+    if not 0 < at < len(leaves[0]):
+        raise FlagError(
+            f"validation_split={share:g} of {len(leaves[0])} samples leaves none for training or none for validation.",
+            "Give a share between 0 and 1, or validation_data.",
+        )
+    parts = ([leaf[:at] for leaf in leaves], [leaf[at:] for leaf in leaves])
+    first, last = (tf.nest.pack_sequence_as(training, part) for part in parts)
+    return first, last
+
+
+def _sliceable(leaf: Any) -> Any:
+    """An array of which rows can be cut; one of pandas by place, whatever its index."""
+    leaf = getattr(leaf, "iloc", leaf)
+    return leaf.obj.to_numpy() if hasattr(leaf, "obj") else leaf if hasattr(leaf, "shape") else np.asarray(leaf)
+
+
+def write_callbacks(callbacks: Iterable[Any], path: Path) -> None:
+    """Write callbacks for the workers, their relative paths as those of this process.
+
+    Raises:
+        ModelDefinitionError: one has no place in a job, or cannot be sent to another process.
+    """
+    of_job = [_anchored(one) for one in make_callbacks("elasticdl.fit", _as_list(callbacks))]
+    for one in of_job:
+        kind = type(one)
+        if kind.__module__ == "__main__":
+            raise ModelDefinitionError(
+                f"The callback {kind.__name__} is a class of this script or notebook, which no worker can import.",
+                "Put it into a module of its own, and import it from there.",
+            )
+        try:
+            pickle.dumps(one)
+        except Exception as error:
+            raise ModelDefinitionError(
+                f"The callback {kind.__name__} cannot be sent to a worker: {error}",
+                "Let it hold values that can be pickled; functions stand at the top of a module.",
+            ) from error
+    path.write_bytes(pickle.dumps(of_job))
+
+
+def read_callbacks(path: Path) -> list[Any]:
+    """The inverse of `write_callbacks`."""
+    found: list[Any] = pickle.loads(path.read_bytes())
+    return found
+
+
+def _as_list(callbacks: Iterable[Any]) -> Callable[[], list[Any]]:
+    return lambda: list(callbacks)
+
+
+def _anchored(callback: Any) -> Any:
+    path = getattr(callback, "filepath", None)
+    if not isinstance(path, str) or "://" in path:
+        return callback
+    own = copy.copy(callback)
+    own.filepath = os.path.abspath(path)
+    return own
