@@ -95,7 +95,9 @@ def test_the_last_pod_writes_a_checkpoint_when_all_its_processes_are_asked_to_en
     assert (left.arrays["counts"] == first.framework.counts).all()
 
 
-def plain_job(seed: int, num_workers: int, num_processes: int = 1, troubles: Troubles | None = None) -> EngineJob:
+def plain_job(
+    seed: int, num_workers: int, num_processes: int = 1, troubles: Troubles | None = None, num_records: int = 600
+) -> EngineJob:
     """A job whose members hold the whole model each."""
     spec = JobSpec(
         job_name="j",
@@ -107,7 +109,7 @@ def plain_job(seed: int, num_workers: int, num_processes: int = 1, troubles: Tro
         num_ps_pods=0,
         checkpoint_dir="/checkpoints",
     )
-    return make_job(seed, spec, (Shard("a", 0, 600),), troubles or Troubles(random.Random(seed), compute_s=0.1))
+    return make_job(seed, spec, (Shard("a", 0, num_records),), troubles or Troubles(random.Random(seed), compute_s=0.1))
 
 
 def end_all(job: EngineJob, seed: int, moments: list[float]) -> EngineJob:
@@ -187,6 +189,26 @@ def test_a_member_about_to_leave_saves_if_the_only_one_that_was_to_stay_is_kille
     assert newest.ledger.steps == job.members[leaver].steps
 
 
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_job_whose_pods_all_die_in_its_last_checkpoint_does_its_last_steps_again(
+    num_workers: int, is_sharded: bool
+) -> None:
+    make = sharded_job if is_sharded else plain_job
+    job = make(1, num_workers, num_records=60)
+    written = job.room.written
+    with installed(job.room, job.members.__getitem__):
+        while written.begun is None or written.begun[1] < 20:
+            job.scheduler.step()
+        assert job.end is None
+        for process in job.living_processes():
+            job.kill(process, "Killed")
+        while job.end is None:
+            job.scheduler.step()
+        job.check_end()
+    assert [one.ledger.applied.num_names for one in written.found] == [20]
+
+
 @pytest.mark.parametrize("first", range(0, 16, _AT_ONCE // 2))
 def test_successors_of_whatever_job_continue_from_the_last_step_of_pods_that_all_end(first: int) -> None:
     for seed in range(first, first + _AT_ONCE // 2):
@@ -205,7 +227,9 @@ class Steady(random.Random):
         return 1.0
 
 
-def sharded_job(seed: int, num_workers: int, num_processes: int = 1, troubles: Troubles | None = None) -> EngineJob:
+def sharded_job(
+    seed: int, num_workers: int, num_processes: int = 1, troubles: Troubles | None = None, num_records: int = 600
+) -> EngineJob:
     """A job whose members hold the optimizer's state in shards."""
     spec = JobSpec(
         job_name="j",
@@ -218,7 +242,7 @@ def sharded_job(seed: int, num_workers: int, num_processes: int = 1, troubles: T
         checkpoint_dir="/checkpoints",
         shard_optimizer=True,
     )
-    return make_job(seed, spec, (Shard("a", 0, 600),), troubles or Troubles(random.Random(seed), compute_s=0.1))
+    return make_job(seed, spec, (Shard("a", 0, num_records),), troubles or Troubles(random.Random(seed), compute_s=0.1))
 
 
 def begin(job: EngineJob) -> None:

@@ -232,7 +232,7 @@ class ScriptedWorker:
                         on_minibatch(reply.lease, n)
                     assert self.progress(reply.lease, 0, 1).accepted
                     assert self.finish(reply.lease).accepted
-                    done += 1
+                    done += reply.lease.type != pb.TRAIN_END
                 case "end":
                     self.leave()
                     return done

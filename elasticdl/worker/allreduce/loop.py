@@ -12,6 +12,7 @@ from functools import reduce
 from operator import and_
 
 import grpc
+import numpy as np
 
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.framework import Batch, ComputeGradient, FeedError, Framework, LocalGradient, Mode, Share
@@ -33,6 +34,7 @@ from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
 _PATIENCE_S = 0.1  # between two looks while no member has work
+_WISH_FOR = {pb.EVALUATION: StepFlag.EVALUATION, pb.TRAIN_END: StepFlag.LAST}  # of all members, before a lease is done
 
 
 class AllReduceLoop:
@@ -67,6 +69,7 @@ class AllReduceLoop:
         self._skips_not_finite = spec.nan_policy is NanPolicy.SKIP  # out of the model; else they end the job
         self._quarantine = Quarantine.of(spec)  # of evaluation tasks
         self._is_idle = False  # no member had work in the last round
+        self._is_saved = False  # in this world: the last checkpoint
         self._last = LastCheckpoint(session, checkpoints, termination, self._clock)
 
     def run(self) -> None:
@@ -139,7 +142,7 @@ class AllReduceLoop:
         with self._clock.during(Activity.JOIN):
             if not self._session.enter():
                 return False
-        self._is_idle = False
+        self._is_idle = self._is_saved = False
         self._last.begin_world()
         self._supply.confirmed(self._session.take_confirmed())
         self._supply.entered()
@@ -166,8 +169,8 @@ class AllReduceLoop:
         parts = [] if (leaving | wishes) & (StepFlag.LEAVING | StepFlag.OVER) else self._take_parts()
         wishes |= self._supply.wish | leaving
         other = self._supply.take_other()
-        if other is not None and other.lease.type == pb.EVALUATION:
-            wishes |= StepFlag.EVALUATION
+        if other is not None:
+            wishes |= _WISH_FOR.get(other.lease.type, StepFlag.NOTHING)
         with self._clock.during(Activity.WORLD):
             plan = self._session.plan_step(parts, wishes)
         self._supply.confirmed(self._session.take_confirmed())
@@ -177,7 +180,9 @@ class AllReduceLoop:
             return StepFlag.OVER not in reduce(and_, plan.wishes_by_rank)
         is_step = self._supply.agree(plan)
         self._is_idle = not is_step
-        if plan.wishes & StepFlag.EVALUATION:
+        if plan.wishes & StepFlag.LAST:
+            self._save_with_all()
+        elif plan.wishes & StepFlag.EVALUATION:
             self._evaluate()
         elif is_step:
             self._step(plan)
@@ -216,7 +221,8 @@ class AllReduceLoop:
         with self._clock.during(Activity.INPUT if not self._is_idle else Activity.IDLE):
             parts = self._supply.offer(_PATIENCE_S if self._is_idle else 0.0)
         other = self._supply.take_other()
-        if other is not None and other.lease.type != pb.EVALUATION:
+        is_ready = self._is_saved or not self._checkpoints.is_wanted
+        if other is not None and (other.lease.type == pb.CALLBACK or (other.lease.type == pb.TRAIN_END and is_ready)):
             self._do_alone(other)
         return parts
 
@@ -237,6 +243,7 @@ class AllReduceLoop:
             loss /= weight
         self._update(plan, gradient if weight > 0 else None, flawed)
         self._supply.applied(plan, loss)
+        self._is_saved = False
         _log.debug("Step %d: loss %.9g", self._session.ledger.steps, loss)
         if self._session.rank == 0 and not self._session.is_split:
             with self._clock.during(Activity.CHECKPOINT):
@@ -343,9 +350,18 @@ class AllReduceLoop:
         if held.lease.type == pb.CALLBACK:
             self._outcomes.occasion(held)
         else:
-            self._save_last()
             self._outcomes.end_training(held)
         self._supply.other_is_done()
+
+    def _save_with_all(self) -> None:
+        """Return when the last checkpoint is on disk, or cannot be written; all members do this between two steps."""
+        with self._clock.during(Activity.CHECKPOINT):
+            others = self._session.collect()
+            if self._session.rank == 0:
+                self._checkpoints.save_last(self._session.ledger, others=others)
+        with self._clock.during(Activity.WORLD):
+            self._session.gather(np.zeros(1, np.int64))
+        self._is_saved = True
 
     def _save_last(self) -> None:
         if self._session.rank != 0:

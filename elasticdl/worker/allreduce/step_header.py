@@ -30,6 +30,7 @@ class StepFlag(IntFlag):
     FAILED = 8  # user code raised at this member on a minibatch of rank 0's lease
     CHECKPOINT = 16  # rank 0: bring the optimizer's state here, a checkpoint is due
     OVER = 32  # the master says that the job is over
+    LAST = 128  # all is trained: the last checkpoint is to be whole before training ends
     ENDING = 64  # it was asked to end, and leaves soon: at once if all are
 
 
