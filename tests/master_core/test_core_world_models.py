@@ -128,6 +128,16 @@ def test_a_sample_comes_with_the_first_epoch_that_is_not_whole() -> None:
     assert (answer.shard, answer.epoch) == (Shard("training", 0, 10), 1)
 
 
+def test_there_is_a_sample_though_every_task_has_a_record_that_is_set_aside() -> None:
+    script = WorldScript(num_workers=1, max_bad_records=10)
+    script.worker_starts(0)
+    script.data_is_known()
+    tasks = script.job._work.tasks
+    for task, shard in enumerate(tasks.slices):
+        tasks.quarantine(task, (shard.start,))
+    assert script.ask(e.SampleRequested, 0, 7) == c.SampleGiven(Shard("training", 0, 10))
+
+
 def test_a_request_at_once_is_not_kept_waiting() -> None:
     script = standing(1)
     assert script.ask_at_once(only=TaskType.EVALUATION) == c.NoLeaseNow()

@@ -296,10 +296,10 @@ class Tasks:
         return max(0, -(-size // self._settings.minibatch_size) - len(epoch.applied(task)))
 
     def sample(self) -> Shard | None:
-        """The first minibatch of the first task of whose records none is set aside."""
-        task = next((task for task in range(len(self.slices)) if not self._quarantine.get(task)), None)
-        if task is None:
+        """The first minibatch of the first task of whose records none is set aside, if there is one; None: no data."""
+        if not self.slices:
             return None
+        task = next((task for task in range(len(self.slices)) if not self._quarantine.get(task)), 0)
         shard = self.slices[task]
         return Shard(shard.name, shard.start, min(shard.end, shard.start + self._settings.minibatch_size))
 
