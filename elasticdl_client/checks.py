@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import unicodedata
 from urllib.parse import parse_qs, urlsplit
 
 from elasticdl_client.data_sources import is_table
@@ -41,7 +42,15 @@ def regular_expression(value: str) -> str:
 def check_job_name(name: str) -> str:
     if re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?", name):
         return ""
-    return "is not a job name: at most 40 lower-case letters, digits and dashes, a letter or digit first and last"
+    problem = "is not a job name: at most 40 lower-case letters, digits and dashes, a letter or digit first and last"
+    valid = as_job_name(name)
+    return f"{problem}, such as {valid}" if valid else problem
+
+
+def as_job_name(text: str) -> str:
+    """Return the name of a job that is the most like a text; empty if no letter of it can be in one."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")[:40].strip("-")
 
 
 def check_symbol(name: str) -> str:

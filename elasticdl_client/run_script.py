@@ -9,14 +9,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.util
-import re
 import shlex
-import unicodedata
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from elasticdl_client.checks import as_job_name
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flag_sources import FILE, SHORT, GivenFlags, gather, infer_runtime
@@ -196,9 +195,7 @@ def _unknown(flag: str, name: str) -> FlagError:
 
 def job_name_of(script: str, *, is_module: bool = False) -> str:
     """Return the name of a script's job: that of its file or module, as far as a job's name can have its letters."""
-    stem = script if is_module else Path(script).stem
-    ascii_stem = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
-    return re.sub(r"[^a-z0-9]+", "-", ascii_stem.lower()).strip("-")[:40].strip("-") or "script"
+    return as_job_name(script if is_module else Path(script).stem) or "script"
 
 
 def _check_image(command: _Command, values: Mapping[str, object], notes: Sequence[str], *, is_local: bool) -> None:

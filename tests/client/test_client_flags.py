@@ -133,7 +133,7 @@ def test_the_local_strategy_has_one_worker_and_no_servers_by_itself() -> None:
         ("lease_timeout", "0", "more than 0"),
         ("use_async", "maybe", "true or false"),
         ("runtime", "localhost", "one of kubernetes, local"),
-        ("job_name", "My_Job", "not a job name"),
+        ("job_name", "My_Job", "letter or digit first and last, such as my-job"),
         ("job_name", "a" * 41, "at most 40"),
         ("model_def", "model", "package.module.symbol"),
         ("feed", "3d", "name of a symbol"),

@@ -34,6 +34,17 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _TWO_SIGMA_TAIL = 0.022750131948179195  # the probability of less than -2 of a standard normal
 
 
+@contextmanager
+def _warnings_only(logger: str) -> Iterator[None]:
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 def initial_rows(initial: InitialRow, ids: Tensor, dim: int) -> Tensor:
     """Return the rows [n, dim] float32 of `ids` [n] int64 that were never trained, as operations of TensorFlow.
 
@@ -163,7 +174,8 @@ def export_model(
     empty = {name: ServedTable(table, None) for name, table in specs.items() if name not in served_tables}
     declared = inputs.served(spec)
     served = ServedModel(model, {**served_tables, **empty}, placement, (declared, spec))
-    tf.saved_model.save(served, path, signatures={"serving_default": _signature(served.serve, declared)})
+    with _warnings_only("tensorflow"):  # which would name a temporary directory in the user's output
+        tf.saved_model.save(served, path, signatures={"serving_default": _signature(served.serve, declared)})
     if model_file:
         write_keras_file(Path(path), model, {name: table.rows for name, table in served_tables.items()})
 
