@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 
 from elasticdl.cluster.cluster import CannotResize, EventType, Pod, PodEvent, PodPhase, PodSpec
-from elasticdl.cluster.local.protocol import pod_from_message, pod_to_message
+from elasticdl.cluster.local.adapter import pod_from_message, pod_to_message
 from elasticdl.master.local_environment import FileJournal, LocalEnvironment, read_spec, replace_file
 from elasticdl.master.master import Master
 from elasticdl.master.servicer import answer_each

@@ -21,9 +21,8 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 
-from elasticdl.data.default_feed import table_of
 from elasticdl.data.factory import create_reader
-from elasticdl.data.table_decoder import decode
+from elasticdl.data.table_decoder import decode, table_of
 from elasticdl.data.tfrecord import framed
 from elasticdl.protocol import Shard
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from elasticdl_client import flag_sources, support, terminal_text
+from elasticdl_client import flag_sources, progress
 from elasticdl_client import help as help_text
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError
@@ -182,8 +182,8 @@ def _start(job_type: JobType, given: GivenFlags, shown: Shown) -> NoReturn:
         spec = JobSpec.from_flags(job_type, given.values)
     except FlagError as error:
         raise given.located(error) from None
-    support.check(spec)
-    for note in [*given.notes, *support.notes(spec)]:
+    flag_sources.check(spec)
+    for note in [*given.notes, *flag_sources.notes(spec)]:
         print(f"note: {note}", file=sys.stderr)
     if spec.runtime is Runtime.KUBERNETES:
         from elasticdl_client.kubernetes import submit
@@ -238,7 +238,7 @@ def run(arguments: Sequence[str]) -> NoReturn:
 
 
 def _print_error(error: ElasticDLError) -> None:
-    print(f"{terminal_text.paint('error:', terminal_text.Color.RED, sys.stderr)} {error}", file=sys.stderr)
+    print(f"{progress.paint('error:', progress.Color.RED, sys.stderr)} {error}", file=sys.stderr)
 
 
 def main() -> None:

@@ -10,14 +10,14 @@ import re
 import shlex
 import sys
 
-from elasticdl_client import goodput, progress, terminal_text
+from elasticdl_client import goodput, progress
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, with_metrics_of
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobStatus
 from elasticdl_client.news import MAX_UNTHINNED, lost_text, metrics_text
+from elasticdl_client.progress import age
 from elasticdl_client.secret_values import hide
-from elasticdl_client.terminal_text import age
 
 _MAX_LOST = 5  # lost pods that are named one by one
 _MORE_IS_BETTER = frozenset({"accuracy", "acc", "auc", "precision", "recall", "f1", "ndcg", "bleu", "iou", "r2"})
@@ -38,7 +38,7 @@ def print_end(spec: JobSpec, ended: Ended, history: EventHistory | None, *, logs
     status = ended.status
     if ended.exit_code != 0:
         message = without_frames(ended.message) or "it reported no reason."
-        error = terminal_text.paint("error:", terminal_text.Color.RED, sys.stderr)
+        error = progress.paint("error:", progress.Color.RED, sys.stderr)
         print(f"{error} Job {spec.job_name} failed: {message}", file=sys.stderr)
         print(f"  → `elasticdl explain {spec.job_name} {_where(spec)}` says why. {hint}", file=sys.stderr, flush=True)
     for line in _results(status) if status is not None else ():
@@ -46,7 +46,7 @@ def print_end(spec: JobSpec, ended: Ended, history: EventHistory | None, *, logs
     if ended.exit_code == 0:
         if status is not None and not status.records_done and not status.records_total:
             print(_warning("warning: the commands have taken no data from ElasticDL: each has run by itself"))
-        print(terminal_text.paint(f"Job {spec.job_name} succeeded.", terminal_text.Color.GREEN, sys.stdout))
+        print(progress.paint(f"Job {spec.job_name} succeeded.", progress.Color.GREEN, sys.stdout))
     for name, text in [*_figures(status, history or EventHistory()), *_made(spec, ended), ("logs", logs)]:
         if text:
             print(f"{name}: {text}")
@@ -68,7 +68,7 @@ def _results(status: JobStatus) -> list[str]:
 
 
 def _warning(text: str) -> str:
-    return terminal_text.paint(text, terminal_text.Color.YELLOW, sys.stdout)
+    return progress.paint(text, progress.Color.YELLOW, sys.stdout)
 
 
 def _figures(status: JobStatus | None, history: EventHistory) -> list[tuple[str, str]]:

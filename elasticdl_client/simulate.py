@@ -17,7 +17,7 @@ from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.flag_sources import gather
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.terminal_text import age
+from elasticdl_client.progress import age
 from elasticdl_client.worker_range import MAX_WORKERS, WorkerRange
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The first lines of programs of tests that import TensorFlow: they halve the processor time of that import."""
 
-# Imports not needed by a worker's Keras either (`elasticdl.cluster.local.framework_import`), without elasticdl.
+# Imports not needed by a worker's Keras either (`elasticdl.cluster.local.standby`), without elasticdl.
 LEAN_IMPORT = """
 import gc, sys
 gc.disable()

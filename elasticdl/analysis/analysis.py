@@ -1,23 +1,235 @@
 """Statistics of a table's columns: of some records, put together from many parts, and as users get them.
 
 `statistics_of_rows`: those of rows as a database driver gives them, Python values by column.
+
+`ColumnSketch` is a summary of a column: small for any length; the sketches of two halves make that of the whole.
+
+Numbers of values, minimum, maximum, mean and deviation are exact.  So are the counts of the values themselves while few
+differ; of more, Apache DataSketches keeps quantiles (KLL), their number (HyperLogLog) and the frequent ones.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
-from elasticdl.analysis.cells import Cells
-from elasticdl.analysis.sketch import EXACT_DISTINCT, ColumnKind, ColumnSketch
+from elasticdl.analysis.cells import Cells, Moments, Numbers
+from elasticdl.data.sources import need
+from elasticdl.data.text import common_type
 from elasticdl_client.errors import DataError
+
+EXACT_DISTINCT = 50_000  # where more values differ, they are sketched
+_KLL_K = 800
+_HLL_LG_K = 14
+_FREQUENT_LG_SIZE = 16
+
+
+def check_library() -> Any:
+    """The package datasketches.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    return need("datasketches", "Statistics", "datasketches")
+
+
+class ColumnKind(IntEnum):
+    """The kind of all values of a column; of two parts of a column it is the larger one."""
+
+    NOTHING = 0
+    INTEGER = 1
+    NUMBER = 2
+    TEXT = 3
+
+
+class ColumnSketch:
+    """Of one column.
+
+    Attributes:
+        count: number of values.
+        num_missing: of records without one, and of missing values.
+        counts: how often each value was seen, as text; None: too many differ.
+    """
+
+    def __init__(self, exact_distinct: int = EXACT_DISTINCT) -> None:
+        """
+        Args:
+            exact_distinct: the number of different values that are counted one by one.
+
+        Raises:
+            DataError: the package datasketches is not installed.
+        """
+        self._library = check_library()
+        self._exact_distinct = exact_distinct
+        self.kind = ColumnKind.NOTHING
+        self.count = 0
+        self.num_missing = 0
+        self.moments = Moments()
+        self.counts: Counter[str] | None = Counter()
+        self._quantiles = self._library.kll_doubles_sketch(_KLL_K)
+        self._distinct = self._library.hll_sketch(_HLL_LG_K, self._library.tgt_hll_type.HLL_4)
+        self._frequent = self._library.frequent_strings_sketch(_FREQUENT_LG_SIZE)
+
+    def add(self, cells: Cells) -> None:
+        """Adds values."""
+        self.num_missing += cells.num_missing
+        self.count += len(cells.texts) + sum(map(len, cells.numbers))
+        if cells.texts:
+            numbers = None if self.kind is ColumnKind.TEXT or cells.are_texts else _parsed(cells.texts)
+            self._add_numbers(numbers)
+            self._count(Counter(cells.texts))
+        for numbers in cells.numbers:
+            if len(numbers):
+                self._add_numbers(numbers)
+                values, counts = np.unique(numbers, return_counts=True)
+                texts = map(str if numbers.dtype.kind == "i" else _shortest, values.tolist())
+                self._count(dict(zip(texts, counts.tolist(), strict=True)))
+
+    def merge(self, other: ColumnSketch) -> None:
+        """Adds what another one has seen."""
+        self.count += other.count
+        self.num_missing += other.num_missing
+        self._widen(other.kind)
+        self.moments.merge(other.moments)
+        self._quantiles.merge(other._quantiles)
+        if other.counts is not None:
+            self._count(other.counts)
+            return
+        self._sketch()
+        union = self._library.hll_union(_HLL_LG_K)
+        union.update(self._distinct)
+        union.update(other._distinct)
+        self._distinct = union.get_result(self._library.tgt_hll_type.HLL_4)
+        self._frequent.merge(other._frequent)
+
+    @property
+    def num_distinct(self) -> int:
+        """Exact while values are counted; else of them as text, within about one in a hundred."""
+        if self.counts is None:
+            return round(float(self._distinct.get_estimate()))
+        return len(self.counts if self.kind is ColumnKind.TEXT else self._by_value(self.counts))
+
+    def most_frequent(self, number: int) -> list[tuple[str, int]]:
+        """Values and how often they were seen, the most frequent first, equals in order of their text.
+
+        Of too many different values: those that are surely among the frequent ones, with estimates.
+        """
+        found = self.counts.items() if self.counts is not None else self._estimates()
+        return sorted(found, key=lambda item: (-item[1], item[0]))[:number]
+
+    def quantiles(self, num_buckets: int) -> list[float]:
+        """Return the num_buckets − 1 boundaries of as many equal parts of the numbers."""
+        if self.counts is None:
+            return [float(q) for q in self._quantiles.get_quantiles([k / num_buckets for k in range(1, num_buckets)])]
+        by_value = self._by_value(self.counts)
+        values = sorted(by_value)
+        ends = np.cumsum([by_value[value] for value in values])
+        wanted = [-(-k * self.moments.count // num_buckets) for k in range(1, num_buckets)]
+        return [values[int(place)] for place in np.searchsorted(ends, wanted)]
+
+    def dump(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "kind": int(self.kind),
+            "count": self.count,
+            "missing": self.num_missing,
+            "moments": self.moments.dump(),
+            "counts": self.counts,
+            "quantiles": _text(self._quantiles.serialize()),
+            "distinct": _text(self._distinct.serialize_compact()),
+            "frequent": _text(self._frequent.serialize()),
+        }
+
+    @classmethod
+    def load(cls, saved: Mapping[str, Any], exact_distinct: int = EXACT_DISTINCT) -> ColumnSketch:
+        """The sketch that `dump` was called of."""
+        sketch = cls(exact_distinct)
+        library = sketch._library
+        sketch.kind = ColumnKind(saved["kind"])
+        sketch.count, sketch.num_missing = saved["count"], saved["missing"]
+        sketch.moments = Moments.load(saved["moments"])
+        sketch.counts = None if saved["counts"] is None else Counter(saved["counts"])
+        sketch._quantiles = library.kll_doubles_sketch.deserialize(_bytes(saved["quantiles"]))
+        sketch._distinct = library.hll_sketch.deserialize(_bytes(saved["distinct"]))
+        sketch._frequent = library.frequent_strings_sketch.deserialize(_bytes(saved["frequent"]))
+        return sketch
+
+    def _add_numbers(self, numbers: Numbers | None) -> None:
+        """Numbers, or None: there were others among them."""
+        if numbers is None:
+            self._widen(ColumnKind.TEXT)
+            return
+        self._widen(ColumnKind.INTEGER if numbers.dtype.kind == "i" else ColumnKind.NUMBER)
+        if self.kind is not ColumnKind.TEXT:
+            self.moments.add(numbers)
+            self._quantiles.update(numbers.astype(np.float64))
+
+    def _widen(self, kind: ColumnKind) -> None:
+        self.kind = max(self.kind, kind)
+
+    def _count(self, counts: Mapping[str, int]) -> None:
+        if self.counts is None:
+            self._sketch_all(counts)
+            return
+        for value, count in counts.items():
+            self.counts[value] += count
+        if len(self.counts) > self._exact_distinct:
+            self._sketch()
+
+    def _sketch(self) -> None:
+        """From now on values are not counted one by one."""
+        counts, self.counts = self.counts, None
+        self._sketch_all(counts or {})
+
+    def _sketch_all(self, counts: Mapping[str, int]) -> None:
+        for value, count in counts.items():
+            self._distinct.update(value)
+            self._frequent.update(value, count)
+
+    def _by_value(self, counts: Mapping[str, int]) -> Counter[float]:
+        """Counts of numbers, however they are written."""
+        by_value: Counter[float] = Counter()
+        for text, count in counts.items():
+            by_value[int(text) if self.kind is ColumnKind.INTEGER else float(text)] += count
+        return by_value
+
+    def _estimates(self) -> list[tuple[str, int]]:
+        sure = self._library.frequent_items_error_type.NO_FALSE_POSITIVES
+        return [(value, estimate) for value, estimate, _, _ in self._frequent.get_frequent_items(sure)]
+
+
+def _parsed(texts: Sequence[str]) -> Numbers | None:
+    """Texts as numbers; None: they are not all finite ones."""
+    match common_type(texts):
+        case "int64":
+            return np.array([int(text) for text in texts], np.int64)
+        case "float64":
+            numbers = np.array([float(text) for text in texts], np.float64)
+            return numbers if np.isfinite(numbers).all() else None
+    return None
+
+
+def _shortest(number: float) -> str:
+    """A whole number without a fraction, which is how most people write it."""
+    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text)
 
 
 @dataclass(slots=True)

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.data.default_feed import wrong_cell
 from elasticdl.data.example import parse_all
 from elasticdl.data.reader import Metadata
+from elasticdl.data.table_decoder import wrong_cell
 from elasticdl.data.text import common_type, split_rows
 from elasticdl_client.errors import DataError
 

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.frameworks.keras.callbacks import make_callbacks
+from elasticdl.frameworks.keras.optimizer import make_callbacks
 from elasticdl_client.errors import FlagError, ModelDefinitionError
 
 

@@ -5,7 +5,7 @@
     Trainer(strategy=ElasticStrategy(), max_epochs=3).fit(model, DataLoader(…), …)
 
 The DataLoader for training becomes the elastic one, and each step of the optimizer a step of all workers.  The
-Trainer's counters follow the ledger: see elasticdl/api/pytorch/lightning.py.
+Trainer's counters follow the ledger: see elasticdl/api/pytorch/trainers.py.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 from elasticdl.frameworks.framework import Surplus
 from elasticdl.protocol import REPORT_S, Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.channels import read_master_timeout_s
 from elasticdl.rpc.job_secret import read_token, whole_spec
-from elasticdl.rpc.patience import read_master_timeout_s
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl.worker.ledger import task_order

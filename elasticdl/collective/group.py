@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.collective.engine import GroupLost, PendingCollective, Tensor
+from elasticdl.collective.nccl import check_device
 from elasticdl.collective.rendezvous import RendezvousServer
-from elasticdl.collective.torch_store import check_device
 from elasticdl.collective.world import FormedGroup
 
 _FREED_WITHIN_S = 5.0

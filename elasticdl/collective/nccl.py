@@ -1,7 +1,9 @@
-"""Collectives of arrays in the memory of GPUs: by NCCL, or, for members that share a GPU or encrypt, by the mesh.
+"""The engines of torch: NCCL for arrays in the memory of GPUs; the mesh for members that share a GPU, or encrypt.
 
 A member's wait on the GPU is ended by `interrupt`, which aborts NCCL's communicator.  NCCL alone would wait for a dead
 peer without limit; its loss is seen at the mesh's connections, which the same members hold, too.
+
+They are imported lazily; the store of keys that they need is on top of a `Rendezvous`.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from operator import attrgetter
 from threading import Lock, Thread
 from typing import Any
 
 from elasticdl.collective.engine import Links, PendingCollective, Tensor
-from elasticdl.collective.torch_store import engine_module
+from elasticdl.collective.rendezvous import Rendezvous
 from elasticdl.rpc import addresses
+from elasticdl_client.errors import ElasticDLError
 
 _FOR_EVER = timedelta(days=7)
 _LOOK_EVERY_S = 0.0002
@@ -173,3 +177,86 @@ def _pinned(tensor: Tensor) -> Tensor:
     import torch
 
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+STORE = ("Store.get", "Store.set", "Store.wait", "PrefixStore")
+NCCL = (
+    "ProcessGroupNCCL.Options._timeout",
+    "ProcessGroupNCCL.abort",
+    "ProcessGroupNCCL.allgather",
+    "ProcessGroupNCCL.allreduce",
+    "ProcessGroupNCCL.broadcast",
+    "ProcessGroupNCCL.eager_connect_single_device",
+)
+
+
+def engine_module() -> Any:
+    """The engines of torch.
+
+    Raises:
+        ElasticDLError: torch is not installed, or of a version without the names that are used here.
+    """
+    try:
+        from torch._C import _distributed_c10d
+    except ImportError as error:
+        raise ElasticDLError(
+            f"The collectives of AllReduce need PyTorch, and it cannot be imported: {error}.",
+            "Install it: pip install torch.",
+        ) from None
+    check_engines(_distributed_c10d)
+    return _distributed_c10d
+
+
+def check_engines(engines: Any) -> None:
+    """Raise ElasticDLError if torch's module of engines lacks a non-public name that is used; NCCL only where it is."""
+    needed = STORE + (NCCL if hasattr(engines, "ProcessGroupNCCL") else ())
+    absent = [name for name in needed if not _has(engines, name)]
+    if absent:
+        import torch
+
+        raise ElasticDLError(
+            f"The collectives of AllReduce cannot work with the installed torch {torch.__version__}: "
+            f"its torch._C._distributed_c10d has no {', '.join(absent)}.",
+            "Install a version that they work with: pip install 'torch>=2.6,<3'.",
+        )
+
+
+def _has(engines: Any, name: str) -> bool:
+    try:
+        attrgetter(name)(engines)
+    except AttributeError:
+        return False
+    return True
+
+
+def check_device(device: str) -> None:
+    """Raises ElasticDLError unless the engines for arrays of this device are here: `cpu`, `cuda`, `cuda:N`."""
+    engines = engine_module()
+    if device == "cpu":
+        return
+    import torch
+
+    if not device.startswith("cuda"):
+        raise ElasticDLError(f"There are no collectives for the device '{device}'.", "Known are cpu, cuda and cuda:N.")
+    number = int(device.partition(":")[2] or 0)
+    if not (torch.cuda.device_count() > number and hasattr(engines, "ProcessGroupNCCL")):
+        raise ElasticDLError(
+            f"The device '{device}' needs a GPU, and a PyTorch with CUDA; torch {torch.__version__} sees none.",
+            "Install a build of PyTorch for the GPU, or compute on the CPU.",
+        )
+
+
+def store_of(meeting: Rendezvous, timeout_s: float) -> Any:
+    """A store of torch.  The caller keeps it for as long as the engine that uses it."""
+
+    class MeetingStore(engine_module().Store):  # type: ignore[misc]
+        def set(self, key: str, value: bytes) -> None:
+            meeting.tell(key, value)
+
+        def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+            meeting.learn(keys, timeout_s)
+
+        def get(self, key: str) -> bytes:
+            return meeting.learn([key], timeout_s)[0]
+
+    return MeetingStore()

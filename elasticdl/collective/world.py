@@ -16,8 +16,8 @@ from threading import Event, Lock, Thread
 
 from elasticdl.collective import nccl
 from elasticdl.collective.engine import GroupLost, Links, PendingCollective, Tensor
+from elasticdl.collective.nccl import store_of
 from elasticdl.collective.rendezvous import Rendezvous, RendezvousServer, link
-from elasticdl.collective.torch_store import store_of
 from elasticdl.kernels._native import Mesh, RecordLayer
 from elasticdl.rpc.handshake import SecureConnection
 

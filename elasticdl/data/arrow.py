@@ -23,10 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as kinds
 
-from elasticdl.data.checksums import check_directory
 from elasticdl.data.files import FileView, open_file
 from elasticdl.data.reader import Metadata, PartsReader
-from elasticdl.data.sources import need
+from elasticdl.data.sources import check_directory, need
 from elasticdl.data.table_encoder import (
     ColumnType,
     Lists,

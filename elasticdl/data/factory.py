@@ -11,16 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from elasticdl.data.arrow import huggingface_reader, is_saved_dataset
-from elasticdl.data.image_folder import holds_images, image_reader
 from elasticdl.data.npz import npz_reader
 from elasticdl.data.reader import Metadata, PartsReader, Reader
 from elasticdl.data.recordio import RecordIOReader
+from elasticdl.data.sample_files import holds_images, image_reader, webdataset_reader
 from elasticdl.data.sources import find_files, need, reading, shard_not_of_source
 from elasticdl.data.sql import sql_reader
 from elasticdl.data.table_encoder import Selection
 from elasticdl.data.text import TextReader, TextRules
 from elasticdl.data.tfrecord import TFRecordFile
-from elasticdl.data.webdataset import webdataset_reader
 from elasticdl.protocol import Shard
 from elasticdl_client.data_sources import (
     DIRECTORIES,

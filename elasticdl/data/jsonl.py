@@ -22,8 +22,7 @@ import pyarrow.json as pj
 import pyarrow.types as kinds
 
 from elasticdl.data.arrow import column_type, encode, flat_schema, flat_table
-from elasticdl.data.files import DataFile, open_file
-from elasticdl.data.index_cache import Arrays, cached
+from elasticdl.data.files import Arrays, DataFile, cached, open_file
 from elasticdl.data.reader import Metadata, PartsReader
 from elasticdl.data.table_encoder import ColumnType, Selection, describe
 from elasticdl_client.errors import DataError

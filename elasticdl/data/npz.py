@@ -21,9 +21,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.data.checksums import check_file
 from elasticdl.data.files import DataFile, open_file
 from elasticdl.data.reader import PartsReader
+from elasticdl.data.sources import check_file
 from elasticdl.data.table_encoder import (
     ColumnType,
     Numbers,

@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from elasticdl.data.checksums import OncePerFile, check_file
-from elasticdl.data.sources import no_records, reading, shard_not_of_source
+from elasticdl.data.sources import OncePerFile, check_file, no_records, reading, shard_not_of_source
 from elasticdl.protocol import Shard
 
 

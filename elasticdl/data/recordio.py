@@ -19,8 +19,7 @@ from types import TracebackType
 
 import numpy as np
 
-from elasticdl.data.files import DataFile, LocalFile, open_file, pread_in_order
-from elasticdl.data.index_cache import Arrays, cached
+from elasticdl.data.files import Arrays, DataFile, LocalFile, cached, open_file, pread_in_order
 from elasticdl.data.reader import Metadata, PartsReader
 from elasticdl.data.recordio_format import (
     HEADER_SIZE_BYTES,

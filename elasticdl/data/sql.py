@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.data.index_cache import Arrays, cached
+from elasticdl.data.files import Arrays, cached
 from elasticdl.data.reader import PartsReader
 from elasticdl.data.sources import need
 from elasticdl.data.table_encoder import ColumnType, Numbers, Selection, TableColumn, Texts, describe, encode_table

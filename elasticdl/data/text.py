@@ -26,11 +26,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from elasticdl.data.checksums import OncePerFile, check_file
-from elasticdl.data.files import DataFile, open_file
-from elasticdl.data.index_cache import Arrays, cached
+from elasticdl.data.files import Arrays, DataFile, cached, open_file
 from elasticdl.data.reader import Metadata
-from elasticdl.data.sources import no_records, shard_not_of_source
+from elasticdl.data.sources import OncePerFile, check_file, no_records, shard_not_of_source
 from elasticdl.data.table_encoder import ColumnType, Selection, describe
 from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError

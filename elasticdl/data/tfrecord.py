@@ -14,8 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.data.files import open_file, pread_in_order
-from elasticdl.data.index_cache import Arrays, cached
+from elasticdl.data.files import Arrays, cached, open_file, pread_in_order
 from elasticdl.kernels._native import crc32c
 from elasticdl.storage.remote_file import equal_parts
 from elasticdl_client.errors import DataError

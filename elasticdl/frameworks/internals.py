@@ -1,6 +1,6 @@
 """Checks that the installed TensorFlow and Keras have the non-public names that the adapter uses.
 
-Imports neither until a check is asked for.  The names of PyTorch are checked in `elasticdl.collective.torch_store`.
+Imports neither until a check is asked for.  The names of PyTorch are checked in `elasticdl.collective.nccl`.
 """
 
 from __future__ import annotations

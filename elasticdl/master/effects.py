@@ -16,11 +16,11 @@ from functools import partial
 from elasticdl.cluster.cluster import CannotResize, Cluster, EventType, Pod, PodEvent
 from elasticdl.data.factory import open_source
 from elasticdl.master import checkpoints, messages
+from elasticdl.master.checkpoints import PsCalls, PsUnreachable
 from elasticdl.master.core import commands, events
 from elasticdl.master.core.values import DataKind, PodState, PsAddress
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.pod_specs import PodSpecs
-from elasticdl.master.ps_calls import PsCalls, PsUnreachable
 from elasticdl.protocol import Role, Shard
 from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of

@@ -37,8 +37,8 @@ from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
-from elasticdl_client.scaling import FILE as NUM_WORKERS_FILE
 from elasticdl_client.storage_kinds import is_remote
+from elasticdl_client.worker_range import FILE as NUM_WORKERS_FILE
 
 STORAGE_PATIENCE_S = 300.0
 _LOOK_S = 0.5  # at a file that only the user writes

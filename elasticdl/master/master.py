@@ -19,6 +19,7 @@ import grpc
 
 from elasticdl.data.sql import check_unused_table
 from elasticdl.master import checkpoints, messages
+from elasticdl.master.checkpoints import PsCalls
 from elasticdl.master.core.commands import EndJob
 from elasticdl.master.core.events import ScaleRefused, ScaleRequested
 from elasticdl.master.core.job import Job
@@ -28,7 +29,6 @@ from elasticdl.master.effects import Crashed, Effects
 from elasticdl.master.environment import RuntimeEnvironment, UserRequest
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalWriteError, ResumedElsewhere, Superseded, save_patiently
-from elasticdl.master.ps_calls import PsCalls
 from elasticdl.master.servicer import MasterServicer
 from elasticdl.master.settings import check_fixed_flags, data_kinds, describe, fixed_flags, settings_of
 from elasticdl.master.shell import Shell, end_of_log
@@ -41,7 +41,7 @@ from elasticdl.rpc.handshake import check_encryption
 from elasticdl.rpc.servers import serve
 from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.paths import PARTS, check_writable, path_of, remove_matching
-from elasticdl_client import end_hook, last_checkpoint, scaling
+from elasticdl_client import end_hook, last_checkpoint, worker_range
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
@@ -266,7 +266,7 @@ class Master:
 
     def _scaled(self, num_workers: str) -> ScaleRequested | ScaleRefused:
         try:
-            wanted = scaling.parse(num_workers, self._spec)
+            wanted = worker_range.parse_request(num_workers, self._spec)
         except FlagError as error:
             return ScaleRefused(f"{error.what} {error.hint}")
         return ScaleRequested(wanted.least, 0 if wanted.is_fixed else wanted.most)

@@ -9,8 +9,8 @@ from elasticdl.master.core.values import DataKind
 from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec, changed_flags
+from elasticdl_client.kubernetes.pods import has_evaluator
 from elasticdl_client.secret_values import hide_in_flag
-from elasticdl_client.tf_config import has_evaluator
 
 _VERBS = {
     JobType.TRAIN: "committed",

@@ -19,7 +19,7 @@ from elasticdl.master.core import commands, events
 from elasticdl.master.core.values import Level
 from elasticdl.master.effects import Crashed, Effects, Listing, pod_changed, pods_listed
 from elasticdl.master.journal import Journal, JournalWriteError, save_patiently
-from elasticdl.master.pod_view import PodView, to_job_status
+from elasticdl.master.pod_specs import PodView, to_job_status
 from elasticdl.master.tensorboard import NullWatcher, Watcher
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.job_events import EventHistory

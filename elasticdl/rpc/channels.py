@@ -3,16 +3,20 @@
 A channel carries the job's token with each call and keeps itself alive.  Where the job has a certificate, it is
 encrypted, and both ends prove by it that they belong to the job.  Every call must be given a deadline
 (``timeout=``); this module never retries, because only the caller knows what a repeated call means.
+
+`read_master_timeout_s`: how long a PS or worker continues without its master; `MasterGone`: its error after that.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import grpc
 
 from elasticdl.rpc.job_secret import read_certificate
+from elasticdl_client.errors import JobError
 from elasticdl_client.kubernetes.names import TLS_NAME
 
 TOKEN_KEY = "elasticdl-token"
@@ -96,3 +100,33 @@ def is_transient(error: grpc.RpcError) -> bool:
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
     )
+
+
+MASTER_TIMEOUT_VARIABLE = "ELASTICDL_MASTER_TIMEOUT_S"
+_MASTER_TIMEOUT_S = 300.0
+
+
+class MasterGone(JobError):
+    """The master has not answered for too long; the process leaves."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        super().__init__(
+            f"the master at {address} has not answered for {timeout_s:g} s (--master_timeout)",
+            "its log says why it ended; `elasticdl resume JOB` starts it again, and the job continues",
+        )
+
+
+def read_master_timeout_s() -> float:
+    """Seconds, from the environment.
+
+    Raises:
+        JobError: it is no such number.
+    """
+    text = os.environ.get(MASTER_TIMEOUT_VARIABLE, "")
+    try:
+        seconds = float(text) if text else _MASTER_TIMEOUT_S
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise JobError(f"{MASTER_TIMEOUT_VARIABLE}={text} is not a number of seconds")
+    return seconds

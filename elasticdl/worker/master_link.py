@@ -2,17 +2,22 @@
 
 It registers (again, at every new generation of the master), keeps leases alive by heartbeats, and repeats calls until
 the master has answered or has been gone for too long.  It decides nothing about the work itself.
+
+`MasterStream` carries heartbeats, progress and the ends of tasks.  One message is under way at a time.  A stream that
+breaks, or whose answer is late, is given up, and the next message opens another; nothing is repeated here, because only
+the caller knows what that means.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import grpc
@@ -22,13 +27,11 @@ from elasticdl.frameworks.framework import NO_SURPLUS, Surplus
 from elasticdl.protocol import HEARTBEAT_S, REPORT_S, Device
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
-from elasticdl.rpc.channels import connect, is_transient
-from elasticdl.rpc.patience import MasterGone
+from elasticdl.rpc.channels import MasterGone, connect, is_transient
 from elasticdl.rpc.resource_use import cpu_use, used_share
 from elasticdl.worker import child_stacks, stacks
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.leases import HeldLease, LeaseBook
-from elasticdl.worker.master_stream import MasterStream
 from elasticdl.worker.termination import FAREWELL_S
 from elasticdl_client.errors import JobError
 from elasticdl_client.secret_values import hide
@@ -469,3 +472,96 @@ def _device_message(device: Device | None) -> pb.Device | None:
 
 def _message(surplus: Surplus) -> pb.Surplus | None:
     return pb.Surplus(count=surplus.count, made_by=surplus.made_by) if surplus.count else None
+
+
+_STREAM_S = 24 * 3600.0  # then the next message opens another one
+
+
+class StreamFailed(grpc.RpcError):  # type: ignore[misc]
+    """A message has no answer; whether the master has received it is unknown."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+
+@dataclass(slots=True)
+class _Stream:
+    """An open stream; a thread of its own reads the answers, so that waiting for one can end."""
+
+    requests: queue.SimpleQueue[pb.WorkerMessage | None] = field(default_factory=queue.SimpleQueue)
+    answers: queue.SimpleQueue[pb.MasterMessage | grpc.RpcError] = field(default_factory=queue.SimpleQueue)
+    call: Any = None
+
+    def open(self, method: Callable[..., Any], wait_for_ready: bool) -> _Stream:
+        self.call = method(iter(self.requests.get, None), timeout=_STREAM_S, wait_for_ready=wait_for_ready)
+        threading.Thread(target=self._read, args=(self.call,), name="answers", daemon=True).start()
+        return self
+
+    @property
+    def is_broken(self) -> bool:
+        """It has ended while no message was under way."""
+        return not self.answers.empty()
+
+    def close(self) -> None:
+        self.requests.put(None)
+        self.call.cancel()
+
+    def _read(self, answers: Iterator[pb.MasterMessage]) -> None:
+        try:
+            for answer in answers:
+                self.answers.put(answer)
+        except grpc.RpcError as error:
+            self.answers.put(error)
+        else:
+            self.answers.put(StreamFailed(grpc.StatusCode.UNAVAILABLE, "the master has closed the stream"))
+
+
+class MasterStream:
+    """Safe to use from any thread.  Its methods are called as those of the stub are, and raise the same errors.
+
+    Args:
+        method: `Exchange` of the stub.
+    """
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+        self._lock = threading.Lock()  # one message at a time; guards the next
+        self._stream: _Stream | None = None
+
+    def heartbeat(self, request: pb.HeartbeatRequest, timeout: float, wait_for_ready: bool = False) -> Any:
+        return self._exchange(pb.WorkerMessage(heartbeat=request), timeout, wait_for_ready).heartbeat
+
+    def report_progress(self, request: pb.ProgressReport, timeout: float, wait_for_ready: bool = False) -> Any:
+        return self._exchange(pb.WorkerMessage(progress=request), timeout, wait_for_ready).ack
+
+    def finish_task(self, request: pb.FinishedTask, timeout: float, wait_for_ready: bool = False) -> Any:
+        return self._exchange(pb.WorkerMessage(finished=request), timeout, wait_for_ready).ack
+
+    def _exchange(self, message: pb.WorkerMessage, timeout_s: float, wait_for_ready: bool) -> pb.MasterMessage:
+        deadline = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=timeout_s):
+            raise StreamFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "another message waits for its answer")
+        try:
+            stream, self._stream = self._stream, None  # kept if there is an answer
+            if stream is None or stream.is_broken:
+                stream = _Stream().open(self._method, wait_for_ready)
+            stream.requests.put(message)
+            try:
+                answer = stream.answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                stream.close()
+                raise StreamFailed(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s:g} s") from None
+            if isinstance(answer, grpc.RpcError):
+                stream.close()
+                raise answer
+            self._stream = stream
+            return answer
+        finally:
+            self._lock.release()

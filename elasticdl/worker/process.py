@@ -20,9 +20,9 @@ from elasticdl.frameworks.internals import check_internals
 from elasticdl.model_def import framework_of, load_model_definition
 from elasticdl.ps.client import check_model
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.channels import read_master_timeout_s
 from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.rpc.logs import log_to_stdout
-from elasticdl.rpc.patience import read_master_timeout_s
 from elasticdl.rpc.resource_use import available_bytes, keep_large_buffers
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from elasticdl_client import job_dir, scaling
+from elasticdl_client import job_dir, worker_range
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.jobs.options import Options
@@ -191,7 +191,7 @@ def possible(job: JobInfo, store: JobStore) -> frozenset[Action]:
 
 def _can_be_scaled(job: JobInfo) -> bool:
     try:
-        return job.spec is not None and scaling.parse(str(job.spec.num_workers), job.spec).least >= 0
+        return job.spec is not None and worker_range.parse_request(str(job.spec.num_workers), job.spec).least >= 0
     except FlagError:
         return False
 
@@ -212,7 +212,7 @@ def perform(action: Action, job: JobInfo, store: JobStore, options: Options, num
     if action is Action.SCALE:
         if job.has_ended or job.spec is None:
             raise JobError(f"Job {job.name} is {job.phase.lower()}: it cannot be scaled.")
-        number = scaling.parse(num_workers, job.spec)
+        number = worker_range.parse_request(num_workers, job.spec)
         return f"Job {job.name} is scaled: workers {store.scale(job, number)} → {number}."
     if job.phase is not Phase.STOPPED:
         raise JobError(f"Job {job.name} is {job.phase.lower()}: there is nothing to resume.")

@@ -32,7 +32,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from elasticdl_client import goodput, progress, scaling
+from elasticdl_client import goodput, progress, worker_range
 from elasticdl_client.dashboard import access
 from elasticdl_client.dashboard.access import AccessGate, Action, Keys
 from elasticdl_client.dashboard.lanes import Lane
@@ -319,7 +319,7 @@ def job_page(job_id: str, job: JobInfo, detail: JobDetail) -> Plain:
     """A job's page but for its events, which are sent once each."""
     status = job.status
     prefix = f"elasticdl-{job.name}-"
-    scaled = scaling.describe(status) if job.phase is Phase.RUNNING else ""
+    scaled = worker_range.describe(status) if job.phase is Phase.RUNNING else ""
     notes = [words.waiting_for(job), words.what_to_do(job), f"Workers follow the gain: {scaled}." if scaled else ""]
     return {
         **job_row(job_id, job),

@@ -17,7 +17,7 @@ from elasticdl_client.explain import ends, failures, pending, slowness
 from elasticdl_client.explain.diagnosis import PENDING, SLOW, Cost, Diagnosis, Facts, listed, plural
 from elasticdl_client.job_events import ROUTINE, EventKind
 from elasticdl_client.jobs.store import JobInfo, Phase
-from elasticdl_client.terminal_text import age
+from elasticdl_client.progress import age
 
 _DETECTORS: tuple[Callable[[Facts], Iterator[Diagnosis]], ...] = (
     ends.lost_pods,

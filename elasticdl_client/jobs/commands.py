@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from elasticdl_client import scaling, terminal_text
+from elasticdl_client import progress, worker_range
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.explain import explanation as explain_words
@@ -77,7 +77,7 @@ def _list(options: Options, places: JobStores) -> int:
         _print_lines(f"job/{job.name}" for job in jobs)
     elif jobs:
         text = words.job_table(jobs, with_namespace=options.all_namespaces, wide=options.output == "wide")
-        print(terminal_text.paint_phases(text, sys.stdout))
+        print(progress.paint_phases(text, sys.stdout))
     else:
         print(f"No jobs found {places.where}.", file=sys.stderr)
     return 0
@@ -91,7 +91,7 @@ def _status(options: Options, places: JobStores) -> int:
     if options.output:
         print(words.structured(job.to_plain(), options.output))
     else:
-        print(terminal_text.paint_phases(words.page(job, time.time()), sys.stdout))
+        print(progress.paint_phases(words.page(job, time.time()), sys.stdout))
     return 0
 
 
@@ -106,7 +106,7 @@ def _logs(options: Options, places: JobStores) -> int:
             text = words.json_text(plain)
         else:
             text = f"[{line.pod}] {line.text}" if request.is_of_many else line.text
-            text = terminal_text.paint_log_line(text, sys.stdout)
+            text = progress.paint_log_line(text, sys.stdout)
             text = f"{line.time} {text}" if timestamps and line.time else text
         print(text, flush=options.follow)
     return 0
@@ -149,7 +149,7 @@ def _scale(options: Options, places: JobStores) -> int:
     store = places.store(job)
     if job.spec is None:
         raise JobError(f'The specification of job "{job.name}" {job.where} cannot be read.', _see(job))
-    wanted = scaling.parse(options.num_workers, job.spec)
+    wanted = worker_range.parse_request(options.num_workers, job.spec)
     current = int(options.current_num_workers) if options.current_num_workers else None
     before = store.scale(job, wanted, current)
     num_workers = wanted.nearest(before)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-from elasticdl_client import scaling
+from elasticdl_client import worker_range
 from elasticdl_client.chaos.faults import FaultInjector
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError, JobError
@@ -123,8 +123,8 @@ class KubernetesJobs:
         if owner is None or spec is None:
             raise JobError(f"Job {job.name} has no ConfigMap {names.job_object(job.name)} with its specification.")
         written = (owner["metadata"].get("annotations") or {}).get(names.NUM_WORKERS_ANNOTATION, "")
-        before = scaling.wanted(written, spec, job.status)
-        scaling.check_current(job.name, before, current)
+        before = worker_range.wanted(written, spec, job.status)
+        worker_range.check_current(job.name, before, current)
         self._annotate(job, owner, {names.NUM_WORKERS_ANNOTATION: str(num_workers)}, "scale")
         return before
 

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from elasticdl_client import scaling
+from elasticdl_client import worker_range
 from elasticdl_client.chaos.faults import FaultInjector
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
@@ -103,11 +103,11 @@ class LocalJobs:
 
     def scale(self, job: JobInfo, num_workers: WorkerRange, current: int | None = None) -> int:
         """See `JobStore`."""
-        path = Path(job.directory) / scaling.FILE
+        path = Path(job.directory) / worker_range.FILE
         if job.spec is None:
             raise JobError(f"The specification of job {job.name} in {job.directory} cannot be read.")
-        before = scaling.wanted(path.read_text() if path.exists() else "", job.spec, job.status)
-        scaling.check_current(job.name, before, current)
+        before = worker_range.wanted(path.read_text() if path.exists() else "", job.spec, job.status)
+        worker_range.check_current(job.name, before, current)
         new = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             new.write_text(str(num_workers))

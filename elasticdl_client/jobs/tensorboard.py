@@ -31,7 +31,7 @@ from elasticdl_client.jobs.store import JobInfo
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.kubernetes.pods import Manifest, owned
-from elasticdl_client.kubernetes.volumes import mount_of, parse_volumes
+from elasticdl_client.kubernetes.resources import mount_of, parse_volumes
 from elasticdl_client.storage_kinds import check_installed, is_remote
 
 HOST = "127.0.0.1"

@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TextIO
 
-from elasticdl_client import goodput, progress, terminal_text
+from elasticdl_client import goodput, progress
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.jobs import words
 from elasticdl_client.jobs.store import JobInfo, Phase
 from elasticdl_client.kubernetes.api import ClusterError
 from elasticdl_client.news import MAX_UNTHINNED, News
-from elasticdl_client.terminal_text import age
+from elasticdl_client.progress import age
 
 _LOOK_S = 1.0
 
@@ -146,7 +146,7 @@ class _Page:
 
         for headline in self._news.lines(job.status, history):
             self._console.print(headline.text, style="yellow" if headline.is_trouble else None, markup=False)
-        page = terminal_text.paint_phases(words.page(job, time.time()), self._console.file)
+        page = progress.paint_phases(words.page(job, time.time()), self._console.file)
         self._live.update(Text.from_ansi(page, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def say(self, line: str) -> None:
@@ -324,6 +324,6 @@ def _redraw(list_jobs: Callable[[], Sequence[JobInfo]], table: Table, stream: Te
         while True:
             jobs = _try(list_jobs)
             shown = table(jobs) if jobs is not None else "The cluster does not answer; it is asked again."
-            text = Text.from_ansi(terminal_text.paint_phases(shown, stream), no_wrap=True, overflow="ellipsis")
+            text = Text.from_ansi(progress.paint_phases(shown, stream), no_wrap=True, overflow="ellipsis")
             live.update(text, refresh=True)
             pause.wait(LOOK_S)

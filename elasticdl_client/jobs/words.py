@@ -9,12 +9,12 @@ import json
 import time
 from collections.abc import Sequence
 
-from elasticdl_client import progress, report, scaling
+from elasticdl_client import progress, report, worker_range
 from elasticdl_client.goodput import summary
 from elasticdl_client.job_status import JobStatus, PsStatus, finite
 from elasticdl_client.jobs.store import JobInfo, Phase
 from elasticdl_client.news import metrics_text
-from elasticdl_client.terminal_text import age
+from elasticdl_client.progress import age
 
 _HEAD_WIDTH = 14
 _SHOWN_EPOCHS = 5
@@ -131,7 +131,7 @@ def page(job: JobInfo, now: float) -> str:
     head += [("Workers", "; ".join(filter(None, (workers, progress.processes_text(status)))))]
     head += [("Group", "" if is_over else progress.group_text(status))]
     head += [("Devices", "" if is_over else progress.devices_text(status))]
-    head += [("Scaling", "" if is_over else scaling.describe(status))]
+    head += [("Scaling", "" if is_over else worker_range.describe(status))]
     head += [("PS", _pod_counts(status, "ps", status.ps_alive, status.ps_wanted) if status.ps_wanted else "")]
     head += [("Staleness", progress.staleness_text(status))]
     head += [("Restarts", f"{status.generation - 1} (of the master)" if status.generation > 1 else "")]

@@ -2,6 +2,8 @@
 
 Everything of the client that talks to Kubernetes goes through `connect` and makes its calls inside
 `Connection.doing`, so no exception of the kubernetes package reaches the user.
+
+Below it, commands to type next, as messages show them.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.job_spec import JobSpec
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
@@ -307,3 +310,29 @@ def _reason(error: Exception) -> str:
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return (text or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def elasticdl_command(verb: str, spec: JobSpec) -> str:
+    """`elasticdl VERB JOB` for this job and no other."""
+    return f"elasticdl {verb} {spec.job_name} --namespace={spec.namespace}{of_context(spec)}"
+
+
+def kubectl_command(what: str, spec: JobSpec) -> str:
+    """`kubectl WHAT` in the job's namespace."""
+    return f"kubectl {what} --namespace={spec.namespace}{of_context(spec)}"
+
+
+def grant(namespace: str, service_account: str) -> str:
+    """Makes the service account and gives it the rights of a master."""
+    account = "" if service_account == "elasticdl" else f" --service_account={service_account}"
+    return f"elasticdl rbac --print --namespace={namespace}{account} | kubectl apply -f -"
+
+
+def grant_user(namespace: str) -> str:
+    """Give a user the rights to submit jobs and look after them."""
+    return f"elasticdl rbac --print --for=user --user=NAME --namespace={namespace} | kubectl apply -f -"
+
+
+def of_context(spec: JobSpec) -> str:
+    """The flag of the context that was chosen, after a space; empty for the current one."""
+    return f" --context={spec.context}" if spec.context else ""

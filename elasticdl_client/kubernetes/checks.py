@@ -10,8 +10,16 @@ from typing import Any
 
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.kubernetes import commands, names
-from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.api import (
+    ClusterError,
+    Connection,
+    elasticdl_command,
+    grant,
+    grant_user,
+    kubectl_command,
+    of_context,
+)
 from elasticdl_client.kubernetes.flags import worker_priorities
 from elasticdl_client.kubernetes.objects import role_pod
 from elasticdl_client.kubernetes.pods import image_pull_secrets, pod_manifest
@@ -23,8 +31,7 @@ from elasticdl_client.kubernetes.rbac import (
     missing_of_service_account,
     missing_of_user,
 )
-from elasticdl_client.kubernetes.resources import container_resources, quantity
-from elasticdl_client.kubernetes.volumes import parse_volumes
+from elasticdl_client.kubernetes.resources import container_resources, parse_volumes, quantity
 
 _UID_RANGE = "openshift.io/sa.scc.uid-range"  # annotation of a namespace whose admission gives each pod a user
 _KUEUE = "kueue.x-k8s.io"
@@ -94,7 +101,7 @@ def _check_namespace(connection: Connection, spec: JobSpec) -> None:
     if found is None:
         raise JobError(
             f"The namespace {name} does not exist in the cluster of context {connection.context}.",
-            f"kubectl create namespace {name}{commands.of_context(spec)}, or choose another --namespace.",
+            f"kubectl create namespace {name}{of_context(spec)}, or choose another --namespace.",
         )
     if found is not True and found.status.phase == "Terminating":
         raise JobError(f"The namespace {name} is being deleted.", "Wait for its end, or choose another --namespace.")
@@ -106,7 +113,7 @@ def _check_user(connection: Connection, spec: JobSpec) -> None:
         raise JobError(
             f"You may not do all that a submission needs in the namespace {spec.namespace} of the cluster of context "
             f"{connection.context}. Missing: {described(missing)}.",
-            f"The administrator grants them: `{commands.grant_user(spec.namespace)}`, with the NAME that "
+            f"The administrator grants them: `{grant_user(spec.namespace)}`, with the NAME that "
             "`kubectl auth whoami` shows you. Or choose another --namespace.",
         )
 
@@ -124,13 +131,13 @@ def _check_name(connection: Connection, spec: JobSpec) -> None:
     if not any(config_map.metadata.name == names.job_object(spec.job_name) for config_map in config_maps):
         raise JobError(
             f"A job of the name {spec.job_name} is still being deleted in the namespace {spec.namespace}: {listed}.",
-            f"Wait for its end, choose another --job_name, or {commands.elasticdl('delete', spec)}.",
+            f"Wait for its end, choose another --job_name, or {elasticdl_command('delete', spec)}.",
         )
     statuses = [(pod.metadata.labels or {}).get(names.STATUS_LABEL) for pod in pods if _is_master(pod)]
     status = f", status {statuses[0]}" if statuses and statuses[0] else ""
     raise JobError(
         f"A job of the name {spec.job_name} exists in the namespace {spec.namespace}{status}: {listed}.",
-        f"`{commands.elasticdl('delete', spec)}` deletes it; or choose another --job_name.",
+        f"`{elasticdl_command('delete', spec)}` deletes it; or choose another --job_name.",
     )
 
 
@@ -141,7 +148,7 @@ def _is_master(pod: Any) -> bool:
 def _check_service_account(connection: Connection, spec: JobSpec) -> list[str]:
     """Check that it exists and may do what a master does; return a note if that is unknown."""
     account, namespace = spec.service_account, spec.namespace
-    hint = commands.grant(namespace, account) + commands.of_context(spec)
+    hint = grant(namespace, account) + of_context(spec)
     what = f"the service account {account}"
     found = _exists(connection, what, lambda: connection.core.read_namespaced_service_account(account, namespace))
     if not found:
@@ -206,7 +213,7 @@ def _check_claims(connection: Connection, spec: JobSpec) -> list[str]:
         if found is None:
             raise FlagError(
                 f"--volume: there is no PersistentVolumeClaim {name} in the namespace {spec.namespace}.",
-                f"`{commands.kubectl('get pvc', spec)}` lists the existing ones.",
+                f"`{kubectl_command('get pvc', spec)}` lists the existing ones.",
             )
         if found is not True and found.status.phase != "Bound":
             notes.append(f"the claim {name} is {found.status.phase}: pods stay Pending until it is bound.")
@@ -225,7 +232,7 @@ def _check_mounted(connection: Connection, spec: JobSpec) -> None:
         if name and not _exists(connection, f"the {kind} {name}", lambda: read(name, spec.namespace)):  # noqa: B023
             raise FlagError(
                 f"--{flag}: there is no {kind} {name} in the namespace {spec.namespace}.",
-                f"`{commands.kubectl(f'get {kind}'.lower(), spec)}` lists the existing ones.",
+                f"`{kubectl_command(f'get {kind}'.lower(), spec)}` lists the existing ones.",
             )
 
 
@@ -247,7 +254,7 @@ def _check_queue(connection: Connection, spec: JobSpec) -> None:
     if not _exists(connection, f"the LocalQueue {spec.queue}", lambda: api.get_namespaced_custom_object(*wanted)):
         raise FlagError(
             f"--queue={spec.queue}: there is no LocalQueue {spec.queue} in the namespace {spec.namespace}.",
-            f"`{commands.kubectl('get localqueues', spec)}` lists the existing ones.",
+            f"`{kubectl_command('get localqueues', spec)}` lists the existing ones.",
         )
 
 

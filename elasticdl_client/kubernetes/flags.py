@@ -13,10 +13,9 @@ from elasticdl_client.choices import ImagePullPolicy, MasterRestartPolicy
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import Group, flag, parses
 from elasticdl_client.kubernetes import names, resources
-from elasticdl_client.kubernetes.cluster_spec import parse_cluster_spec_json
 from elasticdl_client.kubernetes.pod_template import check as check_pod_template
-from elasticdl_client.kubernetes.resources import parse_resources
-from elasticdl_client.kubernetes.volumes import parse_volumes
+from elasticdl_client.kubernetes.pod_template import parse_cluster_spec_json
+from elasticdl_client.kubernetes.resources import parse_resources, parse_volumes
 from elasticdl_client.params import parse_envs
 
 DEFAULT_USER = "auto"

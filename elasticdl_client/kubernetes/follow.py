@@ -17,7 +17,7 @@ from elasticdl_client.job_series import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobPhase, JobStatus
 from elasticdl_client.jobs.cluster_logs import PodLogs
-from elasticdl_client.kubernetes import commands, events, names
+from elasticdl_client.kubernetes import api, events, names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.progress import Display
 from elasticdl_client.report import print_end
@@ -46,7 +46,7 @@ def wait(connection: Connection, spec: JobSpec, shown: Shown = Shown.GLANCE) -> 
         ClusterError: the cluster refuses to tell.
     """
     job = spec.job_name
-    logs = commands.elasticdl("logs -f", spec)
+    logs = api.elasticdl_command("logs -f", spec)
     display = progress.open_display(sys.stdout)
     try:
         follower = ClusterFollower(connection, spec, display, shown)
@@ -54,7 +54,7 @@ def wait(connection: Connection, spec: JobSpec, shown: Shown = Shown.GLANCE) -> 
     except KeyboardInterrupt:
         display.close()
         print(f"The job {job} keeps running. To follow it: {logs}", file=sys.stderr)
-        print(f"To end it: {commands.elasticdl('delete', spec)}", file=sys.stderr)
+        print(f"To end it: {api.elasticdl_command('delete', spec)}", file=sys.stderr)
         return _INTERRUPTED
     except JobError as error:
         display.close()
@@ -62,8 +62,8 @@ def wait(connection: Connection, spec: JobSpec, shown: Shown = Shown.GLANCE) -> 
         return 1
     finally:
         display.close()
-    hint = f"`{commands.elasticdl('logs', spec)}` shows the master's log, with --all those of all pods."
-    print_end(spec, ended, follower.history, logs=commands.elasticdl("logs", spec), hint=hint)
+    hint = f"`{api.elasticdl_command('logs', spec)}` shows the master's log, with --all those of all pods."
+    print_end(spec, ended, follower.history, logs=api.elasticdl_command("logs", spec), hint=hint)
     return ended.exit_code
 
 
@@ -154,7 +154,7 @@ class ClusterFollower:
             if (master.metadata.labels or {}).get(names.STATUS_LABEL) == names.STOPPED:
                 raise JobError(
                     f"The job {self._spec.job_name} was stopped by `elasticdl stop`.",
-                    f"`{commands.elasticdl('resume', self._spec)}` continues it.",
+                    f"`{api.elasticdl_command('resume', self._spec)}` continues it.",
                 )
             raise self._stopped(f"has lost its master: {_end_of(master)}")
         self._say_news(master)
@@ -167,8 +167,8 @@ class ClusterFollower:
         job = self._spec.job_name
         return JobError(
             f"The job {job} {why}. Its workers and parameter servers wait {self._spec.master_timeout:g} s for another.",
-            f"`{commands.elasticdl('resume', self._spec)}` makes one, which continues where this one stopped; "
-            f"`{commands.elasticdl('delete', self._spec)}` ends the job.",
+            f"`{api.elasticdl_command('resume', self._spec)}` makes one, which continues where this one stopped; "
+            f"`{api.elasticdl_command('delete', self._spec)}` ends the job.",
         )
 
     def _say_news(self, master: Any) -> None:
@@ -210,17 +210,17 @@ class ClusterFollower:
         overdue = f"The master's pod should have been gone {self._overdue_s:g} s ago, and is still being deleted:"
         if master.finalizers:
             return f"{overdue} it is kept by {', '.join(master.finalizers)}, until the owner of that removes it."
-        take_away = commands.kubectl(f"delete pod {master.name} --grace-period=0 --force", self._spec)
+        take_away = api.kubectl_command(f"delete pod {master.name} --grace-period=0 --force", self._spec)
         return (
             f"{overdue} its node {node} has not reported the end of its container. If the node is lost, "
-            f"`{take_away}` takes the pod away, and `{commands.elasticdl('resume', self._spec)}` makes another."
+            f"`{take_away}` takes the pod away, and `{api.elasticdl_command('resume', self._spec)}` makes another."
         )
 
     def _never_starts(self, why: str) -> JobError:
         job = self._spec.job_name
         return JobError(
             f"The job {job} does not {'start' if self._status is None else 'continue'}; {why}",
-            f"The job is left as it is: `{commands.elasticdl('delete', self._spec)}` deletes it.",
+            f"The job is left as it is: `{api.elasticdl_command('delete', self._spec)}` deletes it.",
         )
 
     def _say(self, line: str) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 from elasticdl_client.choices import Tls
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.kubernetes import cluster_spec, names, pod_template
-from elasticdl_client.kubernetes.cluster_spec import adapt_service
+from elasticdl_client.kubernetes import names, pod_template
 from elasticdl_client.kubernetes.code import Archive, config_maps
+from elasticdl_client.kubernetes.pod_template import adapt_service
 from elasticdl_client.kubernetes.pods import Manifest, owned, pod_manifest
 from elasticdl_client.secret_values import HIDDEN
 
@@ -166,7 +166,7 @@ def _service(spec: JobSpec, role: str, index: int, port: int) -> Manifest:
     manifest["metadata"]["annotations"] = names.job_labels(spec.job_name)
     manifest["spec"] = {"selector": selector, "ports": [{"name": "grpc", "port": port, "targetPort": port}]}
     adapt_service(manifest, spec.cluster_spec_json)
-    return cluster_spec.with_service(spec.cluster_spec, manifest) if spec.cluster_spec else manifest
+    return pod_template.with_service(spec.cluster_spec, manifest) if spec.cluster_spec else manifest
 
 
 def _network_policy(spec: JobSpec) -> Manifest:

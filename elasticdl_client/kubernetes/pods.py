@@ -1,20 +1,25 @@
 """The manifest of a pod: the client makes the master's with it, the master those of servers and workers.
 
 Manifests are plain dictionaries, as the API takes them and as YAML holds them.  Nothing here talks to a cluster.
+
+`tf_config`: where TensorFlow's own chief, workers and parameter servers are, and which of them a pod is.  Slot 0 of the
+workers is the chief, the others are TensorFlow's workers in order; one slot more is the evaluator, which is no member
+of the cluster.  Knows neither how addresses are made nor what listens there.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from elasticdl_client.choices import LOG_FORMAT_VARIABLE, ImagePullPolicy, LogFormat
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.kubernetes import cluster_spec, code, names, pod_template
-from elasticdl_client.kubernetes.cluster_spec import adapt_pod
+from elasticdl_client.kubernetes import code, names, pod_template
 from elasticdl_client.kubernetes.flags import parse_user, worker_priorities
+from elasticdl_client.kubernetes.pod_template import adapt_pod
 from elasticdl_client.kubernetes.resources import (
     QUEUE_LABEL,
     Resources,
@@ -22,10 +27,10 @@ from elasticdl_client.kubernetes.resources import (
     container_resources,
     parse_node_selector,
     parse_tolerations,
+    parse_volumes,
+    pod_volumes,
     quantity,
 )
-from elasticdl_client.kubernetes.volumes import parse_volumes, pod_volumes
-from elasticdl_client.tf_config import tf_config
 
 Manifest = dict[str, Any]
 
@@ -96,7 +101,7 @@ def pod_manifest(
     for template in (spec.pod_template, getattr(spec, f"{role}_pod_template")):
         pod_template.apply(manifest, pod_template.load(template))
     if spec.cluster_spec:
-        manifest = cluster_spec.with_pod(spec.cluster_spec, manifest)
+        manifest = pod_template.with_pod(spec.cluster_spec, manifest)
     else:
         adapt_pod(manifest, role, spec.cluster_spec_json)
     return owned(manifest, spec.job_name, owner_uid)
@@ -307,3 +312,32 @@ def _shared_memory(resources: Resources) -> Manifest:
     memory = resources["limits"].get("memory")
     size = {"sizeLimit": str(int(quantity(memory)) // 2)} if memory else {}
     return {"medium": "Memory", **size}
+
+
+def has_evaluator(spec: JobSpec) -> bool:
+    """Whether a job of TensorFlow's own servers has a pod that evaluates."""
+    return bool(spec.job_command) and spec.need_tf_config and bool(spec.validation_data)
+
+
+def tf_config(addresses: Mapping[str, Sequence[str]], role: str, number: int) -> str:
+    """The value of the variable.
+
+    Args:
+        addresses: "worker": by slot, the evaluator's not among them; "ps": by id; each as host:port.
+        role: worker or ps.
+        number: the worker's slot, or the server's id.
+    """
+    chief, *workers = addresses["worker"]
+    cluster = {"chief": [chief], "worker": workers, "ps": list(addresses.get("ps", ()))}
+    members = {kind: hosts for kind, hosts in cluster.items() if hosts}
+    return json.dumps({"cluster": members, "task": _task(role, number, len(workers))})
+
+
+def _task(role: str, number: int, num_workers: int) -> dict[str, object]:
+    if role == "ps":
+        return {"type": "ps", "index": number}
+    if number == 0:
+        return {"type": "chief", "index": 0}
+    if number <= num_workers:
+        return {"type": "worker", "index": number - 1}
+    return {"type": "evaluator", "index": 0}

@@ -15,13 +15,13 @@ from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
-from elasticdl_client.kubernetes import api, code, commands, follow, names, objects, pod_template
+from elasticdl_client.kubernetes import api, code, follow, names, objects, pod_template
 from elasticdl_client.kubernetes.checks import check, gives_users
 from elasticdl_client.kubernetes.code import Archive
 from elasticdl_client.kubernetes.flags import CHOSEN_BY_CLUSTER, DEFAULT_USER
 from elasticdl_client.kubernetes.objects import job_manifests, public_manifests
 from elasticdl_client.kubernetes.pods import Manifest, owned
-from elasticdl_client.kubernetes.volumes import mount_of, parse_volumes
+from elasticdl_client.kubernetes.resources import mount_of, parse_volumes
 from elasticdl_client.model_source import check_model_source
 from elasticdl_client.requirements_file import check_installable
 from elasticdl_client.script_output import Shown
@@ -116,7 +116,7 @@ def take_over(spec: JobSpec) -> None:
     spec = _admitted(_placed(spec, connection.namespace), connection)
     for text in [*mount_notes(spec), *check(connection, spec)]:
         _note(text)
-    here = commands.elasticdl("resume", spec)
+    here = api.elasticdl_command("resume", spec)
     create(connection, spec, _manifests(spec, None), f"`{here}` continues the job that is there.")
 
 
@@ -227,9 +227,9 @@ def _say_submitted(spec: JobSpec) -> None:
     master = names.pod_name(job, "master", 0)
     print(f"ElasticDL job {job} was successfully submitted. The master pod is: {master}.")
     if not spec.wait:
-        print(f"  {commands.kubectl(f'logs -f {master}', spec)}")
-        print(f"  {commands.elasticdl('status', spec)}")
-        print(f"  {commands.elasticdl('delete', spec)}")
+        print(f"  {api.kubectl_command(f'logs -f {master}', spec)}")
+        print(f"  {api.elasticdl_command('status', spec)}")
+        print(f"  {api.elasticdl_command('delete', spec)}")
     sys.stdout.flush()
 
 
@@ -251,7 +251,7 @@ def create(connection: api.Connection, spec: JobSpec, manifests: list[Manifest],
     except api.ClusterError as error:
         if error.status != 409:
             raise
-        delete = commands.elasticdl("delete", spec)
+        delete = api.elasticdl_command("delete", spec)
         raise JobError(
             f"A job of the name {spec.job_name} exists in the namespace {spec.namespace}.",
             if_taken or f"`{delete}` deletes it; or choose another --job_name.",
@@ -295,7 +295,7 @@ def _undo(connection: api.Connection, spec: JobSpec, uid: str) -> None:
         with connection.doing(f"delete the ConfigMap {owner} again"):
             connection.core.delete_namespaced_config_map(owner, spec.namespace, body=options)
     except api.ClusterError as error:
-        hint = f"`{commands.elasticdl('delete', spec)}` does."
+        hint = f"`{api.elasticdl_command('delete', spec)}` does."
         print(f"warning: the part that was created is not deleted: {error.what} {hint}", file=sys.stderr)
 
 

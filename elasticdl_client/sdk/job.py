@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, TextIO
 
-from elasticdl_client import progress, report, scaling
+from elasticdl_client import progress, report, worker_range
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError, JobFailed
 from elasticdl_client.explain import explanation as explain_words
@@ -237,7 +237,7 @@ class JobHandle:
         info = self._look()
         if info.has_ended:
             raise JobError(f'job "{self.name}" {info.where} has ended ({info.phase}): it cannot be scaled.')
-        self._store.scale(info, scaling.parse(str(num_workers), self.spec))
+        self._store.scale(info, worker_range.parse_request(str(num_workers), self.spec))
 
     def delete(self, timeout: float = _DELETE_TIMEOUT_S) -> None:
         """End the job and remove what there is of it: pods, state and logs; an exported model stays.

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from elasticdl_client import flag_sources, local, support
+from elasticdl_client import flag_sources, local
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_dir import JobDir
@@ -111,8 +111,8 @@ def spec_of(job_type: JobType, flags: Mapping[str, FlagValue], note: Callable[[s
     for name in ("dry_run", "yaml"):
         if getattr(spec, name):  # from a file, or the environment
             raise given.located(_of_the_command(name))
-    support.check(spec)
-    for text in [*inferred.notes, *support.notes(spec)]:
+    flag_sources.check(spec)
+    for text in [*inferred.notes, *flag_sources.notes(spec)]:
         note(text)
     return spec
 

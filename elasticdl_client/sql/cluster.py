@@ -240,7 +240,7 @@ class KubernetesRuntime:
     def run(self, spec: JobSpec) -> JobStatus | None:
         """See `SqlRuntime`; after Ctrl-C a training continues, and any other job is deleted."""
         from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs
-        from elasticdl_client.kubernetes import commands, follow, submit
+        from elasticdl_client.kubernetes import api, follow, submit
 
         sys.stdout.flush()
         connection, spec = submit.submit(spec, lambda text: print(f"note: {text}", file=sys.stderr))
@@ -255,7 +255,7 @@ class KubernetesRuntime:
         if code:
             raise JobFailed(
                 f"The job {spec.job_name} of the statement has failed.",
-                f"`{commands.elasticdl('explain', spec)}` says why.",
+                f"`{api.elasticdl_command('explain', spec)}` says why.",
                 code,
                 "",
             )

@@ -6,7 +6,7 @@ import ipaddress
 from urllib.parse import parse_qs, urlsplit
 
 from elasticdl_client.errors import FlagError
-from elasticdl_client.kubernetes.volumes import mount_of, parse_volumes
+from elasticdl_client.kubernetes.resources import mount_of, parse_volumes
 from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import KINDS, is_remote, scheme_of
 

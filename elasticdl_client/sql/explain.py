@@ -17,8 +17,7 @@ from elasticdl_client.sql.columns import written
 from elasticdl_client.sql.database import SnapshotReader
 from elasticdl_client.sql.models import StoredModel
 from elasticdl_client.sql.predict import fields_of
-from elasticdl_client.sql.runtime import RowStore
-from elasticdl_client.sql.session import Session, check_target, create
+from elasticdl_client.sql.runtime import RowStore, Session, check_target, create
 from elasticdl_client.sql.snapshot import LABEL
 from elasticdl_client.sql.statement import Explain, StatementError, suggestion
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl_client import local, support
+from elasticdl_client import flag_sources, local
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError, JobFailed
 from elasticdl_client.flag_sources import GivenFlags, gather
@@ -180,7 +180,7 @@ def spec_of(job_type: JobType, flags: Mapping[str, object]) -> JobSpec:
         FlagError: they are wrong, or do not fit together.
     """
     spec = JobSpec.from_flags(job_type, dict(flags))
-    support.check(spec)
+    flag_sources.check(spec)
     return spec
 
 

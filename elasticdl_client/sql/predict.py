@@ -20,7 +20,7 @@ from elasticdl_client.sql.columns import written
 from elasticdl_client.sql.database import SnapshotReader, find_name
 from elasticdl_client.sql.estimators import METRICS, Task, is_own
 from elasticdl_client.sql.models import StoredModel
-from elasticdl_client.sql.session import Session, check_target, create
+from elasticdl_client.sql.runtime import Session, check_target, create
 from elasticdl_client.sql.snapshot import LABEL, ROW, Field
 from elasticdl_client.sql.statement import Evaluate, Name, Predict, Query, StatementError, suggestion
 

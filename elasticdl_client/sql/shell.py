@@ -22,7 +22,7 @@ from elasticdl_client.sql.columns import FUNCTIONS
 from elasticdl_client.sql.estimators import ESTIMATORS, METRICS
 from elasticdl_client.sql.explain import OPTIONS
 from elasticdl_client.sql.parser import VERBS
-from elasticdl_client.sql.session import Session
+from elasticdl_client.sql.runtime import Session
 from elasticdl_client.sql.statement import StatementError
 from elasticdl_client.sql.tokens import statements_of
 

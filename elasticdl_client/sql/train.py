@@ -22,8 +22,7 @@ from elasticdl_client.sql.estimators import Label, Task
 from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models import StoredModel, outcome_of
 from elasticdl_client.sql.parser import parse_select
-from elasticdl_client.sql.runtime import RowStore
-from elasticdl_client.sql.session import Session
+from elasticdl_client.sql.runtime import RowStore, Session
 from elasticdl_client.sql.snapshot import LABEL, Field
 from elasticdl_client.sql.statement import Attribute, Name, Query, StatementError, Train, suggestion
 from elasticdl_client.sql.statistics import TYPES, statistics_of, unusable_type

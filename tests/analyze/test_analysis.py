@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.analysis.analysis import Analysis
+from elasticdl.analysis.analysis import Analysis, ColumnSketch
 from elasticdl.analysis.cells import Columns, Moments
-from elasticdl.analysis.sketch import ColumnSketch
 from elasticdl.data.example import encode_example
 from elasticdl.data.reader import Metadata
 from elasticdl_client.errors import DataError, FlagError

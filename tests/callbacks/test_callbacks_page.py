@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import pytest
 
-from elasticdl.frameworks.keras import callbacks as of_keras
-from elasticdl.frameworks.torch import callbacks as of_torch
+from elasticdl.frameworks.keras import optimizer as of_keras
+from elasticdl.frameworks.torch import optimizer as of_torch
 from elasticdl_client.errors import ModelDefinitionError
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "callbacks.md").read_text()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl_client import support
+from elasticdl_client import flag_sources
 from elasticdl_client.choices import DistributionStrategy, JobType, LogFormat, LogLevel, NanPolicy, WireDtype
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import flag_of, split_arguments
@@ -77,7 +77,7 @@ def train(**flags: object) -> JobSpec:
 
 def refused(**flags: object) -> FlagError:
     with pytest.raises(FlagError) as caught:
-        support.check(train(**flags))
+        flag_sources.check(train(**flags))
     assert caught.value.hint
     return caught.value
 
@@ -113,7 +113,7 @@ def test_image_model_data_and_job_name_are_enough() -> None:
 @pytest.mark.parametrize("name", ["AllReduceStrategy", "AllreduceStrategy"])
 def test_all_reduce_has_no_servers_by_itself(name: str) -> None:
     spec = train(distribution_strategy=name, num_workers=4, min_workers=2, fixed_global_batch=256)
-    support.check(spec)
+    flag_sources.check(spec)
     assert (spec.num_workers, spec.num_ps_pods, spec.collective_timeout) == (4, 0, 5.0)
 
 
@@ -232,14 +232,14 @@ def test_what_is_not_there_yet_is_refused_by_name(flags: dict[str, object], name
     ],
 )
 def test_every_mode_of_the_parameter_servers_can_be_asked_for(flags: dict[str, object]) -> None:
-    support.check(train(**flags))
-    assert support.notes(train(**flags)) == []
+    flag_sources.check(train(**flags))
+    assert flag_sources.notes(train(**flags)) == []
 
 
 def test_a_round_of_more_gradients_than_workers_is_noted_and_harmless() -> None:
     spec = train(use_async=False, grads_to_wait=5, num_workers=4)
-    support.check(spec)
-    (note,) = support.notes(spec)
+    flag_sources.check(spec)
+    (note,) = flag_sources.notes(spec)
     assert "--grads_to_wait=5 is more than --num_workers=4" in note
 
 
@@ -253,10 +253,10 @@ def test_a_size_is_bytes_or_has_a_unit(text: str, size: int) -> None:
 
 def test_on_kubernetes_flags_without_effect_are_named() -> None:
     both = {"cluster_spec": "c.py", "cluster_spec_json": '{"pod_spec": {"labels": {"a": "b"}}}'}
-    assert "--cluster_spec_json" in support.notes(train(runtime="kubernetes", image_name="i", **both))[0]
+    assert "--cluster_spec_json" in flag_sources.notes(train(runtime="kubernetes", image_name="i", **both))[0]
     services = both | {"cluster_spec_json": '{"service_spec": {"type": "ClusterIP"}}'}
-    assert support.notes(train(runtime="kubernetes", image_name="i", **services)) == []
-    assert support.notes(train(runtime="kubernetes", image_name="i", need_tf_config=True)) == []
+    assert flag_sources.notes(train(runtime="kubernetes", image_name="i", **services)) == []
+    assert flag_sources.notes(train(runtime="kubernetes", image_name="i", need_tf_config=True)) == []
 
 
 @pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "AllReduceStrategy", "Local"])
@@ -266,7 +266,7 @@ def test_evaluate_and_predict_go_with_every_strategy_and_need_a_model(command: s
     flags = {"job_name": "j", "runtime": "local", "model_def": "m.f", data: "/d", "distribution_strategy": strategy}
     with pytest.raises(FlagError, match="needs --checkpoint_dir_for_init"):
         JobSpec.from_flags(command, flags)
-    support.check(JobSpec.from_flags(command, {**flags, "checkpoint_dir_for_init": "/c"}))
+    flag_sources.check(JobSpec.from_flags(command, {**flags, "checkpoint_dir_for_init": "/c"}))
 
 
 def test_an_unknown_flag_gets_the_nearest_known_one() -> None:

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from elasticdl_client.terminal_text import Color, are_wanted, paint, paint_log_line, paint_phases
+from elasticdl_client.progress import Color, are_wanted, paint, paint_log_line, paint_phases
 
 TABLE = "NAME   PHASE\nRunning   Failed   1/2\na   Running\nPhase:        Stopped\nPhase  FailedMount   x"
 

@@ -13,7 +13,7 @@ from elasticdl_client.choices import Runtime
 from elasticdl_client.job_status import DeviceStatus, EpochCoverage, JobPhase, JobStatus, PodStatus, PsStatus
 from elasticdl_client.jobs import cluster_objects, words
 from elasticdl_client.jobs.store import JobInfo, Phase, phase_of
-from elasticdl_client.terminal_text import age
+from elasticdl_client.progress import age
 
 NOW = 1_700_000_000.0
 STATUS = JobStatus(

@@ -6,8 +6,7 @@ import pytest
 
 from elasticdl_client.errors import FlagError
 from elasticdl_client.kubernetes.flags import worker_priorities
-from elasticdl_client.kubernetes.resources import parse_resources
-from elasticdl_client.kubernetes.volumes import Mount, parse_volumes
+from elasticdl_client.kubernetes.resources import Mount, parse_resources, parse_volumes
 
 
 def test_resources_get_their_kubernetes_names() -> None:

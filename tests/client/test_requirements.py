@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.last_words import explained
+from elasticdl.cluster.cluster import explained
 from elasticdl.rpc.unpack_code import installed
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.requirements_file import check_installable, check_installed

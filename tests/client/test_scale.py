@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl_client import scaling
+from elasticdl_client import worker_range
 from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
@@ -41,7 +41,7 @@ Run = Callable[..., str]
     [(SERVERS, "4", 4), (SERVERS, " 0\n", 0), (SERVERS, "100000", 100_000), (GROUPS, "2", 2), (SCRIPTS, "1", 1)],
 )
 def test_a_job_can_have_these_numbers(spec: JobSpec, text: str, number: int) -> None:
-    assert scaling.parse(text, spec) == WorkerRange(number, number)
+    assert worker_range.parse_request(text, spec) == WorkerRange(number, number)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_a_job_can_have_these_numbers(spec: JobSpec, text: str, number: int) -> 
 )
 def test_a_job_cannot_have_these_numbers(spec: JobSpec, text: str) -> None:
     with pytest.raises(FlagError) as caught:
-        scaling.parse(text, spec)
+        worker_range.parse_request(text, spec)
     assert caught.value.hint
     assert len(caught.value.what) < 200
     status = JobStatus("j", started_at=1.0, workers_wanted=7)
-    assert scaling.wanted(text, spec, status) == 7
+    assert worker_range.wanted(text, spec, status) == 7
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from elasticdl_client import scaling
+from elasticdl_client import worker_range
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_spec import JobSpec
@@ -91,22 +91,22 @@ def test_the_servers_of_tensorflow_have_a_fixed_number_of_workers() -> None:
 def test_a_running_job_gets_a_range_which_keeps_the_present_number_where_it_can() -> None:
     spec = dataclasses.replace(train(num_workers="4"), distribution_strategy=DistributionStrategy.ALL_REDUCE)
     running = JobStatus("j", JobPhase.RUNNING, started_at=1.0, workers_wanted=5)
-    assert scaling.parse("2:16", spec) == WorkerRange(2, 16)
-    numbers = [scaling.wanted(text, spec, running) for text in ("2:16", "1:3", "7:9", "6", "", "many")]
+    assert worker_range.parse_request("2:16", spec) == WorkerRange(2, 16)
+    numbers = [worker_range.wanted(text, spec, running) for text in ("2:16", "1:3", "7:9", "6", "", "many")]
     assert numbers == [5, 3, 7, 6, 5, 5]
     fixed = dataclasses.replace(spec, min_workers=3)
-    assert scaling.parse("auto", fixed) == WorkerRange(3, MAX_WORKERS)
+    assert worker_range.parse_request("auto", fixed) == WorkerRange(3, MAX_WORKERS)
     with pytest.raises(FlagError, match="fewer than --min_workers"):
-        scaling.parse("2:16", fixed)
+        worker_range.parse_request("2:16", fixed)
 
 
 def test_the_status_says_what_the_number_follows() -> None:
     status = JobStatus("j", scaling=ScalingStatus("2:16", "settled", 0.048, "parameter servers"))
     assert JobStatus.from_json(status.to_json()) == status
-    assert scaling.describe(status) == (
+    assert worker_range.describe(status) == (
         "2:16, settled, another worker adds 5 % of a worker's rate, bottleneck: parameter servers"
     )
     growing = JobStatus("j", scaling=ScalingStatus("2:16", "growing", 0.97))
-    assert scaling.describe(growing) == "2:16, growing, each of the last workers adds 97 % of a worker's rate"
-    assert scaling.describe(JobStatus("j")) == ""
+    assert worker_range.describe(growing) == "2:16, growing, each of the last workers adds 97 % of a worker's rate"
+    assert worker_range.describe(JobStatus("j")) == ""
     assert JobStatus.from_json(JobStatus("j").to_json()).scaling is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import elasticdl
-from elasticdl.cluster.last_words import explained, frames_of_user
+from elasticdl.cluster.cluster import explained, frames_of_user
 
 _HANDLED = """
 import sys, traceback

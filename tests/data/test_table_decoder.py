@@ -8,10 +8,9 @@ import typed_sources as typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.data.default_feed import FeedColumns, table_of
 from elasticdl.data.example import encode_example
 from elasticdl.data.reader import Metadata
-from elasticdl.data.table_decoder import decode
+from elasticdl.data.table_decoder import FeedColumns, decode, table_of
 from elasticdl.data.table_encoder import Numbers, TableColumn, TextLists, Texts, encode_table
 from elasticdl_client.errors import DataError, ModelDefinitionError
 

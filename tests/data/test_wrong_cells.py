@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from elasticdl.data.default_feed import wrong_cell
 from elasticdl.data.factory import create_reader
+from elasticdl.data.table_decoder import wrong_cell
 from elasticdl.frameworks.framework import FeedError, Mode, TaskRecords
 from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.frameworks.torch import TorchFramework

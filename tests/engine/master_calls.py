@@ -12,7 +12,7 @@ from elasticdl.master import messages
 from elasticdl.master.core import events as e
 from elasticdl.master.core.commands import JobOver, LeaseGranted, NoLeaseNow
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.master_stream import StreamFailed
+from elasticdl.worker.master_link import StreamFailed
 from tests.engine.scheduler import Lock, Process, Scheduler, SimulatedThread
 
 _LATE_S = 0.01

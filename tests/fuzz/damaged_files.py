@@ -13,9 +13,9 @@ from random import Random
 import datasets
 from PIL import Image
 
-from elasticdl.data.checksums import write_manifest
 from elasticdl.data.factory import create_reader
 from elasticdl.data.recordio import Compressor, RecordIOWriter
+from elasticdl.data.sources import write_manifest
 from elasticdl_client.errors import DataError
 from tests.data import typed_sources as typed
 from tests.fuzz.mutations import damage

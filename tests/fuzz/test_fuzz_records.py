@@ -10,10 +10,9 @@ import pytest
 
 from elasticdl.analysis.analysis import Analysis
 from elasticdl.analysis.cells import Columns
-from elasticdl.data.default_feed import table_of
 from elasticdl.data.example import parse_all, parse_examples
 from elasticdl.data.reader import Metadata
-from elasticdl.data.table_decoder import decode
+from elasticdl.data.table_decoder import decode, table_of
 from elasticdl_client.errors import DataError
 from tests.data import typed_sources as typed
 from tests.fuzz.mutations import damage

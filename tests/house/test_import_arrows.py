@@ -45,7 +45,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.chaos.local_faults",
         "elasticdl_client.simulate",
         "elasticdl_client.sql.statistics",
-        "elasticdl_client.sql.registry",
+        "elasticdl_client.sql.command",
     ),
     "elasticdl_client.local_job": (  # starts the agent, with --runtime=local
         "elasticdl_client",
@@ -57,7 +57,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl_client.stored_job": ("elasticdl_client", "elasticdl.storage"),  # of a job in storage
     "elasticdl_client.chaos.local_faults": ("elasticdl_client", "elasticdl.cluster"),  # asks the agent for processes
     "elasticdl_client.simulate": ("elasticdl_client", "elasticdl.simulation"),
-    "elasticdl_client.sql.registry": ("elasticdl_client", "elasticdl.storage"),  # to delete models there
+    "elasticdl_client.sql.command": ("elasticdl_client", "elasticdl.storage"),  # to delete models there
     "elasticdl_client.sql.statistics": ("elasticdl_client", "elasticdl.analysis"),
     "elasticdl.simulation": (  # the master's core, and what a job's flags say
         *SHARED,
@@ -165,9 +165,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.last_checkpoint",
         "elasticdl_client.model_source",
         "elasticdl_client.zoo_modules",
-        "elasticdl_client.scaling",
+        "elasticdl_client.worker_range",
         "elasticdl_client.trained_model",
-        "elasticdl_client.tf_config",
+        "elasticdl_client.kubernetes.pods",
         "elasticdl_client.kubernetes.names",
         "elasticdl_client.version",
     ),

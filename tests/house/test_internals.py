@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from elasticdl.collective.torch_store import STORE, check_engines
+from elasticdl.collective.nccl import STORE, check_engines
 from elasticdl.frameworks.internals import KERAS, TENSORFLOW, check_internals, check_names, missing
 from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ElasticDLError

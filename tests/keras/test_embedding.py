@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import FeedError, Mode, TaskRecords
-from elasticdl.frameworks.keras.model import assign_flat
-from elasticdl.frameworks.keras.seeds import StepSeeds, generator_states
+from elasticdl.frameworks.keras.model import StepSeeds, assign_flat, generator_states
 from elasticdl.layers import Embedding
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elasticdl.frameworks.framework import FeedError, Mode
-from elasticdl.frameworks.keras.step.lookups import IdOutOfRange
+from elasticdl.frameworks.keras.operations import IdOutOfRange
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import Parameters
-from elasticdl.frameworks.keras.model import assign_flat, flat_values
-from elasticdl.frameworks.keras.seeds import StepSeeds, generator_states
+from elasticdl.frameworks.keras.model import StepSeeds, assign_flat, flat_values, generator_states
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 from tests.lean_import import LEAN_IMPORT

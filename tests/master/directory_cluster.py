@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from elasticdl.cluster.cluster import CannotResize, EventType, Pod, PodEvent, PodPhase, PodSpec
-from elasticdl.cluster.local.protocol import pod_from_message, pod_to_message
+from elasticdl.cluster.local.adapter import pod_from_message, pod_to_message
 from elasticdl_client.errors import ElasticDLError
 
 _LOOK_S = 0.02

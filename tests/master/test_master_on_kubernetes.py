@@ -17,11 +17,11 @@ import yaml
 
 from elasticdl.cluster.cluster import PodPhase
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
+from elasticdl.master.checkpoints import PsCalls
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.master.effects import Effects
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.pod_specs import PodSpecs
-from elasticdl.master.ps_calls import PsCalls
 from elasticdl.protocol import Role
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase

@@ -6,7 +6,7 @@ import pytest
 
 from elasticdl.master.core.events import PodChanged, PodsListed
 from elasticdl.master.core.values import PodState
-from elasticdl.master.pod_view import MAX_LOST, PodView
+from elasticdl.master.pod_specs import MAX_LOST, PodView
 from elasticdl.protocol import Role
 from elasticdl_client.job_status import LostPod
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
+from elasticdl.master.checkpoints import PsCalls
 from elasticdl.master.core.commands import Answer, EndJob, PsAdmitted
 from elasticdl.master.core.events import Event, LeaseQuestioned, PodsListed, PsJoined
 from elasticdl.master.core.job import Job
@@ -20,7 +21,6 @@ from elasticdl.master.effects import Effects, Listing, pod_changed
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalWriteError, Outage, Outages, Superseded
 from elasticdl.master.pod_specs import PodSpecs
-from elasticdl.master.ps_calls import PsCalls
 from elasticdl.master.shell import Shell
 from elasticdl.protocol import Role
 from elasticdl_client.job_events import EventKind

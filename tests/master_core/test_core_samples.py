@@ -9,7 +9,7 @@ from core_script import Script, everything, running
 
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.values import Array, MetricArrays
-from elasticdl.master.pod_view import to_job_status
+from elasticdl.master.pod_specs import to_job_status
 from elasticdl_client.choices import DistributionStrategy, NanPolicy
 
 STATE = MetricArrays("accuracy", (Array((1,), array("d", [1.0]).tobytes()),))

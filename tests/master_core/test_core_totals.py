@@ -14,7 +14,7 @@ from test_core_load import beat
 from elasticdl.master.core.event_log import MAX_EVENTS, EventLog, EventTotals
 from elasticdl.master.core.ps_metrics import PsMetrics
 from elasticdl.master.core.values import PsUsage
-from elasticdl.master.pod_view import MAX_EPOCHS, to_job_status
+from elasticdl.master.pod_specs import MAX_EPOCHS, to_job_status
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import Floats, Table
 from elasticdl.ps.client import PsClient, PsUnavailable
-from elasticdl.ps.server.metrics import staleness_bin
+from elasticdl.ps.server.in_flight import staleness_bin
 from elasticdl.ps.server.model import ModelPart, build_constraint
 from elasticdl.ps.server.service import PsService, register_service
 from elasticdl.ps.server.state import ServerState

@@ -13,8 +13,7 @@ import pytest
 
 from elasticdl.ps.applied import AppliedSet
 from elasticdl.ps.partition import ALL_BUCKETS, PartSnapshot
-from elasticdl.ps.server.in_flight import InFlightUpdates, StateDamagedError, StatePartition
-from elasticdl.ps.server.metrics import PsCounters
+from elasticdl.ps.server.in_flight import InFlightUpdates, PsCounters, StateDamagedError, StatePartition
 from elasticdl.ps.server.model import ModelPart, initial_snapshot
 from elasticdl.ps.server.synchronous import Synchronous, UpdateSettings
 from elasticdl.rpc import elasticdl_pb2 as pb

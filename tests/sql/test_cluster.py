@@ -33,7 +33,7 @@ from elasticdl_client.sql.database import Database
 from elasticdl_client.sql.jobs import JobFlags, command_of
 from elasticdl_client.sql.models import ModelRegistry, PodPlace, StoredModel
 from elasticdl_client.sql.models_table import ModelsTable
-from elasticdl_client.sql.session import Session
+from elasticdl_client.sql.runtime import Session
 from elasticdl_client.sql.snapshot import ROW, Field
 from elasticdl_client.sql.statement import ModelName, Place, Query, StatementError
 from tests.data import mariadb

@@ -22,7 +22,7 @@ from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models import ModelRegistry
 from elasticdl_client.sql.parser import parse, parse_select
 from elasticdl_client.sql.predict import _Staging
-from elasticdl_client.sql.session import Session, check_target
+from elasticdl_client.sql.runtime import Session, check_target
 from elasticdl_client.sql.snapshot import Field, input_fields
 from elasticdl_client.sql.statement import Name, Place, Predict, Query, StatementError
 from elasticdl_client.sql.tokens import quoted_name

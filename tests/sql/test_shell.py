@@ -22,7 +22,7 @@ from elasticdl_client.sql.database import Database
 from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models import ModelRegistry
 from elasticdl_client.sql.models_table import ModelsTable
-from elasticdl_client.sql.session import Session
+from elasticdl_client.sql.runtime import Session
 from tests.house.documents import REPOSITORY
 
 ENTER, CTRL_C, CTRL_D, UP = "\r", "\x03", "\x04", "\x1b[A"

@@ -17,7 +17,7 @@ from elasticdl_client.sql.cluster import ClusterModels
 from elasticdl_client.sql.database import Database
 from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models_table import ModelsTable
-from elasticdl_client.sql.session import Session
+from elasticdl_client.sql.runtime import Session
 from tests.storage.faulty_proxy import FaultyProxy
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from elasticdl.frameworks.framework import Batch
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.patience import MasterGone
+from elasticdl.rpc.channels import MasterGone
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.input.prefetchers import (
     BatchPrefetcher,

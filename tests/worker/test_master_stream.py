@@ -14,7 +14,7 @@ import pytest
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
-from elasticdl.worker.master_stream import MasterStream
+from elasticdl.worker.master_link import MasterStream
 from tests.master.actors import MasterJob, running, wait_until
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.last_words import explained
+from elasticdl.cluster.cluster import explained
 from tests.lines import next_line
 
 Start = Callable[..., "subprocess.Popen[bytes]"]

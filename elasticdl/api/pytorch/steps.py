@@ -21,12 +21,12 @@ from elasticdl.api.data import DataShardService, Minibatch
 from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.api.pytorch.evaluation import ScriptEvaluation
 from elasticdl.api.pytorch.gradients import PartDone, ScriptGradients, StepDropped, StepPosition
-from elasticdl.api.pytorch.lightning import LightningTrainer
 from elasticdl.api.pytorch.pipeline import LoaderPipeline, cause_of
 from elasticdl.api.pytorch.registration import OptimizerCheck, named_things
 from elasticdl.api.pytorch.shares import ScriptBatchSource
 from elasticdl.api.pytorch.state import Arrays, RegisteredState
-from elasticdl.cluster.last_words import frames_of_user
+from elasticdl.api.pytorch.trainers import LightningTrainer
+from elasticdl.cluster.cluster import frames_of_user
 from elasticdl.frameworks.torch.randomness import seed_script
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity

@@ -1,10 +1,19 @@
-"""Shared parts of the adapters for trainers of other libraries."""
+"""Trainers of other libraries: shared parts of their adapters, and Lightning's own `Trainer`.
+
+`LightningTrainer` is Lightning's `Trainer` as the owner of a script's loop: its counts of batches and epochs follow
+those of the ledger.
+
+A registered `LightningModule` that a Trainer is fitting leads to it.  Nothing of Lightning is imported, so both of its
+packages will do; only what a Trainer shows without an underscore is used.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
@@ -56,3 +65,133 @@ def check_minibatch_size(spec: JobSpec, size: int, argument: str) -> None:
             f"the job's --minibatch_size is {spec.minibatch_size}, and the script's batches have {size} records",
             f"leave --minibatch_size out: {argument} says it",
         )
+
+
+class LightningTrainer:
+    """See above.  Called between and around the batches of its loop.
+
+    Attributes:
+        continues_after_backward: a dropped step must not raise out of `backward()`: the Trainer's optimization wants to
+            be gone through to its end.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._loop = trainer.fit_loop
+        self._max_epochs: int = trainer.max_epochs
+        self._no_update = 1  # accumulate_grad_batches on a batch that has come to nothing
+        self.continues_after_backward = bool(trainer.lightning_module.automatic_optimization)
+
+    @classmethod
+    def of(cls, modules: Sequence[torch.nn.Module]) -> LightningTrainer | None:
+        """The one that is fitting one of these modules, if any."""
+        for module in modules:
+            try:
+                trainer = getattr(module, "trainer", None)
+            except RuntimeError:  # a LightningModule in a loop of the script's own
+                continue
+            if trainer is not None and hasattr(trainer, "fit_loop") and trainer.training:
+                return cls(trainer)
+        return None
+
+    @property
+    def state(self) -> list[Any]:
+        """Return the Trainer's objects that must be equal in all members."""
+        schedulers = [config.scheduler for config in self._trainer.lr_scheduler_configs]
+        scaler = getattr(self._trainer.precision_plugin, "scaler", None)
+        return [*self._trainer.optimizers, *schedulers, *([scaler] if scaler is not None else [])]
+
+    def begin(self) -> None:
+        """Before the first batch: validation waits for the last batch of an epoch, whichever that is."""
+        if self._trainer.val_check_interval == 1.0:
+            self._trainer.val_check_batch = float("inf")
+
+    def check(self, num_epochs: int, is_alone: bool) -> None:
+        """Refuses what cannot be done here.
+
+        Raises:
+            JobError: the Trainer has a setting that is impossible here.
+        """
+        trainer = self._trainer
+        strategy = type(trainer.strategy).__name__
+        if trainer.world_size > 1 or torch.distributed.is_initialized():
+            raise JobError(
+                f"the Trainer has a group of processes of its own ({strategy}, {trainer.world_size} processes)",
+                "give Trainer(devices=1), no strategy: the workers of the job (--num_workers) train together",
+            )
+        if is_alone:
+            return
+        if trainer.limit_train_batches != 1.0:
+            raise JobError(
+                f"limit_train_batches={trainer.limit_train_batches} (also by overfit_batches, fast_dev_run) leaves "
+                "records out",
+                "to train on fewer of them, give the loader a smaller data set, or the job --max_step",
+            )
+        if isinstance(trainer.val_check_interval, float) and trainer.val_check_interval != 1.0:
+            raise JobError(
+                f"val_check_interval={trainer.val_check_interval} is a part of this worker's batches, and how many it "
+                "gets turns out as it trains",
+                "give a number of batches, 1.0 for the end of each epoch, or a time",
+            )
+        if -1 < self._max_epochs < num_epochs:
+            raise JobError(
+                f"the Trainer ends after max_epochs={self._max_epochs} epochs of num_epochs={num_epochs}",
+                f"give Trainer(max_epochs={num_epochs}), or create_elastic_controller(num_epochs={self._max_epochs})",
+            )
+        if self.continues_after_backward and getattr(trainer.precision_plugin, "scaler", None) is not None:
+            raise JobError(
+                f"precision={trainer.precision!r} scales the loss, and a step whose gradients are lost cannot be left "
+                "out of automatic optimization then",
+                "give precision='bf16-mixed', or set automatic_optimization = False in the module",
+            )
+
+    def begin_batch(self, epoch: int, num_steps: int) -> None:
+        """Puts the counters of the Trainer to those of the ledger.
+
+        Args:
+            epoch: of the batch; -1: it is in none.
+            num_steps: updates of the model.
+
+        Raises:
+            JobError: the Trainer would accumulate gradients.
+        """
+        num_batches = self._trainer.accumulate_grad_batches
+        if num_batches not in (1, self._no_update):
+            raise JobError(
+                f"accumulate_grad_batches={num_batches} adds up gradients over several batches, and workers come and "
+                "go between them",
+                f"leave it out; --fixed_global_batch (alone: fixed_global_batch), {num_batches} times the batch size, "
+                "makes updates of that many records, however many workers there are",
+            )
+        if self.continues_after_backward:
+            self._trainer.accumulate_grad_batches = self._no_update = 1
+            steps = self._loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+            steps.ready = steps.completed = num_steps
+        if epoch >= 0:
+            self._loop.max_epochs = self._max_epochs
+            current = self._loop.epoch_progress.current
+            current.ready = current.started = epoch + 1
+            current.processed = current.completed = epoch
+
+    def end_batch(self, has_stepped: bool, is_last: bool, num_batches: int, is_cut: bool) -> None:
+        """The script's code on a batch has run.
+
+        Args:
+            has_stepped: the model was updated.
+            is_last: of its epoch.
+            num_batches: of the loop, as far as can be known.
+            is_cut: the Trainer has taken as many as the loader's length was when its loop began.
+        """
+        loop = self._loop
+        loop.max_batches = num_batches
+        loop.epoch_loop.batch_progress.is_last_batch = is_last
+        if self.continues_after_backward and not has_stepped:
+            # So the Trainer takes the batch for one whose gradient it adds up, and leaves its schedulers alone.
+            self._no_update = loop.epoch_loop.batch_progress.current.ready + 1
+            self._trainer.accumulate_grad_batches = self._no_update
+        if is_cut and not is_last and self._max_epochs >= 0:
+            loop.max_epochs = self._max_epochs + 1  # its next loop is about the same epoch
+
+    def end(self) -> None:
+        """There are no more data."""
+        self._trainer.should_stop = True

@@ -10,10 +10,9 @@ import logging
 import threading
 import time
 
-from elasticdl.cluster.cluster import EndReason
+from elasticdl.cluster.cluster import MAX_LOG_BYTES, EndReason
 from elasticdl.cluster.kubernetes.api import ApiServer, Query, Refusal
 from elasticdl.cluster.kubernetes.pods import Cause, Object, container_of
-from elasticdl.cluster.last_words import MAX_LOG_BYTES
 from elasticdl_client.errors import ElasticDLError
 
 _LOG = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from elasticdl.cluster.cluster import EndReason, Pod, PodPhase
-from elasticdl.cluster.last_words import explained, shows_error_of_script
+from elasticdl.cluster.cluster import EndReason, Pod, PodPhase, explained, shows_error_of_script
 from elasticdl.protocol import Role
 from elasticdl_client.kubernetes.names import INDEX_LABEL, ROLE_LABEL
 from elasticdl_client.kubernetes.resources import why_gated

@@ -20,9 +20,7 @@ import tempfile
 from pathlib import Path
 
 from elasticdl.cluster.cluster import EventType, PodEvent
-from elasticdl.cluster.local.kubelet import Kubelet
-from elasticdl.cluster.local.process_group import adopt_orphans
-from elasticdl.cluster.local.protocol import (
+from elasticdl.cluster.local.adapter import (
     MAX_LINE_BYTES,
     Message,
     decode,
@@ -31,6 +29,8 @@ from elasticdl.cluster.local.protocol import (
     pod_to_message,
     spec_from_message,
 )
+from elasticdl.cluster.local.kubelet import Kubelet
+from elasticdl.cluster.local.process_group import adopt_orphans
 from elasticdl_client.errors import ElasticDLError
 
 _LOG = logging.getLogger("elasticdl.agent")

@@ -21,6 +21,7 @@ from datetime import datetime
 from pathlib import Path
 
 from elasticdl.cluster.cluster import (
+    MAX_LOG_BYTES,
     EndReason,
     EventType,
     Pod,
@@ -29,8 +30,8 @@ from elasticdl.cluster.cluster import (
     PodSpec,
     RestartPolicy,
     check_spec,
+    explained,
 )
-from elasticdl.cluster.last_words import MAX_LOG_BYTES, explained
 from elasticdl.cluster.local.gpus import Gpus, seen_gpus
 from elasticdl.cluster.local.process_group import Leash, ProcessGroup, guard, start
 from elasticdl.cluster.local.standby_process import Fork, StandbyProcess

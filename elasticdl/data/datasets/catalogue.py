@@ -9,12 +9,12 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 
-from elasticdl.data.checksums import write_manifest
 from elasticdl.data.datasets import Split
 from elasticdl.data.datasets.imagenet import imagenet
 from elasticdl.data.datasets.images import cifar10, digits, mnist
 from elasticdl.data.datasets.tables import ClickLog, census, criteo, frappe, iris
 from elasticdl.data.recordio import Compressor, RecordIOWriter
+from elasticdl.data.sources import write_manifest
 from elasticdl_client.errors import DataError
 
 NAMES = ("digits", "mnist", "cifar10", "imagenet", "frappe", "census", "criteo", "iris", "clicks")

@@ -38,7 +38,7 @@ from elasticdl.frameworks.framework import (
     TableRows,
     TaskRecords,
 )
-from elasticdl.frameworks.keras import callbacks as hooks
+from elasticdl.frameworks.keras import optimizer as hooks
 from elasticdl.frameworks.keras.compiled import by_output, check_compiled, check_complete, taken_from_compile
 from elasticdl.frameworks.keras.computation import build_optimizer, check_policy, device_meter, set_policy
 from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures, arrays_of, load_weights

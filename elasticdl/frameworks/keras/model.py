@@ -1,6 +1,8 @@
 """Builds the user's Keras model so that its initial values depend on the module and the seed alone.
 
 Owns the order of variables in the flat vectors and what is in them; it trains nothing.
+
+Everything random inside a step depends on the step's seed alone: `StepSeeds` sets Keras's seed generators from it.
 """
 
 from __future__ import annotations
@@ -14,20 +16,21 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random import seed_generator
 
 from elasticdl.frameworks.framework import Floats, Mode, Parameters, Table, Variable
 from elasticdl.frameworks.keras.compiled import check_overrides, completed
 from elasticdl.frameworks.keras.embedding import Swap, Unmovable, describe_table
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs, nested_models_checked
-from elasticdl.frameworks.keras.input.ids import ids_function
 from elasticdl.frameworks.keras.losses import TotalLoss
+from elasticdl.frameworks.keras.operations import ids_function
 from elasticdl.frameworks.keras.samples import Examples, zeros_like_spec
-from elasticdl.frameworks.keras.seeds import StepSeeds, generator_states
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers import functions
 from elasticdl.layers.placement import Placement, embedding_placement
 from elasticdl.model_def import ModelDefinition
-from elasticdl_client.errors import ModelDefinitionError
+from elasticdl_client.errors import ElasticDLError, ModelDefinitionError
 
 _log = logging.getLogger("elasticdl.keras")
 _KNOWN_PACKAGES = ("keras", "elasticdl", "elasticdl_preprocessing")
@@ -253,3 +256,66 @@ def _check_trainable(definition: ModelDefinition, variables: Sequence[Any]) -> N
                 f"{definition.path}: the trainable variable {variable.path} is {variable.dtype}.",
                 "Trainable variables must be float32 (a mixed_float16 policy keeps them so).",
             )
+
+
+_LARGEST = 2**31 - 1
+_FALLBACK = getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator")  # Keras 3.12 has no such constant
+
+
+def generator_states(model: Any) -> list[Any]:
+    """The states of the seed generators of a model's layers, in a fixed order."""
+    weights = {id(weight) for weight in model.weights}
+    states = [v for v in model.variables if id(v) not in weights and v.name == "seed_generator_state"]
+    return list({id(state): state for state in states}.values())
+
+
+class StepSeeds:
+    """Sets the seed generators of a model, and the one that Keras falls back to, inside a compiled function."""
+
+    def __init__(self, states: Sequence[Any], seed: int) -> None:
+        self._fallback = _Fallback(seed)
+        self._of_layers = tuple(states)
+        self.states = (self._fallback.state, *states)
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether what has been traced draws numbers, or may."""
+        return bool(self._of_layers) or self._fallback.is_used
+
+    def install(self) -> None:
+        """Makes Keras fall back to our generator; call it where the function is traced.
+
+        Raises:
+            ElasticDLError: Keras keeps its generator elsewhere, so steps would not depend on their seeds.
+        """
+        global_state.set_global_attribute(_FALLBACK, self._fallback)
+        if seed_generator.global_seed_generator() is not self._fallback:
+            raise ElasticDLError(
+                f"ElasticDL cannot work with the installed keras {keras.__version__}: its global seed generator is not "
+                f"the attribute {_FALLBACK} of keras.src.backend.common.global_state.",
+                "Install a version that it works with: pip install 'keras>=3.5,<4'.",
+            )
+
+    def assign(self, seed: Any) -> None:
+        """Call it where the function is traced; `seed` is an int64 scalar."""
+        self.install()
+        for index, state in enumerate(self.states):
+            value = tf.random.stateless_uniform([2], tf.stack([seed, index]), 0, _LARGEST, tf.int64)
+            state.assign(tf.cast(value, state.dtype))
+
+
+class _Fallback(keras.random.SeedGenerator):  # type: ignore[misc]
+    """Notes that it was drawn from."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.is_used = False
+
+    def next(self, ordered: bool = True) -> Any:
+        self.is_used = True
+        return super().next(ordered)
+
+
+def as_int64(seed: int) -> int:
+    """Any Python integer as one that a tensor can hold."""
+    return seed & (2**62 - 1)

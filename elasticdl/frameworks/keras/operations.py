@@ -1,13 +1,31 @@
-"""Which operations a traced function consists of: random ones and Python ones want care."""
+"""Functions while they are traced: their operations, their look-ups of ids, and whether XLA compiles them.
+
+Random operations and Python ones want care.
+
+`IdWatch` watches the ordinary embeddings of a model for ids that they have no row for.  XLA takes the nearest row for
+such an id and says nothing, TensorFlow prints a page; tables on the parameter servers are watched in the pipeline.
+
+`first_run`: XLA is tried once, and left alone where it cannot compile a step or where it would be slower.
+
+The ids of a minibatch are found by a first trace of the model in which embedding layers only write their ids down.
+The trace, once pruned to the ids, runs inside tf.data: no Python, no variable is written.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
+import keras
+import numpy as np
 import tensorflow as tf
+
+from elasticdl.frameworks.framework import Ids, Mode
+from elasticdl.layers.placement import Placement, Recorded, TableSpec
+from elasticdl_client.errors import ModelDefinitionError
 
 _log = logging.getLogger("elasticdl.keras")
 
@@ -104,3 +122,175 @@ def warn_of_chance(operations: Iterable[str]) -> None:
             "keras.random with a SeedGenerator to get the same steps everywhere",
             ", ".join(found),
         )
+
+
+class IdOutOfRange(ValueError):
+    """An embedding layer was given an id that it has no row for."""
+
+
+class IdWatch:
+    """The calls of ordinary embedding layers while a function is traced."""
+
+    def __init__(self) -> None:
+        self.bounds: list[str] = []  # describe what every id of a call must be
+        self._in_range: list[Any] = []
+        self._graph = tf.compat.v1.get_default_graph()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Calls inside are noted."""
+        call = keras.layers.Embedding.call
+
+        def noted(layer: Any, inputs: Any) -> Any:
+            return call(layer, self._noted(layer, inputs))
+
+        keras.layers.Embedding.call = noted
+        try:
+            yield
+        finally:
+            keras.layers.Embedding.call = call
+
+    def in_range(self) -> list[Any]:
+        """For each call whether all ids are in range, as scalars of the graph; those that are not became 0."""
+        return self._in_range
+
+    def _noted(self, layer: Any, inputs: Any) -> Any:
+        if isinstance(inputs, tf.RaggedTensor):
+            return inputs.with_flat_values(self._noted(layer, inputs.flat_values))
+        if isinstance(inputs, tf.SparseTensor):
+            return tf.SparseTensor(inputs.indices, self._noted(layer, inputs.values), inputs.dense_shape)
+        if inputs.graph is not self._graph:  # a loop or a condition, whose values are not seen from outside
+            return inputs
+        ids = inputs if inputs.dtype.is_integer else tf.cast(inputs, tf.int32)  # as Keras does
+        are_good = (ids >= 0) & (ids < layer.input_dim)
+        self._in_range.append(tf.reduce_all(are_good))
+        self.bounds.append(f"the embedding layer {layer.name!r}: an id is not in [0, {layer.input_dim}), its input_dim")
+        return tf.where(are_good, ids, tf.zeros_like(ids))
+
+
+class _Graph(Protocol):
+    @property
+    def operations(self) -> set[str]: ...
+
+
+G = TypeVar("G", bound=_Graph)
+R = TypeVar("R")
+
+
+def first_run(make: Callable[[], G], run: Callable[[G], R]) -> tuple[G, R] | None:
+    """Makes a graph that is compiled when it first runs, and runs it; None: not with XLA, the log says why.
+
+    Raises:
+        IdOutOfRange: an embedding layer has no row for an id.
+    """
+    try:
+        graph = make()
+        slow = slow_with_xla(graph.operations)
+        if slow:
+            tell_uncompiled(f"{slow} is slower with XLA")
+            return None
+        result = run(graph)
+    except IdOutOfRange:
+        raise
+    except (tf.errors.OpError, NotImplementedError, ValueError) as error:
+        tell_uncompiled(str(error).strip().partition("\n")[0])
+        return None
+    warn_of_chance(graph.operations)
+    return graph, result
+
+
+def tell_uncompiled(reason: str) -> None:
+    """Says in the log why steps are not compiled."""
+    _log.info("Steps are not compiled with XLA: %s", reason)
+
+
+_SHOWN = 5
+_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})  # look at no values
+
+
+def ids_function(
+    model: Any, placement: Placement, features: Any, mode: Mode, changing: Iterable[Any]
+) -> Callable[[Any], dict[str, Any]]:
+    """A graph function from batched features to table -> all ids [n] of all calls, in order of call.
+
+    Args:
+        features: spec of the batched features.
+        changing: variables of the model that change from step to step.
+
+    Raises:
+        ModelDefinitionError: ids depend on what changes, or a layer is called in a loop; the layer is named.
+    """
+    leaves = tf.nest.flatten(features, expand_composites=True)
+    recorded = Recorded()
+    names: list[str] = []
+
+    def record(*parts: Any) -> list[Any]:
+        nonlocal recorded
+        recorded = Recorded()
+        with placement.using(recorded):
+            model(tf.nest.pack_sequence_as(features, parts, expand_composites=True), training=mode is Mode.TRAINING)
+        names.extend(recorded.ids)
+        return [tf.concat(calls, 0) for calls in recorded.ids.values()]
+
+    with tf.init_scope():
+        whole = tf.compat.v1.wrap_function(record, [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves])
+        _check_origin(whole.graph, recorded, changing)
+        pruned = whole.prune(whole.inputs[: len(leaves)], whole.structured_outputs) if names else None
+
+    def run(batch: Any) -> dict[str, Any]:
+        if pruned is None:
+            return {}
+        outputs = pruned(*tf.nest.flatten(batch, expand_composites=True))
+        return dict(zip(names, outputs, strict=True))
+
+    return run
+
+
+def complete(ids: Mapping[str, Any], tables: Iterable[str]) -> dict[str, Any]:
+    """Table to its ids [n]; tables that were not called have none."""
+    return {name: ids[name] if name in ids else tf.zeros([0], tf.int64) for name in tables}
+
+
+def out_of_range(table: TableSpec, ids: Ids) -> str:
+    """Describe ids that are negative or not below `input_dim`; empty if there are none."""
+    # As unsigned numbers the negative ones are the largest.
+    if not table.input_dim or not len(ids) or ids.view(np.uint64).max() < table.input_dim:
+        return ""
+    wrong = np.unique(ids[(ids < 0) | (ids >= table.input_dim)])
+    shown = ", ".join(map(str, wrong[:_SHOWN])) + (", …" if len(wrong) > _SHOWN else "")
+    return f"the embedding layer {table.name!r}: ids are not in [0, {table.input_dim}), its input_dim: {shown}"
+
+
+def _check_origin(graph: Any, recorded: Recorded, changing: Iterable[Any]) -> None:
+    """Refuse ids that depend on rows, changing variables or chance: they could not be known before the pull."""
+    handles = {id(variable.value.handle): variable.path for variable in changing}
+    variables = {id(inner.op): handles[id(outer)] for outer, inner in graph.captures if id(outer) in handles}
+    rows = {id(answer.op) for answer in recorded.answers}
+    for table, calls in recorded.ids.items():
+        for op in _origins(calls):
+            if id(op) in rows:
+                cause = "the rows of an embedding"
+            elif id(op) in variables:
+                cause = f"the variable {variables[id(op)]}, which changes from step to step"
+            elif stateful_random([op.type]):
+                cause = f"the random operation {op.type}"
+            else:
+                continue
+            raise ModelDefinitionError(
+                f"The ids of the embedding layer {table!r} depend on {cause}.",
+                "Let ids follow from the features alone, or keep the table in the workers: a larger "
+                "--embedding_threshold.",
+            )
+
+
+def _origins(tensors: Iterable[Any]) -> Iterator[Any]:
+    """All operations whose values the tensors are made from."""
+    seen: set[int] = set()
+    waiting = [tensor.op for tensor in tensors]
+    while waiting:
+        op = waiting.pop()
+        if id(op) not in seen:
+            seen.add(id(op))
+            yield op
+            if op.type not in _SHAPES:
+                waiting.extend(tensor.op for tensor in op.inputs)

@@ -38,7 +38,7 @@ from elasticdl.frameworks.framework import (
     TaskRecords,
 )
 from elasticdl.frameworks.metrics import make_measures
-from elasticdl.frameworks.torch import callbacks as hooks
+from elasticdl.frameworks.torch import optimizer as hooks
 from elasticdl.frameworks.torch.computation import (
     Computation,
     LossScale,
@@ -47,10 +47,18 @@ from elasticdl.frameworks.torch.computation import (
     limit_threads,
 )
 from elasticdl.frameworks.torch.gradients import ModuleGradients, largest_of
-from elasticdl.frameworks.torch.inference import TorchEvaluation, arrays_of, export_model, load_file, load_weights
+from elasticdl.frameworks.torch.inference import (
+    CountingMeasure,
+    TorchEvaluation,
+    TorchFunctionMeasure,
+    arrays_of,
+    export_model,
+    load_file,
+    load_weights,
+    make_measure,
+)
 from elasticdl.frameworks.torch.input_processes import InputProcesses
 from elasticdl.frameworks.torch.losses import ModuleLoss, backward
-from elasticdl.frameworks.torch.metrics import CountingMeasure, TorchFunctionMeasure, make_measure
 from elasticdl.frameworks.torch.model import BuiltModule, as_array, build_model
 from elasticdl.frameworks.torch.optimizer import Rates, check_shards, describe_optimizer, make_optimizer
 from elasticdl.frameworks.torch.pipeline import TensorPipeline

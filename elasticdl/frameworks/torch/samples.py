@@ -25,10 +25,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
-from elasticdl.data.default_feed import FeedColumns, table_of
 from elasticdl.data.reader import Metadata
 from elasticdl.data.sources import need
-from elasticdl.data.table_decoder import Column, decode
+from elasticdl.data.table_decoder import Column, FeedColumns, decode, table_of
 from elasticdl.frameworks.framework import Mode
 from elasticdl.frameworks.user_code import num_taken
 from elasticdl.model_def import ModelDefinition

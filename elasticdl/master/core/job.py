@@ -22,8 +22,7 @@ from elasticdl.master.core.commands import (
     UnknownWorker,
 )
 from elasticdl.master.core.fleet.fleet import Fleet, FleetEvent
-from elasticdl.master.core.fleet.members import MemberEvent, Members
-from elasticdl.master.core.fleet.registration import Registration, RegistrationEvent
+from elasticdl.master.core.fleet.registration import MemberEvent, Members, Registration, RegistrationEvent
 from elasticdl.master.core.group.groups import LATE, WorkerGroups
 from elasticdl.master.core.ledger.checkpoints import CheckpointEvent, Checkpoints
 from elasticdl.master.core.ledger.reconciliation import EstimatorSession, Reconciler, ReconcilerEvent

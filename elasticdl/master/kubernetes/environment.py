@@ -39,8 +39,7 @@ from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase
 from elasticdl_client.kubernetes import names
-from elasticdl_client.kubernetes.api import ClusterError, Connection, connect
-from elasticdl_client.kubernetes.commands import grant
+from elasticdl_client.kubernetes.api import ClusterError, Connection, connect, grant
 from elasticdl_client.kubernetes.pods import pod_manifest
 from elasticdl_client.kubernetes.rbac import EXPIRY_RIGHTS, MASTER_RIGHTS, described, missing_of_user
 

@@ -19,8 +19,7 @@ import grpc
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
-from elasticdl.rpc.channels import connect, is_transient
-from elasticdl.rpc.patience import MasterGone
+from elasticdl.rpc.channels import MasterGone, connect, is_transient
 from elasticdl.rpc.resource_use import cpu_use, used_share
 from elasticdl_client.errors import JobError
 

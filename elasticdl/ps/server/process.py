@@ -22,10 +22,10 @@ from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.server.synchronous import UpdateSettings
 from elasticdl.rpc import addresses
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.channels import read_master_timeout_s
 from elasticdl.rpc.handshake import ENCRYPT_VARIABLE, check_encryption
 from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.rpc.logs import log_to_stdout
-from elasticdl.rpc.patience import read_master_timeout_s
 from elasticdl.rpc.resource_use import keep_large_buffers
 from elasticdl.rpc.servers import serve
 from elasticdl.rpc.signals import on_signals

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from elasticdl.frameworks.framework import Floats, Ids
 from elasticdl.ps.applied import AppliedSet, FencingTokens, MinibatchName
 from elasticdl.ps.partition import ALL_BUCKETS, Buckets, PartSnapshot
-from elasticdl.ps.server.in_flight import InFlightUpdates, StatePartition
-from elasticdl.ps.server.metrics import PsCounters
+from elasticdl.ps.server.in_flight import InFlightUpdates, PsCounters, StatePartition
 from elasticdl.ps.server.model import ModelPart, adopt, check_same_model, initial_snapshot, shape_of
 from elasticdl.ps.server.synchronous import Confirmed, NumPushing, Synchronous, UpdateSettings
 from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall

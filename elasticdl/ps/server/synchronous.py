@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.ps.server.in_flight import InFlightUpdate, InFlightUpdates
-from elasticdl.ps.server.metrics import PsCounters
+from elasticdl.ps.server.in_flight import InFlightUpdate, InFlightUpdates, PsCounters
 from elasticdl.ps.server.rounds import RoundsOfPs0
 from elasticdl.ps.wire import PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from elasticdl.analysis.analysis import Analysis
+from elasticdl.analysis.analysis import Analysis, check_library
 from elasticdl.analysis.cells import Cells, Columns
-from elasticdl.analysis.sketch import check_library
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Mode, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb

@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl.data.default_feed import FeedColumns
 from elasticdl.data.example import parse_examples
 from elasticdl.data.factory import open_source
 from elasticdl.data.reader import Reader
 from elasticdl.data.sql import OutputTable
-from elasticdl.data.table_decoder import Column, decode
+from elasticdl.data.table_decoder import Column, FeedColumns, decode
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Surplus
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition

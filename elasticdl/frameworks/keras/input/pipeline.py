@@ -18,7 +18,7 @@ from elasticdl.frameworks.devices import num_processors
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.input.feed import Elements, Packing, TracedFeed, mapped_inline
-from elasticdl.frameworks.keras.input.ids import complete, out_of_range
+from elasticdl.frameworks.keras.operations import complete, out_of_range
 from elasticdl.frameworks.keras.samples import KerasMinibatch, size_of, take_apart, with_features
 from elasticdl.layers.placement import TableSpec
 

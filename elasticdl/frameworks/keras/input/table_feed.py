@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from elasticdl.data.default_feed import FeedColumns, missing_number, table_of, wrong_cell, wrong_row
 from elasticdl.data.reader import Metadata
+from elasticdl.data.table_decoder import FeedColumns, missing_number, table_of, wrong_cell, wrong_row
 from elasticdl.frameworks.framework import Mode
 from elasticdl.frameworks.keras.input.feed import TracedFeed
 from elasticdl.frameworks.keras.input.module_data import ModuleData

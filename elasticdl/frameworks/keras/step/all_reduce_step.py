@@ -15,12 +15,9 @@ import tensorflow as tf
 
 from elasticdl.frameworks.framework import NUM_TOLD, Floats, LocalGradient, Mode, Share
 from elasticdl.frameworks.keras.computation import build_optimizer
-from elasticdl.frameworks.keras.model import BuiltModel, flat_tensor
-from elasticdl.frameworks.keras.operations import operations_of_graph, warn_of_chance
+from elasticdl.frameworks.keras.model import BuiltModel, as_int64, flat_tensor
+from elasticdl.frameworks.keras.operations import IdOutOfRange, IdWatch, first_run, operations_of_graph, warn_of_chance
 from elasticdl.frameworks.keras.samples import KerasMinibatch, full_spec, take_apart
-from elasticdl.frameworks.keras.seeds import as_int64
-from elasticdl.frameworks.keras.step.lookups import IdOutOfRange, IdWatch
-from elasticdl.frameworks.keras.step.xla import first_run
 
 _FLAWS = ("the loss", "the gradient", "the change of the non-trainable variables")
 

@@ -18,12 +18,10 @@ import tensorflow as tf
 
 from elasticdl.frameworks.framework import Floats, Ids, Mode, Parameters, Step
 from elasticdl.frameworks.keras.losses import TotalLoss
-from elasticdl.frameworks.keras.model import BuiltModel, assign_flat, flat_tensor, split_flat
-from elasticdl.frameworks.keras.operations import operations_of_graph
+from elasticdl.frameworks.keras.model import BuiltModel, as_int64, assign_flat, flat_tensor, split_flat
+from elasticdl.frameworks.keras.operations import IdOutOfRange, IdWatch, operations_of_graph
 from elasticdl.frameworks.keras.optimizer import Clipping
 from elasticdl.frameworks.keras.samples import take_apart
-from elasticdl.frameworks.keras.seeds import as_int64
-from elasticdl.frameworks.keras.step.lookups import IdOutOfRange, IdWatch
 from elasticdl.layers.placement import Given
 
 

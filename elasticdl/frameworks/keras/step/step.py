@@ -17,13 +17,11 @@ import tensorflow as tf
 from elasticdl.frameworks.framework import Floats, Ids, Mode, Parameters, Step
 from elasticdl.frameworks.keras.computation import build_optimizer
 from elasticdl.frameworks.keras.losses import TotalLoss
-from elasticdl.frameworks.keras.model import BuiltModel, assign_flat
-from elasticdl.frameworks.keras.operations import operations_of_graph, warn_of_chance
+from elasticdl.frameworks.keras.model import BuiltModel, as_int64, assign_flat
+from elasticdl.frameworks.keras.operations import first_run, operations_of_graph, tell_uncompiled, warn_of_chance
 from elasticdl.frameworks.keras.optimizer import Clipping
 from elasticdl.frameworks.keras.samples import KerasMinibatch, full_spec, take_apart
-from elasticdl.frameworks.keras.seeds import as_int64
 from elasticdl.frameworks.keras.step.gradient_graph import GradientGraph
-from elasticdl.frameworks.keras.step.xla import first_run, tell_uncompiled
 from elasticdl.layers.placement import Given
 
 _RELATIVE = 1e-5
