@@ -136,7 +136,7 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
             mode=MODES[spec.job_type],
         )
         return cast(Framework, user_call(adapter, f"{definition.path}: framework()"))
-    from elasticdl.frameworks.keras import KerasFramework
+    from elasticdl.frameworks.keras import KerasFramework, KerasSettings
 
     return KerasFramework(
         definition,
@@ -144,8 +144,10 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
         seed=spec.seed,
         metadata=metadata,
         on_parameter_server=on_parameter_servers(spec),
-        embedding_threshold=spec.embedding_threshold_bytes,
         mode=MODES[spec.job_type],
-        needed=_NEEDED.get(spec.job_type, ()),
-        precision=spec.precision,
+        settings=KerasSettings(
+            embedding_threshold=spec.embedding_threshold_bytes,
+            needed=_NEEDED.get(spec.job_type, ()),
+            precision=spec.precision,
+        ),
     )

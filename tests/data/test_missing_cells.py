@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from elasticdl.data.factory import create_reader
 from elasticdl.frameworks.framework import Mode, NotFiniteStep, Share, TaskRecords
-from elasticdl.frameworks.keras import KerasFramework
+from elasticdl.frameworks.keras import KerasFramework, KerasSettings
 from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.model_def import load
 
@@ -66,7 +66,9 @@ def first_batch(framework: Any, table: Any) -> Any:
 def keras_framework(tmp_path: Path, table: Any, on_parameter_server: bool) -> KerasFramework:
     (tmp_path / "cells_zoo.py").write_text(KERAS)
     definition = load(str(tmp_path), "cells_zoo.custom_model", required=())
-    return KerasFramework(definition, 8, 3, table.metadata(), on_parameter_server, jit_compile=False)
+    return KerasFramework(
+        definition, 8, 3, table.metadata(), on_parameter_server, settings=KerasSettings(jit_compile=False)
+    )
 
 
 WORDS = "the data hold NaN or infinity, income in 2 of 8 samples (a missing cell"

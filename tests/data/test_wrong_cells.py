@@ -10,7 +10,7 @@ import pytest
 from elasticdl.data.factory import create_reader
 from elasticdl.data.table_decoder import wrong_cell
 from elasticdl.frameworks.framework import FeedError, Mode, TaskRecords
-from elasticdl.frameworks.keras import KerasFramework
+from elasticdl.frameworks.keras import KerasFramework, KerasSettings
 from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.model_def import load
 
@@ -43,7 +43,9 @@ def said(framework: str, directory: Path, row: str, **dtypes: str) -> str:
     definition = load(str(directory), f"cells_zoo.{symbol}", required=())
     made: Any
     if framework == "keras":
-        made = KerasFramework(definition, 8, 3, reader.metadata(), on_parameter_server=False, jit_compile=False)
+        made = KerasFramework(
+            definition, 8, 3, reader.metadata(), on_parameter_server=False, settings=KerasSettings(jit_compile=False)
+        )
     else:
         made = TorchFramework(definition, 8, 3, reader.metadata())
     (shard,) = reader.shards()

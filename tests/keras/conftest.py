@@ -13,7 +13,7 @@ import pytest
 
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
-from elasticdl.frameworks.keras import KerasFramework
+from elasticdl.frameworks.keras import KerasFramework, KerasSettings
 from elasticdl.frameworks.keras.step.gradient_graph import GradientGraph
 from elasticdl.model_def import load
 
@@ -57,8 +57,7 @@ def framework() -> Callable[..., KerasFramework]:
             seed,
             Metadata(seed=seed),
             on_parameter_server,
-            jit_compile,
-            embedding_threshold,
+            settings=KerasSettings(jit_compile, embedding_threshold),
         )
 
     return make

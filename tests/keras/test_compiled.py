@@ -10,7 +10,7 @@ import pytest
 
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Mode, Parameters
-from elasticdl.frameworks.keras import KerasFramework
+from elasticdl.frameworks.keras import KerasFramework, KerasSettings
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 
@@ -78,6 +78,6 @@ def test_a_model_that_computes_its_loss_itself_may_be_compiled_without_one(
 def test_a_loss_that_neither_module_nor_compile_has_is_named(request: pytest.FixtureRequest) -> None:
     zoo = str(request.path.parent / "zoo")
     definition = load(zoo, "compiled.without_loss", required=("feed",))
-    tested = KerasFramework(definition, 8, 3, Metadata(), False, needed=("loss", "optimizer"))
+    tested = KerasFramework(definition, 8, 3, Metadata(), False, settings=KerasSettings(needed=("loss", "optimizer")))
     with pytest.raises(ModelDefinitionError, match="has no loss, and without_loss returned no model that is compiled"):
         tested.report()

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from elasticdl.data.factory import create_reader
 from elasticdl.frameworks.framework import FeedError, Mode, TaskRecords
-from elasticdl.frameworks.keras import KerasFramework
+from elasticdl.frameworks.keras import KerasFramework, KerasSettings
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.saving.loaded_model import LoadedKeras
 from elasticdl.model_def import load
@@ -115,7 +115,14 @@ def framework(tmp_path: Path, table: Any) -> Callable[..., KerasFramework]:
 
     def make(symbol: str, on_parameter_server: bool = False, metadata: Any = None, **symbols: str) -> KerasFramework:
         definition = load(str(tmp_path), f"inputs_zoo.{symbol}", symbols=symbols, required=())
-        return KerasFramework(definition, 8, 3, metadata or table.metadata(), on_parameter_server, jit_compile=False)
+        return KerasFramework(
+            definition,
+            8,
+            3,
+            metadata or table.metadata(),
+            on_parameter_server,
+            settings=KerasSettings(jit_compile=False),
+        )
 
     return make
 
@@ -318,7 +325,9 @@ def test_a_model_predicts_records_without_labels_whatever_its_metrics_and_callba
     unlabelled = create_reader(str(tmp_path / "rows.csv"), columns=["b", "c"])
     symbols = {"eval_metrics_fn": "accuracy", "callbacks": "watching"}
     definition = load(str(tmp_path), "inputs_zoo.by_key", symbols=symbols, required=())
-    made = KerasFramework(definition, 8, 3, unlabelled.metadata(), False, jit_compile=False, mode=Mode.PREDICTION)
+    made = KerasFramework(
+        definition, 8, 3, unlabelled.metadata(), False, mode=Mode.PREDICTION, settings=KerasSettings(jit_compile=False)
+    )
     assert made.report().metrics == ()
     (shard,) = unlabelled.shards()
     (first, *_) = made.batches(Mode.PREDICTION, iter([TaskRecords(1, 0, unlabelled.read(shard))]))

@@ -11,7 +11,7 @@ import pytest
 
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Share
-from elasticdl.frameworks.keras import KerasFramework
+from elasticdl.frameworks.keras import KerasFramework, KerasSettings
 from elasticdl.model_def import load
 from elasticdl_client.choices import Precision
 from elasticdl_client.errors import ModelDefinitionError
@@ -26,7 +26,7 @@ def framework() -> Iterator[Callable[..., KerasFramework]]:
     def make(symbol: str, precision: Precision, loss: str = "binary") -> KerasFramework:
         symbols = {"loss": loss, "optimizer": "optimizer"}
         definition = load(ZOO, f"described.{symbol}", None, symbols, required=("feed",))
-        return KerasFramework(definition, 8, 3, Metadata(seed=3), False, precision=precision)
+        return KerasFramework(definition, 8, 3, Metadata(seed=3), False, settings=KerasSettings(precision=precision))
 
     yield make
     keras.config.set_dtype_policy(before)

@@ -14,7 +14,7 @@ from PIL import Image
 from elasticdl.data.factory import create_reader
 from elasticdl.data.table_encoder import Numbers, TableColumn, Texts, encode_table
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
-from elasticdl.frameworks.keras import KerasFramework
+from elasticdl.frameworks.keras import KerasFramework, KerasSettings
 from elasticdl.model_def import load
 from elasticdl.protocol import Shard
 from elasticdl_client.errors import ModelDefinitionError
@@ -58,7 +58,9 @@ def framework(tmp_path: Path) -> Callable[..., KerasFramework]:
 
     def make(metadata: Any, symbol: str = "custom_model") -> KerasFramework:
         definition = load(str(tmp_path / "zoo"), f"tabular.{symbol}", required=())
-        return KerasFramework(definition, 8, 3, metadata, on_parameter_server=False, jit_compile=False)
+        return KerasFramework(
+            definition, 8, 3, metadata, on_parameter_server=False, settings=KerasSettings(jit_compile=False)
+        )
 
     return make
 

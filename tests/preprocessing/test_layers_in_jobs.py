@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, Mode, Parameters, TableRows, TaskRecords
-from elasticdl.frameworks.keras import KerasFramework
+from elasticdl.frameworks.keras import KerasFramework, KerasSettings
 from elasticdl.model_def import load
 
 ZOO = str(Path(__file__).parent / "zoo")
@@ -22,7 +22,7 @@ ORDINARY = 1_000_000
 
 def framework(symbol: str, jit_compile: bool = False, threshold: int = ORDINARY) -> KerasFramework:
     definition = load(ZOO, f"columns.{symbol}", None, {"feed": FEEDS[symbol]}, required=("feed",))
-    return KerasFramework(definition, 8, 3, Metadata(seed=3), True, jit_compile, threshold)
+    return KerasFramework(definition, 8, 3, Metadata(seed=3), True, settings=KerasSettings(jit_compile, threshold))
 
 
 def minibatches(tested: KerasFramework, records: list[bytes]) -> list[Batch]:

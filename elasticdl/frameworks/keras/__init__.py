@@ -3,9 +3,9 @@
 import tensorflow as tf
 
 from elasticdl.frameworks.keras.computation import limit_threads
-from elasticdl.frameworks.keras.framework import KerasFramework
+from elasticdl.frameworks.keras.framework import KerasFramework, KerasSettings
 
-__all__ = ["KerasFramework", "first_op"]
+__all__ = ["KerasFramework", "KerasSettings", "first_op"]
 
 
 def first_op() -> None:

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,26 @@ _LOOKUP = "keras.layers.StringLookup(vocabulary={}, num_oov_indices=0)"
 _log = logging.getLogger("elasticdl.keras")
 
 
+@dataclass(frozen=True, slots=True)
+class KerasSettings:
+    """Settings that no other adapter has.
+
+    Attributes:
+        jit_compile: try to compile steps of gradients with XLA.
+        embedding_threshold: bytes; larger tables of `keras.layers.Embedding` live on the parameter servers.
+        needed: symbols that the module or `compile` must have: loss, optimizer, eval_metrics_fn.
+        precision: of the model's computation; it is made the policy of this process.
+    """
+
+    jit_compile: bool = True
+    embedding_threshold: int = 2 << 20
+    needed: Collection[str] = ()
+    precision: Precision = Precision.FP32
+
+
+_DEFAULTS = KerasSettings()
+
+
 class KerasFramework:
     """See `Framework`.  The model is built by the first call that needs it."""
 
@@ -79,11 +99,8 @@ class KerasFramework:
         seed: int,
         metadata: Metadata,
         on_parameter_server: bool,
-        jit_compile: bool = True,
-        embedding_threshold: int = 2 << 20,
         mode: Mode = Mode.TRAINING,
-        needed: Collection[str] = (),
-        precision: Precision = Precision.FP32,
+        settings: KerasSettings = _DEFAULTS,
     ) -> None:
         """
         Args:
@@ -91,23 +108,19 @@ class KerasFramework:
             metadata: handed to the user's `feed`.
             on_parameter_server: rows of `elasticdl.layers.Embedding`, and of large `keras.layers.Embedding`, come from
                 outside; otherwise each such layer has an ordinary variable.
-            jit_compile: try to compile steps of gradients with XLA.
-            embedding_threshold: bytes; larger tables of `keras.layers.Embedding` live on the parameter servers.
             mode: that of the job's tasks.
-            needed: symbols that the module or `compile` must have: loss, optimizer, eval_metrics_fn.
-            precision: that the model computes in; it is made the policy of this process.
         """
-        set_policy(precision)
-        self._precision = precision
+        set_policy(settings.precision)
+        self._precision = settings.precision
         self._mode = mode
-        self._needed = needed
+        self._needed = settings.needed
         self._definition = definition
         self._minibatch_size = minibatch_size
         self._seed = seed
         self._metadata = metadata
         self._on_parameter_server = on_parameter_server
-        self._jit_compile = jit_compile
-        self._threshold_bytes = embedding_threshold if on_parameter_server else None
+        self._jit_compile = settings.jit_compile
+        self._threshold_bytes = settings.embedding_threshold if on_parameter_server else None
         self._pipelines: dict[Mode, Pipeline] = {}
         self._feeds: dict[Mode, TracedFeed] = {}
         self._model: BuiltModel | None = None
