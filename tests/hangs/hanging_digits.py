@@ -1,14 +1,13 @@
 """The digits in NumPy, by user code that hangs once in a job, where the environment says.
 
-HANG_IN: model, sample (the first minibatch of a process), feed, loss, callback, or pause: the loss waits for the file
-HANG_MARK.over. HANG_MARK: a file that the first process to hang makes, so that no other does.
+HANG_IN: model, sample (the first minibatch of a process), feed, loss, callback, or pause: the loss waits for a
+writer of the pipe HANG_MARK.over. HANG_MARK: a file that the first process to hang makes, so that no other does.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,8 +86,7 @@ def loss() -> None:
             lock.acquire()  # a deadlock
 
     if _may_hang("pause"):
-        while not Path(os.environ["HANG_MARK"] + ".over").exists():
-            time.sleep(0.05)
+        Path(os.environ["HANG_MARK"] + ".over").read_bytes()
 
 
 def on_train_end() -> None:

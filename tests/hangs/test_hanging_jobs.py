@@ -137,14 +137,15 @@ def test_a_process_of_a_loader_that_hangs_is_named_by_its_line(tmp_path: Path, m
 def test_a_member_that_stays_in_a_collective_is_named_and_replaced(digits: Path, tmp_path: Path) -> None:
     job = job_of(tmp_path, digits, "pause", **GROUP, num_epochs=4, collective_timeout=2)
     job.pace_s = 0.01
+    mark, over = tmp_path / "mark", tmp_path / "mark.over"
+    os.mkfifo(over)
     job.start()
-    mark = tmp_path / "mark"
     job.wait_until("a member that all others wait for", lambda: mark.exists() and bool(mark.read_text()))
     inside = next(pod for pod in job.pods(Role.WORKER) if str(pod.pid) != mark.read_text())
     times: list[tuple[float, float]] = []
     job.wait_until("the other member to wait for it", lambda: is_at_rest(inside.pid, times))
     with frozen_main_thread(inside.pid):
-        (tmp_path / "mark.over").touch()
+        over.write_bytes(b"")  # opening the pipe lets its reader continue
         job.wait_until("its successor", lambda: any(pod.index == 2 for pod in job.pods(Role.WORKER)))
     job.hurry()
     assert job.wait(120) == 0, job.story()
