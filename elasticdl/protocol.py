@@ -1,7 +1,8 @@
-"""Values that all processes of a job share: roles of pods, devices, ranges of records."""
+"""Values that all processes of a job share: roles of pods, devices, ranges of records, the order of tasks."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -49,3 +50,10 @@ class Shard:
 def pod_and_process(worker_id: int, processes_per_worker: int) -> tuple[int, int]:
     """Return the index of the pod that a worker's process is in, and its number in the pod."""
     return divmod(worker_id, processes_per_worker)
+
+
+def task_order(seed: int, epoch: int, num_tasks: int) -> list[int]:
+    """Return the order in which the tasks of an epoch are granted: the same for any number of workers."""
+    order = list(range(num_tasks))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order

@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from elasticdl.frameworks.framework import Surplus
-from elasticdl.protocol import REPORT_S, Shard
+from elasticdl.protocol import REPORT_S, Shard, task_order
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channels import read_master_timeout_s
 from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.leases import HeldLease, LeaseBook
-from elasticdl.worker.ledger import task_order
 from elasticdl.worker.master_link import MasterLink
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec

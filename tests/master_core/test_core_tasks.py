@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.applied import CommittedSet, CommittedTask, TaskName, intersection
-from elasticdl.master.core.plan.epoch import Epoch, coverage_of, permutation
+from elasticdl.master.core.plan.epoch import Epoch, coverage_of
 from elasticdl.master.core.plan.tasks import Tasks, cut
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import PodState, TaskType
-from elasticdl.protocol import Role, Shard
+from elasticdl.protocol import Role, Shard, task_order
 from elasticdl_client.choices import DistributionStrategy
 
 
@@ -28,9 +28,9 @@ def test_tasks_cut_every_record_of_every_shard_once_in_the_order_of_names() -> N
 
 
 def test_the_order_of_tasks_depends_on_seed_and_epoch_alone() -> None:
-    assert permutation(1, 0, 50) == permutation(1, 0, 50)
-    assert sorted(permutation(1, 0, 50)) == list(range(50))
-    assert len({tuple(permutation(seed, epoch, 50)) for seed in (1, 2) for epoch in (0, 1)}) == 4
+    assert task_order(1, 0, 50) == task_order(1, 0, 50)
+    assert sorted(task_order(1, 0, 50)) == list(range(50))
+    assert len({tuple(task_order(seed, epoch, 50)) for seed in (1, 2) for epoch in (0, 1)}) == 4
 
 
 def test_applied_sets_intersect_over_watermarks_and_extras() -> None:
@@ -76,7 +76,7 @@ def test_a_task_carries_its_records_and_its_name() -> None:
     script = running(seed=3)
     lease = script.lease()
     assert lease.type is TaskType.TRAINING
-    assert lease.task == permutation(3, 0, 2)[0]
+    assert lease.task == task_order(3, 0, 2)[0]
     assert lease.shard == Shard("training", 20 * lease.task, 20 * lease.task + 20)
     assert lease.id == (1 << 32) | 1
 

@@ -11,9 +11,8 @@ from schedules import UNHURRIED, Schedule, check_coverage, happen, play, schedul
 from simulated_members import Name, SimMember, Where
 from world_simulation import WorldJob
 
-from elasticdl.master.core.plan.epoch import permutation
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.protocol import Shard
+from elasticdl.protocol import Shard, task_order
 from elasticdl_client.choices import DistributionStrategy
 
 SHARDS = (Shard("a", 0, 21), Shard("b", 0, 8))
@@ -112,7 +111,7 @@ def steps_in_order(job: WorldJob) -> list[tuple[Name, ...]]:
     for epoch in range(job.settings.num_epochs):
         names = [
             (epoch, task, n)
-            for task in permutation(job.settings.seed, epoch, len(slices))
+            for task in task_order(job.settings.seed, epoch, len(slices))
             for n in range(-(-len(slices[task]) // job.settings.minibatch_size))
         ]
         steps += [tuple(names[i : i + size]) for i in range(0, len(names), size)]

@@ -17,11 +17,10 @@ from simulated_processes import SimLease, SimPod, SimWorker
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.plan.epoch import permutation
 from elasticdl.master.core.plan.tasks import cut
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Lease, PodState, TaskType, WorkerGroup
-from elasticdl.protocol import Shard
+from elasticdl.protocol import Shard, task_order
 
 
 class WorldJob(SimJob):
@@ -223,7 +222,7 @@ class WorldJob(SimJob):
 
     def _is_end_of_epoch(self, found: list[Name]) -> bool:
         num_tasks = len(cut(self.shards, self.settings.records_per_task))
-        order = permutation(self.settings.seed, found[0][0], num_tasks)
+        order = task_order(self.settings.seed, found[0][0], num_tasks)
         return found[-1][1] == order[-1]
 
     def _passed(self, member: SimMember, group: Group, parts: list[Any]) -> None:

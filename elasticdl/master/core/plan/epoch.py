@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import heapq
 import itertools
-import random
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,19 +22,12 @@ from typing import Any
 
 from elasticdl.master.core.applied import NOTHING, CommittedSet, CommittedTask, TaskName
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.protocol import Shard
+from elasticdl.protocol import Shard, task_order
 from elasticdl.task_numbers import TaskNumbers
 from elasticdl_client.job_status import EpochCoverage
 
 UNKNOWN = -1  # number of minibatches of a task that is not done
 FATES = ("committed", "repeated", "lost", "quarantined", "skipped", "filtered", "augmented", "unplanned")
-
-
-def permutation(seed: int, epoch: int, num_tasks: int) -> list[int]:
-    """The order in which the tasks of an epoch are granted: the same for any number of workers."""
-    order = list(range(num_tasks))
-    random.Random(f"{seed}/{epoch}").shuffle(order)
-    return order
 
 
 class Epoch:
@@ -47,7 +39,7 @@ class Epoch:
         self._minibatch_size = settings.minibatch_size
         self._shortened: dict[int, Shard] = {}
         in_order = range(len(slices))
-        order = array("i", permutation(settings.seed, number, len(slices)) if settings.trains else in_order)
+        order = array("i", task_order(settings.seed, number, len(slices)) if settings.trains else in_order)
         self._num_within_budget = self._cut(order, budget)
         self.verb = settings.verb
         self.records = sum(len(shard) for shard in slices)
