@@ -18,8 +18,9 @@ from elasticdl.data.factory import open_source
 from elasticdl.master import checkpoints, messages
 from elasticdl.master.checkpoints import PsCalls, PsUnreachable
 from elasticdl.master.core import commands, events
-from elasticdl.master.core.values import DataKind, PodState, PsAddress
+from elasticdl.master.core.values import DataKind, PodState
 from elasticdl.master.inbox import Inbox
+from elasticdl.master.journal import JournalWriteError, Superseded
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.protocol import Role, Shard
 from elasticdl.storage import versions
@@ -107,13 +108,16 @@ class Effects:
     def read_applied_sets(self, command: commands.ReadAppliedSets) -> None:
         self._run(lambda: self._read_applied_sets(command))
 
-    def save_checkpoint(self, command: commands.SaveCheckpoint, layout: Mapping[str, object]) -> None:
+    def save_checkpoint(
+        self, command: commands.SaveCheckpoint, layout: Mapping[str, object], check_owner: Callable[[], None]
+    ) -> None:
         """Saves in the background.
 
         Args:
             layout: of the model, as `messages.model_layout` makes it.
+            check_owner: see `Journal.check_owner`.
         """
-        self._run(lambda: self._save_checkpoint(command, layout))
+        self._run(lambda: self._save_checkpoint(command, layout, check_owner))
 
     def close(self) -> None:
         """Wait for deletions; other calls that still run are left behind."""
@@ -196,12 +200,20 @@ class Effects:
         else:
             self.inbox.post(events.AppliedSetsRead(command.question, sets))
 
-    def _save_checkpoint(self, command: commands.SaveCheckpoint, layout: Mapping[str, object]) -> None:
+    def _save_checkpoint(
+        self, command: commands.SaveCheckpoint, layout: Mapping[str, object], check_owner: Callable[[], None]
+    ) -> None:
         checkpoint_dir = path_of(self._spec.checkpoint_dir)
         try:
-            directory = self._write_checkpoint(checkpoint_dir, command.version, command.ps, command.fingerprint, layout)
+            check_owner()  # its successor may have begun the same version
+            directory, manifest = self._write_parts(checkpoint_dir, command, layout)
+            check_owner()
+            checkpoints.commit(directory, manifest)
+        except Superseded:
+            raise
         except ElasticDLError as error:
-            versions.abandon(versions.directory_of(checkpoint_dir, command.version))
+            if not isinstance(error, JournalWriteError):  # else the files may be a successor's
+                versions.abandon(versions.directory_of(checkpoint_dir, command.version))
             good = _last_good(checkpoint_dir)
             reason = f"the checkpoint of version {command.version} in {checkpoint_dir} failed: {error.what}; {good}"
             self.inbox.post(events.CheckpointFailed(command.version, reason))
@@ -209,33 +221,27 @@ class Effects:
         self.inbox.post(events.CheckpointSaved(command.version, str(directory)))
         versions.prune(checkpoint_dir, self._spec.keep_checkpoint_max)
 
-    def _write_checkpoint(
-        self,
-        checkpoint_dir: AnyPath,
-        version: int,
-        ps: tuple[PsAddress, ...],
-        fingerprint: str,
-        layout: Mapping[str, object],
-    ) -> AnyPath:
-        directory = versions.begin(checkpoint_dir, version)
-        parts = self._ps_calls.save_parts(ps, directory)
+    def _write_parts(
+        self, checkpoint_dir: AnyPath, command: commands.SaveCheckpoint, layout: Mapping[str, object]
+    ) -> tuple[AnyPath, checkpoints.Manifest]:
+        directory = versions.begin(checkpoint_dir, command.version)
+        parts = self._ps_calls.save_parts(command.ps, directory)
         for part in parts:
             if not (directory / part.file).is_file():
                 raise CheckpointError(f"PS {part.ps_id} says it wrote {part.file}, which is not in {directory}")
         variables, tables = messages.manifest_layout(layout)
         manifest = checkpoints.Manifest(
             job_name=self._spec.job_name,
-            data_fingerprint=fingerprint,
-            model_version=version,
+            data_fingerprint=command.fingerprint,
+            model_version=command.version,
             seed=self._spec.seed,
-            num_ps=len(ps),
+            num_ps=len(command.ps),
             parts=parts,
             variables=variables,
             tables=tables,
             optimizer=str(layout.get("optimizer", "")),
         )
-        checkpoints.commit(directory, manifest)
-        return directory
+        return directory, manifest
 
 
 def _last_good(checkpoint_dir: AnyPath) -> str:

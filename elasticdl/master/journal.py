@@ -90,7 +90,7 @@ class Outages:
 
 
 class Journal(Protocol):
-    """Seven verbs.  A snapshot is a dict that JSON can hold.  All but `close` may raise `Superseded`."""
+    """Eight verbs.  A snapshot is a dict that JSON can hold.  All but `close` may raise `Superseded`."""
 
     def load(self) -> dict[str, Any] | None:
         """The newest snapshot, or None for a job that never had one.
@@ -125,6 +125,14 @@ class Journal(Protocol):
 
     def write_status(self, status: JobStatus) -> None:
         """Replace the status at once; log a failure to write."""
+        ...
+
+    def check_owner(self) -> None:
+        """Raise `Superseded` if another master owns the job by now: this process may have been paused.
+
+        Raises:
+            JournalWriteError: it is not known.
+        """
         ...
 
     def take_outages(self) -> list[Outage]:

@@ -295,6 +295,9 @@ class FileJournal:
     def write_status(self, status: JobStatus) -> None:
         self._status.write(status)
 
+    def check_owner(self) -> None:
+        """No other master has the lock while this process lives."""
+
     def take_outages(self) -> list[Outage]:
         return self._outages.take()
 

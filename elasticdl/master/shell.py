@@ -307,7 +307,7 @@ class Shell:
             case commands.SaveCheckpoint():
                 with self._state_lock:
                     layout = dict(self._state.get("model") or {})
-                self._effects.save_checkpoint(command, layout)
+                self._effects.save_checkpoint(command, layout, self._journal.check_owner)
             case commands.Wake(after_s):
                 self._wake_at = min(self._wake_at, time.monotonic() + after_s)
                 self._inbox.wake()

@@ -168,6 +168,16 @@ class StorageJournal:
                 except JournalWriteError as error:
                     logger.warning("%s", error.what)
 
+    def check_owner(self) -> None:
+        with self._writer.lock:
+            if self._lost is not None:
+                raise self._lost
+            try:
+                found = self._list(self._storage)
+            except StorageError as error:
+                raise self._write_error(error) from error
+            self._check_owner(found)
+
     def take_outages(self) -> list[Outage]:
         return self._outages.take() + self._shown.take_outages()
 

@@ -95,6 +95,19 @@ def test_a_change_by_another_client_costs_nothing(journals: ConfigMapJournals) -
     journal.close()
 
 
+def test_a_master_finds_out_that_it_has_a_successor_without_writing(journals: ConfigMapJournals) -> None:
+    first = journals.open()
+    first.save({"n": 1})
+    first.check_owner()
+    second = journals.open()
+    with pytest.raises(Superseded, match="another master has taken over"):
+        first.check_owner()
+    second.check_owner()
+    second.save({"n": 2})
+    for journal in (first, second):
+        journal.close()
+
+
 def test_a_deleted_job_supersedes_its_master(journals: ConfigMapJournals) -> None:
     journal = journals.open()
     journals.namespace.core.delete_namespaced_config_map(journals.name, journals.namespace.name)

@@ -65,6 +65,9 @@ class MemoryJournal:
     def write_status(self, status: JobStatus) -> None:
         self.status = status
 
+    def check_owner(self) -> None:
+        pass
+
     def take_outages(self) -> list[Outage]:
         return self.outages.take()
 

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from elasticdl.master import storage_journal
+from elasticdl.master import checkpoints, storage_journal
+from elasticdl.master.core import commands
+from elasticdl.master.core.values import PsAddress
+from elasticdl.master.effects import Crashed, Effects
+from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalWriteError, ResumedElsewhere, Superseded, save_patiently
+from elasticdl.master.pod_specs import PodSpecs
+from elasticdl.master.ps_calls import PsCalls
+from elasticdl.storage import versions
 from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
+from elasticdl.storage.paths import path_of
 from elasticdl_client.errors import JobError, StorageError
 from elasticdl_client.job_series import JobJournal
+from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.storage_kinds import AnyPath
 from tests.master.actors import wait_until
+from tests.master.directory_cluster import DirectoryCluster
 from tests.master.journals import StorageJournals
+from tests.ps.parts import even_parts, write_checkpoint
 from tests.storage.faulty_proxy import Fault, FaultyProxy, Request
 
 _RUNNING = JobStatus("digits", phase=JobPhase.RUNNING)
@@ -51,6 +63,40 @@ def test_a_master_with_a_successor_is_superseded_at_its_next_write(proxy: Faulty
     third = journals(proxy, tmp_path).open()
     assert third.load() == {"n": 4}
     third.close()
+
+
+def test_a_master_that_was_paused_in_a_checkpoint_commits_nothing_over_its_successors(
+    proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    checkpoint_dir = f"s3://bucket/{tmp_path.name}/checkpoints"
+    journal, successor = journals(proxy, tmp_path).open(), journals(proxy, tmp_path, name="two").open()
+    journal.load()
+    journal.check_owner()
+    parts = even_parts(1)
+
+    class Paused(PsCalls):
+        """Servers that have written their parts when the successor has taken over and written the same version."""
+
+        def save_parts(self, ps: Sequence[PsAddress], directory: AnyPath) -> tuple[checkpoints.PsPart, ...]:
+            successor.load()
+            write_checkpoint(path_of(checkpoint_dir), 7, parts)
+            return ()
+
+    flags = {"job_name": "digits", "model_def": "m.f", "training_data": "d", "checkpoint_dir": checkpoint_dir}
+    spec = JobSpec.from_flags("train", {**flags, "runtime": "local"})
+    inbox, specs = Inbox(), PodSpecs(spec, "python", "127.0.0.1:1")
+    effects = Effects(spec, DirectoryCluster(tmp_path / "pods"), specs, Paused("token", 1), inbox)
+    effects.save_checkpoint(commands.SaveCheckpoint(7, (), "print"), {}, journal.check_owner)
+    item = inbox.next(60.0)
+    assert isinstance(item, Crashed)
+    assert isinstance(item.error, Superseded)  # with which the loop ends
+    assert checkpoints.read(versions.directory_of(path_of(checkpoint_dir), 7)).num_ps == 1
+    effects.save_checkpoint(commands.SaveCheckpoint(7, (), "print"), {}, journal.check_owner)
+    assert isinstance(inbox.next(60.0), Crashed)  # before it has removed the parts of the successor
+    assert checkpoints.newest(path_of(checkpoint_dir)) is not None
+    effects.close()
+    for one in (journal, successor):
+        one.close()
 
 
 def test_a_place_that_has_lost_the_job_never_claims_it_again(proxy: FaultyProxy, tmp_path: Path) -> None:

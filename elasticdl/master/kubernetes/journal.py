@@ -109,6 +109,18 @@ class ConfigMapJournal:
         except JournalWriteError as error:
             logger.warning("%s", error.what)
 
+    def check_owner(self) -> None:
+        with self._later.lock:
+            if self._lost is not None:
+                raise self._lost
+            try:
+                self._adopt_version()
+            except Superseded as error:
+                self._lost = error
+                raise
+            except ClusterError as error:
+                raise self._write_error(error) from error
+
     def take_outages(self) -> list[Outage]:
         return self._outages.take()
 
@@ -160,13 +172,15 @@ class ConfigMapJournal:
             raise
         except ClusterError as error:
             self._outages.failed(error.what)
-            raise JournalWriteError(
-                f"the journal {self._where} cannot be written: {error.what}",
-                "the job waits until the API server takes it",
-            ) from error
+            raise self._write_error(error) from error
         self._outages.written()
         self._written = data if data is not None else self._written
         self._status_text = text or self._status_text
+
+    def _write_error(self, error: ClusterError) -> JournalWriteError:
+        return JournalWriteError(
+            f"the journal {self._where} cannot be written: {error.what}", "the job waits until the API server takes it"
+        )
 
     def _patch_as_owner(self, body: dict[str, Any]) -> None:
         try:
@@ -180,7 +194,7 @@ class ConfigMapJournal:
             self._patch(body)
 
     def _adopt_version(self) -> None:
-        """After a conflict: continue from the object's version, if we wrote it or no other writer has since."""
+        """Continue from the object's version, if we wrote it or no other writer has since."""
         try:
             found = self._read()
         except ClusterError as error:
