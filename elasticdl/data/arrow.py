@@ -10,7 +10,6 @@ import contextlib
 import functools
 import itertools
 import math
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -381,11 +380,6 @@ def _texts(array: Any) -> list[bytes]:
         for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
             texts[row] = b""
     return texts
-
-
-def is_saved_dataset(directory: str) -> bool:
-    """Whether `save_to_disk` has written a directory."""
-    return any(os.path.isfile(os.path.join(directory, name)) for name in ("state.json", "dataset_dict.json"))
 
 
 class SavedDataset:

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from elasticdl.data.arrow import huggingface_reader, is_saved_dataset
 from elasticdl.data.npz import npz_reader
 from elasticdl.data.reader import Metadata, PartsReader, Reader
 from elasticdl.data.recordio import RecordIOReader
@@ -115,11 +114,16 @@ def _kind(source: str) -> str:
     if is_remote(source):
         return type_by_ending(find_files(source))
     if os.path.isdir(source):
-        if is_saved_dataset(source):
+        if _is_saved_dataset(source):
             return "HuggingFace"
         if holds_images(source):
             return "ImageFolder"
     return type_by_ending(find_files(source))
+
+
+def _is_saved_dataset(directory: str) -> bool:
+    """Whether `save_to_disk` of Hugging Face has written a directory."""
+    return any(os.path.isfile(os.path.join(directory, name)) for name in ("state.json", "dataset_dict.json"))
 
 
 def _parts(sources: Sequence[str], kind: str) -> list[str]:
@@ -171,6 +175,9 @@ def _create(wanted: _Wanted, kind: str) -> Reader:
             size = _image_size(wanted.params)
             return webdataset_reader(wanted.source, wanted.parts, wanted.selection, size, wanted.seed)
         case "HuggingFace":
+            need("datasets", "Hugging Face data sets", "datasets")
+            from elasticdl.data.arrow import huggingface_reader
+
             split = str(wanted.params.get("split", ""))
             return huggingface_reader(wanted.source, wanted.parts, wanted.selection, split, wanted.seed)
     return sql_reader(wanted.parts, str(wanted.params.get("key", "")), wanted.selection, wanted.seed)

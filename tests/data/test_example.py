@@ -95,7 +95,7 @@ def test_reading_and_writing_data_imports_no_framework() -> None:
         "import elasticdl.data.factory, elasticdl.data.custom\n"
         "import elasticdl.data.example, elasticdl.data.datasets.catalogue\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
-        "print(sorted(loaded & {'tensorflow', 'keras', 'torch', 'jax', 'sklearn', 'pandas', 'grpc'}))\n"
+        "print(sorted(loaded & {'tensorflow', 'keras', 'torch', 'jax', 'sklearn', 'pandas', 'grpc', 'pyarrow'}))\n"
     )
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert output.strip() == "[]"
