@@ -11,6 +11,7 @@ import shlex
 import sys
 
 from elasticdl_client import goodput, progress
+from elasticdl_client.checks import as_job_name
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, with_metrics_of
 from elasticdl_client.job_spec import JobSpec
@@ -142,10 +143,12 @@ def _next_commands(spec: JobSpec) -> list[str]:
         commands.append(f"elasticdl tensorboard {spec.job_name} {_where(spec)}")
     if spec.job_type is JobType.TRAIN and spec.output and spec.model_def:
         strategy = DistributionStrategy.ALL_REDUCE.value
+        image = f"--image_name={spec.image_name} " if spec.image_name else ""
+        name = as_job_name(f"predict-{spec.job_name}")
         commands.append(
-            f"elasticdl predict {_where(spec)} --model_zoo={shlex.quote(spec.model_zoo)} --model_def={spec.model_def} "
-            f"--checkpoint_dir_for_init={shlex.quote(spec.output)} --distribution_strategy={strategy} "
-            "--prediction_data=DATA --prediction_outputs=DIRECTORY"
+            f"elasticdl predict {_where(spec)} --job_name={name} {image}--model_zoo={shlex.quote(spec.model_zoo)} "
+            f"--model_def={spec.model_def} --checkpoint_dir_for_init={shlex.quote(spec.output)} "
+            f"--distribution_strategy={strategy} --prediction_data=DATA --prediction_outputs=DIRECTORY"
         )
     return commands
 

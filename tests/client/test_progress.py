@@ -7,13 +7,14 @@ import dataclasses
 import io
 import json
 import math
+import shlex
 import sys
 
 import pytest
 
 from elasticdl.master.core.event_log import MAX_EVENTS, EventLog
 from elasticdl_client import report
-from elasticdl_client.choices import Runtime
+from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, from_journal, to_journal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, EpochCoverage, JobPhase, JobStatus
@@ -205,10 +206,21 @@ def test_the_end_is_a_card_of_what_a_user_asks_then(capsys: pytest.CaptureFixtur
         "model: out",
         "next: elasticdl tensorboard j --runtime=local",
     ]
-    assert predict.startswith("next: elasticdl predict --runtime=local --model_zoo='my zoo' --model_def=m.model ")
+    assert predict.startswith("next: elasticdl predict --runtime=local --job_name=predict-j --model_zoo='my zoo' ")
     assert "--checkpoint_dir_for_init=out" in predict
     assert logs == "logs: l"
     assert printed.err == ""
+
+
+@pytest.mark.parametrize("runtime", Runtime)
+def test_the_command_that_uses_the_model_is_complete(runtime: Runtime, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"model_zoo": "zoo", "model_def": "m.model", "output": "out", "image_name": "i:1"}
+    spec = JobSpec(job_name="a" * 40, runtime=runtime, **values)
+    status = dataclasses.replace(RUNNING, exit_code=0)
+    report.print_end(spec, Ended(0, "", status), EventHistory(()), logs="l", hint="")
+    command = next(line for line in capsys.readouterr().out.splitlines() if "elasticdl predict" in line)
+    flags = dict(word.removeprefix("--").split("=", 1) for word in shlex.split(command)[3:])
+    assert JobSpec.from_flags(JobType.PREDICT, flags).image_name == "i:1"
 
 
 def test_a_job_that_failed_says_its_error_first_and_no_command_that_needs_its_model(
