@@ -177,6 +177,18 @@ def _check_port(name: str, port: int, hint: str) -> None:
 
 
 _LONGEST_HEADER = 1 << 20
+_UNPACK = "Unpack it: records are read from their places in the file."
+_CONVERT = "Convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE."
+_NOT_TEXT = {  # the first bytes of a file → its kind, and what to do
+    b"\x1f\x8b": ("compressed by gzip", _UNPACK),
+    b"PK\x03\x04": ("a zip archive", _UNPACK),
+    b"BZh": ("compressed by bzip2", _UNPACK),
+    b"\xfd7zXZ\x00": ("compressed by xz", _UNPACK),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", _UNPACK),
+    b"\xff\xfe": ("in UTF-16", _CONVERT),
+    b"\xfe\xff": ("in UTF-16", _CONVERT),
+    b"PAR1": ("a Parquet file", "Name it so that it ends in .parquet."),
+}
 
 
 def absolute_sources(origin: str) -> str:
@@ -252,12 +264,16 @@ def _check_kind(name: str, spec: JobSpec, source: str) -> None:
         columns = _schema(kind, files[0])
         if columns:
             _check_columns(name, spec, files[0], columns)
+    if kind in ("CSV", "JSONL", "Text") and files:
+        _check_is_text(name, files[0])
     if kind == "JSONL" and files:
         _check_first_object(name, files[0])
     header = str(params.get("header", True)).lower() != "false"
     if kind == "CSV" and header and files:
         delimiter = str(params.get("delimiter", "\t" if files[0].lower().endswith(".tsv") else ","))
         columns = _header(files[0], delimiter) if len(delimiter) == 1 else []
+        if "delimiter" not in params and len(columns) == 1:
+            _check_delimiter(name, files[0], columns[0])
         if columns:
             _check_columns(name, spec, files[0], columns)
 
@@ -275,6 +291,28 @@ def _header(path: str, delimiter: str) -> list[str]:
     with open(path, "rb") as file:
         text = file.read(_LONGEST_HEADER).decode("utf-8-sig", errors="replace")
     return [field.strip() for field in next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])]
+
+
+def _check_is_text(name: str, path: str) -> None:
+    with open(path, "rb") as file:
+        start = file.read(max(map(len, _NOT_TEXT)))
+    for magic, (kind, hint) in _NOT_TEXT.items():
+        if start.startswith(magic):
+            raise DataError(f"--{name}: {path} is {kind}, not a text in UTF-8.", hint)
+
+
+def _check_delimiter(name: str, path: str, column: str) -> None:
+    """Refuse a table whose only column has another delimiter in its name, and as often in the first row."""
+    with open(path, "rb") as file:
+        lines = file.read(_LONGEST_HEADER).decode("utf-8-sig", errors="replace").splitlines()
+    row = lines[1] if len(lines) > 1 else ""
+    for delimiter in ";\t|":
+        if 0 < column.count(delimiter) == row.count(delimiter):
+            shown = json.dumps(delimiter)
+            raise DataError(
+                f"--{name}: the rows of {path} have a single field with commas between fields: {column[:100]}",
+                f"Their delimiter seems to be {shown}: --data_reader_params='delimiter={shown}'.",
+            )
 
 
 def _check_first_object(name: str, path: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from difflib import get_close_matches
 
 from elasticdl_client.choices import TrackerName
@@ -15,17 +16,20 @@ from elasticdl_client.errors import FlagError
 _ENV_SEPARATOR = re.compile(r",(?=\s*[A-Za-z_][A-Za-z0-9_.-]*=)")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?:([KMGT])i?)?B?", re.IGNORECASE)
+_OPENING = ("'", '"', "[", "(", "{")  # of a Python literal that may hold a semicolon
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def parse_params(flag_name: str, text: str) -> dict[str, object]:
     """``"units=10;name=wide;sizes=[1,2]"`` to ``{"units": 10, "name": "wide", "sizes": [1, 2]}``.
 
+    A semicolon in a quoted value, ``delimiter=";"``, separates nothing.
+
     Raises:
         FlagError: a part without ``=``, a name that is not a Python identifier, or a name given twice.
     """
     params: dict[str, object] = {}
-    for part in text.split(";"):
+    for part in split_params(text):
         if not part.strip():
             continue
         key, equals, value = part.partition("=")
@@ -39,6 +43,23 @@ def parse_params(flag_name: str, text: str) -> dict[str, object]:
             raise FlagError(f"--{flag_name}: '{key}' is given twice.", "Give it once.")
         params[key] = parse_literal(value.strip())
     return params
+
+
+def split_params(text: str) -> Iterator[str]:
+    """The parts between semicolons; one within a Python literal is of its part."""
+    pieces = text.split(";")
+    while pieces:
+        part, count = pieces[0], 1
+        if part.partition("=")[2].lstrip().startswith(_OPENING):
+            joined = (";".join(pieces[:end]) for end in range(1, len(pieces) + 1))
+            whole = (end for end, one in enumerate(joined, 1) if _is_literal(one.partition("=")[2].strip()))
+            count = next(whole, 1)
+        yield ";".join(pieces[:count])
+        del pieces[:count]
+
+
+def _is_literal(text: str) -> bool:
+    return parse_literal(text) is not text
 
 
 def parse_literal(text: str) -> object:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from elasticdl_client.errors import FlagError
-from elasticdl_client.params import parse_envs
+from elasticdl_client.params import parse_envs, split_params
 
 HIDDEN = "***"
 
@@ -48,8 +48,8 @@ def hide_in_flag(name: str, value: object) -> object:
         return _hidden_envs(value)
     if name == "on_end":
         return _hidden_endpoint(value)
-    if name in _PARAMS:  # a value may hold anything but a semicolon
-        return ";".join(_hidden_param(part) for part in value.split(";"))
+    if name in _PARAMS:
+        return ";".join(_hidden_param(part) for part in split_params(value))
     if name == "cluster_spec_json":
         value = _ENV_OF_JSON.sub(rf'\1"{HIDDEN}"', value)
     return hide(value)

@@ -349,6 +349,14 @@ def test_stray_and_repeated_arguments_are_refused(arguments: list[str], said: st
 def test_params_are_literals_or_strings_and_never_run(tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     command = f"__import__('os').mkdir({str(trap)!r})"
+    assert parse_params("data_reader_params", "delimiter=\";\";note='a;b';x=it's;y='s;z=[\"p;q\", 1]; w=2") == {
+        "delimiter": ";",
+        "note": "a;b",
+        "x": "it's",
+        "y": "'s",
+        "z": ["p;q", 1],
+        "w": 2,
+    }
     params = parse_params("model_params", f"a=1; b='x';c=[1, 2.5];d=None;e={command};f=plain text;g=a=b;")
     assert params == {"a": 1, "b": "x", "c": [1, 2.5], "d": None, "e": command, "f": "plain text", "g": "a=b"}
     assert not os.path.exists(trap)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import lzma
 import re
 import socket
 import sqlite3
@@ -266,6 +268,27 @@ def test_a_module_needs_no_feed_where_a_label_is_named(spec: JobSpec, tmp_path: 
     assert "or give --label_column" in said
     (tmp_path / "rows.csv").write_text("a,y\n1,2\n")
     check_local(dataclasses.replace(without, training_data=str(tmp_path / "rows.csv"), label_column="y"))
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_another_delimiter_is_named(spec: JobSpec, tmp_path: Path, delimiter: str) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text(f"city{delimiter}price\nKöln{delimiter}1,5\n")
+    said = refused(spec, DataError, training_data=str(rows))
+    assert "have a single field" in said
+    params = re.findall(r"--data_reader_params='(.*)'", said)
+    check_local(dataclasses.replace(spec, training_data=str(rows), data_reader_params=params[0]))
+    rows.write_text("text\none; two\n")
+    check_local(dataclasses.replace(spec, training_data=str(rows)))
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
+def test_a_file_that_is_no_text_is_named_by_its_kind(spec: JobSpec, tmp_path: Path, name: str) -> None:
+    rows, text = tmp_path / name, b"city,price\nBonn,1\n"
+    kinds = {gzip.compress(text): "gzip", lzma.compress(text): "xz", text.decode().encode("utf-16"): "UTF-16"}
+    for content, kind in kinds.items():
+        rows.write_bytes(content)
+        assert kind in refused(spec, DataError, training_data=str(rows))
 
 
 def test_json_that_is_not_one_object_a_line_is_refused_with_its_first_line(spec: JobSpec, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes.names import SECRET_FLAGS_KEY
 from elasticdl_client.kubernetes.objects import job_manifests, master_pod, role_pod
 from elasticdl_client.kubernetes.pods import pod_manifest
-from elasticdl_client.secret_values import hide
+from elasticdl_client.secret_values import hide, hide_in_flag
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "m4rk3r"
@@ -58,6 +58,10 @@ def job(**flags: object) -> JobSpec:
 def test_passwords_tokens_and_keys_are_hidden_and_nothing_else(text: str, shown: str) -> None:
     assert hide(text) == shown
     assert hide(shown) == shown
+
+
+def test_a_quoted_password_with_a_semicolon_is_hidden_whole() -> None:
+    assert hide_in_flag("data_reader_params", f"password='a;{SECRET}';x=1") == "password=***;x=1"
 
 
 def test_the_public_part_of_a_job_and_its_secrets_make_the_whole_again() -> None:
