@@ -25,7 +25,7 @@ MIN_GAP_S = 1.0  # a master's status is as old
 _PLACES = 2  # decimals of times: a point is the state of about a second
 
 
-class _Server(Protocol):
+class _ServerStatus(Protocol):
     @property
     def busy(self) -> float: ...
 
@@ -49,7 +49,7 @@ class _Status(Protocol):
     def ps_alive(self) -> int: ...
 
     @property
-    def ps(self) -> Sequence[_Server]: ...
+    def ps(self) -> Sequence[_ServerStatus]: ...
 
     @property
     def metrics(self) -> Mapping[str, float]: ...

@@ -71,7 +71,7 @@ def environments(environment: Mapping[str, str], number: int, num_gpus: int) -> 
 
 
 @dataclass(slots=True)
-class _Process:
+class _WorkerProcess:
     """One of the processes.
 
     Attributes:
@@ -89,7 +89,7 @@ class _Process:
     last_lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
 
 
-def fork(added: Sequence[Mapping[str, str]]) -> list[_Process] | None:
+def fork(added: Sequence[Mapping[str, str]]) -> list[_WorkerProcess] | None:
     """Fork the processes; return them, and in each of them None.
 
     The caller holds signals back until the main process has handlers; each process lets them in.
@@ -103,7 +103,7 @@ def fork(added: Sequence[Mapping[str, str]]) -> list[_Process] | None:
             return None
         os.close(writer)
         os.set_blocking(reader, False)
-        processes.append(_Process(number, pid, reader))
+        processes.append(_WorkerProcess(number, pid, reader))
     return processes
 
 
@@ -133,12 +133,12 @@ class Supervisor:
         passes_json: entries of the log are objects, which say themselves where they come from.
     """
 
-    def __init__(self, processes: Sequence[_Process], signals: int, passes_json: bool) -> None:
+    def __init__(self, processes: Sequence[_WorkerProcess], signals: int, passes_json: bool) -> None:
         self._processes = processes
         self._signals = signals
         self._passes_json = passes_json
         self._is_terminating = False
-        self._failed: _Process | None = None
+        self._failed: _WorkerProcess | None = None
 
     def run(self) -> int:
         """Return the exit code of the pod: that of the first process that has failed, or 0."""
@@ -188,7 +188,7 @@ class Supervisor:
             if process.exit_code is None:
                 os.kill(process.pid, number)
 
-    def _forward(self, process: _Process) -> bool:
+    def _forward(self, process: _WorkerProcess) -> bool:
         """Print some of what a process has printed, so that none holds up the others; False: it will print no more."""
         with suppress(BlockingIOError):
             data = os.read(process.output, _READ_BYTES)
@@ -196,7 +196,7 @@ class Supervisor:
             return bool(data)
         return True
 
-    def _split(self, process: _Process, data: bytes) -> None:
+    def _split(self, process: _WorkerProcess, data: bytes) -> None:
         """A carriage return ends a line, too: a progress bar is written over and over."""
         for part in data.splitlines(keepends=True):
             process.line += part
@@ -205,7 +205,7 @@ class Supervisor:
             elif len(process.line) >= _MAX_LINE_BYTES:  # it comes in pieces, each a line
                 self._end_line(process, b"\n")
 
-    def _end_line(self, process: _Process, end: bytes) -> None:
+    def _end_line(self, process: _WorkerProcess, end: bytes) -> None:
         line, process.line = process.line, b""
         if not line:
             return
@@ -213,7 +213,7 @@ class Supervisor:
         is_entry = self._passes_json and line.startswith(_JSON_ENTRY)
         _write(line + end if is_entry else b"[process %d] %s%s" % (process.number, line, end))
 
-    def _explain(self, failed: _Process, exit_code: int) -> None:
+    def _explain(self, failed: _WorkerProcess, exit_code: int) -> None:
         number = len(self._processes)
         together = "" if self._is_terminating else "; the others were ended with it"
         text = f"Process {failed.number} of {number} has ended with exit code {exit_code}{together}"

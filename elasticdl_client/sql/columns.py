@@ -141,7 +141,7 @@ def inputs_of(features: Sequence[Feature]) -> list[tuple[str, str]]:
 
 def clause_of(features: Sequence[Feature], dialect: str) -> str:
     """Return the COLUMN clauses that say what features are, in a dialect of sqlglot."""
-    writer = _Writer(dialect)
+    writer = _ClauseWriter(dialect)
     by_part: dict[str, list[str]] = {}
     for feature in features:
         by_part.setdefault(feature.get("part", ""), []).append(writer.feature(feature))
@@ -379,7 +379,7 @@ class _Resolver:
         return int(size)
 
 
-class _Writer:
+class _ClauseWriter:
     """Writes features as a dialect has their names and texts."""
 
     def __init__(self, dialect: str) -> None:

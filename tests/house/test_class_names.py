@@ -14,7 +14,7 @@ OF_THE_ORIGINAL = "elasticdl/original/"
 
 
 def defined_twice(root: Path) -> dict[str, list[str]]:
-    """Public class names that more than one file defines, each with these files."""
+    """Return the class names that more than one file defines, each with these files."""
     files: dict[str, list[str]] = defaultdict(list)
     for package in PACKAGES:
         for file in sorted((root / package).rglob("*.py")):
@@ -22,7 +22,7 @@ def defined_twice(root: Path) -> dict[str, list[str]]:
             if name.startswith(OF_THE_ORIGINAL) or file.stem.endswith(("_pb2", "_pb2_grpc")) or "/build/" in name:
                 continue
             for node in ast.parse(file.read_text(), name).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                if isinstance(node, ast.ClassDef):
                     files[node.name].append(name)
     return {name: places for name, places in sorted(files.items()) if len(places) > 1}
 
@@ -35,4 +35,5 @@ def test_a_class_name_in_two_files_is_found(tmp_path: Path) -> None:
     for package in PACKAGES[:2]:
         (tmp_path / package).mkdir()
         (tmp_path / package / "a.py").write_text("class Part: ...\nclass _Part: ...\n")
-    assert defined_twice(tmp_path) == {"Part": ["elasticdl/a.py", "elasticdl_client/a.py"]}
+    places = ["elasticdl/a.py", "elasticdl_client/a.py"]
+    assert defined_twice(tmp_path) == {"Part": places, "_Part": places}

@@ -113,7 +113,7 @@ class ElasticController(ScriptSteps):
 
     def step(self) -> AbstractContextManager[None]:
         """The script's code on one batch: forward, one backward, the update of the model."""
-        return _Step(self)
+        return _StepContext(self)
 
     def elastic_run(self, function: Function) -> Function:
         """Decorates the function that trains on one batch: as if its calls stood in `with controller.step()`.
@@ -221,7 +221,7 @@ class ElasticController(ScriptSteps):
             self._parts.writer.save_last(self._parts.world.ledger)
 
 
-class _Step(AbstractContextManager[None]):
+class _StepContext(AbstractContextManager[None]):
     def __init__(self, controller: ElasticController) -> None:
         self._controller = controller
 

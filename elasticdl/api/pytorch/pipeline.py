@@ -62,7 +62,11 @@ class LoaderPipeline:
         self._is_over = RawValue(ctypes.c_bool, False)
         options["worker_init_fn"] = _Begin(options.get("worker_init_fn"), self._is_over)
         self._loader: DataLoader[Any] = DataLoader(
-            Fetcher(source, collate), batch_size=None, sampler=_Wanted(self._wanted), collate_fn=_as_it_is, **options
+            Fetcher(source, collate),
+            batch_size=None,
+            sampler=_WantedSamples(self._wanted),
+            collate_fn=_as_it_is,
+            **options,
         )
         self._batches: Iterator[Made] | None = None
 
@@ -158,7 +162,7 @@ class Fetcher(Dataset[Any]):  # type: ignore[misc]
         return [found[index - first] for index in indices]
 
 
-class _Wanted(Sampler[Request]):  # type: ignore[misc]
+class _WantedSamples(Sampler[Request]):  # type: ignore[misc]
     """The requested minibatches, without end; None where there is none."""
 
     def __init__(self, wanted: deque[Request]) -> None:

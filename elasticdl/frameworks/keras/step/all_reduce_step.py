@@ -40,8 +40,8 @@ class AllReduceStep:
         self._length = sum(self._sizes) + NUM_TOLD
         # A scaled loss may well overflow: then the optimizer passes the step over and scales less.
         self._checks_gradient = not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        self._full: _Graph | None = None
-        self._any: _Graph | None = None
+        self._full: _AllReduceGraph | None = None
+        self._any: _AllReduceGraph | None = None
         self._apply: Any = None
 
     def scheduled_rate(self, version: int) -> float | None:
@@ -101,7 +101,7 @@ class AllReduceStep:
                 return self._full(minibatch, share)
             full = full_spec(spec, self._minibatch_size)
             if full is not None:
-                made: tuple[_Graph, tuple[Any, Any]] | None = first_run(
+                made: tuple[_AllReduceGraph, tuple[Any, Any]] | None = first_run(
                     lambda: self._graph(full, minibatch.mode, jit_compile=True), lambda graph: graph(minibatch, share)
                 )
                 if made is not None:
@@ -113,8 +113,8 @@ class AllReduceStep:
             warn_of_chance(self._any.operations)
         return self._any(minibatch, share)
 
-    def _graph(self, spec: Any, mode: Mode, jit_compile: bool = False) -> _Graph:
-        return _Graph(self._built, self._optimizer, spec, mode, self._checks_gradient, jit_compile)
+    def _graph(self, spec: Any, mode: Mode, jit_compile: bool = False) -> _AllReduceGraph:
+        return _AllReduceGraph(self._built, self._optimizer, spec, mode, self._checks_gradient, jit_compile)
 
     def _applied(self, flat: Any, rescale: Any) -> None:
         parts = tf.split(flat * rescale, [*self._sizes, NUM_TOLD])[:-1]
@@ -125,7 +125,7 @@ class AllReduceStep:
             variable.assign_add(change)
 
 
-class _Graph:
+class _AllReduceGraph:
     """Forward and backward of minibatches of one spec."""
 
     def __init__(
