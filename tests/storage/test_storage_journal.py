@@ -16,7 +16,6 @@ from elasticdl.master.effects import Crashed, Effects
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalWriteError, ResumedElsewhere, Superseded, save_patiently
 from elasticdl.master.pod_specs import PodSpecs
-from elasticdl.master.ps_calls import PsCalls
 from elasticdl.storage import versions
 from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
 from elasticdl.storage.paths import path_of
@@ -74,7 +73,7 @@ def test_a_master_that_was_paused_in_a_checkpoint_commits_nothing_over_its_succe
     journal.check_owner()
     parts = even_parts(1)
 
-    class Paused(PsCalls):
+    class Paused(checkpoints.PsCalls):
         """Servers that have written their parts when the successor has taken over and written the same version."""
 
         def save_parts(self, ps: Sequence[PsAddress], directory: AnyPath) -> tuple[checkpoints.PsPart, ...]:
