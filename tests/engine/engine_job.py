@@ -39,7 +39,11 @@ _GRACE_S = 10.0
 
 
 class EngineJob(SimShell):
-    """The simulated master, and its pods with the worker's code in them."""
+    """The simulated master, and its pods with the worker's code in them.
+
+    Attributes:
+        is_checked_whole: after each event the whole state of the core is checked, not the ledger alone.
+    """
 
     def __init__(self, scheduler: Scheduler, plan: Plan, troubles: Troubles) -> None:
         self.scheduler = scheduler
@@ -49,6 +53,7 @@ class EngineJob(SimShell):
         self.members: dict[Process, Member] = {}
         self.finished: list[Member] = []
         self.job_spec = ""
+        self.is_checked_whole = True
         self._given_up: set[int] = set()
         self._pods: dict[Process, SimPod] = {}
         self._terminating: set[Process] = set()
@@ -76,6 +81,12 @@ class EngineJob(SimShell):
         self.now = self.scheduler.now
         if not self.calls_of_workers.is_down:
             super().tell(event)
+
+    def check(self) -> None:
+        if self.is_checked_whole:
+            super().check()
+        else:
+            self.check_ledger()
 
     def _tick(self) -> None:
         self.tell(e.Tick())

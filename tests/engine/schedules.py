@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from elasticdl.frameworks.callback_rules import Rules
 from elasticdl.protocol import Shard
@@ -19,7 +19,21 @@ from tests.engine.scheduler import Process
 
 _MINIBATCH = 3
 _SHARE_SHARDED = 0.3
+_SHARE_TROUBLED = 0.2  # of small jobs
 _SHARE_SEVERAL = 0.3  # of jobs with several processes in a pod
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """How long temporary faults last, in seconds."""
+
+    restart_s: tuple[float, ...]
+    pause_s: tuple[float, ...]
+    cut_s: tuple[float, ...]
+
+
+_LONG = Durations((0.1, 2.0, 8.0), (0.5, 5.0, 20.0), (1.0, 12.0))
+_SHORT = Durations((0.1, 1.0), (0.2, 3.0), (0.5, 3.0))
 _LIMIT_S = 150.0  # after the last fault: no remedy of the master for workers that hang helps before
 
 
@@ -34,6 +48,46 @@ def play(seed: int) -> EngineJob:
     job = make_job(seed, spec, shards, _troubles(draw, shards[-1].end, spec))
     with _replayed_by(job, f"python -m tests.engine {seed}"):
         _run(job, draw)
+        job.check_end()
+    return job
+
+
+def play_small(seed: int) -> EngineJob:
+    """Run a job of a few minibatches with few faults, close upon each other: most errors show in small worlds.
+
+    Raises:
+        AssertionError: something that must hold does not; the message names the seed.
+    """
+    draw = random.Random(f"small {seed}")
+    num_tasks = draw.choice([1, 2, 2, 3])
+    spec = replace(
+        _spec(draw),
+        num_workers=draw.choice([2, 2, 2, 3]),
+        num_epochs=draw.choice([1, 1, 1, 1, 2]),
+        validation_data="",
+        evaluation_steps=0,
+        checkpoint_steps=draw.choice([2, 100]),
+        shard_optimizer=draw.random() < _SHARE_SHARDED / 2,
+        collective_timeout=2.0,
+        lease_timeout=4.0,
+    )
+    shards = (Shard("a", 0, num_tasks * 2 * _MINIBATCH),)
+    troubles = Troubles(random.Random(draw.random()), compute_s=draw.choice([0.02, 0.2]))
+    if draw.random() < _SHARE_TROUBLED:
+        troubles = replace(_troubles(draw, shards[-1].end, spec), compute_s=troubles.compute_s)
+    job = make_job(seed, spec, shards, troubles)
+    job.is_checked_whole = False
+    with _replayed_by(job, f"python -m tests.engine small {seed}"):
+        scheduler = job.scheduler
+        while job.job._worlds.formed is None:
+            scheduler.step()
+        for _ in range(draw.choice([1, 1, 2, 3])):
+            for _ in range(1 + int(draw.expovariate(1 / draw.choice([8, 60])))):
+                if job.end is None:
+                    scheduler.step()
+            if job.end is None:
+                _fault(job, draw, _SHORT)
+        _end(job)
         job.check_end()
     return job
 
@@ -221,6 +275,11 @@ def _run(job: EngineJob, draw: random.Random) -> None:
                 scheduler.step()
         if job.end is None and job.members:
             _fault(job, draw)
+    _end(job)
+
+
+def _end(job: EngineJob) -> None:
+    scheduler = job.scheduler
     _heal(job)
     limit = scheduler.now + _LIMIT_S
     while job.end is None:
@@ -228,7 +287,7 @@ def _run(job: EngineJob, draw: random.Random) -> None:
         scheduler.step()
 
 
-def _fault(job: EngineJob, draw: random.Random) -> None:
+def _fault(job: EngineJob, draw: random.Random, lasts: Durations = _LONG) -> None:
     """One thing goes wrong, or right again."""
     living = job.living_processes()
     process = draw.choice(living) if living else None
@@ -236,7 +295,7 @@ def _fault(job: EngineJob, draw: random.Random) -> None:
         ["kill", "kill", "leave", "leave several", "pause", "slow", "cut", "cut members", "master", "scale", "heal"]
     )
     if what == "master":
-        job.stop_master(draw.choice([0.1, 2.0, 8.0]))
+        job.stop_master(draw.choice(lasts.restart_s))
     elif what == "scale" and not job.calls_of_workers.is_down:
         job.scale(draw.randint(1, 4))
     elif process is None or job.calls_of_workers.is_down:
@@ -251,15 +310,15 @@ def _fault(job: EngineJob, draw: random.Random) -> None:
             job.scheduler.at(draw.random(), lambda worker=worker: job.leave(worker))
     elif what == "pause":
         process.is_stopped = True
-        job.scheduler.at(draw.choice([0.5, 5.0, 20.0]), lambda: _continue(job, process))
+        job.scheduler.at(draw.choice(lasts.pause_s), lambda: _continue(job, process))
     elif what == "slow":
         process.pace_s = draw.choice([0.01, 0.2])
     elif what == "cut":
         job.calls_of_workers.cut.add(process)
-        job.scheduler.at(draw.choice([1.0, 12.0]), lambda: job.calls_of_workers.cut.discard(process))
+        job.scheduler.at(draw.choice(lasts.cut_s), lambda: job.calls_of_workers.cut.discard(process))
     elif what == "cut members":
         job.room.links.cut.add(process)
-        job.scheduler.at(draw.choice([1.0, 12.0]), lambda: job.room.links.heal(process))
+        job.scheduler.at(draw.choice(lasts.cut_s), lambda: job.room.links.heal(process))
 
 
 def _continue(job: EngineJob, process: object) -> None:

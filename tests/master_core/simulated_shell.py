@@ -85,12 +85,16 @@ class SimShell(ABC):
             return
         for command in self.job.handle(event, self.now):
             self.execute(command)
+        self.check()
+        if self.now - self.written_at >= 1.0:
+            self._persist()
+
+    def check(self) -> None:
+        """Check what holds after every event."""
         self.job.validate_state()
         self.check_ledger()
         self.check_time()
         self.check_slots()
-        if self.now - self.written_at >= 1.0:
-            self._persist()
 
     def check_time(self) -> None:
         """The time of the wanted workers and servers is that of the wall, and no state has less than none."""

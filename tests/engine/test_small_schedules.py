@@ -1,0 +1,37 @@
+"""Thousands of small jobs, each with one to three faults: most errors show with few members and few minibatches.
+
+A failure names its seed: `python -m tests.engine small SEED` replays it with its log.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine.schedules import play_small
+
+_AT_ONCE = 100
+
+
+@pytest.fixture
+def frozen() -> Iterator[None]:
+    """Spare what a small job does not need: logs, and the garbage collector's look at all imported modules."""
+    gc.freeze()
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("frozen")
+@pytest.mark.parametrize("first", range(0, 10_000, _AT_ONCE))
+def test_whatever_happens_to_small_jobs_every_record_is_in_the_model_once(first: int) -> None:
+    for seed in range(first, first + _AT_ONCE):
+        play_small(seed)
+
+
+def test_members_begin_though_every_task_has_a_record_that_is_set_aside() -> None:
+    play_small(37)
