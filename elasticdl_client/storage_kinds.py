@@ -36,8 +36,8 @@ class StorageKind:
 
 
 _S3 = StorageKind("s3fs", "s3fs", "s3")
-_GCS = StorageKind("gcsfs", "gcsfs")
-_AZURE = StorageKind("adlfs", "adlfs")
+_GCS = StorageKind("gcsfs", "gcsfs", "gcs")
+_AZURE = StorageKind("adlfs", "adlfs>=2026.8", "azure")
 _HTTP = StorageKind("aiohttp", "fsspec[http]", "http", can_list=False, can_write=False)
 
 KINDS: Mapping[str, StorageKind] = MappingProxyType(

@@ -50,6 +50,8 @@ class Lane:
         tests_apart: those that run in processes without TensorFlow: PyTorch's compiler comes with a triton that crashes
             in a process that has imported TensorFlow first (PyTorch 2.14.1 for CUDA, TensorFlow 2.21.0).
         is_oldest: the lowest version that each range allows; else the highest.
+        servers: further requirements, of servers that only these tests need.
+        programs: the same, of npm.
     """
 
     extras: tuple[str, ...]
@@ -58,12 +60,14 @@ class Lane:
     tools: tuple[str, ...] = ()
     tests_apart: tuple[str, ...] = ()
     is_oldest: bool = True
+    servers: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
 
     def requirements(self) -> list[str]:
         """As pip reads them, one a line."""
         promised = requirements(list(self.extras), [])
         both = requirements(list(self.extras), [*TOOLS, *self.tools])
-        return [*(oldest(one) if self.is_oldest else one for one in promised), *both[len(promised) :]]
+        return [*(oldest(one) if self.is_oldest else one for one in promised), *both[len(promised) :], *self.servers]
 
 
 BOTH_FRAMEWORKS = (  # in one process
@@ -130,6 +134,14 @@ LANES = {
         minutes=1,
         tools=("moto", "flask", "flask-cors"),
     ),
+    "storage-kinds-oldest": Lane(
+        extras=("gcs", "azure"),
+        tests=("tests/storage/test_storage_kinds.py",),
+        minutes=4,
+        tools=("moto", "flask", "flask-cors", "scikit-learn"),  # three for the fixtures beside these tests
+        servers=("gcp-storage-emulator==2026.7.19",),
+        programs=("azurite@3.35.0",),
+    ),
     "newest": Lane(
         extras=("zoo", "tensorflow", "allreduce", "arrow", "images", "tensorboard"),
         tests=(
@@ -169,7 +181,7 @@ def install(name: str, lane: Lane, python: str) -> None:
     Raises:
         subprocess.CalledProcessError: pip cannot install what the lane needs; its output says why.
     """
-    wanted = "".join(f"{line}\n" for line in [f"# {python}", *lane.requirements()])
+    wanted = "".join(f"{line}\n" for line in [f"# {python} {' '.join(lane.programs)}".rstrip(), *lane.requirements()])
     listed = HOME / name / "requirements.txt"
     is_made = listed.exists() and listed.read_text() == wanted
     if is_made and lane.is_oldest:
@@ -184,6 +196,8 @@ def install(name: str, lane: Lane, python: str) -> None:
     # Elsewhere than in the checkout, whose metadata pip would take for installed packages.
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([*pip, "--requirement", unfinished], check=True, cwd=HOME / name, env=alone)
+    if lane.programs:
+        subprocess.run(["npm", "install", "--silent", "--prefix", HOME / name, *lane.programs], check=True, env=alone)
     unfinished.rename(listed)
     if not has_kernels(name):
         subprocess.run([*pip, "setuptools>=77", "pybind11>=2.12,<4"], check=True)

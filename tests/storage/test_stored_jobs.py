@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -16,7 +15,6 @@ import yaml
 from elasticdl.protocol import Role
 from elasticdl.storage import versions
 from elasticdl.storage.paths import RemotePath
-from elasticdl_client.job_dir import holders
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import EXIT_SUPERSEDED, JobPhase
 from tests.chaos.job import REPOSITORY, LocalJob
@@ -26,16 +24,10 @@ from tests.e2e.test_data_sources import TORCH, assert_exact_and_good, write_parq
 from tests.e2e.test_data_sources import job as table_job
 from tests.storage.conftest import SECRET
 from tests.storage.faulty_proxy import FaultyProxy
+from tests.storage.machines import lose, machine
 
 NAME, EPOCHS = "numpy", 4
 PASSWORD = "only-the-user-knows-this"
-
-
-def machine(tmp_path: Path, name: str) -> Path:
-    """The directory that the job has on a machine with a home of its own."""
-    directory = tmp_path / name / ".elasticdl" / "jobs" / NAME
-    directory.parent.mkdir(parents=True)
-    return directory
 
 
 def url_of(tmp_path: Path) -> str:
@@ -44,7 +36,7 @@ def url_of(tmp_path: Path) -> str:
 
 def training(tmp_path: Path, **flags: object) -> LocalJob:
     """A job of the first machine; it waits for `hurry` in its first epochs."""
-    data, directory = NUMPY_DIGITS.make_data(tmp_path), machine(tmp_path, "one")
+    data, directory = NUMPY_DIGITS.make_data(tmp_path), machine(tmp_path, "one", NAME)
     job = NUMPY_DIGITS.local_job(directory, data, job_name=NAME, checkpoint_steps=10, num_epochs=EPOCHS, **flags)
     job.flags |= {"job_dir": url_of(tmp_path), "validation_data": ""}
     job.environment = {"HOME": str(tmp_path / "one")}
@@ -54,7 +46,7 @@ def training(tmp_path: Path, **flags: object) -> LocalJob:
 
 def resumed(tmp_path: Path, name: str = "two", **environment: str) -> LocalJob:
     """The same job, continued on another machine."""
-    job = LocalJob(machine(tmp_path, name), {"job_dir": url_of(tmp_path)}, "resume")
+    job = LocalJob(machine(tmp_path, name, NAME), {"job_dir": url_of(tmp_path)}, "resume")
     job.environment = {"HOME": str(tmp_path / name), **environment}
     return job.start()
 
@@ -73,17 +65,6 @@ def client(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, st
 
 def has_checkpoint(tmp_path: Path) -> bool:
     return any(RemotePath(f"{url_of(tmp_path)}/checkpoints").files())
-
-
-def lose(job: LocalJob) -> None:
-    """Kill all processes of a job at once, as the loss of its machine does."""
-    processes = [pod.pid for role in Role for pod in job.pods(role) if pod.pid]
-    for process in [*holders(job.job_dir), *processes]:
-        try:
-            os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    job.wait()
 
 
 def assert_exact(job: LocalJob) -> None:
@@ -153,7 +134,7 @@ def test_a_group_that_is_lost_with_its_machine_continues_on_another_one(proxy: F
     code = TORCH.replace("        return self.dense", f"{textwrap.indent(paced, ' ' * 8)}\n        return self.dense")
     flags = {"distribution_strategy": "AllReduceStrategy", "num_workers": 2, "checkpoint_steps": 10}
     first = table_job(tmp_path, code, data, job_name=NAME, **flags)
-    first.job_dir = machine(tmp_path, "one")
+    first.job_dir = machine(tmp_path, "one", NAME)
     first.environment = {"HOME": str(tmp_path / "one"), "PACE_S": "0.2"}
     first.flags["job_dir"] = url_of(tmp_path)
     first.start()
