@@ -215,3 +215,17 @@ def test_when_the_job_is_over_no_member_waits_for_a_world(master: WorldMaster, t
     assert outside.result(ANSWER_S) is False
     assert inside.result(ANSWER_S).startswith(("the job is over", "it has lost"))  # which of both hears it first
     assert three[0].does(enter).result(ANSWER_S) is False
+
+
+def test_minibatches_confirmed_before_the_model_became_an_older_one_are_not_said_to_be_in_it(
+    master: WorldMaster, three: list[SessionMember]
+) -> None:
+    entered(master, three[:2])
+    step_together(three[0], three[1], 1, 2)
+    ends = [three[0].does(ended), three[1].does(ended, StepFlag.LEAVING)]
+    for one in ends:
+        one.result(ANSWER_S)
+    three[0].state.restored = RestoredModel(Ledger())
+    entered(master, three[:2])  # no member is a source
+    assert [member.session.ledger.steps for member in three[:2]] == [0, 0]
+    assert [member.session.take_confirmed() for member in three[:2]] == [[], []]

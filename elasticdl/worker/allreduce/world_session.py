@@ -587,8 +587,9 @@ class WorldSession:
             raise GroupLost(f"the master rejected it: {ack.reason}")
 
     def _settle_pending(self) -> None:
-        """Keep unconfirmed minibatches that the model of the world holds, and drop the others."""
-        self._confirmed += [name for name in self._pending if name in self.ledger.applied]
+        """Keep own minibatches that the model of the group holds; an older one lacks confirmed ones, too."""
+        names = [*self._confirmed, *self._pending]
+        self._confirmed = [name for name in names if name in self.ledger.applied]
         self._pending, self._unproven = [], frozenset()
 
     def _log_entry(self, world: pb.World, source: int | None) -> None:
