@@ -58,6 +58,7 @@ class Troubles:
         share_unreadable: of the attempts to read a shard, while there is trouble.
         share_raising: of the gradients and updates, while there is trouble.
         compute_s: a gradient takes up to this long.
+        num_spoiled: updates from now on, of whichever members, that raise with the model half changed.
     """
 
     seed: random.Random
@@ -67,14 +68,21 @@ class Troubles:
     share_unreadable: float = 0.0
     share_raising: float = 0.0
     compute_s: float = 0.0
+    num_spoiled: int = 0
 
     def end(self) -> None:
         """Stop all temporary faults."""
         self.share_unreadable = self.share_raising = 0.0
+        self.num_spoiled = 0
 
     def maybe_raise(self) -> None:
         if self.share_raising and self.seed.random() < self.share_raising:
             raise Ugly("the user's code raises")
+
+    def maybe_spoil(self) -> None:
+        if self.num_spoiled:
+            self.num_spoiled -= 1
+            raise Ugly("the update raises")
 
 
 @dataclass
@@ -132,6 +140,7 @@ class Arithmetic:
 
     Attributes:
         counts: [epochs, records]; read by the simulator.
+        num_loaded: models taken over from another member or from a checkpoint.
     """
 
     device = "cpu"
@@ -144,6 +153,7 @@ class Arithmetic:
         self.counts = np.zeros(self._length, np.int64)
         self.history = np.zeros(1, np.int64)  # of the steps, in their order
         self.is_compiled = False
+        self.num_loaded = 0
 
     @property
     def witness(self) -> int:
@@ -198,6 +208,7 @@ class Arithmetic:
         added = np.concatenate([first, last[:-NUM_TOLD]]).astype(np.int64)
         try:
             self._troubles.maybe_raise()
+            self._troubles.maybe_spoil()
         except Ugly:
             self.counts[::2] += added[::2]  # the model is neither what it was nor what it was to become
             self.history += 1
@@ -212,6 +223,7 @@ class Arithmetic:
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         self.counts, self.history = state["counts"].copy(), state["history"].copy()
+        self.num_loaded += self.is_compiled
 
     def evaluation(self) -> Arithmetic:
         return self

@@ -237,6 +237,9 @@ class EngineJob(SimShell):
 
     def _check_checkpoint(self, member: Member) -> None:
         """The newest one is what rank 0 ended with."""
+        loop = member.loop
+        if loop is not None and loop._session.ledger.applied.num_names in self.room.written.failed:
+            return
         newest = self.room.written.newest()
         if isinstance(member.framework, ShardedArithmetic):
             for found in self.room.written.found:

@@ -15,7 +15,6 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.master_link import StreamFailed
 from tests.engine.scheduler import Lock, Process, Scheduler, SimulatedThread
 
-_LATE_S = 0.01
 _MARGIN_S = 0.5  # before the deadline of a long poll the master answers it
 _ASK_S = 10.0
 
@@ -80,6 +79,7 @@ class MasterCalls:
         is_down: there is no master now.
         cut: processes that cannot reach it.
         share_lost: of the answers.
+        late_s: how late the late ones are, at most.
     """
 
     scheduler: Scheduler
@@ -88,6 +88,7 @@ class MasterCalls:
     cut: set[Process] = field(default_factory=set)
     share_lost: float = 0.0
     share_late: float = 0.3
+    late_s: float = 0.01
     _under_way: list[Call] = field(default_factory=list)
 
     def call(self, process: Process, method: str, request: Any, timeout_s: float) -> Any:
@@ -129,7 +130,7 @@ class MasterCalls:
 
     def _later(self, do: Callable[[], None]) -> None:
         seed = self.scheduler.random
-        delay_s = seed.random() * _LATE_S if seed.random() < self.share_late else 0.0
+        delay_s = seed.random() * self.late_s if seed.random() < self.share_late else 0.0
         self.scheduler.at(delay_s, do)
 
     def _arrive(self, call: Call, request: Any, timeout_s: float) -> None:

@@ -31,7 +31,7 @@ from elasticdl.worker.checkpoint import Arrays, Checkpoint
 from elasticdl.worker.ledger import Ledger, packed, unpacked
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.termination import Termination
-from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.errors import CheckpointError, ElasticDLError
 from tests.engine.arithmetic import VALIDATION, Arithmetic, Plan, Records, ShardedArithmetic, Troubles, Violation
 from tests.engine.collectives import Links, SimulatedGroup
 from tests.engine.master_calls import Channel, MasterCalls, Stream
@@ -57,11 +57,15 @@ _WORKER = (
 
 @dataclass
 class Written:
-    """The checkpoints of a job, on a disk that no fault reaches; stands for `StateCheckpoints`.
+    """The checkpoints of a job, on a disk that is slow, and may be full for a time; stands for `StateCheckpoints`.
 
     Attributes:
         begun: the newest: by which process, its number, and its step; None: a process has read one since.
         num_read: how often a process has begun with one, or with initial values.
+        writing_s: how long one takes.
+        is_full: writing fails at its end.
+        writers: processes that are writing.
+        failed: numbers of those that could not be written.
     """
 
     scheduler: Scheduler
@@ -69,6 +73,10 @@ class Written:
     place: str = "/checkpoints"
     begun: tuple[Process, int, int] | None = None
     num_read: int = 0
+    writing_s: float = _WRITING_S
+    is_full: bool = False
+    writers: list[Process] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)
     found: list[Checkpoint] = field(default_factory=list)
 
     def request(self) -> None:
@@ -86,7 +94,16 @@ class Written:
             raise Violation(f"checkpoint {number} is written twice, without a step between")
         self.begun = begun
         self.found = [one for one in self.found if self._number(one) != number]
-        self.scheduler.sleep(_WRITING_S)
+        self.writers.append(begun[0])
+        try:
+            self.scheduler.sleep(self.writing_s)
+        finally:
+            self.writers.remove(begun[0])
+        if self.is_full:
+            self.begun = None
+            self.failed.add(number)
+            raise CheckpointError("no space is left")
+        self.failed.discard(number)
         self.found.append(made)
 
     @staticmethod

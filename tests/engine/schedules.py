@@ -17,7 +17,7 @@ from tests.engine.engine_job import EngineJob, make_job
 from tests.engine.member import installed
 from tests.engine.scheduler import Process
 
-_MINIBATCH = 3
+MINIBATCH = 3
 _SHARE_SHARDED = 0.3
 _SHARE_TROUBLED = 0.2  # of small jobs
 _SHARE_SEVERAL = 0.3  # of jobs with several processes in a pod
@@ -33,7 +33,7 @@ class Durations:
 
 
 _LONG = Durations((0.1, 2.0, 8.0), (0.5, 5.0, 20.0), (1.0, 12.0))
-_SHORT = Durations((0.1, 1.0), (0.2, 3.0), (0.5, 3.0))
+SHORT = Durations((0.1, 1.0), (0.2, 3.0), (0.5, 3.0))
 _LIMIT_S = 150.0  # after the last fault: no remedy of the master for workers that hang helps before
 
 
@@ -45,8 +45,8 @@ def play(seed: int) -> EngineJob:
     """
     draw = random.Random(seed)
     spec, shards = _sized(seed, draw)
-    job = make_job(seed, spec, shards, _troubles(draw, shards[-1].end, spec))
-    with _replayed_by(job, f"python -m tests.engine {seed}"):
+    job = make_job(seed, spec, shards, draw_troubles(draw, shards[-1].end, spec))
+    with replayed_by(job, f"python -m tests.engine {seed}"):
         _run(job, draw)
         job.check_end()
     return job
@@ -61,7 +61,7 @@ def play_small(seed: int) -> EngineJob:
     draw = random.Random(f"small {seed}")
     num_tasks = draw.choice([1, 2, 2, 3])
     spec = replace(
-        _spec(draw),
+        draw_spec(draw),
         num_workers=draw.choice([2, 2, 2, 3]),
         num_epochs=draw.choice([1, 1, 1, 1, 2]),
         validation_data="",
@@ -71,13 +71,13 @@ def play_small(seed: int) -> EngineJob:
         collective_timeout=2.0,
         lease_timeout=4.0,
     )
-    shards = (Shard("a", 0, num_tasks * 2 * _MINIBATCH),)
+    shards = (Shard("a", 0, num_tasks * 2 * MINIBATCH),)
     troubles = Troubles(random.Random(draw.random()), compute_s=draw.choice([0.02, 0.2]))
     if draw.random() < _SHARE_TROUBLED:
-        troubles = replace(_troubles(draw, shards[-1].end, spec), compute_s=troubles.compute_s)
+        troubles = replace(draw_troubles(draw, shards[-1].end, spec), compute_s=troubles.compute_s)
     job = make_job(seed, spec, shards, troubles)
     job.is_checked_whole = False
-    with _replayed_by(job, f"python -m tests.engine small {seed}"):
+    with replayed_by(job, f"python -m tests.engine small {seed}"):
         scheduler = job.scheduler
         while job.job._worlds.formed is None:
             scheduler.step()
@@ -86,8 +86,8 @@ def play_small(seed: int) -> EngineJob:
                 if job.end is None:
                     scheduler.step()
             if job.end is None:
-                _fault(job, draw, _SHORT)
-        _end(job)
+                draw_fault(job, draw, SHORT)
+        run_to_end(job)
         job.check_end()
     return job
 
@@ -100,7 +100,7 @@ def play_user_code(seed: int) -> EngineJob:
     """
     draw = random.Random(f"user code {seed}")
     spec, shards = _sized(seed, draw)
-    troubles, limit = _troubles(draw, shards[-1].end, spec), draw.choice([0, 0, 1, 100])
+    troubles, limit = draw_troubles(draw, shards[-1].end, spec), draw.choice([0, 0, 1, 100])
     spec = replace(spec, max_bad_records=limit, nan_policy=draw.choice([NanPolicy.FAIL, NanPolicy.SKIP]))
     bad = troubles.bad - troubles.dropped
     if len(bad) > limit:  # the task fails again and again, and nothing else may end the job
@@ -116,7 +116,7 @@ def play_user_code(seed: int) -> EngineJob:
         rule = {"metric": "accuracy", "maximize": True, "min_delta": 0.0, "patience": 1, "baseline": None}
         rules.stopping.append({**rule, "start_from": 0})
     job = make_job(seed, spec, shards, troubles, draw.choice([None, rules, rules]))
-    with _replayed_by(job, f"python -m tests.engine user_code {seed}"):
+    with replayed_by(job, f"python -m tests.engine user_code {seed}"):
         _run(job, draw)
         assert job.end is not None
         if is_fatal and (job.end.exit_code or what == "nothing"):
@@ -128,20 +128,20 @@ def play_user_code(seed: int) -> EngineJob:
 
 def _sized(seed: int, draw: random.Random) -> tuple[JobSpec, tuple[Shard, ...]]:
     """Return a job's flags and data."""
-    spec, middle = _spec(draw), draw.choice([21, 40])
+    spec, middle = draw_spec(draw), draw.choice([21, 40])
     spec = replace(spec, shard_optimizer=random.Random(f"shards {seed}").random() < _SHARE_SHARDED)
     several = random.Random(f"processes {seed}")
     if several.random() < _SHARE_SEVERAL:
         spec = replace(spec, processes_per_worker=several.choice([2, 3]), num_workers=min(spec.num_workers, 3))
     shards = (Shard("a", 0, middle), Shard("b", middle, middle + 8))
-    num_minibatches = spec.num_epochs * sum(-(-(shard.end - shard.start) // _MINIBATCH) for shard in shards)
+    num_minibatches = spec.num_epochs * sum(-(-(shard.end - shard.start) // MINIBATCH) for shard in shards)
     every = random.Random(f"checkpoints {seed}").choice([4, num_minibatches])  # in all of them: one after the last step
     spec = replace(spec, checkpoint_steps=every)
     return spec, shards
 
 
 @contextmanager
-def _replayed_by(job: EngineJob, how: str) -> Iterator[None]:
+def replayed_by(job: EngineJob, how: str) -> Iterator[None]:
     """The job runs inside of the block; whatever fails there names how to replay it."""
     try:
         with installed(job.room, job.members.__getitem__):
@@ -159,7 +159,7 @@ def play_end(seed: int) -> EngineJob:
     """
     draw = random.Random(f"end {seed}")
     job = _ending_job(seed, draw, _SHARE_SHARDED)
-    with _replayed_by(job, f"python -m tests.engine end {seed}"):
+    with replayed_by(job, f"python -m tests.engine end {seed}"):
         _end_all(job, draw, kills=False)
     return job
 
@@ -172,17 +172,19 @@ def play_killed_end(seed: int) -> EngineJob:
     """
     draw = random.Random(f"killed end {seed}")
     job = _ending_job(seed, draw, 0.0)
-    with _replayed_by(job, f"python -m tests.engine killed_end {seed}"):
+    with replayed_by(job, f"python -m tests.engine killed_end {seed}"):
         _end_all(job, draw, kills=True)
     return job
 
 
 def _ending_job(seed: int, draw: random.Random, share_sharded: float) -> EngineJob:
-    spec = replace(_spec(draw), checkpoint_dir="/checkpoints", checkpoint_steps=draw.choice([4, 1000]), num_epochs=1)
+    spec = replace(
+        draw_spec(draw), checkpoint_dir="/checkpoints", checkpoint_steps=draw.choice([4, 1000]), num_epochs=1
+    )
     spec = replace(spec, num_workers=draw.choice([2, 3, 4]), processes_per_worker=draw.choice([1, 1, 2]))
     spec = replace(spec, shard_optimizer=draw.random() < share_sharded)
     shards = (Shard("a", 0, 240),)
-    troubles = replace(_troubles(draw, shards[-1].end, spec), share_unreadable=0.0, share_raising=0.0)
+    troubles = replace(draw_troubles(draw, shards[-1].end, spec), share_unreadable=0.0, share_raising=0.0)
     return make_job(seed, spec, shards, troubles)
 
 
@@ -222,19 +224,19 @@ def _end_all(job: EngineJob, draw: random.Random, kills: bool) -> None:
     job.check_end()
 
 
-def _spec(draw: random.Random) -> JobSpec:
+def draw_spec(draw: random.Random) -> JobSpec:
     per_step = draw.choice([0, 0, 1, 3, 4])
     return JobSpec(
         job_name="j",
         distribution_strategy=DistributionStrategy.ALL_REDUCE,
         training_data="records",
         validation_data=draw.choice(["", "records"]),
-        minibatch_size=_MINIBATCH,
+        minibatch_size=MINIBATCH,
         num_minibatches_per_task=2,
         num_workers=draw.choice([1, 1, 2, 3, 4]),
         num_epochs=draw.choice([1, 2]),
         num_ps_pods=0,
-        fixed_global_batch=per_step * _MINIBATCH,
+        fixed_global_batch=per_step * MINIBATCH,
         shuffle=draw.random() < 0.5,
         seed=draw.randrange(4),
         evaluation_steps=draw.choice([0, 5]),
@@ -247,7 +249,7 @@ def _spec(draw: random.Random) -> JobSpec:
     )
 
 
-def _troubles(draw: random.Random, num_records: int, spec: JobSpec) -> Troubles:
+def draw_troubles(draw: random.Random, num_records: int, spec: JobSpec) -> Troubles:
     def some(share: float) -> frozenset[int]:
         return frozenset(draw.sample(range(num_records), 2)) if draw.random() < share else frozenset()
 
@@ -274,11 +276,11 @@ def _run(job: EngineJob, draw: random.Random) -> None:
             if job.end is None:
                 scheduler.step()
         if job.end is None and job.members:
-            _fault(job, draw)
-    _end(job)
+            draw_fault(job, draw)
+    run_to_end(job)
 
 
-def _end(job: EngineJob) -> None:
+def run_to_end(job: EngineJob) -> None:
     scheduler = job.scheduler
     _heal(job)
     limit = scheduler.now + _LIMIT_S
@@ -287,7 +289,7 @@ def _end(job: EngineJob) -> None:
         scheduler.step()
 
 
-def _fault(job: EngineJob, draw: random.Random, lasts: Durations = _LONG) -> None:
+def draw_fault(job: EngineJob, draw: random.Random, lasts: Durations = _LONG) -> None:
     """One thing goes wrong, or right again."""
     living = job.living_processes()
     process = draw.choice(living) if living else None
