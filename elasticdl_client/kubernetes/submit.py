@@ -337,9 +337,9 @@ def mount_notes(spec: JobSpec) -> list[str]:
     has_state = spec.num_ps_pods or spec.distribution_strategy is not DistributionStrategy.PARAMETER_SERVER
     if spec.job_type is JobType.TRAIN and not spec.checkpoint_dir and has_state:  # a --job_command may have none
         lost = {
-            DistributionStrategy.PARAMETER_SERVER: "state of a lost parameter server is",
-            DistributionStrategy.ALL_REDUCE: "model is, once all workers are lost at the same time,",
-            DistributionStrategy.LOCAL: "state of a lost worker is",
+            DistributionStrategy.PARAMETER_SERVER: "state of a lost parameter server is gone",
+            DistributionStrategy.ALL_REDUCE: "model is gone once all workers are lost at the same time",
+            DistributionStrategy.LOCAL: "state of a lost worker is gone",
         }[spec.distribution_strategy]
-        found.append(f"without --checkpoint_dir the {lost} gone, and is trained again from the first epoch.")
+        found.append(f"without --checkpoint_dir the {lost}, and is trained again from the first epoch.")
     return found
