@@ -18,7 +18,7 @@ from elasticdl.cluster.cluster import Cluster
 from elasticdl.master.core import commands, events
 from elasticdl.master.core.values import Level
 from elasticdl.master.effects import Crashed, Effects, Listing, pod_changed, pods_listed
-from elasticdl.master.journal import Journal, JournalWriteError, save_patiently
+from elasticdl.master.journal import Journal, JournalWriteError, check_owner_patiently, save_patiently
 from elasticdl.master.pod_specs import PodView, to_job_status
 from elasticdl.master.tensorboard import NullWatcher, Watcher
 from elasticdl_client.errors import ElasticDLError
@@ -307,7 +307,7 @@ class Shell:
             case commands.SaveCheckpoint():
                 with self._state_lock:
                     layout = dict(self._state.get("model") or {})
-                self._effects.save_checkpoint(command, layout, self._journal.check_owner)
+                self._effects.save_checkpoint(command, layout, self._check_owner)
             case commands.Wake(after_s):
                 self._wake_at = min(self._wake_at, time.monotonic() + after_s)
                 self._inbox.wake()
@@ -332,6 +332,9 @@ class Shell:
     def _persist(self) -> None:
         """Writes the journal before anything else happens, however long a full disk takes to be mended."""
         save_patiently(self._journal, self.snapshot(), None, float("inf"), self._stop)
+
+    def _check_owner(self) -> None:
+        check_owner_patiently(self._journal, self._patience_s, self._stop)
 
     def _save_once(self) -> None:
         try:
