@@ -7,7 +7,9 @@ to a whole job.
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 from elasticdl_client.errors import FlagError
 from elasticdl_client.params import parse_envs, split_params
@@ -29,6 +31,7 @@ _REFERENCE = re.compile(r"\$\([A-Za-z_][A-Za-z0-9_.-]*\)")
 _ENDPOINT = re.compile(
     r"(https?://)([^/?#\s]*@)?([\w.-]+(?::\d+)?|\[[\da-f:.]+\](?::\d+)?)([/?#].*)?", re.IGNORECASE | re.DOTALL
 )
+_WITH_VALUES = ("env", "httpHeaders")  # of a container and of a probe: lists of names and values
 _PARAMS = ("data_reader_params", "model_params")
 
 
@@ -50,6 +53,8 @@ def hide_in_flag(name: str, value: object) -> object:
         return _hidden_endpoint(value)
     if name in _PARAMS:
         return ";".join(_hidden_param(part) for part in split_params(value))
+    if name.endswith("pod_template"):
+        return _hidden_template(value)
     if name == "cluster_spec_json":
         value = _ENV_OF_JSON.sub(rf'\1"{HIDDEN}"', value)
     return hide(value)
@@ -78,6 +83,35 @@ def _hidden_endpoint(value: str) -> str:
         return HIDDEN if value else ""
     scheme, user, host, rest = found.groups()
     return f"{scheme}{f'{HIDDEN}@' if user else ''}{host}{f'/{HIDDEN}' if rest not in (None, '', '/') else rest or ''}"
+
+
+def _hidden_template(value: str) -> str:
+    """A pod template, as JSON or the path of a file; what only refers to a Secret is none, and JSON stays JSON."""
+    try:
+        template = json.loads(value)
+    except ValueError:
+        return hide(value)
+    hidden = _hidden_node(template)
+    return value if hidden == template else json.dumps(hidden, separators=(",", ":"))
+
+
+def _hidden_node(node: Any, key: str = "", inside: str = "") -> Any:
+    """A part of a template.
+
+    Args:
+        node: the part.
+        key: whose value it is, also of each entry of a list.
+        inside: the key of the list whose entry has it.
+    """
+    if isinstance(node, dict):
+        return {name: _hidden_node(one, name, key) for name, one in node.items()}
+    if isinstance(node, list):
+        return [_hidden_node(one, key, inside) for one in node]
+    if not isinstance(node, str):
+        return node
+    if key == "value" and inside in _WITH_VALUES:
+        return HIDDEN if is_secret_env(node) else node
+    return HIDDEN if re.fullmatch(_NAME, key, re.IGNORECASE) else hide(node)
 
 
 def _hidden_param(part: str) -> str:

@@ -188,16 +188,26 @@ def with_secrets(
         variable = f"{PREFIX}{field.name.upper()}"
         if variable not in environment:
             missing.append(f"--{field.name}={hidden} by the variable {variable}")
-        elif hide_in_flag(field.name, environment[variable]) != hidden:
+            continue
+        given = _as_stored(field.name, environment[variable])
+        if hide_in_flag(field.name, given) != hidden:
             raise FlagError(f"{variable} is another --{field.name} than the job's, {hidden}.", "Give the job's own.")
-        else:
-            changes[field.name] = environment[variable]
+        changes[field.name] = given
     if missing:
         raise FlagError(
             f"Storage keeps nothing that is secret, and these are missing here: {', '.join(missing)}.",
             "Set the variables in the environment of this command, or give --envs=NAME=VALUE,….",
         )
     return dataclasses.replace(public, **changes)  # type: ignore[arg-type]
+
+
+def _as_stored(name: str, value: str) -> str:
+    """Return the value of a flag in the form that storage has: of a pod template it is the content."""
+    if not name.endswith("pod_template"):
+        return value
+    from elasticdl_client.kubernetes.pod_template import compact
+
+    return compact(value)
 
 
 def withdraw_quietly(stored: StoredJob | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from elasticdl_client.kubernetes.names import SECRET_FLAGS_KEY
 from elasticdl_client.kubernetes.objects import job_manifests, master_pod, role_pod
 from elasticdl_client.kubernetes.pods import pod_manifest
 from elasticdl_client.secret_values import hide, hide_in_flag
+from elasticdl_client.stored_job import with_secrets
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "m4rk3r"
@@ -62,6 +64,39 @@ def test_passwords_tokens_and_keys_are_hidden_and_nothing_else(text: str, shown:
 
 def test_a_quoted_password_with_a_semicolon_is_hidden_whole() -> None:
     assert hide_in_flag("data_reader_params", f"password='a;{SECRET}';x=1") == "password=***;x=1"
+
+
+def test_a_pod_template_without_its_secrets_is_one_that_refers_to_the_same() -> None:
+    container = {"name": "elasticdl", "env": [{"name": "SITE", "value": SECRET}, {"name": "A", "value": "$(SITE)"}]}
+    spec = {
+        "volumes": [{"name": "keys", "secret": {"secretName": "mine"}}],
+        "automountServiceAccountToken": False,
+        "tolerations": [{"key": "gpu", "operator": "Equal", "value": "yes"}],
+        "containers": [container],
+    }
+    shown = json.loads(str(hide_in_flag("worker_pod_template", json.dumps({"spec": spec}))))
+    container["env"][0]["value"] = "***"  # type: ignore[index]
+    assert shown == {"spec": spec}
+    del container["env"]
+    plain = json.dumps({"spec": spec})
+    assert hide_in_flag("pod_template", plain) == plain
+    assert hide_in_flag("pod_template", "a/worker.yaml") == "a/worker.yaml"
+
+
+def test_a_job_of_storage_takes_its_template_again_where_that_has_a_secret(tmp_path: Path) -> None:
+    template = {"spec": {"containers": [{"name": "elasticdl", "env": [{"name": "SITE", "value": SECRET}]}]}}
+    text = json.dumps(template, separators=(",", ":"))
+    whole = JobSpec.from_flags("train", {**FLAGS, "worker_pod_template": text})
+    assert SECRET not in whole.public().worker_pod_template
+    public = dataclasses.replace(JobSpec("job"), worker_pod_template=whole.public().worker_pod_template)
+    with pytest.raises(FlagError, match="ELASTICDL_WORKER_POD_TEMPLATE"):
+        with_secrets(public, "", {})
+    file = tmp_path / "worker.yaml"
+    file.write_text(yaml.safe_dump(template, sort_keys=False))
+    assert with_secrets(public, "", {"ELASTICDL_WORKER_POD_TEMPLATE": str(file)}).worker_pod_template == text
+    file.write_text("metadata: {labels: {team: a}}")
+    with pytest.raises(FlagError, match="is another"):
+        with_secrets(public, "", {"ELASTICDL_WORKER_POD_TEMPLATE": str(file)})
 
 
 def test_the_public_part_of_a_job_and_its_secrets_make_the_whole_again() -> None:
