@@ -16,6 +16,8 @@ from typing import Any
 
 EXIT_SUPERSEDED = 3
 """The exit code of a master whose job another master has."""
+WAITS_FOR_STORAGE = "the job waits for its storage"
+"""Begins the message of a job whose journal in storage cannot be written; other messages are of every job's start."""
 _PASSES = {"evaluated": "evaluation", "predicted": "prediction", "analyzed": "analysis"}
 
 

@@ -22,7 +22,7 @@ from elasticdl_client.job_dir import JobDir
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_series import JobJournal
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import Ended, JobPhase, JobStatus
+from elasticdl_client.job_status import WAITS_FOR_STORAGE, Ended, JobPhase, JobStatus
 from elasticdl_client.local import tail
 from elasticdl_client.progress import Display
 from elasticdl_client.script_output import LogFiles, ScriptOutput, Shown
@@ -185,7 +185,7 @@ class LocalFollower:
             before, self._status = self._status, status
             self._status_read_at = time.monotonic()
             self._display.update(status, self._history)
-            if status.message and status.exit_code is None and (before is None or not before.message):
+            if _waits_for_storage(status) and not (before is not None and _waits_for_storage(before)):
                 self._display.say(f"{status.message[0].upper()}{status.message[1:]}")
         self._look_at_disk()
 
@@ -235,3 +235,7 @@ class LocalFollower:
         said = tail(master_log(self._spec, self._job_dir))
         reason = f"it ended {self._restarts} times" if self._restarts else "it ended"
         return Ended(code or 1, f"the master did not run to the job's end: {reason}; its last lines:\n{said}", status)
+
+
+def _waits_for_storage(status: JobStatus) -> bool:
+    return status.exit_code is None and status.message.startswith(WAITS_FOR_STORAGE)

@@ -43,7 +43,7 @@ from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage
 from elasticdl.storage.port import FileStatus, Storage
 from elasticdl_client.errors import JobError, StorageError, StorageFileMissing, StorageUnreachable
 from elasticdl_client.job_series import shown_part
-from elasticdl_client.job_status import JobStatus
+from elasticdl_client.job_status import WAITS_FOR_STORAGE, JobStatus
 from elasticdl_client.kubernetes.names import STATUS_KEY
 from elasticdl_client.storage_kinds import scheme_of
 
@@ -266,7 +266,7 @@ class StorageJournal:
         """Say in the runtime's status that the job waits; the next one that is written says so no more."""
         status = self._shown.read_status()
         if status is not None and status.exit_code is None:  # without one the job has not begun: see `load`
-            self._shown.write_status(dataclasses.replace(status, message=f"the job waits for its storage: {why}"))
+            self._shown.write_status(dataclasses.replace(status, message=f"{WAITS_FOR_STORAGE}: {why}"))
 
     def _check_owner(self, found: list[JournalObject]) -> None:
         if found and found[-1].claim != self._claim:

@@ -236,12 +236,12 @@ def test_a_job_that_waits_for_space_on_its_disk_is_said_to(tmp_path: Path) -> No
     assert said.getvalue().count(f"No space is left on the disk of {disk}") == 1
 
 
-def test_why_a_running_job_waits_is_said_once_for_each_time(tmp_path: Path) -> None:
+def test_why_a_job_waits_for_its_storage_is_said_once_for_each_time(tmp_path: Path) -> None:
     from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
     from elasticdl.protocol import Role
     from elasticdl_client.job_dir import JobDir
     from elasticdl_client.job_spec import JobSpec
-    from elasticdl_client.job_status import JobPhase, JobStatus
+    from elasticdl_client.job_status import WAITS_FOR_STORAGE, JobPhase, JobStatus
     from elasticdl_client.local_job import LocalFollower
     from tests.client.status_writer import write
 
@@ -260,10 +260,11 @@ def test_why_a_running_job_waits_is_said_once_for_each_time(tmp_path: Path) -> N
         def close(self) -> None: ...
 
     class Waiting:
-        """A cluster whose master waits for its storage twice; the first time for two reasons."""
+        """A cluster whose master waits for workers, then for its storage twice; the first time for two reasons."""
 
         def watch(self) -> Iterator[PodEvent]:
-            for why in ("the job waits: 503", "the job waits: no answer", "", "the job waits: 500"):
+            waits = WAITS_FOR_STORAGE
+            for why in ("waiting for workers", f"{waits}: 503", f"{waits}: no answer", "", f"{waits}: 500"):
                 status = JobStatus("job", JobPhase.RUNNING, message=why)
                 write(tmp_path, status)
                 wait_until(lambda: shown[-1:] == [status], "the status to be shown")  # noqa: B023
@@ -274,7 +275,7 @@ def test_why_a_running_job_waits_is_said_once_for_each_time(tmp_path: Path) -> N
 
     follower = LocalFollower(JobSpec(), JobDir(tmp_path, -1), Waiting(), Recorder())  # type: ignore[arg-type]
     assert follower.follow().exit_code == 0
-    assert said == ["The job waits: 503", "The job waits: 500"]
+    assert said == ["The job waits for its storage: 503", "The job waits for its storage: 500"]
 
 
 def test_a_master_that_never_works_fails_the_job_with_its_last_lines(flags: dict[str, str]) -> None:
