@@ -274,8 +274,9 @@ class StorageJournal:
         if all(one.claim != self._claim or one.is_snapshot for one in found):  # only a successor deletes a claim
             self._lost = self._removed()
             with contextlib.suppress(StorageError):
-                for one in found:  # written since: it would not let another job begin here
-                    self._storage.delete(one.url)
+                for one in found:  # written since: it would not let another job begin here, whose objects stay
+                    if one.claim == self._claim:
+                        self._storage.delete(one.url)
             raise self._lost
 
     def _removed(self) -> JobError:

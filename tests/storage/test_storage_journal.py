@@ -376,6 +376,25 @@ def test_a_master_whose_directory_is_removed_notices_it_at_its_next_write(
     journal.close()
 
 
+def test_a_master_whose_directory_was_removed_leaves_the_objects_of_a_job_that_began_there_since(
+    proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    found = journals(proxy, tmp_path, "f" * 16)
+    journal = found.open()
+    journal.load()
+    journal.save({"n": 1}, _RUNNING)
+    storage = storage_of(found.job_dir)
+    for url in [f"{found.job_dir}/status.json", *(f"{found.job_dir}/journal/{name}" for name in found.names())]:
+        storage.delete(url)
+    other = journals(proxy, tmp_path, "0" * 16, "two").open()  # its claim, the first again, is the lower one
+    other.load()
+    with pytest.raises(JobError, match="was removed while the job ran"):
+        journal.save({"n": 2})
+    other.save({"n": 1}, _RUNNING)
+    for one in (journal, other):
+        one.close()
+
+
 def test_snapshots_that_are_saved_at_once_are_deleted_without_the_thread(proxy: FaultyProxy, tmp_path: Path) -> None:
     found = journals(proxy, tmp_path)
     journal = found.open()
