@@ -1,6 +1,6 @@
 """`DeviceMeter`: the device that a model is on, and how much of its memory the process takes; imports no framework.
 
-The part of each framework makes one: torch/devices.py, keras/devices.py.
+The part of each framework makes one: torch/computation.py, keras/computation.py.
 
 `num_processors`: how many this process may use, by its container's limit, not by the size of the machine.
 """
