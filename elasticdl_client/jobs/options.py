@@ -263,6 +263,11 @@ def _check_values(command: str, options: Options) -> None:
         raise FlagError("Local jobs are in no cluster.", "Leave out --context, or --runtime=local.")
     if is_remote(options.job_dir):
         _check_stored(command, options)
+    elif options.envs or options.cluster_spec:
+        name = "envs" if options.envs else "cluster_spec"
+        raise FlagError(
+            f"--{name} is for a job with its --job_dir in storage.", "Leave it out, or give that --job_dir."
+        )
     elif options.job_dir and (options.runtime == Runtime.KUBERNETES or options.namespace or options.all_namespaces):
         raise FlagError("--job_dir is the directory of a local job.", "Leave it out for jobs of a cluster.")
     if options.namespace and options.all_namespaces:

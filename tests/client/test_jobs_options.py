@@ -58,6 +58,8 @@ def test_arguments_come_in_any_order_and_in_kubectls_spelling(command: str, argu
         ("list", "-n", "needs a value"),
         ("list", "-n a -n b", "given twice"),
         ("list", "-A -n a", "exclude each other"),
+        ("resume", "a --cluster_spec=c.py", "--cluster_spec is for a job with its --job_dir in storage"),
+        ("resume", "a --job_dir=/j --envs=A=b", "--envs is for a job with its --job_dir in storage"),
         ("list", "-o xml", "one of json, name, wide, yaml"),
         ("logs", "a -o yaml", "one of json"),
         ("logs", "a --role=boss", "not a pod of a job"),
