@@ -15,6 +15,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -182,13 +183,13 @@ _CONVERT = "Convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE."
 _NOT_TEXT = {  # the first bytes of a file → its kind, and what to do
     b"\x1f\x8b": ("compressed by gzip", _UNPACK),
     b"PK\x03\x04": ("a zip archive", _UNPACK),
-    b"BZh": ("compressed by bzip2", _UNPACK),
     b"\xfd7zXZ\x00": ("compressed by xz", _UNPACK),
     b"\x28\xb5\x2f\xfd": ("compressed by zstd", _UNPACK),
     b"\xff\xfe": ("in UTF-16", _CONVERT),
     b"\xfe\xff": ("in UTF-16", _CONVERT),
-    b"PAR1": ("a Parquet file", "Name it so that it ends in .parquet."),
 }
+_BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")  # its first three bytes alone may begin a text, too
+_PARQUET = b"PAR1"  # at both ends: the first column of a table may have that name
 
 
 def absolute_sources(origin: str) -> str:
@@ -272,7 +273,7 @@ def _check_kind(name: str, spec: JobSpec, source: str) -> None:
     if kind == "CSV" and header and files:
         delimiter = str(params.get("delimiter", "\t" if files[0].lower().endswith(".tsv") else ","))
         columns = _header(files[0], delimiter) if len(delimiter) == 1 else []
-        if "delimiter" not in params and len(columns) == 1:
+        if "delimiter" not in params and len(columns) == 1 and _wanted_columns(spec):
             _check_delimiter(name, files[0], columns[0])
         if columns:
             _check_columns(name, spec, files[0], columns)
@@ -295,10 +296,17 @@ def _header(path: str, delimiter: str) -> list[str]:
 
 def _check_is_text(name: str, path: str) -> None:
     with open(path, "rb") as file:
-        start = file.read(max(map(len, _NOT_TEXT)))
-    for magic, (kind, hint) in _NOT_TEXT.items():
-        if start.startswith(magic):
-            raise DataError(f"--{name}: {path} is {kind}, not a text in UTF-8.", hint)
+        start = file.read(16)
+        file.seek(-min(len(_PARQUET), len(start)), os.SEEK_END)
+        end = file.read()
+    found = next((one for magic, one in _NOT_TEXT.items() if start.startswith(magic)), None)
+    if _BZIP2.match(start):
+        found = "compressed by bzip2", _UNPACK
+    elif start.startswith(_PARQUET) and end == _PARQUET:
+        found = "a Parquet file", "Name it so that it ends in .parquet."
+    if found is not None:
+        kind, hint = found
+        raise DataError(f"--{name}: {path} is {kind}, not a text in UTF-8.", hint)
 
 
 def _check_delimiter(name: str, path: str, column: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import dataclasses
 import gzip
 import lzma
@@ -274,11 +275,13 @@ def test_a_module_needs_no_feed_where_a_label_is_named(spec: JobSpec, tmp_path: 
 def test_another_delimiter_is_named(spec: JobSpec, tmp_path: Path, delimiter: str) -> None:
     rows = tmp_path / "rows.csv"
     rows.write_text(f"city{delimiter}price\nKöln{delimiter}1,5\n")
+    check_local(dataclasses.replace(spec, training_data=str(rows)))  # a feed may split the rows itself
+    spec = dataclasses.replace(spec, label_column="price")
     said = refused(spec, DataError, training_data=str(rows))
     assert "have a single field" in said
     params = re.findall(r"--data_reader_params='(.*)'", said)
     check_local(dataclasses.replace(spec, training_data=str(rows), data_reader_params=params[0]))
-    rows.write_text("text\none; two\n")
+    rows.write_text("price\none; two\n")
     check_local(dataclasses.replace(spec, training_data=str(rows)))
 
 
@@ -286,9 +289,17 @@ def test_another_delimiter_is_named(spec: JobSpec, tmp_path: Path, delimiter: st
 def test_a_file_that_is_no_text_is_named_by_its_kind(spec: JobSpec, tmp_path: Path, name: str) -> None:
     rows, text = tmp_path / name, b"city,price\nBonn,1\n"
     kinds = {gzip.compress(text): "gzip", lzma.compress(text): "xz", text.decode().encode("utf-16"): "UTF-16"}
+    kinds |= {bz2.compress(text): "bzip2", bz2.compress(b""): "bzip2", b"PAR1\x15\x04\x15PAR1": "Parquet"}
     for content, kind in kinds.items():
         rows.write_bytes(content)
         assert kind in refused(spec, DataError, training_data=str(rows))
+
+
+@pytest.mark.parametrize("header", ["PAR1,PAR2", "BZh,city", "BZh91,city", "a"])
+def test_a_text_may_begin_like_a_file_of_another_kind(spec: JobSpec, tmp_path: Path, header: str) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text(f"{header}\n1,2\n")
+    check_local(dataclasses.replace(spec, training_data=str(rows)))
 
 
 def test_json_that_is_not_one_object_a_line_is_refused_with_its_first_line(spec: JobSpec, tmp_path: Path) -> None:
