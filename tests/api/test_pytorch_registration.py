@@ -48,6 +48,23 @@ def test_another_data_set_is_no_second_loader() -> None:
         assert "DataLoader" in refused.value.hint
 
 
+class Ring:
+    """A data set that knows itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+def test_a_data_set_that_holds_itself_is_compared_in_the_end() -> None:
+    controller = create_elastic_controller(BATCH, EPOCHS, state=Script().state)
+    controller.loader(Ring())
+    with pytest.raises(JobError, match="another data set"):
+        controller.loader(Ring())
+
+
 def test_a_loop_over_epochs_without_a_loader_is_refused_after_the_first() -> None:
     controller = create_elastic_controller(BATCH, EPOCHS, state=Script().state)
     with pytest.raises(JobError, match="no data yet"):
@@ -140,6 +157,42 @@ def test_an_object_of_the_users_own_may_hold_the_optimizer() -> None:
             with controller.step():
                 script.train(batch)
     assert_equal(script.values(), plain_loop(Script()))
+
+
+class Wrapping(torch.optim.Optimizer):
+    """An optimizer around another one, as the user's libraries have them."""
+
+    def __init__(self, inner: torch.optim.Optimizer, tells: bool) -> None:
+        super().__init__(inner.param_groups, {})
+        self._inner, self._tells = inner, tells
+
+    def step(self, closure: Any = None) -> Any:
+        return self._inner.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._inner.state_dict() if self._tells else super().state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        (self._inner if self._tells else super()).load_state_dict(state)
+
+
+def _train_wrapped(script: Script, tells: bool) -> None:
+    controller = create_elastic_controller(BATCH, EPOCHS, state=[script.bare, Wrapping(script.optimizer, tells)])
+    for _ in controller.epochs():
+        for batch in controller.loader(DATA):
+            with controller.step():
+                script.train(batch)
+
+
+def test_an_optimizer_may_be_in_the_state_of_one_around_it() -> None:
+    script = Script()
+    _train_wrapped(script, tells=True)
+    assert_equal(script.values(), plain_loop(Script()))
+
+
+def test_an_optimizer_that_the_one_around_it_says_nothing_of_is_refused() -> None:
+    with pytest.raises(ModelDefinitionError, match="Adam is not registered"):
+        _train_wrapped(Script(), tells=False)
 
 
 def test_an_error_of_ours_in_a_script_is_tried_twice_and_no_more(tmp_path: Path) -> None:

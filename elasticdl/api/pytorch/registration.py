@@ -31,18 +31,25 @@ def named_things(state: Any) -> Iterator[tuple[str, Any]]:
 
 def is_same_data(one: Any, other: Any) -> bool:
     """Return whether two data sets are one object, or of one type and made of the same objects and plain values."""
+    try:
+        return _is_same(one, other)
+    except RecursionError:  # it holds itself somewhere
+        return False
+
+
+def _is_same(one: Any, other: Any) -> bool:
     if one is other:
         return True
     if type(one) is not type(other):
         return False
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(is_same_data, one, other))
+        return len(one) == len(other) and all(map(_is_same, one, other))
     if isinstance(one, bool | int | float | str | bytes | range | Path):
         return bool(one == other)
     if inspect.isroutine(one) or not getattr(one, "__dict__", None):
         return False
     mine, others = vars(one), vars(other)
-    return mine.keys() == others.keys() and all(is_same_data(value, others[name]) for name, value in mine.items())
+    return mine.keys() == others.keys() and all(_is_same(value, others[name]) for name, value in mine.items())
 
 
 class OptimizerCheck:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,10 @@ class RegisteredState:
         """Return whether an optimizer's state is in here: its own, or possibly in an object of the script's own."""
         wrapped = (getattr(one, "optimizer", None) for one in self.optimizers)  # as accelerate does
         is_own = optimizer in self.optimizers or any(one is optimizer for one in wrapped)
-        return is_own or any(_is_of_script(_registered(thing)) for thing in self._objects.values())
+        if is_own or any(_is_of_script(_registered(thing)) for thing in self._objects.values()):
+            return True
+        told = {id(tensor) for one in self.optimizers for tensor in _tensors(one.state_dict())}  # by any wrapper's
+        return any(id(tensor) in told for tensor in _tensors(optimizer.state))
 
     def state(self) -> Arrays:
         """Copies of everything.
@@ -176,6 +179,15 @@ def _registered(known: Any) -> Any:
 def _is_of_script(thing: Any) -> bool:
     known = torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler | torch.amp.GradScaler
     return not isinstance(thing, known) and not type(thing).__module__.startswith("elasticdl.")
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Those in a state, as they are."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
 
 
 def _is_frozen(value: torch.Tensor) -> bool:
