@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import keras
@@ -44,7 +46,10 @@ def as_fitted(x: Any, y: Any, sample_weight: Any, class_weight: Mapping[int, flo
 def _weights_of(y: Any, class_weight: Mapping[int, float]) -> Any:
     """The weight of each sample: that of its class, 1 where none is given."""
     if tf.nest.is_nested(y):
-        raise FlagError("class_weight is for models with a single output.", "Give sample_weight, one for each output.")
+        raise FlagError(
+            f"class_weight is for a single array of labels, and y is a {type(y).__name__}.",
+            "Give the labels of a model with one output as an array; else sample_weight, one for each output.",
+        )
     labels = np.asarray(y)
     if labels.ndim > 1:
         labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
@@ -87,11 +92,19 @@ def split(training: Any, share: float) -> tuple[Any, Any]:
 def _sliceable(leaf: Any) -> Any:
     """An array of which rows can be cut; one of pandas by place, whatever its index."""
     leaf = getattr(leaf, "iloc", leaf)
-    return leaf.obj.to_numpy() if hasattr(leaf, "obj") else leaf if hasattr(leaf, "shape") else np.asarray(leaf)
+    leaf = leaf.obj.to_numpy() if hasattr(leaf, "obj") else leaf
+    if not np.ndim(leaf):
+        raise FlagError(
+            f"validation_split is for arrays, and there is a {type(leaf).__name__} in x or y.", "Give NumPy arrays."
+        )
+    return leaf if hasattr(leaf, "shape") else np.asarray(leaf)
 
 
-def write_callbacks(callbacks: Iterable[Any], path: Path) -> None:
+def write_callbacks(callbacks: Iterable[Any] | Any, path: Path) -> None:
     """Write callbacks for the workers, their relative paths as those of this process.
+
+    Args:
+        callbacks: as in Keras, a single one or None, too.
 
     Raises:
         ModelDefinitionError: one has no place in a job, or cannot be sent to another process.
@@ -99,13 +112,14 @@ def write_callbacks(callbacks: Iterable[Any], path: Path) -> None:
     of_job = [_anchored(one) for one in make_callbacks("elasticdl.fit", _as_list(callbacks))]
     for one in of_job:
         kind = type(one)
-        if kind.__module__ == "__main__":
-            raise ModelDefinitionError(
-                f"The callback {kind.__name__} is a class of this script or notebook, which no worker can import.",
-                "Put it into a module of its own, and import it from there.",
-            )
         try:
-            pickle.dumps(one)
+            _Checked(io.BytesIO()).dump(one)
+        except _OfScriptError as error:
+            raise ModelDefinitionError(
+                f"The callback {kind.__name__} needs {error}, which is of this script or notebook: no worker can "
+                "import it.",
+                "Put it into a module of its own, and import it from there.",
+            ) from error
         except Exception as error:
             raise ModelDefinitionError(
                 f"The callback {kind.__name__} cannot be sent to a worker: {error}",
@@ -114,14 +128,28 @@ def write_callbacks(callbacks: Iterable[Any], path: Path) -> None:
     path.write_bytes(pickle.dumps(of_job))
 
 
+class _OfScriptError(Exception):
+    """A class or function that no other process can import."""
+
+
+class _Checked(pickle.Pickler):
+    """Refuses what is written as the name of something in `__main__`."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            raise _OfScriptError(value.__qualname__)
+        return NotImplemented
+
+
 def read_callbacks(path: Path) -> list[Any]:
     """The inverse of `write_callbacks`."""
     found: list[Any] = pickle.loads(path.read_bytes())
     return found
 
 
-def _as_list(callbacks: Iterable[Any]) -> Callable[[], list[Any]]:
-    return lambda: list(callbacks)
+def _as_list(callbacks: Iterable[Any] | Any) -> Callable[[], list[Any]]:
+    is_single = callbacks is not None and not isinstance(callbacks, Iterable)
+    return lambda: [callbacks] if is_single else list(callbacks or ())
 
 
 def _anchored(callback: Any) -> Any:

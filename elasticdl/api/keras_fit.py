@@ -96,7 +96,7 @@ def fit(
     epochs: int = 1,
     validation_data: Any = None,
     validation_split: float = 0.0,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[Any] | Any = (),
     shuffle: bool = True,
     num_workers: int = 2,
     directory: str | os.PathLike[str] = "",

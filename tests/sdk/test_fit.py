@@ -17,7 +17,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import elasticdl
-from elasticdl.api.fit_arguments import as_fitted, split
+from elasticdl.api.fit_arguments import as_fitted, read_callbacks, split, write_callbacks
 from elasticdl.api.keras_fit import modules_of
 from elasticdl_client.errors import DataError, ElasticDLError, FlagError, ModelDefinitionError
 
@@ -137,6 +137,8 @@ REFUSED: dict[str, Callable[[], Attempt]] = {
     "of Keras": lambda: ((model_of(), X, Y), {"verbose": 0}, FlagError, "fit takes no verbose"),
     "all for validation": lambda: ((model_of(), X, Y), {"validation_split": 1.0}, FlagError, "leaves none"),
     "split of batches": lambda: ((model_of(), Batches(X, Y)), {"validation_split": 0.1}, FlagError, "is for arrays"),
+    "split of lists": lambda: ((model_of(), X, Y.tolist()), {"validation_split": 0.5}, FlagError, "a int in x or y"),
+    "weights of lists": lambda: ((model_of(), X, Y.tolist()), {"class_weight": {0: 2.0}}, FlagError, "y is a list"),
     "weights twice": lambda: (
         (model_of(), X, Y),
         {"sample_weight": Y, "class_weight": {0: 2.0}},
@@ -169,6 +171,24 @@ def test_what_cannot_be_fitted_is_refused_before_a_job_starts(
     with pytest.raises(kind, match=message):
         elasticdl.fit(*arguments, **options)
     assert not list(tmp_path.iterdir())
+
+
+def steps_down(epoch: int) -> float:
+    return 0.1 / (1 + epoch)
+
+
+def test_callbacks_may_hold_functions_of_modules_and_none_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callback = keras.callbacks.LearningRateScheduler(steps_down)
+    write_callbacks(callback, tmp_path / "one")
+    assert read_callbacks(tmp_path / "one")[0].schedule is steps_down
+    write_callbacks(None, tmp_path / "none")
+    assert read_callbacks(tmp_path / "none") == []
+    monkeypatch.setattr(steps_down, "__module__", "__main__")
+    with pytest.raises(ModelDefinitionError, match="needs steps_down, which is of this script or notebook"):
+        write_callbacks([callback], tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
 
 
 @keras.saving.register_keras_serializable("test_fit")
