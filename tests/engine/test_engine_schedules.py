@@ -155,8 +155,9 @@ def test_successors_continue_from_the_last_step_of_pods_that_are_asked_to_end_wi
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("num_workers", "num_processes"), [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize("loses_master", [False, True])
 def test_another_member_writes_the_last_checkpoint_if_the_writer_is_killed(
-    num_workers: int, num_processes: int, seed: int
+    num_workers: int, num_processes: int, loses_master: bool, seed: int
 ) -> None:
     job = plain_job(seed, num_workers, num_processes)
     with installed(job.room, job.members.__getitem__):
@@ -166,6 +167,8 @@ def test_another_member_writes_the_last_checkpoint_if_the_writer_is_killed(
             job.leave(worker)
         while job.room.written.begun is None:
             job.scheduler.step()
+        if loses_master:  # it plans no other group
+            job.stop_master(60.0)
         job.kill(job.room.written.begun[0], "Killed")
         while not all(process.is_over for process in told):
             job.scheduler.step()

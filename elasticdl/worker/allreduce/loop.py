@@ -105,6 +105,7 @@ class AllReduceLoop:
         Args:
             is_idle: no step is being made, so the model is whole.
         """
+        is_idle = self._session.shut_out() or is_idle  # a master that has ended, too, plans no group for the agreement
         self._reporter.drain(self._termination.reports_s)
         self._last.save(is_idle)
         self._link.say_farewell()

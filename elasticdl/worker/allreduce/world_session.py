@@ -192,6 +192,8 @@ class WorldSession:
         self._processes_per_worker = processes_per_worker
         self._world = pb.World()  # entered, or being formed; version 0: outside
         self._is_forming = False
+        self._door = threading.Lock()
+        self._is_outside = self._is_shut = False  # waits for a world; enters none any more
         self._rank = 0
         self._holds_model = self._is_last = self._is_alone = self._has_left = False
         self._leaving_pods: set[int] = set()  # as of the newest header
@@ -272,10 +274,15 @@ class WorldSession:
         """Enters the next world that the master plans with this worker, and takes the model over from its source.
 
         Returns:
-            False: the job is over.
+            False: the job is over, or `shut_out` was called.
         """
         while True:
+            self._is_outside = True
             world = self._await_world()
+            with self._door:
+                if self._is_shut:
+                    return False
+                self._is_outside = False
             if world is None:
                 return False
             try:
@@ -286,6 +293,16 @@ class WorldSession:
                 self._out(reason_of(error, world))
             else:
                 return True
+
+    def shut_out(self) -> bool:
+        """From another thread: a process that waits for a world enters none any more, and its model stays as it is.
+
+        Returns:
+            Whether it does.
+        """
+        with self._door:
+            self._is_shut = self._is_outside
+            return self._is_shut
 
     def leave(self, reason: str = "") -> None:
         """Leaves the world at a step's border.
@@ -534,7 +551,7 @@ class WorldSession:
         except GroupLost as error:
             self._group.abandon(str(error))
             raise
-        self._holds_model = True
+        self._holds_model, self._has_left = True, False
         self._leaving_pods = set()
         self._is_last, self._is_alone = self._ends_last(set()), len(set(self._pods())) == 1
         self._settle_pending()
