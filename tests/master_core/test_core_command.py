@@ -321,6 +321,7 @@ def test_arguments_that_the_script_refuses_twice_end_the_job() -> None:
         ["exit code 1: RuntimeError: CUDA error: device is busy"] * 3,
         ["exit code 1: RuntimeError: DataLoader worker (pid 7) exited unexpectedly"] * 3,
         ["exit code 1; its last lines:\nthe rate is wrong"] * 3,
+        ["exit code 1: s3://data/a.csv: 503 Slow Down.\n  → Check the URL, and the settings of its client."] * 3,
         [f"exit code 1: KeyError: {number}" for number in range(3)],
         ["killed by SIGSEGV"] * 3,
     ],

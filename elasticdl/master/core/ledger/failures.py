@@ -35,7 +35,7 @@ _ADVICE = "\n  → "  # stands between what is wrong and what to do about it
 _OF_USE = re.compile(rf"exit code \d+: .+{_ADVICE}")  # of ElasticDL's own, where a script uses it in another way
 _OF_ARGUMENTS = re.compile(r"exit code 2; its last lines:\n(?:.*\n)*\S+: error: .*$")  # argparse
 _OF_SURROUNDINGS = re.compile(
-    r"CUDA|cuDNN|NCCL|gloo|memory|connect|timed? ?out|unavailable|killed by|reach|replaced", re.IGNORECASE
+    r"CUDA|cuDNN|NCCL|gloo|memory|connect|timed? ?out|unavailable|killed by|reach|replaced|://", re.IGNORECASE
 )
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 MAX_SKIPS_TOLD = 20  # one by one; after that one of this number
