@@ -12,11 +12,14 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elasticdl_client.choices import DistributionStrategy, FrameworkName
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.flag_groups import COMPUTATION_DEFAULTS
-from elasticdl_client.job_spec import JobSpec
+
+if TYPE_CHECKING:
+    from elasticdl_client.job_spec import JobSpec  # takes a while, and old import paths need none of it
 
 _RUNTIME = frozenset({"elasticdl", "elasticdl_client", "elasticdl_preprocessing", "elasticai_api"})
 ALIAS = "model_zoo"  # `import model_zoo.x` is the zoo's x, also where its directory has another name

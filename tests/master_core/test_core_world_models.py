@@ -135,7 +135,7 @@ def test_there_is_a_sample_though_every_task_has_a_record_that_is_set_aside() ->
     tasks = script.job._work.tasks
     for task, shard in enumerate(tasks.slices):
         tasks.quarantine(task, (shard.start,))
-    assert script.ask(e.SampleRequested, 0, 7) == c.SampleGiven(Shard("training", 0, 10))
+    assert script.ask(e.SampleRequested, 0, 7) == c.SampleGiven(Shard("training", 0, 10), 0)
 
 
 def test_a_request_at_once_is_not_kept_waiting() -> None:
