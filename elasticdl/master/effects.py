@@ -20,7 +20,7 @@ from elasticdl.master.checkpoints import PsCalls, PsUnreachable
 from elasticdl.master.core import commands, events
 from elasticdl.master.core.values import DataKind, PodState
 from elasticdl.master.inbox import Inbox
-from elasticdl.master.journal import JournalWriteError, Superseded
+from elasticdl.master.journal import Superseded
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.protocol import Role, Shard
 from elasticdl.storage import versions
@@ -115,7 +115,7 @@ class Effects:
 
         Args:
             layout: of the model, as `messages.model_layout` makes it.
-            check_owner: see `Journal.check_owner`.
+            check_owner: raises `Superseded` if another master is known to own the job.
         """
         self._run(lambda: self._save_checkpoint(command, layout, check_owner))
 
@@ -212,8 +212,7 @@ class Effects:
         except Superseded:
             raise
         except ElasticDLError as error:
-            if not isinstance(error, JournalWriteError):  # else the files may be a successor's
-                versions.abandon(versions.directory_of(checkpoint_dir, command.version))
+            versions.abandon(versions.directory_of(checkpoint_dir, command.version))
             good = _last_good(checkpoint_dir)
             reason = f"the checkpoint of version {command.version} in {checkpoint_dir} failed: {error.what}; {good}"
             self.inbox.post(events.CheckpointFailed(command.version, reason))

@@ -204,30 +204,11 @@ def save_patiently(
     Raises:
         JournalWriteError: not written.
     """
-    _repeat(lambda: journal.save(snapshot, status), patience_s, stop)
-
-
-def check_owner_patiently(journal: Journal, patience_s: float, stop: threading.Event) -> None:
-    """Asks who owns the job, again and again while the journal is away: what waits for the answer is not lost by that.
-
-    Args:
-        journal: of the job.
-        patience_s: for so long.
-        stop: set: the attempt under way is the last.
-
-    Raises:
-        Superseded: another master owns it.
-        JournalWriteError: it is not known.
-    """
-    _repeat(journal.check_owner, patience_s, stop)
-
-
-def _repeat(verb: Callable[[], None], patience_s: float, stop: threading.Event) -> None:
     deadline = time.monotonic() + patience_s
     delay_s = _FIRST_DELAY_S
     while True:
         try:
-            return verb()
+            return journal.save(snapshot, status)
         except JournalWriteError as error:
             if time.monotonic() >= deadline or stop.is_set():
                 raise

@@ -7,6 +7,7 @@ decides nothing about the job.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -18,7 +19,7 @@ from elasticdl.cluster.cluster import Cluster
 from elasticdl.master.core import commands, events
 from elasticdl.master.core.values import Level
 from elasticdl.master.effects import Crashed, Effects, Listing, pod_changed, pods_listed
-from elasticdl.master.journal import Journal, JournalWriteError, check_owner_patiently, save_patiently
+from elasticdl.master.journal import Journal, JournalWriteError, save_patiently
 from elasticdl.master.pod_specs import PodView, to_job_status
 from elasticdl.master.tensorboard import NullWatcher, Watcher
 from elasticdl_client.errors import ElasticDLError
@@ -334,7 +335,9 @@ class Shell:
         save_patiently(self._journal, self.snapshot(), None, float("inf"), self._stop)
 
     def _check_owner(self) -> None:
-        check_owner_patiently(self._journal, self._patience_s, self._stop)
+        """Raise `Superseded` if another master owns the job; checkpoints continue while the journal is away."""
+        with contextlib.suppress(JournalWriteError):
+            self._journal.check_owner()
 
     def _save_once(self) -> None:
         try:
