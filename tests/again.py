@@ -2,14 +2,17 @@
 
     python -m tests.again OPTION_OF_PYTEST …
 
-A cluster has faults that are not ours: a daemon that is slow to come back, a pod that the kubelet forgets.  A test that
-fails and then passes alone is printed as flaky, with the output of both runs above, and fails no change.  Unit
-tests get no second chance: theirs is a fault of ours.
+A cluster has faults that are not ours: a daemon that is slow to come back, a pod that the kubelet forgets, a controller
+that evicts no pod any more after a moment without a node.  A test that fails and then passes alone is printed as flaky,
+with the output of both runs above, and fails no change.  Unit tests get no second chance: theirs is a fault of ours.
+
+ELASTICDL_FRESH_CLUSTER: a shell command that makes the cluster anew for the second run, where it may be.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -37,6 +40,8 @@ def run_with_second_chance(options: list[str]) -> int:
         if code != _TESTS_FAILED or not 0 < len(failed) <= MOST:
             return code
         print(f"==> {len(failed)} failed; once more, alone: {' '.join(failed)}", flush=True)
+        if make_anew := os.environ.get("ELASTICDL_FRESH_CLUSTER"):
+            subprocess.run(make_anew, shell=True, check=True)
         second = subprocess.run([*argv, "-n", "0", "--last-failed"]).returncode
         failed_twice = failed_tests(Path(directory))
         for name in failed:

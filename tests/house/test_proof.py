@@ -36,13 +36,14 @@ def test_bad():
 """
 
 
-def run(module: str, directory: Path, *options: str, shaky_after: int = 0, bad_after: int = 0) -> tuple[int, str]:
+def run(
+    module: str, directory: Path, *options: str, shaky_after: int = 0, bad_after: int = 0, **variables: str
+) -> tuple[int, str]:
     """The exit code and the output of a module that runs the suite in `directory`."""
     suite = directory / "test_suite.py"
     suite.write_text(SUITE.format(shaky_after=shaky_after, bad_after=bad_after))
-    done = subprocess.run(
-        [sys.executable, "-m", module, str(suite), *options], cwd=REPOSITORY, capture_output=True, text=True
-    )
+    argv, environment = [sys.executable, "-m", module, str(suite), *options], {**os.environ, **variables}
+    done = subprocess.run(argv, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -58,6 +59,13 @@ def test_what_fails_on_the_cluster_is_run_once_more_alone_and_named(tmp_path: Pa
     assert output.splitlines()[-1].startswith("flaky: ")
     assert output.splitlines()[-1].endswith("test_suite.py::test_shaky")
     assert "assert 1 > 1" in output  # the message of the first run
+
+
+@pytest.mark.parametrize(("shaky_after", "is_made"), [(0, False), (1, True)])
+def test_the_second_run_may_have_a_fresh_cluster(tmp_path: Path, shaky_after: int, is_made: bool) -> None:
+    fresh = tmp_path / "fresh"
+    code, _ = run("tests.again", tmp_path, shaky_after=shaky_after, ELASTICDL_FRESH_CLUSTER=f"touch '{fresh}'")
+    assert (code, fresh.exists()) == (0, is_made)
 
 
 def test_what_fails_twice_fails(tmp_path: Path) -> None:
