@@ -10,47 +10,23 @@ import numpy.typing as npt
 
 from elasticdl.collective import Reduction
 from elasticdl.ps.applied import MinibatchName
+from elasticdl.worker.allreduce.replica import EndingGroup
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan, StepProposal
 from elasticdl.worker.allreduce.world_session import Ledger, ReplicaState, WorldEnded
 
 
-class StepGroup(Protocol):
+class StepGroup(EndingGroup, Protocol):
     """The part of `WorldSession` that a script's controller uses."""
 
-    ledger: Ledger
     most_parts: int
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def is_last(self) -> bool: ...
-
-    @property
-    def is_alone(self) -> bool: ...
-
-    @property
-    def has_left(self) -> bool: ...
-
-    @property
-    def holds_all(self) -> bool: ...
 
     def start(self) -> None: ...
 
     def enter(self) -> bool: ...
 
-    def leave(self, reason: str = "") -> None: ...
-
     def abandon(self, reason: str, is_model_whole: bool = True) -> WorldEnded: ...
 
     def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan: ...
-
-    def collect(self) -> dict[str, npt.NDArray[Any]]: ...
-
-    def part(self) -> bool: ...
 
     def begin_reduce(self, buffer: Any) -> Reduction: ...
 

@@ -1,4 +1,4 @@
-"""What a script has given to its controller, and what it has forgotten: data sets, named states, optimizers."""
+"""Checks of a script's setup: the same data set in each epoch, named states, optimizers that are not registered."""
 
 from __future__ import annotations
 
