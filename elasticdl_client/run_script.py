@@ -131,6 +131,8 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> ScriptJob:
     is_local = parse("runtime", values["runtime"], Runtime.KUBERNETES) is Runtime.LOCAL
     _check_image(command, values, notes, is_local=is_local)
     base = Path(str(values.get("model_zoo" if is_local else "code") or ".")).expanduser()
+    if not is_local and not command.is_module:
+        command = dataclasses.replace(command, script=_within(base, command.script, is_code=bool(values.get("code"))))
     program = _find(command, base, is_local=is_local)
     values.setdefault("job_name", job_name_of(command.script, is_module=command.is_module))
     values["job_command"] = shlex.join(command.words)
@@ -207,6 +209,25 @@ def _check_image(command: _Command, values: Mapping[str, object], notes: Sequenc
         "`elasticdl zoo init` and `elasticdl zoo build . --image=REGISTRY/NAME:TAG` make one of this folder; with "
         "--code=. any image with ElasticDL will do. Or --runtime=local: processes of this machine, no image.",
     )
+
+
+def _within(base: Path, script: str, *, is_code: bool) -> str:
+    """Return a script's path in the pods, whose current directory holds what `base` does.
+
+    It may be a path from `base`, or one of this machine, as shells complete it, that lies in `base`.
+    """
+    file = Path(script).expanduser()
+    if ((base / script).exists() and not file.is_absolute()) or not file.exists():
+        return script
+    place, root = file.resolve(), base.resolve()
+    if place.is_relative_to(root):
+        return str(place.relative_to(root))
+    if is_code:
+        raise FlagError(
+            f"{script} is not in --code={base}, the directory that the pods get.",
+            f"Give the path of a script in it, or --code={file.parent}.",
+        )
+    return script
 
 
 def _find(command: _Command, base: Path, *, is_local: bool) -> _Program:

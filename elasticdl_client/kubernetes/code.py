@@ -12,7 +12,9 @@ import base64
 import gzip
 import hashlib
 import io
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -129,6 +131,13 @@ def pack(spec: JobSpec) -> Archive:
             archive.addfile(entry, io.BytesIO(content))
     if not sizes:
         raise FlagError(f"--code={directory} holds no file that git does not ignore.", "Name another directory.")
+    for word in shlex.split(spec.job_command)[:2]:  # the program, or Python and its script
+        script = os.path.normpath(word)
+        if script not in sizes and not os.path.isabs(script) and (root / script).is_file():
+            raise FlagError(
+                f"{script} is not among the files that --code={directory} takes to the pods: git ignores it.",
+                f"`git check-ignore -v {script}` names the rule; remove it, or end it with !{script}.",
+            )
     data = buffer.getvalue()
     if len(data) > limit:
         raise _too_large(spec, f"{len(data) / 2**20:.1f} MiB, compressed", sizes)

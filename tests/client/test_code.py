@@ -65,6 +65,14 @@ def test_what_git_does_not_ignore_is_packed_in_a_repository_and_in_none(project:
     assert files_of(packed(project)) == PACKED
 
 
+def test_a_script_that_git_ignores_is_refused(project: Path) -> None:
+    (project / ".gitignore").write_text("scratch/\n")
+    (project / "scratch").mkdir()
+    (project / "scratch" / "train.py").write_text("")
+    with pytest.raises(FlagError, match=r"scratch/train.py is not among the files .* git ignores it"):
+        packed(project, job_command="python ./scratch/train.py --lr=1", model_def="")
+
+
 def test_without_git_a_gitignore_is_an_error_and_else_caches_are_left_out(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,6 +195,27 @@ def test_a_script_of_the_image_is_not_looked_for_here() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "script", ["train.py", "./train.py", "src/train.py", "../{name}/src/train.py", "{here}/src/train.py"]
+)
+def test_a_script_of_the_code_has_its_path_there_or_one_of_this_machine(project: Path, script: str) -> None:
+    (project / "src").mkdir()
+    (project / "train.py").rename(project / "src" / "train.py")
+    given = script.format(here=project, name=project.name)
+    spec = job("--image_name=i", "--code=src", given, "--lr=1")
+    assert spec.job_command in ("python train.py --lr=1", "python ./train.py --lr=1")
+
+
+def test_a_script_outside_of_the_code_is_refused_and_one_of_the_image_is_not(project: Path) -> None:
+    (project / "src").mkdir()
+    error = refused("--image_name=i", "--code=src", f"{project}/train.py")
+    assert f"{project}/train.py is not in --code=src, the directory that the pods get." in str(error)
+    assert f"--code={project}" in str(error)
+    kubernetes = ("--runtime=kubernetes", "--image_name=i")
+    assert job(*kubernetes, f"{project}/train.py").job_command == "python train.py"  # the image is made of this folder
+    assert job(*kubernetes, "--num_workers=1", __file__).job_command == f"python {__file__}"
+
+
 def test_a_script_of_the_image_that_would_run_once_for_each_gpu_is_noted() -> None:
     def notes(*flags: str) -> list[str]:
         found = read(["--image_name=i", *flags, "/app/train.py"], {}).given.notes
