@@ -225,8 +225,10 @@ def _message(pod: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     parts = ["Terminating"] if is_going(pod) else []
     state = container(pod).get("state") or {}
     waiting, terminated = state.get("waiting"), state.get("terminated")
-    disrupted = _condition(status, "DisruptionTarget", "True")
-    if disrupted:  # PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager, TerminationByKubelet, …
+    disrupted = _condition(status, "DisruptionTarget", "True") or _condition(status, "TerminationTarget", "True")
+    if (
+        disrupted
+    ):  # PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager, TerminationByKubelet, Kueue's …
         parts.append(_joined(disrupted))
     elif status.get("phase") == "Failed" and status.get("reason"):  # Evicted, NodeLost, DeadlineExceeded
         parts.append(_joined(status))

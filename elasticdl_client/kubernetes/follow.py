@@ -19,6 +19,7 @@ from elasticdl_client.job_status import Ended, JobPhase, JobStatus
 from elasticdl_client.jobs.cluster_logs import PodLogs
 from elasticdl_client.kubernetes import api, events, names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.resources import why_gated
 from elasticdl_client.progress import Display
 from elasticdl_client.report import print_end
 from elasticdl_client.script_output import ScriptOutput, Shown
@@ -187,7 +188,10 @@ class ClusterFollower:
             self._said = ""
 
     def _why_pending(self, pod: Any) -> str:
-        """After "pending": the message of the scheduler or, in Events while it makes the container, of the kubelet."""
+        """After "pending": its queue or gates, or the message of the scheduler or, in Events while it makes the
+        container, of the kubelet."""
+        if gated := why_gated(self._connection.client.sanitize_for_serialization(pod)):
+            return f": {gated}"
         for condition in pod.status.conditions or []:
             if condition.type == "PodScheduled" and condition.status == "False":
                 return f": {condition.reason}: {condition.message}"

@@ -228,14 +228,17 @@ def add_tolerations(pod_spec: dict[str, Any], tolerations: list[dict[str, Any]])
 
 
 def why_gated(pod: Mapping[str, Any]) -> str:
-    """Return what a pod with scheduling gates waits for; empty for one without any."""
+    """Return what holds a pod back from being scheduled; empty if nothing does.
+
+    A client library that is older than the field shows no gates, only the reason of the condition.
+    """
     gates = [str(gate["name"]) for gate in (pod.get("spec") or {}).get("schedulingGates") or []]
-    if not gates:
-        return ""
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    is_gated = any(one["status"] == "False" and one.get("reason") == "SchedulingGated" for one in conditions)
     queue = (pod["metadata"].get("labels") or {}).get(QUEUE_LABEL, "")
-    if queue and any(gate in _QUEUE_GATES for gate in gates):
+    if queue and (any(gate in _QUEUE_GATES for gate in gates) or (is_gated and not gates)):
         return f"waiting in queue {queue}"
-    return f"waiting for its scheduling gates: {', '.join(gates)}"
+    return f"waiting for its scheduling gates: {', '.join(gates)}" if gates else ""
 
 
 def _parts(text: str) -> list[str]:

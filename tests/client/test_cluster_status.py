@@ -84,11 +84,17 @@ def test_only_what_runs_is_counted_as_running(cluster: ApiServer, run: Run) -> N
 
 
 @pytest.mark.parametrize(
-    "reason",
-    ["PreemptionByScheduler", "EvictionByEvictionAPI", "DeletionByTaintManager", "TerminationByKubelet"],
+    ("kind", "reason"),
+    [
+        ("DisruptionTarget", "PreemptionByScheduler"),
+        ("DisruptionTarget", "EvictionByEvictionAPI"),
+        ("DisruptionTarget", "DeletionByTaintManager"),
+        ("DisruptionTarget", "TerminationByKubelet"),
+        ("TerminationTarget", "WorkloadEvictedDueToPreempted"),
+    ],
 )
-def test_a_disrupted_pod_says_by_what(cluster: ApiServer, run: Run, reason: str) -> None:  # noqa: F811
-    target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "it had to go"}
+def test_a_disrupted_pod_says_by_what(cluster: ApiServer, run: Run, kind: str, reason: str) -> None:  # noqa: F811
+    target = {"type": kind, "status": "True", "reason": reason, "message": "it had to go"}
     show(cluster, "worker-0", "Failed", {"terminated": {"exitCode": 137}}, conditions=[target])
     assert found(run)["worker-0"]["message"] == f"{reason}: it had to go"
 
@@ -106,13 +112,31 @@ class Told(Display):
         """Nothing is open."""
 
 
-def test_a_waiting_client_sees_why_the_master_is_not_created(cluster: ApiServer) -> None:
-    creating(cluster, "master")
-    cluster.add_event("master", "00:02:00", "FailedMount", NOT_FOUND)
+def first_line() -> str:
+    """Of a client that follows the job."""
     flags = {"job_name": "job", "namespace": NAMESPACE, "image_name": "i", "model_def": "m.m", "training_data": "/d"}
     with pytest.raises(EOFError) as said:
         ClusterFollower(connect(), JobSpec.from_flags("train", flags), Told()).follow()
-    assert str(said.value) == f"The master's pod is pending: FailedMount: {NOT_FOUND}"
+    return str(said.value)
+
+
+def test_a_waiting_client_sees_why_the_master_is_not_created(cluster: ApiServer) -> None:
+    creating(cluster, "master")
+    cluster.add_event("master", "00:02:00", "FailedMount", NOT_FOUND)
+    assert first_line() == f"The master's pod is pending: FailedMount: {NOT_FOUND}"
+
+
+@pytest.mark.parametrize("shows_gates", [True, False])
+def test_a_waiting_client_names_the_queue_that_holds_the_master_back(cluster: ApiServer, shows_gates: bool) -> None:
+    message = "Scheduling is blocked due to non-empty scheduling gates"
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": message}
+    cluster.add_pod("master", [], phase="Pending")
+    pod = cluster.pods["elasticdl-job-master"]
+    pod["status"] = {"phase": "Pending", "conditions": [gated]}
+    pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team-a"
+    if shows_gates:
+        pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    assert first_line() == "The master's pod is pending: waiting in queue team-a"
 
 
 def test_the_environment_names_namespace_and_context_of_a_job_command(

@@ -207,3 +207,8 @@ def test_a_gated_pod_waits_in_its_queue_or_for_its_gates() -> None:
     assert why_gated(gated) == "waiting for its scheduling gates: example.com/approval"
     gated["spec"]["schedulingGates"] = []
     assert why_gated(gated) == ""
+    # Read by a client that is older than the field.
+    gated["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}
+    assert why_gated(gated) == "waiting in queue team-a"
+    gated["status"]["conditions"][0]["reason"] = "Unschedulable"
+    assert why_gated(gated) == ""
