@@ -103,6 +103,7 @@ class Pod:
     pid: int = 0  # local runtime only
     node: str = ""  # where it is; empty before it has a place, and in the local runtime
     has_slot: bool = False  # local runtime only: there is room for it, it runs or is about to
+    queue: str = ""  # that has not admitted it yet
 
 
 class CannotResize(ElasticDLError):

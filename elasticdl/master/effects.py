@@ -279,6 +279,7 @@ def _pod_changed(pod: Pod, phase: PodState) -> events.PodChanged:
         blocked=pod.blocked,
         node=pod.node,
         has_slot=pod.has_slot,
+        queue=pod.queue,
     )
 
 

@@ -38,6 +38,7 @@ def settings_of(spec: JobSpec) -> JobSettings:
         min_gain=spec.min_gain,
         scaling_window=spec.scaling_window,
         num_ps=0 if is_local else spec.num_ps_pods,
+        has_queue=bool(spec.queue),
         has_training_data=bool(spec.training_data) or runs_command,
         has_validation_data=bool(spec.validation_data) and not runs_command,
         has_prediction_data=bool(spec.prediction_data),

@@ -227,18 +227,27 @@ def add_tolerations(pod_spec: dict[str, Any], tolerations: list[dict[str, Any]])
         pod_spec["tolerations"] = kept + tolerations
 
 
-def why_gated(pod: Mapping[str, Any]) -> str:
-    """Return what holds a pod back from being scheduled; empty if nothing does.
+def queue_of_gated(pod: Mapping[str, Any]) -> str:
+    """Return the queue that has not admitted a pod yet; empty for any other pod.
 
     A client library that is older than the field shows no gates, only the reason of the condition.
     """
-    gates = [str(gate["name"]) for gate in (pod.get("spec") or {}).get("schedulingGates") or []]
+    gates, queue = _gates(pod), (pod["metadata"].get("labels") or {}).get(QUEUE_LABEL, "")
     conditions = (pod.get("status") or {}).get("conditions") or []
     is_gated = any(one["status"] == "False" and one.get("reason") == "SchedulingGated" for one in conditions)
-    queue = (pod["metadata"].get("labels") or {}).get(QUEUE_LABEL, "")
-    if queue and (any(gate in _QUEUE_GATES for gate in gates) or (is_gated and not gates)):
+    return queue if any(gate in _QUEUE_GATES for gate in gates) or (is_gated and not gates) else ""
+
+
+def why_gated(pod: Mapping[str, Any]) -> str:
+    """Return what holds a pod back from being scheduled; empty if nothing does."""
+    if queue := queue_of_gated(pod):
         return f"waiting in queue {queue}"
+    gates = _gates(pod)
     return f"waiting for its scheduling gates: {', '.join(gates)}" if gates else ""
+
+
+def _gates(pod: Mapping[str, Any]) -> list[str]:
+    return [str(gate["name"]) for gate in (pod.get("spec") or {}).get("schedulingGates") or []]
 
 
 def _parts(text: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from elasticdl.cluster.cluster import EndReason, Pod, PodPhase, explained, shows_error_of_script
 from elasticdl.protocol import Role
 from elasticdl_client.kubernetes.names import INDEX_LABEL, ROLE_LABEL
-from elasticdl_client.kubernetes.resources import why_gated
+from elasticdl_client.kubernetes.resources import queue_of_gated, why_gated
 
 Object = dict[str, Any]
 
@@ -94,6 +94,7 @@ def read_pod(pod: Object) -> Pod | None:
         restarts=(_main(pod) or {}).get("restartCount", 0),
         blocked=blocked,
         node=(pod.get("spec") or {}).get("nodeName") or "",
+        queue=queue_of_gated(pod) if phase is PodPhase.PENDING else "",
     )
 
 

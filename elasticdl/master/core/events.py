@@ -361,6 +361,7 @@ class PodChanged:
         blocked: why a pending pod cannot start without intervention (an image that cannot be pulled); else empty.
         node: where it is, if the cluster has nodes.
         has_slot: there is room for it, where the cluster has no nodes.
+        queue: that has not admitted it yet.
     """
 
     name: str
@@ -374,6 +375,7 @@ class PodChanged:
     blocked: str = ""
     node: str = ""
     has_slot: bool = False
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class JobSettings:
         max_workers: the number follows the gain from `num_workers` up to this; 0: it is fixed.
         min_gain: the least that another worker must add, as a share of what one computes alone.
         scaling_window: seconds over which a rate is measured before the number changes.
+        has_queue: pods are admitted by a queue, in an order of its own.
         long_poll: after this long a request for a lease is answered with `NoLeaseNow`.
     """
 
@@ -52,6 +53,7 @@ class JobSettings:
     min_gain: float = 0.3
     scaling_window: float = 30.0
     num_ps: int = 1
+    has_queue: bool = False
     has_training_data: bool = True
     has_validation_data: bool = False
     has_prediction_data: bool = False

@@ -39,6 +39,7 @@ MAX_REASONS = 20  # reported, for which a pod waits
 _NUMBERS = re.compile(r"[0-9a-f]*\d[0-9a-f]*")  # decimal and hexadecimal: counts, ids of sandboxes
 _REASONS_TO_REPLACE = (EventKind.WORKER_HUNG, EventKind.WORKER_SLOW, EventKind.LEASE_LOST)
 _NEAR_LIMIT = 0.9  # of a pod's memory
+_GIVE_WAY_S = 10.0  # a queue with quota admits a pod within a second or two
 
 
 FleetEvent = (
@@ -556,10 +557,47 @@ class Fleet:
                     if self._is_silent(worker.heard_at, clock) and not worker.has_ended:
                         self.hangs.is_silent(worker.id, record.state, clock)
                 self._replace(record, why, clock)
+        self._give_way(clock)
         slow = self._stragglers.find(clock)
         slow_pod = None if slow is None else self.pods.of_worker(slow.worker_id)
         if slow is not None and slow_pod is not None and not slow_pod.is_leaving:
             self._replace(slow_pod, slow.why, clock)
+
+    def _give_way(self, clock: float) -> None:
+        """Take workers back whose quota a server waits for: without it they have nothing to do.
+
+        Those that wait in the queue, too, go as well, for they may be older than the server; their successors are
+        created when it has a place.
+        """
+        waiting = [
+            server
+            for server in self.pods.servers()
+            if server.queued_since is not None and clock - server.queued_since > _GIVE_WAY_S
+        ]
+        if not waiting:
+            return
+        workers = self.pods.living(Role.WORKER)
+        placed = sorted((w for w in workers if w.has_node), key=lambda w: (self._use_of(w, clock), -w.index))
+        num_leaving = sum(r.is_leaving and r.has_node for r in self.pods.existing())
+        given = [w for w in workers if not w.has_node] + placed[: max(0, len(waiting) - num_leaving)]
+        for server in waiting:
+            server.queued_since = clock
+        for record in given:
+            self._release(record, waiting[0], clock)
+        if given:
+            self._out.persist()
+            names = f"{', '.join(one.subject for one in given)}: asked to end"
+            self._out.log(f"{names}, for {waiting[0].name} waits in the queue for quota", Level.WARNING)
+
+    def _release(self, record: PodRecord, server: PodRecord, clock: float) -> None:
+        record.is_leaving = record.is_released = True
+        self.pods.touch_slot(record)
+        text = f"gives its quota to {server.subject}"
+        cause = self._out.events.add(
+            EventKind.POD_DRAINING, record.subject, text, self._out.events.newest(server.subject)
+        )
+        self._out.add(DeletePod(record.name))
+        self.pods.succeed(record, clock, cause)
 
     def _why_replaced(self, record: PodRecord, clock: float) -> str:
         """Why a pod must be replaced; empty when it need not be."""

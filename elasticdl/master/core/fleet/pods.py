@@ -36,6 +36,7 @@ class PodRecord:
         gone_uids: of earlier pods of this name; changes of these are ignored.
         is_leaving: it was ended from outside; nothing counts on it.
         is_released: so it was because its slot is not wanted any more: a worker finishes its minibatch first.
+        queued_since: when a queue was first seen to hold it back; None: none does.
         is_scheduled: there is a node or a slot for it, where it may not run yet.
         running_since: None until it runs.
         state: of its process while it runs, where the cluster says so, such as "stopped by SIGSTOP".
@@ -56,6 +57,7 @@ class PodRecord:
     gone_uids: list[str] = field(default_factory=list)
     is_leaving: bool = False
     is_released: bool = False
+    queued_since: float | None = None
     is_scheduled: bool = False
     running_since: float | None = None
     state: str = ""
@@ -122,6 +124,11 @@ class Pods:
     def living(self, role: Role) -> list[PodRecord]:
         """Those that count: created, not ended, not leaving."""
         return [record for record in self._records.values() if record.role is role and not record.is_leaving]
+
+    def servers(self) -> list[PodRecord]:
+        """Those of the parameter servers that count, in a time that does not grow with the number of workers."""
+        found = (self.get(Role.PS, index) for index in range(self._settings.num_ps))
+        return [record for record in found if record is not None and not record.is_leaving]
 
     def in_slots(self, slots: Set[int]) -> dict[int, PodRecord]:
         """The pods of workers that count, by slot."""
@@ -310,7 +317,11 @@ class Pods:
         if clock < self._soonest:
             return []
         commands = []
-        for pending in [p for p in self._pending.values() if p.due_at <= clock]:
+        due = [p for p in self._pending.values() if p.due_at <= clock]
+        servers_first = bool(due) and self._servers_come_first
+        for pending in due:
+            if servers_first and pending.role is Role.WORKER:
+                continue
             if pending.index is not None and self.get(pending.role, pending.index) is not None:
                 continue  # the old pod of that name has not ended yet
             self._unplan(pending)
@@ -319,6 +330,16 @@ class Pods:
             commands.append(CreatePod(record.name, record.role, record.index, record.slot, factor))
         self._soonest = min((pending.due_at for pending in self._pending.values()), default=float("inf"))
         return commands
+
+    @property
+    def _servers_come_first(self) -> bool:
+        """Whether a worker that is created now may get the quota that a server needs.
+
+        A queue need not admit pods in the order of their creation: Kueue's ages are whole seconds.
+        """
+        if self._settings.has_queue:
+            return sum(server.has_node for server in self.servers()) < self._settings.num_ps
+        return any(server.queued_since is not None for server in self.servers())
 
     def _record(self, pending: Pending) -> PodRecord:
         role, slot, index = pending.role, pending.slot, pending.index
@@ -382,6 +403,7 @@ class Pods:
         self._touch(record.role, record.slot)
         record.uid = event.uid
         record.is_scheduled = bool(event.node) or event.has_slot
+        record.queued_since = (clock if record.queued_since is None else record.queued_since) if event.queue else None
         if event.phase is PodState.RUNNING or event.exit_code is not None:
             self._has_run.add(record.role)
         if event.phase is PodState.RUNNING and record.running_since is None:
