@@ -36,6 +36,7 @@ _NO_IMAGE = re.compile(r"ErrImageNeverPull|InvalidImageName|ImageInspectError|In
 _GATE = re.compile(r"waiting (in queue (?P<queue>\S+)|for its scheduling gates: (?P<gates>.+))")
 _RIGHT = re.compile(r"has no right to|cannot \w+ resource|serviceaccount \"?[\w.-]+\"? not found", re.IGNORECASE)
 _IMAGE = re.compile(r"[Ii]mage \\?\"(?P<image>[^\"\\]+)\\?\"")
+_MIN_GATED_SECONDS = 10.0  # every pod of a queue is gated at first, until it is admitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +265,12 @@ def waiting_pods(facts: Facts) -> Iterator[Diagnosis]:
         wait = why_refused(event.message, role) if refused else why_waiting(event.message, role)
         if wait is None and event.kind is EventKind.POD_BLOCKED:
             wait = Wait(Trouble.CONTAINER_NOT_CREATED, "cannot start", "The message says what is missing.", {})
-        if wait is not None:
-            yield _diagnosis(facts, event, wait)
+        if wait is None:
+            continue
+        found = _diagnosis(facts, event, wait)
+        is_gated = wait.trouble is Trouble.SCHEDULING_GATED
+        if not is_gated or found.cost.is_open or found.cost.slot_seconds >= _MIN_GATED_SECONDS:
+            yield found
 
 
 def _diagnosis(facts: Facts, event: JobEvent, wait: Wait) -> Diagnosis:

@@ -204,6 +204,17 @@ def test_why_a_pod_waited_is_kept_after_it_ran() -> None:
     assert found[Trouble.QUOTA_EXCEEDED].subject == "worker-1"
 
 
+@pytest.mark.parametrize(("seconds", "is_trouble"), [(2, False), (20, True)])
+def test_a_queue_holds_each_pod_back_for_a_moment(seconds: int, is_trouble: bool) -> None:
+    log = Log()
+    pending = log.add(EventKind.POD_PENDING, "worker-0", "waiting in queue team-a")
+    for _ in range(seconds - 1):
+        log.add(EventKind.LEASE_LOST, "worker-1")
+    log.add(EventKind.POD_RUNNING, "worker-0", "", pending)
+    found = [one for one in diagnosed(log) if one.trouble is Trouble.SCHEDULING_GATED]
+    assert [one.cost.slot_seconds for one in found] == [seconds] * is_trouble
+
+
 def test_a_blocked_pod_that_ended_the_job_is_fatal() -> None:
     log = Log()
     text = 'ImagePullBackOff: Back-off pulling image "digits:typo"'
