@@ -26,10 +26,13 @@ from tests.e2e_kubernetes.waiting import wait_until
 ENDED = (JobPhase.SUCCEEDED, JobPhase.FAILED)
 
 
+_CLIENT = (sys.executable, "-m", "elasticdl_client.main")
+
+
 def elasticdl(*arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
     """A command of the client, run to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "elasticdl_client.main", *arguments],
+        [*_CLIENT, *arguments],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, "COLUMNS": "160"},
     )  # fmt: skip
 
@@ -59,10 +62,18 @@ class KubernetesJob:
         return done
 
     def try_to_submit(self) -> subprocess.CompletedProcess[str]:
-        flags = {"job_name": self.name, "namespace": self.namespace, **self.flags}
-        done = elasticdl(self.command, *(f"--{name}={value}" for name, value in flags.items()))
+        done = elasticdl(*self._submission())
         self.output += [f"$ elasticdl {self.command}", *(done.stdout + done.stderr).splitlines()]
         return done
+
+    def submit_and_follow(self) -> subprocess.Popen[bytes]:
+        """Return the client of a submission with --wait, which prints until the job has ended."""
+        command = [*_CLIENT, *self._submission(), "--wait=true"]
+        return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def _submission(self) -> list[str]:
+        flags = {"job_name": self.name, "namespace": self.namespace, **self.flags}
+        return [self.command, *(f"--{name}={value}" for name, value in flags.items())]
 
     def submit(self) -> KubernetesJob:
         done = self.try_to_submit()

@@ -11,6 +11,8 @@ from submission_scene import KINDS, Scene
 from elasticdl_client.jobs.cluster_objects import list_objects
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.rbac import MASTER_RIGHTS, USER_RIGHTS, Right
+from tests.e2e_kubernetes.locks import one_at_a_time
+from tests.e2e_kubernetes.queue import local_queue, local_queues
 
 pytestmark = pytest.mark.cluster
 
@@ -118,31 +120,13 @@ def test_a_field_of_a_worker_that_the_api_refuses_is_named_before_anything_is_ma
 
 
 def test_a_queue_needs_kueue_and_must_be_there(scene: Scene) -> None:
-    refused(scene, "--queue=team-a: there is no Kueue in the cluster", queue="team-a")
-    names = {"kind": "LocalQueue", "plural": "localqueues", "singular": "localqueue"}
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    version = {"name": "v1beta1", "served": True, "storage": True, "schema": schema}
-    annotations = {"api-approved.kubernetes.io": "unapproved, a part of Kueue's"}
-    scene.apply(
-        {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": "localqueues.kueue.x-k8s.io", "annotations": annotations},
-            "spec": {"group": "kueue.x-k8s.io", "scope": "Namespaced", "names": names, "versions": [version]},
-        }
-    )
-    try:
-        definition = "crd/localqueues.kueue.x-k8s.io"
-        scene.kubectl("wait", "--for=condition=Established", definition, "--timeout=60s")
-        while "kueue.x-k8s.io" not in scene.kubectl("get", "--raw", "/apis"):
-            pass
-        refused(scene, f"there is no LocalQueue team-a in the namespace {scene.namespace}", queue="team-a")
-        queue = {"name": "team-a", "namespace": scene.namespace}
-        scene.apply({"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "LocalQueue", "metadata": queue})
-        done = scene.train(queue="team-a")
-        assert done.returncode == 0, done.stderr
-    finally:
-        scene.kubectl("delete", "crd", "localqueues.kueue.x-k8s.io")
+    with one_at_a_time("kueue"):
+        refused(scene, "--queue=team-a: there is no Kueue in the cluster", queue="team-a")
+        with local_queues():
+            refused(scene, f"there is no LocalQueue team-a in the namespace {scene.namespace}", queue="team-a")
+            scene.apply(local_queue("team-a", scene.namespace))
+            done = scene.train(queue="team-a")
+            assert done.returncode == 0, done.stderr
 
 
 def test_kubectl_applies_what_yaml_writes(scene: Scene) -> None:
