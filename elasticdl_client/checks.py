@@ -104,7 +104,7 @@ def check_writable_directory(path: str) -> str:
     wrong = check_readable_path(path)
     if wrong or not is_remote(path) or KINDS[scheme_of(path)].can_write:
         return wrong
-    return "is the URL of storage that cannot be written"
+    return f"is the URL of storage that cannot be written: {KINDS[scheme_of(path)].read_only}"
 
 
 def check_url_of_directory(url: str) -> str:

@@ -25,20 +25,26 @@ class StorageKind:
         requirement: for pip.
         extra: of elasticdl2 that holds the requirement; empty: there is none.
         can_list: whether it has directories; without, a URL names one file.
-        can_write: whether files can be published.
+        read_only: why no file can be published; empty: files can.
     """
 
     module: str
     requirement: str
     extra: str = ""
     can_list: bool = True
-    can_write: bool = True
+    read_only: str = ""
+
+    @property
+    def can_write(self) -> bool:
+        """Whether files can be published."""
+        return not self.read_only
 
 
 _S3 = StorageKind("s3fs", "s3fs", "s3")
 _GCS = StorageKind("gcsfs", "gcsfs", "gcs")
 _AZURE = StorageKind("adlfs", "adlfs>=2026.8", "azure")
-_HTTP = StorageKind("aiohttp", "fsspec[http]", "http", can_list=False, can_write=False)
+_COMMITS = "a repository of the Hub takes commits, some in an hour, and not files"
+_HTTP = StorageKind("aiohttp", "fsspec[http]", "http", can_list=False, read_only="web servers take no files")
 
 KINDS: Mapping[str, StorageKind] = MappingProxyType(
     {
@@ -49,9 +55,9 @@ KINDS: Mapping[str, StorageKind] = MappingProxyType(
         "az": _AZURE,
         "abfs": _AZURE,
         "abfss": _AZURE,
-        "oss": StorageKind("ossfs", "ossfs"),
-        "hf": StorageKind("huggingface_hub", "huggingface_hub", can_write=False),
-        "hdfs": StorageKind("pyarrow", "pyarrow", "arrow"),
+        "oss": StorageKind("oss2", "oss2", "oss"),
+        "hf": StorageKind("huggingface_hub", "huggingface_hub", read_only=_COMMITS),
+        "hdfs": StorageKind("hdfs_native", "hdfs-native", "hdfs"),
         "http": _HTTP,
         "https": _HTTP,
     }

@@ -135,11 +135,11 @@ LANES = {
         tools=("moto", "flask", "flask-cors"),
     ),
     "storage-kinds-oldest": Lane(
-        extras=("gcs", "azure"),
-        tests=("tests/storage/test_storage_kinds.py",),
+        extras=("gcs", "azure", "oss", "hdfs"),
+        tests=("tests/storage/test_storage_kinds.py", "tests/storage/test_own_clients.py"),
         minutes=4,
         tools=("moto", "flask", "flask-cors", "scikit-learn"),  # three for the fixtures beside these tests
-        servers=("gcp-storage-emulator==2026.7.19",),
+        servers=("gcp-storage-emulator==2026.7.19", "pyspark==3.0.1"),  # the latter has the jars of HDFS
         programs=("azurite@3.35.0",),
     ),
     "newest": Lane(

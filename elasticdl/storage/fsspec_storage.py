@@ -32,6 +32,7 @@ _ETAGS = ("ETag", "etag", "generation", "VersionId", "blob_id", "Last-Modified",
 _REFUSED_FOR_NOW = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NO_PERMISSION = frozenset({401, 403})
 _CHANGED = 412  # the condition on the etag is not met
+_COMPARE = ("aiohttp", "oss2")
 _CONNECTIONS = 16  # in flight at once; a client keeps more open than they need
 
 
@@ -106,8 +107,9 @@ class FsspecStorage:
             return b""
         how: dict[str, Any] = {"start": start, "end": end, "_check": check}
         if self.compares(etag):
-            read = self._read_s3 if self._kind.module == "s3fs" else self._read_http
-            data: bytes = self._call(url, read, url, etag=etag, **how)
+            how["etag"] = etag
+            read = {"s3fs": self._read_s3, "aiohttp": self._read_http}.get(self._kind.module, "cat_file")
+            data: bytes = self._call(url, read, url, **how)
         else:
             data = self._call(url, "cat_file", url, **how)
         return data
@@ -115,7 +117,7 @@ class FsspecStorage:
     def compares(self, etag: str) -> bool:
         if self._kind.module == "s3fs":
             return etag.startswith('"')  # a date, of a server without etags, is no condition
-        return self._kind.module == "aiohttp" and bool(etag)
+        return self._kind.module in _COMPARE and bool(etag)
 
     def publish(self, url: str, content: bytes | Path) -> None:
         if not self._kind.can_write:
@@ -183,7 +185,7 @@ class FsspecStorage:
 
     def _once(self, verb: _Verb, timeout_s: float, *arguments: Any, **named: Any) -> Any:
         if not self._file_system.async_impl:
-            return getattr(self._file_system, str(verb))(*arguments, **named)
+            return getattr(self._file_system, str(verb))(*arguments, timeout_s=timeout_s, **named)
         function = getattr(self._file_system, f"_{verb}") if isinstance(verb, str) else verb
 
         async def call() -> Any:
@@ -243,12 +245,29 @@ def _file_system(scheme: str) -> Any:
         _quiet_loggers("botocore", "aiobotocore")  # each process says where it found credentials and endpoint
         options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * _CONNECTIONS}
     try:
-        file_system = fsspec.filesystem(scheme, **options)
+        file_system = _client_of_ours(scheme) or fsspec.filesystem(scheme, **options)
+    except StorageError:
+        raise
     except Exception as error:  # of the client's settings: a profile that is not there, a library of Hadoop's
         raise StorageError(f"{scheme}:// cannot be used: {_text(error)}.", "Check its settings.") from error
     if KINDS[scheme].module == "s3fs":
         file_system.retries = 1
     return file_system
+
+
+def _client_of_ours(scheme: str) -> Any:
+    """The client of a scheme whose file system of fsspec does not do what `Storage` promises; None: it does."""
+    match KINDS[scheme].module:
+        case "oss2":
+            from elasticdl.storage.oss_client import OssClient
+
+            _quiet_loggers("oss2", "urllib3")
+            return OssClient()
+        case "hdfs_native":
+            from elasticdl.storage.hdfs_client import HdfsClient
+
+            return HdfsClient()
+    return None
 
 
 def _quiet_loggers(*libraries: str) -> None:
@@ -299,7 +318,10 @@ def _causes(error: BaseException, handled: BaseException | None) -> Iterator[Bas
 def _http_status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)  # of botocore: a dictionary
     found = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
-    for value in (found, getattr(error, "status", None), getattr(error, "status_code", None)):
+    for value in (
+        found,
+        *(getattr(one, name, None) for one in (error, response) for name in ("status", "status_code")),
+    ):
         if isinstance(value, int):
             return value
     return None

@@ -65,8 +65,8 @@ def check_place(path: str, volume: str) -> None:
         FlagError: it is on no volume that outlives pods, and no storage that can be written.
     """
     if is_remote(path):
-        if not KINDS[scheme_of(path)].can_write:
-            raise FlagError(f"--models_dir: {path} is storage that cannot be written.", "Name another one.")
+        if reason := KINDS[scheme_of(path)].read_only:
+            raise FlagError(f"--models_dir: {path} is storage that cannot be written: {reason}.", "Name another one.")
         return
     mount = mount_of(path, parse_volumes(volume))
     if mount is None or not mount.outlives_pods:

@@ -1,16 +1,22 @@
-"""Servers of Google Cloud Storage and of Azure's blobs on this machine, and the environment that names them."""
+"""Servers of Google Cloud Storage, Azure's blobs, OSS and HDFS on this machine, and the environment that names them."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
+import itertools
 import os
+import queue
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http.server import ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +83,110 @@ def azure() -> Iterator[dict[str, str]]:
     finally:
         server.kill()
         server.communicate()
+
+
+@contextlib.contextmanager
+def alibaba() -> Iterator[dict[str, str]]:
+    """A server of S3 that answers as OSS does, with the bucket `bucket`; yields the variables that name it."""
+    oss2 = pytest.importorskip("oss2", reason="needs oss2")
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    server = make_server(_HOST, 0, _as_oss(DomainDispatcherApplication(create_backend_app)), threaded=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        endpoint = f"http://{_HOST}:{server.server_port}"
+        oss2.Bucket(oss2.Auth("key", "secret"), endpoint, "bucket").create_bucket()
+        yield {"OSS_ENDPOINT": endpoint, "OSS_ACCESS_KEY_ID": "key", "OSS_ACCESS_KEY_SECRET": "secret"}
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _as_oss(server: Callable[..., Iterable[bytes]]) -> Callable[..., list[bytes]]:
+    """A server of S3 whose documents are those of OSS: without a name space, and with the type of each object."""
+
+    def answer(
+        environ: dict[str, object], start_response: Callable[[str, list[tuple[str, str]]], object]
+    ) -> list[bytes]:
+        begun: list[tuple[str, list[tuple[str, str]]]] = []
+        body = b"".join(server(environ, lambda status, headers, *_: begun.append((status, headers))))
+        ((status, headers),) = begun
+        if dict(headers).get("Content-Type", "").endswith("/xml"):
+            body = re.sub(rb' xmlns="http://s3[^"]*"', b"", body).replace(b"</ETag>", b"</ETag><Type>Normal</Type>")
+            headers = [(name, value) for name, value in headers if name != "Content-Length"]
+            headers.append(("Content-Length", str(len(body))))
+        start_response(status, headers)
+        return [body]
+
+    return answer
+
+
+_HDFS = {
+    "dfs.replication": "1",
+    "dfs.webhdfs.enabled": "false",
+    "dfs.namenode.http-address": f"{_HOST}:0",
+    "dfs.datanode.address": f"{_HOST}:0",
+    "dfs.datanode.http.address": f"{_HOST}:0",
+    "dfs.datanode.ipc.address": f"{_HOST}:0",
+}
+
+
+@contextlib.contextmanager
+def hadoop() -> Iterator[dict[str, str]]:
+    """A NameNode and a DataNode of HDFS, of the jars that pyspark brings; yields the variables that name it."""
+    pytest.importorskip("hdfs_native", reason="needs hdfs-native")
+    pyspark = importlib.util.find_spec("pyspark")
+    if pyspark is None or pyspark.origin is None or shutil.which("java") is None:
+        pytest.skip("needs pyspark and java")
+    (port,) = free_ports(_HOST, 1)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        directory = Path(name)
+        for pages in ("hdfs", "datanode"):
+            (directory / "webapps" / pages).mkdir(parents=True)
+        places = {
+            "dfs.namenode.name.dir": f"file://{directory}/names",
+            "dfs.datanode.data.dir": f"file://{directory}/blocks",
+        }
+        _write_settings(directory / "core-site.xml", {"fs.defaultFS": f"hdfs://{_HOST}:{port}"})
+        _write_settings(directory / "hdfs-site.xml", _HDFS | places)
+        (directory / "log4j.properties").write_text(
+            "log4j.rootLogger=INFO,A\nlog4j.appender.A=org.apache.log4j.ConsoleAppender\n"
+            "log4j.appender.A.layout=org.apache.log4j.SimpleLayout\n"
+        )
+        java = ["java", "-Xmx256m", "-Djava.net.preferIPv4Stack=true", f"-Dhadoop.log.dir={directory}"]
+        java += [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in ("lang", "util")]
+        java += ["-cp", f"{directory}:{Path(pyspark.origin).parent}/jars/*"]
+        servers = "org.apache.hadoop.hdfs.server"
+        of_names = [*java, f"{servers}.namenode.NameNode"]
+        subprocess.run([*of_names, "-format", "-nonInteractive"], check=True, capture_output=True)
+        _start(stack, of_names, "IPC Server listener on", directory)
+        _start(stack, [*java, f"{servers}.datanode.DataNode"], "successfully registered with NN", directory)
+        yield {"HADOOP_CONF_DIR": name}
+
+
+def _write_settings(path: Path, settings: Mapping[str, str]) -> None:
+    rows = (f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items())
+    path.write_text(f"<configuration>{''.join(rows)}</configuration>")
+
+
+def _start(stack: contextlib.ExitStack, argv: list[str], ready: str, directory: Path) -> None:
+    """Start a server that the stack ends, and wait for a line of its log."""
+    server = subprocess.Popen(argv, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output = server.stdout
+    assert output is not None
+    stack.enter_context(output)
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    reader = threading.Thread(
+        target=lambda: [lines.put(line) for line in itertools.chain(output, [""])]
+    )  # it must not wait to write
+    stack.callback(reader.join)
+    stack.callback(server.wait)
+    stack.callback(server.kill)
+    reader.start()
+    seen = []
+    while ready not in (line := lines.get()):
+        assert line, "".join(seen[-20:])
+        seen.append(line)

@@ -39,6 +39,8 @@ SERVERS: dict[str, Callable[[], contextlib.AbstractContextManager[dict[str, str]
     "gs://bucket": emulators.google,
     "az://bucket": emulators.azure,
     "abfs://bucket@devstoreaccount1.dfs.core.windows.net": emulators.azure,
+    "oss://bucket": emulators.alibaba,
+    "hdfs:///bucket": emulators.hadoop,
 }
 
 
@@ -95,7 +97,7 @@ def test_the_six_verbs(url: str, tmp_path: Path) -> None:
         storage.read(file, 0, 1)
     with pytest.raises(StorageFileMissing, match="does not exist"):
         storage.stat(file)
-    missing = url.replace("bucket", "no-such-bucket", 1)
+    missing = "hdfs://127.0.0.1:1" if url.startswith("hdfs:") else url.replace("bucket", "no-such-bucket", 1)
     with pytest.raises(StorageError):
         storage.publish(f"{missing}/a", b"a")
 

@@ -1,0 +1,130 @@
+"""HDFS by hdfs-native, which needs no Java, with the verbs of fsspec that `FsspecStorage` calls.
+
+HDFS shows a file that is being written, so it is written beside its place, as ``.NAME.part-RANDOM``, and renamed.
+HDFS has directories of their own; here, as in other storage, one is there for its files: a delete that leaves it empty
+removes it.  hdfs:///PATH is of fs.defaultFS; the settings are those of HADOOP_CONF_DIR, or of HADOOP_HOME, the user
+is HADOOP_USER_NAME, or that of Kerberos.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+from collections.abc import Iterator
+from posixpath import dirname
+from typing import Any
+
+import hdfs_native
+from fsspec.asyn import get_loop
+
+_CHUNK_BYTES = 4 << 20
+_OF_A_SERVER = re.compile(r'\w+\("[^"]*", "(.*?)(?:\\n|"\))')  # class, and message with its lines escaped
+_REFUSED = "AccessControlException"
+_FOR_NOW = re.compile(  # of the classes in the client's and the servers' messages
+    r"SafeMode|Standby|RetriableException|java\.io\.IOException|NotReplicatedYet|OperationFailed|DataTransfer"
+    r"|Checksum|BlocksNotFound|FatalRPC|ObserverRetry"
+)
+
+
+class HdfsClient:
+    """Files of HDFS by their URLs; its coroutines run in one thread, that of `loop`."""
+
+    async_impl = True
+
+    def __init__(self) -> None:
+        self.loop = get_loop()
+        self._clients: dict[str, Any] = {}
+
+    async def _ls(self, url: str, *, detail: bool) -> list[dict[str, Any]]:
+        """Return what is in a directory; `detail` is True."""
+        with _translated():
+            root, path = _split(url)
+            return [_info(root, status) async for status in self._client(root).list_status(path, False)]
+
+    async def _info(self, url: str) -> dict[str, Any]:
+        with _translated():
+            root, path = _split(url)
+            return _info(root, await self._client(root).get_file_info(path))
+
+    async def _cat_file(self, url: str, *, start: int, end: int) -> bytes:
+        with _translated():
+            root, path = _split(url)
+            reader = await self._client(root).read(path)
+            size = min(end, len(reader)) - start  # a read beyond the end would panic
+            content: bytes = bytes(await reader.read_range(start, size)) if size > 0 else b""
+            return content
+
+    async def _pipe_file(self, url: str, content: bytes) -> None:
+        await self._write(url, iter([content]))
+
+    async def _put_file(self, local: str, url: str) -> None:
+        with open(local, "rb") as file:
+            await self._write(url, iter(lambda: file.read(_CHUNK_BYTES), b""))
+
+    async def _rm_file(self, url: str) -> None:
+        with _translated():
+            root, path = _split(url)
+            client = self._client(root)
+            await client.delete(path, False)
+            with contextlib.suppress(RuntimeError, OSError):  # it is not empty, or not ours
+                while (path := dirname(path)).count("/") > 1:
+                    await client.delete(path, False)
+
+    async def _write(self, url: str, chunks: Iterator[bytes]) -> None:
+        with _translated():
+            root, path = _split(url)
+            client = self._client(root)
+            directory, _, name = path.rpartition("/")
+            part = f"{directory}/.{name}.part-{secrets.token_hex(8)}"
+            try:
+                writer = await client.create(part, hdfs_native.WriteOptions(create_parent=True))
+                for chunk in chunks:
+                    await writer.write(chunk)
+                await writer.close()
+                await client.rename(part, path, True)
+            except BaseException:
+                with contextlib.suppress(RuntimeError, OSError):
+                    await client.delete(part, False)
+                raise
+
+    def _client(self, root: str) -> Any:
+        if root not in self._clients:
+            self._clients[root] = hdfs_native.AsyncClient(root)
+        return self._clients[root]
+
+
+def _split(url: str) -> tuple[str, str]:
+    """The file system, and the path in it."""
+    scheme, _, rest = url.partition("://")
+    authority, _, path = rest.partition("/")
+    return f"{scheme}://{authority}", f"/{path.rstrip('/')}"
+
+
+def _info(root: str, status: Any) -> dict[str, Any]:
+    """A status as fsspec has it; the time of change, in ms, is that at which its writer closed it."""
+    name = f"{root}{status.path}"
+    if status.isdir:
+        return {"name": name, "type": "directory"}
+    return {
+        "name": name,
+        "type": "file",
+        "size": status.length,
+        "etag": f"{status.modification_time}-{status.length}",
+    }
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Raise errors of the client as Python's: it has one class for those of servers, networks and settings."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        found = _OF_A_SERVER.match(text)
+        said = found[1] if found else text  # without the stack of the server
+        if _REFUSED in text:
+            raise PermissionError(said) from None
+        if _FOR_NOW.search(text):
+            raise OSError(said) from None
+        raise ValueError(said) from None

@@ -1,0 +1,170 @@
+"""Alibaba Cloud's OSS by its own client, oss2, with the verbs of fsspec that `FsspecStorage` calls.
+
+ossfs, the file system of fsspec for OSS, has no etags and takes no credentials from the environment.  This one takes
+them where oss2 does: OSS_ACCESS_KEY_ID, OSS_ACCESS_KEY_SECRET, OSS_SESSION_TOKEN; without them requests are anonymous.
+OSS_ENDPOINT or OSS_REGION names the endpoint.  Requests are signed by version 4 where the region is known.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import oss2
+from oss2.credentials import EnvironmentVariableCredentialsProvider
+
+from elasticdl_client.errors import StorageError
+
+_CONNECTIONS = 32
+_KEYS_OF_A_PAGE = 1000  # the most that OSS lists at once
+_WHOLE_BYTES = 256 << 20  # a larger file is uploaded in parts
+_PART_BYTES = 64 << 20  # of 10,000 that a file may have
+_PARTS_AT_ONCE = 4
+_CHUNK_BYTES = 1 << 20
+
+
+class OssClient:
+    """Files of OSS by their URLs.  Safe to use from several threads."""
+
+    async_impl = False
+
+    def __init__(self) -> None:
+        """
+        Raises:
+            StorageError: the environment names no endpoint.
+        """
+        endpoint, region = os.environ.get("OSS_ENDPOINT", ""), os.environ.get("OSS_REGION", "")
+        if not endpoint and not region:
+            raise StorageError("oss:// has no endpoint.", "Set OSS_ENDPOINT or OSS_REGION; for pods, with --envs.")
+        self._endpoint = endpoint or f"https://oss-{region}.aliyuncs.com"
+        found = re.search(r"oss-([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com", self._endpoint)
+        self._region = region or (found[1] if found else "")
+        signer = oss2.ProviderAuthV4 if self._region else oss2.ProviderAuth
+        has_key = bool(os.environ.get("OSS_ACCESS_KEY_ID"))
+        self._auth = signer(EnvironmentVariableCredentialsProvider()) if has_key else oss2.AnonymousAuth()
+        self._session = oss2.Session(pool_size=_CONNECTIONS)
+
+    def ls(self, url: str, *, timeout_s: float, detail: bool) -> list[dict[str, Any]]:
+        """Return what is in a directory; `detail` is True."""
+        bucket, key = self._split(url, timeout_s)
+        return list(self._listed(bucket, f"{key}/" if key else "", _KEYS_OF_A_PAGE))
+
+    def info(self, url: str, *, timeout_s: float) -> dict[str, Any]:
+        """Return size and etag of a file, or that there is a directory.
+
+        Raises:
+            FileNotFoundError: there is neither.
+        """
+        bucket, key = self._split(url, timeout_s)
+        directory = {"name": url, "type": "directory"}
+        if not key:
+            return directory
+        try:
+            found = bucket.head_object(key)
+        except oss2.exceptions.NotFound:
+            if any(self._listed(bucket, f"{key}/", 1)):
+                return directory
+            raise FileNotFoundError(url) from None
+        return {"name": url, "type": "file", "size": found.content_length, "etag": found.etag}
+
+    def cat_file(self, url: str, *, start: int, end: int, timeout_s: float, etag: str = "") -> bytes:
+        """Return a range of a file, if it has this etag; any, if it is empty."""
+        bucket, key = self._split(url, timeout_s)
+        headers = {"x-oss-range-behavior": "standard"}  # else a range that is not there brings the whole file
+        if etag:
+            headers["If-Match"] = f'"{etag}"'
+        try:
+            answer = bucket.get_object(key, byte_range=(start, end - 1), headers=headers)
+        except oss2.exceptions.NotFound:
+            raise FileNotFoundError(url) from None
+        content: bytes = answer.read()
+        return content
+
+    def pipe_file(self, url: str, content: bytes, *, timeout_s: float) -> None:
+        """Make a file of bytes, or replace it."""
+        bucket, key = self._split(url, timeout_s)
+        bucket.put_object(key, content, headers=_checksum(hashlib.md5(content, usedforsecurity=False).digest()))
+
+    def put_file(self, local: str, url: str, *, timeout_s: float) -> None:
+        """Make a file of a local one, or replace it."""
+        bucket, key = self._split(url, timeout_s)
+        size_bytes = Path(local).stat().st_size
+        if size_bytes > _WHOLE_BYTES:
+            _put_parts(bucket, key, local, size_bytes)
+            return
+        with open(local, "rb") as file:
+            headers = _checksum(_md5(local, 0, size_bytes))
+            bucket.put_object(key, file, headers=headers)
+
+    def rm_file(self, url: str, *, timeout_s: float) -> None:
+        """Delete a file; one that is not there is no error."""
+        bucket, key = self._split(url, timeout_s)
+        bucket.delete_object(key)
+
+    def _split(self, url: str, timeout_s: float) -> tuple[Any, str]:
+        """The bucket, whose requests wait that long for an answer, and the key in it."""
+        name, _, key = url.partition("://")[2].partition("/")
+        region = {"region": self._region} if self._region else {}
+        bucket = oss2.Bucket(
+            self._auth,
+            self._endpoint,
+            name,
+            session=self._session,
+            connect_timeout=timeout_s,
+            enable_crc=False,  # in Python alone where crcmod has no compiled part; MD5 protects uploads
+            **region,
+        )
+        return bucket, key.rstrip("/")
+
+    def _listed(self, bucket: Any, prefix: str, num_keys: int) -> Iterator[dict[str, Any]]:
+        for one in oss2.ObjectIterator(bucket, prefix=prefix, delimiter="/", max_keys=num_keys):
+            name = f"oss://{bucket.bucket_name}/{one.key}"
+            if one.is_prefix():
+                yield {"name": name, "type": "directory"}
+            elif one.key != prefix:  # an empty file that other programs make for a directory
+                yield {"name": name, "type": "file", "size": one.size, "etag": one.etag}
+
+
+def _put_parts(bucket: Any, key: str, local: str, size_bytes: int) -> None:
+    """Upload a large file in parts, a few at once; it appears when all of them are there."""
+    upload = bucket.init_multipart_upload(key).upload_id
+    part_bytes = max(_PART_BYTES, -(-size_bytes // 10_000))
+
+    def put(number: int) -> Any:
+        start = (number - 1) * part_bytes
+        size = min(part_bytes, size_bytes - start)
+        with open(local, "rb") as file:
+            file.seek(start)
+            headers = _checksum(_md5(local, start, size))
+            done = bucket.upload_part(key, upload, number, oss2.SizedFileAdapter(file, size), headers=headers)
+        return oss2.models.PartInfo(number, done.etag)
+
+    try:
+        with ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
+            parts = list(pool.map(put, range(1, -(-size_bytes // part_bytes) + 1)))
+        bucket.complete_multipart_upload(key, upload, parts)
+    except BaseException:
+        bucket.abort_multipart_upload(key, upload)
+        raise
+
+
+def _md5(local: str, start: int, size: int) -> bytes:
+    digest = hashlib.md5(usedforsecurity=False)
+    with open(local, "rb") as file:
+        file.seek(start)
+        while size:
+            chunk = file.read(min(size, _CHUNK_BYTES))
+            digest.update(chunk)
+            size -= len(chunk)
+    return digest.digest()
+
+
+def _checksum(md5: bytes) -> dict[str, str]:
+    """The header by which OSS refuses a body that arrives damaged."""
+    return {"Content-MD5": base64.b64encode(md5).decode()}

@@ -1,0 +1,79 @@
+"""What the clients of OSS and HDFS do beyond the contract that all kinds of storage keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy
+from elasticdl_client.errors import StorageError
+from tests.storage import emulators
+
+QUICK = RetryPolicy(request_s=10.0, first_wait_s=0.01, longest_wait_s=0.1, total_s=2.0)
+
+
+@pytest.fixture
+def oss(monkeypatch: pytest.MonkeyPatch) -> Iterator[FsspecStorage]:
+    with emulators.alibaba() as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        yield FsspecStorage("oss", QUICK)
+
+
+@pytest.fixture
+def hdfs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FsspecStorage]:
+    with emulators.hadoop() as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        yield FsspecStorage("hdfs", QUICK)
+
+
+def test_a_large_file_is_uploaded_to_oss_in_parts(
+    oss: FsspecStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from elasticdl.storage import oss_client
+
+    monkeypatch.setattr(oss_client, "_WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr(oss_client, "_PART_BYTES", 5 << 20)  # the least that a part may have
+    content = np.random.default_rng(1).bytes((12 << 20) + 7)
+    (tmp_path / "large").write_bytes(content)
+    oss.publish("oss://bucket/large", tmp_path / "large")
+    status = oss.stat("oss://bucket/large")
+    assert status.etag.endswith("-3")
+    assert oss.read(status.url, 0, len(content), status.etag) == content
+    with pytest.raises(StorageError, match="changed while the job reads it"):
+        oss.read(status.url, 0, 1, "another")
+
+
+def test_oss_without_an_endpoint_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("oss2", reason="needs oss2")
+    monkeypatch.delenv("OSS_ENDPOINT", raising=False)
+    monkeypatch.delenv("OSS_REGION", raising=False)
+    with pytest.raises(StorageError) as caught:
+        FsspecStorage("oss", QUICK)
+    assert "OSS_ENDPOINT" in caught.value.hint
+
+
+def test_hdfs_shows_whole_files_alone_and_says_in_a_line_what_it_refuses(
+    hdfs: FsspecStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(b"x" * (9 << 20))
+    hdfs.publish("hdfs:///d/e/f", large)
+    assert [one.url for one in hdfs.list("hdfs:///d/e")] == ["hdfs:///d/e/f"]  # nothing is left of the upload
+    hdfs.publish("hdfs:///d/g", b"")
+    hdfs.delete("hdfs:///d/e/f")
+    assert [one.url for one in hdfs.list("hdfs:///d")] == ["hdfs:///d/g"]
+    hdfs.delete("hdfs:///d/g")
+    assert hdfs.stat("hdfs:///d").is_directory  # right below the root
+    assert hdfs.list("hdfs:///d") == []
+    monkeypatch.setenv("HADOOP_USER_NAME", "another")
+    with pytest.raises(StorageError, match=r"no permission: Permission denied: user=another") as caught:
+        FsspecStorage("hdfs", QUICK).publish("hdfs:///d/h", b"")
+    assert "\n" not in caught.value.what
+    assert "org.apache" not in caught.value.what
+    with pytest.raises(StorageError, match="could not be reached"):
+        hdfs.stat("hdfs://127.0.0.1:1/d")
