@@ -56,7 +56,7 @@ KINDS: Mapping[str, StorageKind] = MappingProxyType(
         "abfs": _AZURE,
         "abfss": _AZURE,
         "oss": StorageKind("oss2", "oss2", "oss"),
-        "hf": StorageKind("huggingface_hub", "huggingface_hub", read_only=_COMMITS),
+        "hf": StorageKind("huggingface_hub", "huggingface_hub>=1", "hf", read_only=_COMMITS),
         "hdfs": StorageKind("hdfs_native", "hdfs-native", "hdfs"),
         "http": _HTTP,
         "https": _HTTP,

@@ -135,8 +135,8 @@ LANES = {
         tools=("moto", "flask", "flask-cors"),
     ),
     "storage-kinds-oldest": Lane(
-        extras=("gcs", "azure", "oss", "hdfs"),
-        tests=("tests/storage/test_storage_kinds.py", "tests/storage/test_own_clients.py"),
+        extras=("gcs", "azure", "oss", "hf", "hdfs", "arrow", "images"),
+        tests=("tests/storage/test_storage_kinds.py", "tests/storage/test_hub.py", "tests/storage/test_own_clients.py"),
         minutes=4,
         tools=("moto", "flask", "flask-cors", "scikit-learn"),  # three for the fixtures beside these tests
         servers=("gcp-storage-emulator==2026.7.19", "pyspark==3.0.1"),  # the latter has the jars of HDFS

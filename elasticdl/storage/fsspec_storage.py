@@ -32,7 +32,7 @@ _ETAGS = ("ETag", "etag", "generation", "VersionId", "blob_id", "Last-Modified",
 _REFUSED_FOR_NOW = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NO_PERMISSION = frozenset({401, 403})
 _CHANGED = 412  # the condition on the etag is not met
-_COMPARE = ("aiohttp", "oss2")
+_COMPARE = ("aiohttp", "oss2", "huggingface_hub")
 _CONNECTIONS = 16  # in flight at once; a client keeps more open than they need
 
 
@@ -263,6 +263,11 @@ def _client_of_ours(scheme: str) -> Any:
 
             _quiet_loggers("oss2", "urllib3")
             return OssClient()
+        case "huggingface_hub":
+            from elasticdl.storage.hub_client import HubClient
+
+            _quiet_loggers("httpx", "httpx2")
+            return HubClient()
         case "hdfs_native":
             from elasticdl.storage.hdfs_client import HdfsClient
 
@@ -341,6 +346,7 @@ def _is_of_network(causes: Sequence[BaseException]) -> bool:
         "ResponseStreaming",
         "Disconnected",
         "HTTPClient",
+        "RemoteProtocol",
         "Checksum",  # of the received data, which differs from the sent data
     )
     return any(word in type(cause).__name__ for cause in causes for word in words)
