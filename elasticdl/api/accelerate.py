@@ -262,7 +262,9 @@ class AcceleratorTraining:
                 trainable_only=True,
                 session=self._session,
             )
-            self._loader = self.controller.loader(plain, CollateParts(plain.collate_fn, plain.batch_size))
+            self._loader = self.controller.loader(
+                plain, CollateParts(plain.collate_fn, plain.batch_size), batch_size=plain.batch_size * self.num_parts
+            )
         return self.controller
 
     # In the loop ----------------------------------------------------------------------------------------------------

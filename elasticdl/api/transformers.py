@@ -270,8 +270,9 @@ class ElasticTraining:
         """Return the elastic loader in the place of a DataLoader."""
         args = self._trainer.args
         strategy = getattr(args, "train_sampling_strategy", "random")
+        size = args.per_device_train_batch_size * self._num_parts
         self.controller = create_elastic_controller(
-            args.per_device_train_batch_size * self._num_parts,
+            size,
             0 if args.max_steps > 0 else int(args.num_train_epochs),
             shuffle=strategy != "sequential",
             state=[self._trainer.model],
@@ -279,7 +280,7 @@ class ElasticTraining:
             session=self._session,
         )
         collate = CollateParts(plain.collate_fn, args.per_device_train_batch_size)
-        self._loader = self.controller.loader(plain, collate)
+        self._loader = self.controller.loader(plain, collate, batch_size=size)
         self._is_open = True
         return TrainerLoader(self, self._loader.dataset)
 

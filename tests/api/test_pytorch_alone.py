@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from elasticdl.api.pytorch import ElasticController, create_elastic_controller
-from elasticdl_client.errors import DataError, FlagError, JobError, ModelDefinitionError
+from elasticdl_client.errors import FlagError, JobError, ModelDefinitionError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -190,8 +190,6 @@ def test_what_cannot_be_is_refused() -> None:
         create_elastic_controller(BATCH).loader(dataset())
     with pytest.raises(FlagError, match="not a multiple"):
         create_elastic_controller(BATCH, state=script.state, fixed_global_batch=BATCH + 1).loader(dataset())
-    with pytest.raises(DataError, match="sampler"):
-        create_elastic_controller(BATCH, state=script.state).loader(dataset(), shuffle=True)
     controller = create_elastic_controller(BATCH, state=script.state)
     with pytest.raises(JobError, match="no data"), controller.step():
         pass

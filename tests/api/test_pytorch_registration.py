@@ -38,6 +38,64 @@ def test_a_loader_may_be_made_in_the_loop_over_epochs(kind: str) -> None:
     assert_equal(script.values(), plain_loop(Script()))
 
 
+@pytest.mark.parametrize("kind", ["options", "DataLoader"])
+def test_the_loader_may_say_batch_size_and_shuffle(kind: str) -> None:
+    orders, options = [], {"batch_size": BATCH, "shuffle": True}
+    for shuffle in (True, None):
+        script = Script()
+        controller = create_elastic_controller(
+            0 if shuffle else BATCH, 1, shuffle=shuffle and None, state=script.state, num_minibatches_per_shard=4
+        )
+        if shuffle is None:
+            loader = controller.loader(dataset())
+        elif kind == "options":
+            loader = controller.loader(dataset(), **options)
+        else:
+            loader = controller.loader(DataLoader(dataset(), **options))
+        given = []
+        for batch in loader:
+            with controller.step():
+                script.train(batch)
+            given.append(batch[0].clone())
+        orders.append(given)
+    assert [len(batch) for batch in orders[0]] == [len(batch) for batch in orders[1]]
+    assert not all(torch.equal(*pair) for pair in zip(*orders, strict=True))  # the records of a task are permuted
+    assert torch.equal(*(torch.cat(given).sum(0).round(decimals=2) for given in orders))
+
+
+@pytest.mark.parametrize(
+    ("given", "loader", "what"),
+    [
+        ({"batch_size": 8}, {"batch_size": 16}, "batch_size is 8 in create_elastic_controller, and 16 in the loader"),
+        (
+            {"shuffle": False},
+            {"shuffle": True},
+            "shuffle is False in create_elastic_controller, and True in the loader",
+        ),
+        ({}, {"batch_size": 8, "drop_last": True}, "drop_last cannot be chosen"),
+        ({}, {"sampler": torch.utils.data.WeightedRandomSampler([1.0] * SIZE, SIZE)}, "sampler cannot be chosen"),
+        ({}, {"batch_sampler": torch.utils.data.BatchSampler(range(SIZE), 4, False)}, "batch_sampler cannot be chosen"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["options", "DataLoader"])
+def test_a_loader_that_gives_other_records_is_refused(
+    given: dict[str, Any], loader: dict[str, Any], what: str, kind: str
+) -> None:
+    controller = create_elastic_controller(num_epochs=1, state=Script().state, **given)
+    data, options = (dataset(), loader) if kind == "options" else (DataLoader(dataset(), **loader), {})
+    with pytest.raises(DataError, match=what):
+        controller.loader(data, **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "loader", "size"),
+    [(8, {}, 8), (8, {"drop_last": False, "sampler": None}, 8), (0, {"batch_size": 2}, 2), (0, {}, 1)],
+)
+def test_the_defaults_of_a_data_loader_contradict_nothing(given: int, loader: dict[str, Any], size: int) -> None:
+    controller = create_elastic_controller(given, 1, state=Script().state)
+    assert len(controller.loader(DataLoader(dataset(), **loader))) == -(-SIZE // size)
+
+
 def test_another_data_set_is_no_second_loader() -> None:
     script, data = Script(), dataset()
     controller = create_elastic_controller(BATCH, EPOCHS, state=script.state)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
+from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from elasticdl.api.pytorch.evaluation import ScriptEvaluation
 from elasticdl.api.pytorch.registration import is_same_data
@@ -67,7 +68,8 @@ class ElasticController(ScriptSteps):
             dataset: a map-style data set, or an `IterableDataset` of a known size, see `Fetcher`; a `DataLoader`, whose
                 data set and options are taken; or a function that makes the batch of a `Minibatch`, for files that
                 ElasticDL reads.
-            options: of `DataLoader`, such as `num_workers`.
+            options: of `DataLoader`, such as `num_workers`; `batch_size` and `shuffle` where
+                `create_elastic_controller` was not given them.
         """
         if isinstance(dataset, torch.utils.data.DataLoader):
             dataset, collate_fn, options = taken_over(dataset, collate_fn, options)
@@ -263,7 +265,14 @@ def taken_over(
 ) -> tuple[Any, Callable[..., Any] | None, dict[str, Any]]:
     """Return data set, `collate_fn` and options of a DataLoader that hold for an elastic one."""
     names = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
-    own = {name: getattr(loader, name) for name in names}
+    own = {name: getattr(loader, name) for name in (*names, "batch_size", "drop_last")}
+    if isinstance(loader.sampler, RandomSampler):
+        own["shuffle"] = True
+    elif not isinstance(loader.dataset, IterableDataset):
+        if not isinstance(loader.sampler, SequentialSampler | DistributedSampler):
+            own["sampler"] = loader.sampler
+        if loader.batch_size is None:
+            own["batch_sampler"] = loader.batch_sampler
     if loader.num_workers:
         own["prefetch_factor"] = loader.prefetch_factor
     return loader.dataset, collate_fn or loader.collate_fn, {**own, **options}

@@ -84,7 +84,9 @@ class ScriptGradients(Buckets):
         trained = {name: p for name, p in named.items() if p.requires_grad}
         if not trained:
             raise ModelDefinitionError(
-                "No model with a parameter to train is registered.", "Give it to create_elastic_controller: state=[…]."
+                "No model with a parameter to train is registered.",
+                "Give it to create_elastic_controller: state=[…], or register it before controller.loader(…); what "
+                "needs len(loader), as schedules do, may follow: controller.register(scheduler).",
             )
         device = next(iter(trained.values())).device
         places = [place for module in modules for place in buffers_of(module)]

@@ -34,7 +34,7 @@ from elasticdl_client.errors import DataError
 Request = tuple[Minibatch, int] | None  # and the seed
 Made = tuple[Name, Any] | None
 
-_OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "dataset")
+_OURS = ("sampler", "batch_sampler", "drop_last", "dataset")
 _NUMPY_SEEDS = 2**32
 
 
@@ -48,11 +48,13 @@ class LoaderPipeline:
             seed: the job's; random augmentation depends on it and the minibatch's name alone.
             options: of the DataLoader, such as `num_workers`, `prefetch_factor`, `pin_memory`.
         """
-        wrong = [name for name in _OURS if name in options]
+        wrong = [name for name in _OURS if options.pop(name, None) not in (None, False)]
         if wrong:
             raise DataError(
-                f"{', '.join(wrong)} cannot be chosen for an elastic loader: the ledger decides which records come.",
-                "Give batch_size and shuffle to create_elastic_controller; a sampler has no place here.",
+                f"{' and '.join(wrong)} cannot be chosen for an elastic loader: the ledger decides which records come, "
+                "each once an epoch.",
+                "Leave it out; the last minibatch of an epoch may be smaller. Instead of a sampler, weight the loss, "
+                "or give a data set that has rare samples more than once: torch.utils.data.Subset(dataset, indices).",
             )
         self._seed = seed
         self._wanted: deque[Request] = deque()

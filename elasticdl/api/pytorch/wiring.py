@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import math
 import os
 import signal
@@ -20,6 +21,7 @@ from elasticdl.api.pytorch.pipeline import LoaderPipeline
 from elasticdl.api.pytorch.registration import OptimizerCheck
 from elasticdl.api.pytorch.shares import GlobalShares, LeasedShares, MinibatchPrefetcher, ScriptBatchSource
 from elasticdl.api.pytorch.steps import Loop, ScriptSteps
+from elasticdl.api.pytorch.trainers import check_minibatch_size
 from elasticdl.api.session import ScriptSession
 from elasticdl.collective import ElasticGroup
 from elasticdl.frameworks.framework import Framework
@@ -32,6 +34,7 @@ from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints, names_
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import DataError, FlagError, JobError
+from elasticdl_client.job_spec import JobSpec
 
 _STATE_FILE = "model.npz"
 _ALONE = "script"  # the name of the job of a script without one
@@ -61,6 +64,7 @@ def make_loop(
         ElasticDLError: the script and the job's flags contradict each other, or there is nothing to train.
     """
     spec = session.spec
+    wishes = _with_loader(wishes, options, spec)
     limit_threads()
     gradients = ScriptGradients(controller.state.modules, session.clock)
     data = DataShardService(
@@ -106,6 +110,27 @@ def make_loop(
     return Loop(
         data, world, shares, pipeline, state, gradients, optimizers, model, writer, termination, last, start, stop
     )
+
+
+def _with_loader(wishes: TrainingOptions, options: dict[str, Any], spec: JobSpec) -> TrainingOptions:
+    """Return the settings with `batch_size` and `shuffle` of the loader, which are removed from its options.
+
+    Raises:
+        ElasticDLError: the controller or the job has other ones.
+    """
+    batch_size, shuffle = options.pop("batch_size", None), options.pop("shuffle", None)
+    if batch_size == 1 and (wishes.batch_size or spec.minibatch_size != JobSpec().minibatch_size):
+        batch_size = None  # a DataLoader has it by default
+    pairs = (("batch_size", wishes.batch_size or None, batch_size), ("shuffle", wishes.shuffle, shuffle))
+    for name, ours, theirs in pairs:
+        if None not in (ours, theirs) and ours != theirs:
+            raise DataError(
+                f"{name} is {ours} in create_elastic_controller, and {theirs} in the loader.", "Leave one of them out."
+            )
+    if batch_size and not wishes.batch_size:
+        check_minibatch_size(spec, batch_size, "batch_size of the loader")
+        wishes = dataclasses.replace(wishes, batch_size=batch_size)
+    return wishes if shuffle is None else dataclasses.replace(wishes, shuffle=shuffle)
 
 
 def _take_over_sigterm(termination: Termination, controller: ScriptSteps) -> None:
