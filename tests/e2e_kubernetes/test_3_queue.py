@@ -17,6 +17,7 @@ from tests.lines import line_with
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 WAITING = f"waiting in queue {QUEUE}"
+MASTER_TOO = f'{{"metadata": {{"labels": {{"{QUEUE_LABEL}": "{QUEUE}"}}}}}}'
 
 
 def queued_job(space: Space, **flags: object) -> KubernetesJob:
@@ -88,9 +89,8 @@ def test_a_lost_server_gets_the_quota_that_a_worker_has_taken(open_space: OpenSp
 
 def test_a_client_says_that_the_master_waits_in_a_queue(open_space: OpenSpace) -> None:
     space = open_space("queued-master")
-    master_too = f'{{"metadata": {{"labels": {{"{QUEUE_LABEL}": "{QUEUE}"}}}}}}'
     with queue(space, places=0) as team:
-        job = queued_job(space, num_workers=2, num_epochs=2, master_pod_template=master_too)
+        job = queued_job(space, num_workers=2, num_epochs=2, master_pod_template=MASTER_TOO)
         with job.submit_and_follow() as client:
             line_with(client, f"The master's pod is pending: {WAITING}")
             assert waiting(job) == ["master"], job.output
@@ -101,3 +101,18 @@ def test_a_client_says_that_the_master_waits_in_a_queue(open_space: OpenSpace) -
             job.wait_for_progress()
             job.assert_ends_exactly()
             assert client.wait(30) == 0
+
+
+def test_a_job_that_a_queue_has_evicted_with_its_master_continues_where_it_was(open_space: OpenSpace) -> None:
+    space = open_space("evicted")
+    with queue(space, places=5) as team:
+        job = queued_job(space, num_workers=2, master_pod_template=MASTER_TOO).submit()
+        job.wait_for_progress(24)
+        space.apply(team.service(5, space.image))
+        job.wait_until("the end of all of its pods", lambda: not job.running("") and job.pod(job.master) is None)
+        reached = job.version()
+
+        kubectl("-n", space.namespace, "scale", "deployment/tenant", "--replicas=0")
+        assert job.client("resume").returncode == 0, job.output
+        job.wait_until("more than before", lambda: job.version() > reached)
+        job.assert_ends_exactly()
