@@ -64,6 +64,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--end-worker", default="", help="ends after the step --end-at, before the end of the data")
     parser.add_argument("--end-at", type=int, default=-1)
     parser.add_argument("--nan-at", type=int, default=-1, help="from that step on worker 0 tells of a loss of NaN")
+    parser.add_argument("--hold-end", action="store_true", help="worker 0 waits after its loop as at --hold-at")
     parser.add_argument("--amp", action="store_true")
     parser.add_argument("--compile", action="store_true")
     return parser.parse_args()
@@ -126,6 +127,10 @@ def main() -> int:
                 if worker == given.end_worker and number == given.end_at:
                     return 0
             by_epoch.step()
+            with (given.notes / f"epochs-{worker}").open("a") as epochs:
+                epochs.write(f"{epoch}\n")
+        if given.hold_end and worker == "0":
+            hold(given.notes)
     (given.notes / f"end-{worker}").write_text(f"{digest(model)} {controller.rank} {by_epoch.last_epoch}")
     return 0
 

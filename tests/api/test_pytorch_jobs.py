@@ -177,15 +177,24 @@ def test_a_loss_that_is_not_finite_ends_the_job_in_words(tmp_path: Path) -> None
     assert "Traceback" not in text, text
 
 
-def test_a_worker_that_comes_when_all_is_trained_ends_well(tmp_path: Path) -> None:
-    job = job_of(tmp_path, "--loaders 0", num_workers=2, checkpoint_dir="")
-    with kept_from_beginning(tmp_path / "notes", "1"):
+def test_what_follows_the_loop_is_run_with_the_trained_model_alone(tmp_path: Path) -> None:
+    """Where all is trained, a successor goes on with the last checkpoint, and a worker that comes later ends."""
+    job = job_of(tmp_path, "--loaders 0 --hold-end", num_workers=2)
+    notes = tmp_path / "notes"
+    with kept_from_beginning(notes, "1"):
         job.start()
-        job.wait_until("worker 0 to end", (tmp_path / "notes" / "end-0").exists, 90)
+        job.wait_until("worker 0 to come to its end", (notes / "held").exists, 90)
+        os.kill(next(pod for pod in job.pods(Role.WORKER) if pod.index == 0).pid, signal.SIGKILL)
+        job.wait_until("its successor to end", (notes / "end-2").exists, 90)
     assert job.wait(120) == 0, job.story()
-    assert set(ended(tmp_path)) == {"0", "1"}, job.story()
+    assert ended(tmp_path) == ["2"], job.story()
+    assert (notes / "epochs-0").read_text().split() == ["0", "1"]
+    assert (notes / "epochs-2").read_text().split() == ["1"]
     assert [(c.committed, c.lost) for c in coverage_of(job)] == [(RECORDS, 0)] * 2
-    assert steps_of(tmp_path)["1"] == {}
+    made = steps_of(tmp_path)
+    assert (made["1"], made["2"]) == ({}, {})
+    assert (notes / "end-2").read_text().split()[0] == made["0"][max(made["0"])].split()[0]
+    assert "The training has ended without this worker" in job.log("elasticdl-script-worker-1"), job.story()
 
 
 def test_a_script_that_raises_ends_the_job_with_its_error(tmp_path: Path) -> None:

@@ -286,6 +286,7 @@ class ScriptSteps:
         with parts.data.session.clock.during(Activity.JOIN):
             if not parts.world.enter():
                 self._is_over = True
+                self._end_without_model()
                 return False
         self._until_outside.enter_context(parts.termination.unbroken())
         self._is_inside, self._is_idle, self._has_entered = True, False, True
@@ -299,6 +300,15 @@ class ScriptSteps:
         parts.shares.entered()
         parts.writer.begin(parts.world.ledger)
         return True
+
+    def _end_without_model(self) -> None:
+        """End a process whose job is over unless it has the trained model: its script would go on with another one."""
+        parts = self._parts
+        num_epochs = parts.data.plan.num_epochs
+        has_all = parts.shares.is_over or 0 < num_epochs <= self.get_current_epoch()
+        if not self._has_entered or not has_all:
+            _log.info("The training has ended without this worker: its script ends here, before what follows its loop")
+            raise SystemExit(0)
 
     def _meet_trainer(self) -> None:
         """If the loop is one of Lightning's."""
@@ -320,7 +330,8 @@ class ScriptSteps:
         self._until_outside.close()
 
     def _rehearse(self, sample: pb.SampleReply) -> None:
-        shard, self._rehearsed_epoch = sample.shard, sample.epoch
+        shard, num_epochs = sample.shard, self._parts.data.plan.num_epochs
+        self._rehearsed_epoch = min(sample.epoch, num_epochs - 1) if num_epochs else sample.epoch  # all may be trained
         numbers = list(range(shard.start, shard.end))
         if numbers:
             records = self._parts.data.records_of(shard.name, numbers)
