@@ -50,6 +50,8 @@ _GROUPS = (  # APIs with which workers train one model together
 )
 _TORCH = frozenset({"torch", "torchvision", "lightning", "pytorch_lightning", "accelerate", "transformers"})
 _OF_FIXED_GROUPS = ("init_process_group", "DistributedDataParallel", "DistributedSampler")
+_SAVING = frozenset({"save", "save_file", "save_model", "save_pretrained", "save_weights", "save_lora_weights"})
+_PLACES = ("volume", "pod_template", "worker_pod_template", "cluster_spec")  # they may mount what outlives a pod
 _MAX_NAMED = 4
 _TORCH_LINES = """\
       from elasticdl.api.pytorch import create_elastic_controller
@@ -145,6 +147,8 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> ScriptJob:
         values["distribution_strategy"] = DistributionStrategy.ALL_REDUCE
     if not program.modules and not is_local and "processes_per_worker" not in values:
         notes += _processes_note(values)
+    if not is_local and not any(values.get(name) for name in _PLACES):
+        notes += _lost_files_note(program)
     if not is_local and not values.get("yaml") and not values.get("dry_run"):
         values["wait"] = True
     return ScriptJob(dataclasses.replace(given, values=values, notes=tuple(notes)), command.shows_all)
@@ -348,6 +352,20 @@ def _processes_note(values: Mapping[str, object]) -> list[str]:
         return []
     text = f"each of the {number} GPUs gets a process that runs the script; --processes_per_worker=1 starts it once."
     return [text] if number > 1 else []
+
+
+def _lost_files_note(program: _Program) -> list[str]:
+    """Return where the script saves a file, if it does so by the means of its framework."""
+    for module in program.modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SAVING:
+                text = (
+                    f"{module.file}, line {node.lineno}, calls {node.func.attr}(): files in a pod are gone with the pod"
+                )
+                return [
+                    f"{text}, unless they lie on a mount (--volume='claim_name=NAME,mount_path=/out') or in storage."
+                ]
+    return []
 
 
 def _sharing_note(command: _Command) -> str:

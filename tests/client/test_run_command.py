@@ -206,6 +206,20 @@ def test_a_script_of_the_code_has_its_path_there_or_one_of_this_machine(project:
     assert spec.job_command in ("python train.py --lr=1", "python ./train.py --lr=1")
 
 
+def test_files_that_would_be_lost_with_a_pod_are_noted(project: Path) -> None:
+    (project / "train.py").write_text(ELASTIC + "import torch\ndef end(model):\n    torch.save(model, 'best.pt')\n")
+    flags = ("--image_name=i", "--code=.")
+
+    def notes(*more: str) -> str:
+        return "\n".join(read([*flags, *more, "train.py"], {}).given.notes)
+
+    assert "train.py, line 4, calls save(): files in a pod are gone with the pod" in notes()
+    assert "calls save()" not in notes("--volume=claim_name=c,mount_path=/out")
+    assert "calls save()" not in "\n".join(read(["train.py"], {}).given.notes)
+    (project / "train.py").write_text(ELASTIC)
+    assert "calls save()" not in notes()
+
+
 def test_a_script_outside_of_the_code_is_refused_and_one_of_the_image_is_not(project: Path) -> None:
     (project / "src").mkdir()
     error = refused("--image_name=i", "--code=src", f"{project}/train.py")
