@@ -6,6 +6,7 @@ from what is in a directory, or from the ending of the files' names.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,7 +66,8 @@ def create_reader(
     wanted = None if given_type is None else known_type(given_type)
     sources = split_sources(data_origin) or [""]
     with reading(hide(data_origin)):
-        kinds = {source: wanted or _kind(source) for source in sources}
+        find = functools.cache(find_files)  # one list of a directory for both questions
+        kinds = {source: wanted or _kind(source, find) for source in sources}
     kind = kinds[sources[0]]
     other = next((source for source in sources if kinds[source] != kind), None)
     if other is not None:
@@ -76,7 +78,7 @@ def create_reader(
     check_params(kind, params, data_origin)
     selection = _selection(params, columns, label_column)
     with reading(hide(data_origin)):
-        reader = _create(_Wanted(data_origin, _parts(sources, kind), params, selection, seed), kind)
+        reader = _create(_Wanted(data_origin, _parts(sources, kind, find), params, selection, seed), kind)
     return SlicedReader(reader, records_per_shard) if records_per_shard else reader
 
 
@@ -108,17 +110,17 @@ class _Wanted:
     seed: int
 
 
-def _kind(source: str) -> str:
+def _kind(source: str, find: Callable[[str], list[str]]) -> str:
     if is_url(source):
         return "SQL"
     if is_remote(source):
-        return type_by_ending(find_files(source))
+        return type_by_ending(find(source))
     if os.path.isdir(source):
         if _is_saved_dataset(source):
             return "HuggingFace"
         if holds_images(source):
             return "ImageFolder"
-    return type_by_ending(find_files(source))
+    return type_by_ending(find(source))
 
 
 def _is_saved_dataset(directory: str) -> bool:
@@ -126,7 +128,7 @@ def _is_saved_dataset(directory: str) -> bool:
     return any(os.path.isfile(os.path.join(directory, name)) for name in ("state.json", "dataset_dict.json"))
 
 
-def _parts(sources: Sequence[str], kind: str) -> list[str]:
+def _parts(sources: Sequence[str], kind: str, find: Callable[[str], list[str]]) -> list[str]:
     """Names of files, directories or tables; each once."""
     found: list[str] = []
     for source in sources:
@@ -138,7 +140,7 @@ def _parts(sources: Sequence[str], kind: str) -> list[str]:
                 raise DataError(f"The data source {source} is not a directory.", f"{kind} reads whole directories.")
             found.append(source)
         else:
-            found += find_files(source)
+            found += find(source)
     repeated = next((part for part in found if found.count(part) > 1), None) if len(sources) > 1 else None
     if repeated is not None:
         raise DataError(f"{hide(repeated)} is in two of the data sources.", "Name it once.")

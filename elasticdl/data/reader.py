@@ -129,12 +129,13 @@ class PartsReader:
         return self._metadata
 
     def _checked(self, name: str) -> ShardPart:
-        """Return a part that was checked; one that is opened for it is checked before and after that."""
+        """Return a part that was checked; one that is opened for it is checked before that, if it can be, and after."""
         if self._check is None:
             return self._open(name)
         with self._lock:
             is_open = name in self._parts
-        self._check(name, is_open)
+        if is_open or self._check.can_tell(name):
+            self._check(name, is_open)
         part = self._open(name)
         if not is_open:
             self._check(name)  # the open file is the checked one

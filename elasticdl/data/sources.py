@@ -268,6 +268,10 @@ class OncePerFile:
                 self._check(path)
                 self._checked.add(identity)
 
+    def can_tell(self, path: str) -> bool:
+        """Whether a check may find something: not of a file of storage that none has seen."""
+        return not is_remote(path) or path in self._etags
+
     def _check_unchanged(self, url: str, is_open: bool) -> None:
         """Of storage: its etag is the one at the first read.  To compare a checksum the whole file would be fetched.
 

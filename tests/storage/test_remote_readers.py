@@ -152,6 +152,15 @@ def test_an_index_is_found_by_the_next_machine_and_by_the_next_process_until_the
     assert create_reader(url).shards()[0].end == 1
 
 
+def test_a_first_task_costs_three_questions_and_one_range(proxy: FaultyProxy, tmp_path: Path) -> None:
+    """Of what is there, what is opened, and what was opened: in a process that has not seen the file before."""
+    url, _ = copied(tfrecord, tmp_path)
+    (shard,) = create_reader(url + "/a.tfrecord").shards()  # the index is kept
+    proxy.requests.clear()
+    assert len(create_reader(url + "/a.tfrecord").read(Shard(shard.name, 3, 30))) == 27
+    assert [(one.method, bool(one.range)) for one in proxy.requests] == [("HEAD", False)] * 3 + [("GET", True)]
+
+
 @pytest.mark.parametrize("write", [text_files, tfrecord, recordio], ids=lambda write: write.__name__)
 def test_a_file_that_is_replaced_while_it_is_read_is_refused_without_a_request_for_each_task(
     write: Callable[[Path], None], proxy: FaultyProxy, tmp_path: Path
