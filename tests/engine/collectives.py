@@ -29,11 +29,13 @@ class Links:
 
     Attributes:
         cut: processes that no message reaches or leaves.
+        has_room: the source of a copy continues before others have it: the network holds all of a small model.
     """
 
     scheduler: Scheduler
     groups: dict[int, Formation] = field(default_factory=dict)
     cut: set[Process] = field(default_factory=set)
+    has_room: bool = False
     held_back: list[tuple[Process, Process, Callable[[], None]]] = field(default_factory=list)
 
     def send(self, source: Process, target: Process, arrive: Callable[[], None]) -> None:
@@ -94,14 +96,18 @@ class Seat:
 
 
 class Formation:
-    """All seats of one group."""
+    """All seats of one group.
+
+    Attributes:
+        num_proven: steps in the model of every member, as a header that all have sent shows.
+    """
 
     def __init__(self, links: Links, version: int, peers: Sequence[Peer]) -> None:
         self._links = links
         self.version = version
         self.peers = list(peers)
         self.seats: dict[int, Seat] = {}
-        self.witnesses: dict[int, tuple[int, object]] = {}
+        self.num_proven = 0
 
     def wake(self, seat: Seat) -> None:
         if seat.waiter is not None:
@@ -146,33 +152,32 @@ class Formation:
 class Sum:
     """As `elasticdl.collective.Reduction`."""
 
-    def __init__(self, wait: Callable[[], list[Any]], buffer: npt.NDArray[np.float32]) -> None:
+    def __init__(self, wait: Callable[[], Mapping[int, Any]], buffer: npt.NDArray[np.float32]) -> None:
         self._wait = wait
         self._buffer = buffer
 
     def wait(self) -> None:
-        self._buffer[:] = sum(self._wait())
+        self._buffer[:] = sum(self._wait().values())
 
 
 class Copy:
     """As `Sum`, of one member's buffer."""
 
-    def __init__(self, wait: Callable[[], list[Any]], buffer: npt.NDArray[Any], source: int) -> None:
+    def __init__(self, wait: Callable[[], Any], buffer: npt.NDArray[Any]) -> None:
         self._wait = wait
         self._buffer = buffer
-        self._source = source
 
     def wait(self) -> None:
-        self._buffer[:] = self._wait()[self._source]
+        self._buffer[:] = self._wait()
 
 
 class SimulatedGroup:
     """Stands for `ElasticGroup` in a simulated process."""
 
-    def __init__(self, links: Links, process: Process, witness: Callable[[], object]) -> None:
+    def __init__(self, links: Links, process: Process, witness: Callable[[], tuple[object, int]]) -> None:
         """
         Args:
-            witness: the model as it is now: at every header those of all members are compared.
+            witness: the model as it is now, and its steps: at every header those of all members are compared.
         """
         self.engine = ""
         self.device = "cpu"
@@ -218,15 +223,16 @@ class SimulatedGroup:
         parts = self._exchange((mine, self._witness() if is_header else None))
         if is_header:
             assert all(witness == parts[0][1] for _, witness in parts), f"members differ: {parts}"
+            self._current().num_proven = parts[0][1][1]
         return np.stack([part for part, _ in parts])
 
     def broadcast(self, arrays: Mapping[str, npt.NDArray[Any]] | None, source: int) -> dict[str, npt.NDArray[Any]]:
         given = {k: v.copy() for k, v in arrays.items()} if self._rank == source and arrays is not None else None
-        found: dict[str, npt.NDArray[Any]] = self._exchange(given)[source]
+        found: dict[str, npt.NDArray[Any]] = self._copied(given, source)
         return {name: array.copy() for name, array in found.items()}
 
     def broadcast_bytes(self, data: bytes | None, source: int) -> bytes:
-        found: bytes = self._exchange(data if self._rank == source else None)[source]
+        found: bytes = self._copied(data if self._rank == source else None, source)
         assert found is not None, "the source has nothing to give"
         return found
 
@@ -238,7 +244,7 @@ class SimulatedGroup:
     def begin_copy(self, buffer: npt.NDArray[Any], source: int) -> Copy:
         formation = self._current()
         number = formation.begin(self._rank, buffer.copy() if self._rank == source else None)
-        return Copy(lambda: self._finish(formation, number), buffer, source)
+        return Copy(lambda: self._finish(formation, number, source)[source], buffer)
 
     def leave(self) -> None:
         formation, self._formation = self._formation, None
@@ -269,15 +275,26 @@ class SimulatedGroup:
 
     def _exchange(self, value: Any) -> list[Any]:
         formation = self._current()
-        return self._finish(formation, formation.begin(self._rank, value))
+        arrived = self._finish(formation, formation.begin(self._rank, value))
+        return [arrived[rank] for rank in range(len(arrived))]
 
-    def _finish(self, formation: Formation, number: int) -> list[Any]:
-        """The parts of all members, by rank."""
+    def _copied(self, value: Any, source: int) -> Any:
+        """The source's value."""
+        formation = self._current()
+        return self._finish(formation, formation.begin(self._rank, value), source)[source]
+
+    def _finish(self, formation: Formation, number: int, source: int | None = None) -> Mapping[int, Any]:
+        """The parts of all members, by rank.
+
+        Args:
+            source: of a copy; None: it is no copy.
+        """
         seat, size = formation.seats[self._rank], len(formation.peers)
+        awaited = range(size) if source is None or not self._links.has_room else range(source, source + 1)
         arrived = seat.arrived.setdefault(number, {})
-        self._wait(seat, lambda: len(arrived) == size, None, number, arrived)
+        self._wait(seat, lambda: all(rank in arrived for rank in awaited), None, number, arrived, awaited)
         del seat.arrived[number]
-        return [arrived[rank] for rank in range(size)]
+        return arrived
 
     def _wait(
         self,
@@ -286,6 +303,7 @@ class SimulatedGroup:
         end: float | None,
         number: int = 0,
         arrived: Mapping[int, Any] | None = None,
+        awaited: range = range(0),
     ) -> None:
         """Wait for a collective, or for all members; nothing arrives by a connection that is seen closed."""
         scheduler = self._links.scheduler
@@ -296,7 +314,7 @@ class SimulatedGroup:
                 departed = [
                     rank
                     for rank, begun in seat.lacks.items()
-                    if number >= begun or (arrived is not None and rank not in arrived)
+                    if number >= begun or (arrived is not None and rank in awaited and rank not in arrived)
                 ]
                 if seat.lost is not None or (seat.lacks and (departed or self._seed.random() < 0.2)):
                     rank = min(departed or seat.lacks, default=None)

@@ -54,6 +54,7 @@ class EngineJob(SimShell):
         self.finished: list[Member] = []
         self.job_spec = ""
         self.is_checked_whole = True
+        self._continued = (0, 0, 0)  # the last group that formed: version, least steps, checkpoints read until then
         self._given_up: set[int] = set()
         self._pods: dict[Process, SimPod] = {}
         self._terminating: set[Process] = set()
@@ -192,9 +193,12 @@ class EngineJob(SimShell):
 
     def check_ledger(self) -> None:
         """Check that committed work is in the model of every member, as long as its group stands."""
-        if not self.job._is_open or self.job._worlds.formed is None:
-            return
         formed = self.job._worlds.formed
+        if formed is None:
+            return
+        self._check_continuation(formed.version)
+        if not self.job._is_open:
+            return
         committed = [
             ((epoch.number, task), watermark, epoch._extras.get(task, frozenset()))
             for epoch in self.job._work.tasks.epochs
@@ -214,6 +218,22 @@ class EngineJob(SimShell):
                     missing = {*range(has, watermark), *(n for n in extras if n >= has)}
                     missing -= applied.extras.get(key, set())
                     assert not missing, f"committed, and not in the model of {process.name}: {key} {missing}"
+
+    def _check_continuation(self, version: int) -> None:
+        """A group that has read no checkpoint continues after all steps that the model of the last group was proven to
+        have."""
+        last, least, num_read = self._continued
+        if version == last:
+            return
+        seats, written = self.room.links.groups[version].seats, self.room.written
+        session = self.members[seats[0].process].loop._session
+        if last in self.room.links.groups:
+            least = max(least, self.room.links.groups[last].num_proven)
+        if written.num_read > num_read:
+            least = 0
+        steps = session.ledger.steps
+        assert steps >= least, f"the group continues after step {steps}: all members of the last one had {least}"
+        self._continued = (version, least, written.num_read)
 
     @staticmethod
     def _is_synchronizing(member: Member) -> bool:

@@ -161,6 +161,11 @@ class Member:
         session = self.loop._session if self.loop is not None else None
         return session.ledger.steps if session is not None and session._holds_model else -1
 
+    def witness(self) -> tuple[object, int]:
+        """Return the model, and the number of its steps, as they are now."""
+        assert self.loop is not None
+        return self.framework.witness, self.loop._session.ledger.steps
+
     def terminate(self) -> None:
         """SIGTERM."""
         handler = self.sigterm
@@ -233,7 +238,7 @@ def installed(room: Room, members: Callable[[Process], Member]) -> Iterator[None
 
     def group(*arguments: Any) -> SimulatedGroup:
         process = running()
-        return SimulatedGroup(room.links, process, lambda: members(process).framework.witness)
+        return SimulatedGroup(room.links, process, lambda: members(process).witness())
 
     with pytest.MonkeyPatch.context() as patch:
         for module in _WORKER:

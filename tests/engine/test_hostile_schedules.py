@@ -16,3 +16,7 @@ _AT_ONCE = 50
 def test_whenever_faults_come_every_record_is_in_the_model_once(first: int) -> None:
     for seed in range(first, first + _AT_ONCE):
         play_hostile(seed)
+
+
+def test_an_initial_model_lacks_minibatches_of_which_the_report_is_under_way() -> None:
+    play_hostile(4716)

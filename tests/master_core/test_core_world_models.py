@@ -69,6 +69,14 @@ def test_a_new_model_ends_every_lease() -> None:
     assert any("its model is that of checkpoints/version-7" in line for line in script.log())
 
 
+def test_an_initial_model_ends_every_lease_though_no_minibatch_was_reported_yet() -> None:
+    script = standing(2)
+    lease = script.lease(0)
+    script.all_leave(0, 1, reason="user code raised in the update of the model")
+    script.forms({}, steps=0)
+    assert script.progress(lease, 0) == Like(c.Refused)  # it was under way meanwhile, and the model lacks it
+
+
 def test_leases_of_workers_outside_the_new_world_are_handed_on() -> None:
     script = standing(2)
     lease = script.lease(1)

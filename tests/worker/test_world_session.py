@@ -229,3 +229,26 @@ def test_minibatches_confirmed_before_the_model_became_an_older_one_are_not_said
     entered(master, three[:2])  # no member is a source
     assert [member.session.ledger.steps for member in three[:2]] == [0, 0]
     assert [member.session.take_confirmed() for member in three[:2]] == [[], []]
+
+
+def test_a_restored_model_of_which_the_master_was_not_told_is_restored_again(
+    master: WorldMaster, three: list[SessionMember]
+) -> None:
+    entered(master, three[:2])
+    step_together(three[0], three[1], 1, 2)
+    step_together(three[0], three[1], 3, 4)
+    three[0].state.restored = RestoredModel(Ledger(steps=1), "checkpoints/1")
+    for member in three[:2]:
+        member.does(lambda one: one.session.abandon("the update raised", is_model_whole=False)).result()
+    master.on_call = lambda method: setattr(master, "accepts", method != "WorldFormed")
+    begun = [member.does(enter) for member in three[:2]]
+    master.await_outside(0, 1)
+    master.plan(0, 1, sources=[0, 1])
+    assert begun[1].result(ANSWER_S)  # with the restored model
+    assert three[1].does(ended).result(ANSWER_S).startswith("it has lost")
+    again = three[1].does(enter)
+    master.await_outside(0, 1)
+    master.on_call = lambda method: setattr(master, "accepts", True)
+    master.plan(0, 1, sources=[0, 1])
+    assert [one.result(ANSWER_S) for one in (begun[0], again)] == [True, True]
+    assert master.hears("WorldFormed", 3)[-1].restored_from == "checkpoints/1"  # it lacks minibatches of the old model

@@ -336,6 +336,7 @@ class WorldSession:
         header = StepProposal(max(self.version, self._watch.world.version), wishes, tuple(parts))
         line = header.numbers(self.most_parts)
         gathered = self._collective(lambda: self._group.gather(line))
+        self._holds_model = True  # rank 0 sends its first header once the master has accepted the world
         self._confirmed += self._pending
         self._pending, self._unproven = [], frozenset()
         headers = [StepProposal.of(row) for row in gathered]
@@ -551,7 +552,8 @@ class WorldSession:
         except GroupLost as error:
             self._group.abandon(str(error))
             raise
-        self._holds_model, self._has_left = True, False
+        # The master may not know of a restored model yet: rank 0 must restore it again, and report it, if this fails.
+        self._holds_model, self._has_left = source is not None or self._rank == 0, False
         self._leaving_pods = set()
         self._is_last, self._is_alone = self._ends_last(set()), len(set(self._pods())) == 1
         self._settle_pending()

@@ -275,8 +275,8 @@ class Members:
     def _formed(self, event: WorldFormed, clock: float) -> None:
         is_new_model = self._worlds.has_formed(event, clock)
         if is_new_model is not None:
-            # A member of the last world may be left that had not taken its model over.
-            if is_new_model or (not event.steps and self._work.tasks.model_version):
+            # Members of the last world may have begun with an initial model; reports on the lost one may be under way.
+            if is_new_model or not event.steps:
                 self._work.model_was_lost()
             version = self._work.tasks.model_version
             self._reconciler.told(event.applied)
