@@ -329,8 +329,7 @@ class SimJob(SimShell):
         for _ in range(rounds):
             if self.end is not None:
                 return
-            while any(pod.phase is PodState.PENDING for pod in self.pods.values()):
-                self.start_pod()
+            self.start_pods()
             while self.jobs_for_shell:
                 self.shell_work()
             self.everybody_works()

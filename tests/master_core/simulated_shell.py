@@ -251,6 +251,11 @@ class SimShell(ABC):
         self.num_uids += 1
         self.begin_process(pod, self.num_uids)
 
+    def start_pods(self) -> None:
+        """Start all that can be started."""
+        while any(pod.phase is PodState.PENDING for pod in self.pods.values()):
+            self.start_pod()
+
     def end_pod(self, pod: SimPod, reason: str, phase: PodState = PodState.FAILED) -> None:
         if pod.phase not in (PodState.PENDING, PodState.RUNNING):
             return

@@ -35,7 +35,8 @@ class PodRecord:
         uid: empty until the cluster has named it.
         gone_uids: of earlier pods of this name; changes of these are ignored.
         is_leaving: it was ended from outside; nothing counts on it.
-        is_released: so it was because its slot is not wanted any more: a worker finishes its minibatch first.
+        is_released: so it was because its slot is not wanted any more, or a server needs its quota: a worker finishes
+            its minibatch first.
         queued_since: when a queue was first seen to hold it back; None: none does.
         is_scheduled: there is a node or a slot for it, where it may not run yet.
         running_since: None until it runs.
