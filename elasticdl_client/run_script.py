@@ -59,6 +59,12 @@ _TORCH_LINES = """\
       loader = controller.loader(dataset)   # instead of DataLoader(dataset, batch_size=64, …)
       for epoch in controller.epochs():     # instead of range(3)
           with controller.step():           # around the body of the loop over the loader"""
+_KERAS = ("keras", "tensorflow")
+_KERAS_LINES = """\
+Put this line into it (docs/keras_models.md explains it), and start it by `python {script}`:
+      history = elasticdl.fit(model, x, y, num_workers={number})   # instead of model.fit(x, y)
+    For Kubernetes, put the model into a module for `elasticdl train` (docs/start/keras.md). --num_workers=1 runs the
+    script as it is."""
 _DATA_LINES = """\
       from elasticdl.api.data import DataShardService
       data = DataShardService(batch_size=64, num_epochs=3, dataset_size=len(samples))
@@ -308,16 +314,26 @@ def _check_one_worker(command: _Command, program: _Program, values: Mapping[str,
     if number == 1:
         return
     processes = "processes" if num_processes > 1 else "workers"
+    what = (
+        f"{command.script} does not use ElasticDL's API: {number} {processes} would be {number} copies of it, "
+        "each training on all of the data."
+    )
+    if program.imports(_KERAS) and _calls(program, "fit"):
+        raise FlagError(what, _KERAS_LINES.format(number=number, script=command.script))
     is_torch = program.imports(tuple(_TORCH))
     removed = "".join(f"    Remove {named}\n" for named in _fixed_groups(program) if is_torch)
     module, page = (_GROUPS[0], "docs/start/pytorch.md") if is_torch else ("elasticdl.api.data", "docs/estimator.md")
     raise FlagError(
-        f"{command.script} does not use ElasticDL's API: {number} {processes} would be {number} copies of it, "
-        "each training on all of the data.",
+        what,
         f"Put these lines into it ({page} explains them):\n{_TORCH_LINES if is_torch else _DATA_LINES}\n{removed}"
         f"    If a package that it imports does so: import {module} in the script, too. --num_workers=1 runs it as it "
         "is.",
     )
+
+
+def _calls(program: _Program, method: str) -> bool:
+    nodes = (node for module in program.modules for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+    return any(isinstance(node.func, ast.Attribute) and node.func.attr == method for node in nodes)
 
 
 def _fixed_groups(program: _Program) -> list[str]:

@@ -161,6 +161,14 @@ def test_copies_that_each_train_everything_are_refused_with_the_lines_to_write(p
     assert job("plain.py").distribution_strategy is DistributionStrategy.ALL_REDUCE
 
 
+def test_a_keras_script_is_shown_the_way_of_keras(project: Path) -> None:
+    (project / "train.py").write_text("import keras\nmodel = keras.Sequential()\nmodel.fit([1], [2])\n")
+    text = str(refused("--num_workers=3", "train.py"))
+    assert "history = elasticdl.fit(model, x, y, num_workers=3)" in text
+    assert "`python train.py`" in text
+    assert "DataShardService" not in text
+
+
 def test_a_module_is_looked_for_in_the_current_directory_and_among_packages(project: Path) -> None:
     (project / "recipes").mkdir()
     (project / "recipes" / "__init__.py").touch()
