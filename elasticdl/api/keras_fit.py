@@ -146,6 +146,7 @@ def fit(
     if validation_data is None and validation_split:
         given, validation_data = split(given, validation_split)
     training = _opened(definition, given, Mode.TRAINING)
+    _build(model, training)
     validation = None if validation_data is None else _opened(definition, validation_data, Mode.EVALUATION)
     place = _new_directory(directory)
     try:
@@ -222,14 +223,26 @@ def _minibatch_size(batch_size: int, num_workers: int) -> int:
 def _checked(model: Any) -> ModelDefinition:
     if not isinstance(model, keras.Model):
         raise ModelDefinitionError(f"fit was given a {type(model).__name__}.", "Give a compiled keras.Model.")
-    if not model.built:
-        raise ModelDefinitionError(
-            "The model of fit is not built: its weights have no shapes yet.",
-            "Begin it with keras.Input, or call it once with some samples.",
-        )
     definition = completed(ModelDefinition("elasticdl.fit", "the model", lambda: model), model)
     check_complete(definition, ("loss", "optimizer"))
     return definition
+
+
+def _build(model: Any, data: ModuleData) -> None:
+    """Give a model that begins without keras.Input the shapes of its data, as Keras does."""
+    if model.built:
+        return
+    inputs = [
+        keras.Input(spec.shape, dtype="string" if spec.is_text else keras.backend.standardize_dtype(spec.dtype))
+        for spec in data.rows.specs
+    ]
+    try:
+        model(tf.nest.pack_sequence_as(data.structure, inputs)[0])
+    except Exception as error:
+        raise ModelDefinitionError(
+            f"The model of fit cannot be built for its data: {type(error).__name__}: {error}".partition("\n")[0],
+            "Begin it with keras.Input, or call it once with some samples.",
+        ) from error
 
 
 def _opened(definition: ModelDefinition, given: Any, mode: Mode) -> ModuleData:

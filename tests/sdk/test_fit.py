@@ -25,9 +25,10 @@ X = np.zeros((6, 3), "f4")
 Y = np.arange(6)
 
 
-def digits_model() -> keras.Model:
+def digits_model(has_input: bool = True) -> keras.Model:
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(10)])
+    inputs = [keras.Input((64,))] if has_input else []
+    model = keras.Sequential([*inputs, keras.layers.Dense(32, "relu"), keras.layers.Dense(10)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
     return model
@@ -78,7 +79,7 @@ def test_the_arguments_of_keras_do_as_there(tmp_path: Path, monkeypatch: pytest.
     x, y = load_digits(return_X_y=True)
     x, weights = (x / 16).astype("f4"), {digit: 1 + digit / 5 for digit in range(9)}
     history = elasticdl.fit(
-        digits_model(),
+        digits_model(has_input=False),
         x,
         y,
         batch_size=64,
@@ -208,6 +209,32 @@ def test_workers_import_the_modules_of_the_user_s_classes(tmp_path: Path, monkey
     monkeypatch.setattr(Doubled, "__module__", "__main__")
     with pytest.raises(ModelDefinitionError, match="of this script or notebook, which no worker can import"):
         elasticdl.fit(model, X, Y)
+
+
+class TwoInputs(keras.Model):
+    """Written without shapes, as subclasses are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.dense = keras.layers.Embedding(10, 4), keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(keras.ops.concatenate([self.embedding(inputs["id"]), inputs["x"]], -1))
+
+
+def test_a_model_without_input_is_built_for_its_data(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()  # refused after the model is built
+    for model, x, shapes in (
+        (digits_model(has_input=False), np.zeros((6, 64)), [(64, 32), (32,), (32, 10), (10,)]),
+        (TwoInputs(), {"id": np.arange(6), "x": X}, [(10, 4), (7, 1), (1,)]),
+    ):
+        model.compile("adam", "mse")
+        with pytest.raises(FlagError, match="not empty"):
+            elasticdl.fit(model, x, Y, directory=tmp_path)
+        assert [weight.shape for weight in model.weights] == shapes
+    model = digits_model(has_input=False)
+    with pytest.raises(ModelDefinitionError, match="cannot be built for its data"):
+        elasticdl.fit(model, np.array(["a"] * 6), Y)
 
 
 def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
