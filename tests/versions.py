@@ -50,7 +50,7 @@ class Lane:
         tests_apart: those that run in processes without TensorFlow: PyTorch's compiler comes with a triton that crashes
             in a process that has imported TensorFlow first (PyTorch 2.14.1 for CUDA, TensorFlow 2.21.0).
         is_oldest: the lowest version that each range allows; else the highest.
-        servers: further requirements, of servers that only these tests need.
+        others: further requirements: of what only these tests need, and narrower ranges.
         programs: the same, of npm.
     """
 
@@ -60,14 +60,14 @@ class Lane:
     tools: tuple[str, ...] = ()
     tests_apart: tuple[str, ...] = ()
     is_oldest: bool = True
-    servers: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
 
     def requirements(self) -> list[str]:
         """As pip reads them, one a line."""
         promised = requirements(list(self.extras), [])
         both = requirements(list(self.extras), [*TOOLS, *self.tools])
-        return [*(oldest(one) if self.is_oldest else one for one in promised), *both[len(promised) :], *self.servers]
+        return [*(oldest(one) if self.is_oldest else one for one in promised), *both[len(promised) :], *self.others]
 
 
 BOTH_FRAMEWORKS = (  # in one process
@@ -128,6 +128,32 @@ LANES = {
         tests=("tests/api/test_pytorch_adapters.py", "tests/api/test_transformers_arguments.py"),
         minutes=1,
     ),
+    "trainers-newest": Lane(
+        extras=("torch", "allreduce", "transformers", "accelerate", "lightning"),
+        tests=(
+            "tests/api/test_pytorch_adapters.py",
+            "tests/api/test_transformers_arguments.py",
+            "tests/api/test_transformers_trainer.py",
+            "tests/api/test_pytorch_trainers.py",
+            "tests/api/test_pytorch_common_scripts.py",
+            "tests/api/test_elastic_accelerator.py",
+            "tests/api/test_elastic_strategy.py",
+        ),
+        minutes=5,
+        is_oldest=False,
+        others=("peft", "torch==2.13.0"),  # the newest PyTorch is in the lane `newest`
+    ),
+    "trackers-oldest": Lane(
+        extras=("mlflow", "wandb"),
+        tests=("tests/tracking",),
+        minutes=1,
+    ),
+    "trackers-newest": Lane(
+        extras=("mlflow", "wandb"),
+        tests=("tests/tracking",),
+        minutes=1,
+        is_oldest=False,
+    ),
     "storage-oldest": Lane(
         extras=("s3", "http", "arrow", "images"),
         tests=("tests/storage/test_remote_readers.py", "tests/storage/test_storage_contract.py"),
@@ -139,7 +165,7 @@ LANES = {
         tests=("tests/storage/test_storage_kinds.py", "tests/storage/test_hub.py", "tests/storage/test_own_clients.py"),
         minutes=4,
         tools=("moto", "flask", "flask-cors", "scikit-learn"),  # three for the fixtures beside these tests
-        servers=("gcp-storage-emulator==2026.7.19", "pyspark==3.0.1"),  # the latter has the jars of HDFS
+        others=("gcp-storage-emulator==2026.7.19", "pyspark==3.0.1"),  # the latter has the jars of HDFS
         programs=("azurite@3.35.0",),
     ),
     "newest": Lane(

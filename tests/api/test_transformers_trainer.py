@@ -18,7 +18,6 @@ from elasticdl.protocol import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
 
-pytestmark = pytest.mark.full  # needs transformers, which is no requirement of ours, and 3 to 8 s for each job
 SCRIPT = Path(__file__).parent / "transformers_script.py"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pytorch_trainers.md"
 RECORDS, EPOCHS = 600, 2

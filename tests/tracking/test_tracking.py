@@ -156,7 +156,6 @@ def has_runs(home: Path, count: int) -> bool:
     return len(list(home.glob("wandb/offline-run-*"))) == count
 
 
-@pytest.mark.full  # MLflow and wandb are packages of 200 MB that nothing else of ours needs
 def test_three_lives_are_one_run_of_mlflow_and_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="needs mlflow and wandb")
     tracking = pytest.importorskip("mlflow.tracking", reason="needs mlflow and wandb")
