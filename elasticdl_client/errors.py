@@ -59,6 +59,17 @@ class CheckpointError(ElasticDLError):
     """A checkpoint cannot be written or read."""
 
 
+class LastCheckpointError(CheckpointError):
+    """The last checkpoint of a training cannot be written, so the training has failed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"The last checkpoint was not written: {reason}",
+            "See that --checkpoint_dir has room and can be written. `elasticdl resume` continues the job from its "
+            "newest checkpoint, which is whole.",
+        )
+
+
 class JobError(ElasticDLError):
     """A job cannot be started, found or continued."""
 

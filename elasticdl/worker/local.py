@@ -19,7 +19,7 @@ from elasticdl.worker.input.task_stream import NotFinite, TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.ledger import Ledger, derive_seed
 from elasticdl.worker.strategy import Commit, Values
-from elasticdl_client.errors import CheckpointError
+from elasticdl_client.errors import CheckpointError, LastCheckpointError
 
 _log = logging.getLogger("elasticdl.worker")
 _CHECKPOINT_PERIOD_S = 60.0
@@ -50,6 +50,7 @@ class LocalStrategy:
         self._lock = threading.Lock()  # the heartbeat reads the ledger when the master has a new generation
         self._ledger = Ledger()
         self._saved_at = (0, time.monotonic())
+        self._has_failed = False  # the newest checkpoint
         self._is_spoiled = False  # the model has taken a step that is not finite
 
     def restore(self) -> None:
@@ -98,9 +99,22 @@ class LocalStrategy:
     def tables(self, held: HeldLease) -> list[TableRows]:
         return []
 
+    def save_last(self) -> None:
+        if self._is_behind:
+            try:
+                self._save()
+            except CheckpointError as error:
+                raise LastCheckpointError(error.what) from error
+
     def close(self) -> None:
-        if self._checkpoints.is_wanted and self._ledger.steps > self._saved_at[0] and not self._is_spoiled:
+        if self._is_behind:
             self._checkpoint()
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the newest checkpoint lacks minibatches, or could not be written."""
+        is_newer = self._has_failed or self._ledger.steps > self._saved_at[0]
+        return self._checkpoints.is_wanted and is_newer and not self._is_spoiled
 
     def _checkpoint_if_due(self) -> None:
         if not self._checkpoints.is_wanted or self._is_spoiled:
@@ -114,12 +128,13 @@ class LocalStrategy:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        self._saved_at = (self._ledger.steps, time.monotonic())
-        with self._clock.during(Activity.CHECKPOINT):
-            try:
-                self._save()
-            except CheckpointError as error:
-                _log.error("Checkpoint at step %d failed: %s; training continues", self._ledger.steps, error.what)
+        try:
+            self._save()
+        except CheckpointError as error:
+            _log.error("Checkpoint at step %d failed: %s; training continues", self._ledger.steps, error.what)
 
     def _save(self) -> None:
-        self._checkpoints.save(self._ledger.steps, self._framework.state(), self._ledger)
+        self._saved_at, self._has_failed = (self._ledger.steps, time.monotonic()), True
+        with self._clock.during(Activity.CHECKPOINT):
+            self._checkpoints.save(self._ledger.steps, self._framework.state(), self._ledger)
+        self._has_failed = False

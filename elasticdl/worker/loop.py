@@ -49,7 +49,7 @@ class WorkerLoop:
         self._clock.switch(Activity.COMPUTE)
         while (held := self._next()) is not None:
             if held.lease.type == pb.TRAIN_END:
-                self._outcomes.end_training(held)
+                self._outcomes.end_training(held, self._save_last)
                 self._tasks.close(held)
             elif held.lease.type == pb.CALLBACK:
                 self._outcomes.occasion(held)
@@ -75,6 +75,10 @@ class WorkerLoop:
     def _next(self) -> HeldLease | None:
         with self._clock.during(Activity.IDLE):
             return self._tasks.peek()
+
+    def _save_last(self) -> None:
+        with self._termination.unbroken():
+            self._strategy.save_last()
 
     def _work_off(self, task_type: pb.TaskType) -> None:
         """Consecutive tasks of a type through one run of the input pipeline."""

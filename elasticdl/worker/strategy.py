@@ -40,6 +40,14 @@ class Strategy(Protocol):
         """Embedding tables, for export; their rows are read when their chunks are taken."""
         ...
 
+    def save_last(self) -> None:
+        """Write the trained model's last checkpoint, if this worker holds the model.
+
+        Raises:
+            LastCheckpointError: it cannot be written.
+        """
+        ...
+
     def close(self) -> None:
         """The job is over, or this worker leaves."""
         ...

@@ -28,7 +28,7 @@ from elasticdl.worker.input.task_stream import LeaseLost, NotFinite, TaskBatches
 from elasticdl.worker.leases import HeldLease, PacedLink
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.strategy import Values
-from elasticdl_client.errors import DataError, JobError
+from elasticdl_client.errors import DataError, JobError, LastCheckpointError
 
 _log = logging.getLogger("elasticdl.worker")
 
@@ -112,9 +112,18 @@ class TaskReporter:
         self.link.report_evaluation(held.id, [], results)
         self.close(held, tasks)
 
-    def end_training(self, held: HeldLease) -> None:
-        """TRAIN_END: the export and the user's callbacks.  The caller closes the lease in its stream."""
-        self._do_alone(held, self._exporter.end_training)
+    def end_training(self, held: HeldLease, save_last: Callable[[], None]) -> None:
+        """TRAIN_END: the export and the user's callbacks.  The caller closes the lease in its stream.
+
+        Args:
+            save_last: see `Strategy.save_last`; it comes first.
+        """
+
+        def end(held: HeldLease) -> None:
+            save_last()
+            self._exporter.end_training(held)
+
+        self._do_alone(held, end)
 
     def occasion(self, held: HeldLease) -> None:
         """CALLBACK: saves the model, or calls the user's callbacks.  The caller closes the lease in its stream."""
@@ -129,6 +138,9 @@ class TaskReporter:
             _log.info("Lease %d (%s) is lost; another worker has it", held.id, held.task_name)
         except JobError:
             raise
+        except LastCheckpointError as error:
+            _log.error("%s", error)
+            self.link.fail(held.id, 0, str(error), "", [])
         except Exception as error:  # noqa: BLE001  the user's model and callbacks run in here
             _log.error("%s", traceback.format_exc())
             self.link.fail(held.id, 0, f"{type(error).__name__}: {error}", traceback.format_exc(), [])

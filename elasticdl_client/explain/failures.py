@@ -32,6 +32,7 @@ _GONE = re.compile(
 )
 _DATA = re.compile(r"[Rr]ecord \d|byte \d|cannot be read|damaged|checksum|line \d+|row \d+|column|label", re.IGNORECASE)
 _CHANGED = re.compile(r"changed since the job began|not hold the same records")
+_LAST_CHECKPOINT = "The last checkpoint was not written"
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 
 _WORDS = {
@@ -44,6 +45,7 @@ _WORDS = {
     Trouble.DATA_GONE: "A data source cannot be read",
     Trouble.DATA_CHANGED: "The data is not what the job began with",
     Trouble.DISK_FULL: "A disk is full",
+    Trouble.CHECKPOINT_NOT_WRITTEN: "A checkpoint cannot be written",
     Trouble.VERSIONS_DIFFER: "Two pods run different versions of ElasticDL",
 }
 
@@ -87,6 +89,8 @@ def blamed(error: str, traceback: str = "", symbols: dict[str, Trouble] | None =
         return Trouble.VERSIONS_DIFFER
     if _NO_SPACE.search(error):
         return Trouble.DISK_FULL
+    if _LAST_CHECKPOINT in error:
+        return Trouble.CHECKPOINT_NOT_WRITTEN
     if _CHANGED.search(error):
         return Trouble.DATA_CHANGED
     if (raised := _RAISED.search(error)) is not None:
@@ -152,7 +156,7 @@ def failed_tasks(facts: Facts) -> Iterator[Diagnosis]:
             if is_fatal
             else "The task was given out again, to another worker where there is one.",
             Cost(),
-            _advice(trouble, facts),
+            (_hint(event.message) if _LAST_CHECKPOINT in event.message else "") or _advice(trouble, facts),
             {**evidence_of(event), **found},
             (event.number,),
             is_fatal,
@@ -215,14 +219,16 @@ def rejected_models(facts: Facts) -> Iterator[Diagnosis]:
         frames = frames_of_user(traceback)
         line = tuple(map(str, frames[-1:]))
         found = _place(frames)
-        words = _WORDS[trouble] if " raised " in event.message else "The model definition cannot be used"
+        is_last = _LAST_CHECKPOINT in event.message
+        words = _WORDS[trouble] if is_last or " raised " in event.message else "The model definition cannot be used"
+        when = "when all was trained" if is_last else "before anything was trained"
         yield Diagnosis(
             trouble,
             (event.subject,),
             event.at,
             f"{words}: {one_line(event.message)}",
             line or (one_line(event.message),),
-            "The job was ended before anything was trained: no other worker would fare better.",
+            f"The job was ended {when}: no other worker would fare better.",
             Cost(),
             _hint(event.message) or _advice(trouble, facts),
             {**evidence_of(event), **found},
@@ -302,6 +308,7 @@ def checkpoints(facts: Facts) -> Iterator[Diagnosis]:
     for event in facts.of(EventKind.CHECKPOINT_FAILED):
         is_full = _NO_SPACE.search(event.message) is not None
         saved = next((e for e in facts.of(EventKind.CHECKPOINT_SAVED) if e.number > event.number), None)
+        is_fatal = facts.has_ended_by(event)
         again = f" The next one, {saved.subject}, was written." if saved is not None else ""
         yield Diagnosis(
             Trouble.DISK_FULL if is_full else Trouble.CHECKPOINT_NOT_WRITTEN,
@@ -311,13 +318,16 @@ def checkpoints(facts: Facts) -> Iterator[Diagnosis]:
             if is_full
             else f"{event.subject} was not written: {one_line(event.message)}",
             (event.message,),
-            f"The job trained on, and the last good checkpoint is kept; a later one is tried.{again}",
+            "The job was ended, as it was the last one. The last good checkpoint is kept."
+            if is_fatal
+            else f"The job trained on, and the last good checkpoint is kept; a later one is tried.{again}",
             Cost(is_open=saved is None and not facts.is_over),
             "Make room in --checkpoint_dir, or keep fewer: --keep_checkpoint_max."
             if is_full
             else "See that --checkpoint_dir is mounted, writable by all pods, and fast enough.",
             evidence_of(event),
             (event.number,),
+            is_fatal,
             key="full" if is_full else "",
         )
     for event in facts.of(EventKind.CHECKPOINT_UNREADABLE):

@@ -17,7 +17,8 @@ from elasticdl.api.pytorch import create_elastic_controller
 from elasticdl.api.pytorch.gradients import StepDropped
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.replica import CheckpointWriter
-from elasticdl_client.errors import CheckpointError, ModelDefinitionError
+from elasticdl_client.errors import CheckpointError, LastCheckpointError, ModelDefinitionError
+from tests.master.small_disk import small_disk
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -54,6 +55,11 @@ def test_a_script_continues_from_its_checkpoint_as_if_it_had_never_stopped(tmp_p
     assert_equal(script.values(), plain_loop(Script(Script.scaled)))
     assert sorted({*first, *rest}) == list(range(EPOCHS * SIZE))
     assert len(rest) <= EPOCHS * SIZE - 3 * BATCH  # the next checkpoint comes only when the first is written
+
+
+def test_a_script_alone_whose_last_checkpoint_cannot_be_written_raises(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size_kib=4) as disk, pytest.raises(LastCheckpointError, match="No space left"):
+        run_for(Script(), disk, 100)
 
 
 def test_sigterm_waits_for_the_last_checkpoint_of_a_script_as_for_others(

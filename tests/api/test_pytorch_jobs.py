@@ -12,8 +12,12 @@ from script_waits import kept_from_beginning
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from elasticdl.protocol import Role
+from elasticdl_client.explain.diagnosis import Trouble
+from elasticdl_client.job_status import JobPhase
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import assert_time_is_known, coverage_of
+from tests.explain.explained import the_trouble
+from tests.master.small_disk import small_disk
 
 SCRIPT = Path(__file__).with_name("pytorch_script_of_a_user.py")
 RECORDS, MINIBATCHES, EPOCHS = 400, 50, 2
@@ -119,6 +123,18 @@ def test_scripts_that_are_all_asked_to_end_leave_a_checkpoint_of_their_last_step
     found = re.search(r"the last checkpoint is written, after step (\d+)", logs)
     assert found is not None, job.story()
     assert f"Restored the model at step {found[1]} from" in logs, job.story()
+
+
+def test_scripts_whose_last_checkpoint_cannot_be_written_have_failed(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size_kib=4) as disk:
+        job = job_of(tmp_path, "", num_workers=2, min_workers=2, checkpoint_dir=disk / "checkpoints").start()
+        assert job.wait(150) == 1, job.story()
+    status = job.status()
+    assert status is not None
+    assert status.phase is JobPhase.FAILED
+    assert "The last checkpoint was not written: " in status.message
+    assert "No space left on device" in status.message
+    assert the_trouble(job.job_dir, Trouble.DISK_FULL).is_fatal
 
 
 @pytest.mark.full  # 9 s of a processor; tests/chaos/test_processes.py has a whole job, tests/worker that a command runs

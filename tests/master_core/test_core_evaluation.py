@@ -10,6 +10,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Array, Lease, MetricArrays, PodState, TaskType
 from elasticdl.protocol import Role
+from elasticdl_client.job_status import JobPhase
 
 
 def state(*values: float, additive: bool = True) -> MetricArrays:
@@ -168,6 +169,29 @@ def test_a_checkpoint_that_fails_is_said_and_tried_again() -> None:
     assert any("No space left on device" in line for line in script.log())
     script.progress(lease, 1)
     assert script.told(c.SaveCheckpoint) == [Like(c.SaveCheckpoint, version=2)]
+
+
+def test_the_last_checkpoint_is_tried_again_before_the_job_has_failed() -> None:
+    script = running(checkpoint_dir="/c", max_task_failures=3)
+    train_all(script)
+    for attempt in range(3):
+        assert len([one for one in script.history if isinstance(one, c.SaveCheckpoint)]) == attempt + 1
+        assert script.job.status().phase is JobPhase.RUNNING
+        script.tell(e.CheckpointFailed(script.last(c.SaveCheckpoint).version, "No space left on device"))
+        script.pass_time(6, alive=(0,))
+    assert "The last checkpoint was not written: No space left on device" in script.job.status().message
+    assert script.job.status().phase is JobPhase.FAILED
+
+
+def test_a_last_checkpoint_that_is_written_the_second_time_ends_the_job_well() -> None:
+    script = running(checkpoint_dir="/c")
+    train_all(script)
+    version = script.last(c.SaveCheckpoint).version
+    script.tell(e.CheckpointFailed(version, "the storage has a pause"))
+    script.pass_time(6, alive=(0,))
+    assert len([one for one in script.history if isinstance(one, c.SaveCheckpoint)]) == 2
+    script.tell(e.CheckpointSaved(version, f"/c/version-{version}"))
+    assert script.job.status().phase is JobPhase.SUCCEEDED
 
 
 def test_a_ps_restores_the_newest_checkpoint_and_before_that_the_given_parameters() -> None:

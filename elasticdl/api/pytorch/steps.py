@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from elasticdl.api.data import DataShardService, Minibatch
 from elasticdl.api.pytorch.alone import StepGroup
@@ -35,7 +35,7 @@ from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl.worker.ledger import derive_seed
 from elasticdl.worker.termination import Termination
-from elasticdl_client.errors import JobError
+from elasticdl_client.errors import JobError, LastCheckpointError
 
 _log = logging.getLogger("elasticdl.api")
 _PATIENCE_S = 0.1  # between two looks while no member has work
@@ -393,15 +393,25 @@ class ScriptSteps:
             try:
                 self._between_steps()
                 parts.world.plan_step()
+                parts.shares.confirmed(parts.world.take_confirmed(), self._loss)
+                why_unsaved = parts.last.save_with_all()
             except WorldEnded:
                 self._come_out()
                 continue
-            parts.shares.confirmed(parts.world.take_confirmed(), self._loss)
-            if self.rank == 0:
-                with parts.data.session.clock.during(Activity.CHECKPOINT):
-                    parts.writer.save_last(parts.world.ledger)
+            if why_unsaved:
+                self._fail_unsaved(why_unsaved)
             self._final_ledger = parts.world.ledger.applied.to_message()
+            parts.world.part()
             self.close()
+
+    def _fail_unsaved(self, why: str) -> NoReturn:
+        """End the job: a successor of this worker would train the rest again, and fare no better."""
+        error = LastCheckpointError(why)
+        self._is_over = True
+        link = self._parts.data.session.link
+        if link is not None and self.rank == 0:
+            link.report_model(pb.ModelReport(error=str(error)))
+        raise error
 
     def _some_minibatch(self) -> Minibatch:
         """For a step in which this member has no part."""

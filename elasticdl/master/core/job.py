@@ -339,11 +339,16 @@ class Job:
 
     def _end_if_complete(self) -> None:
         work = self._work
-        is_saved = self._checkpoints.is_settled(work.tasks.model_version)
-        if work.is_evaluated and not work.needs_export and is_saved:
+        if not work.is_evaluated or work.needs_export:
+            return
+        if self._checkpoints.is_saved(work.tasks.model_version):
             for remark in work.tasks.remarks(work.evaluations.quarantined()):
                 self._out.log(remark, Level.WARNING)
             self._ending.succeed()
+            self._leave()
+        elif (failure := self._checkpoints.lasting_failure()) is not None:
+            what, cause = failure
+            self._ending.fail(what, cause=cause)
             self._leave()
 
     def _end_data_if_complete(self) -> None:

@@ -118,6 +118,11 @@ class JobSettings:
         return self.strategy is DistributionStrategy.ALL_REDUCE and self.trains
 
     @property
+    def holds_model_in_workers(self) -> bool:
+        """The model is with the workers, which write its checkpoints."""
+        return self.trains and self.strategy is not DistributionStrategy.PARAMETER_SERVER and not self.runs_command
+
+    @property
     def records_per_task(self) -> int:
         return self.minibatch_size * self.num_minibatches_per_task
 

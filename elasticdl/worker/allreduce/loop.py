@@ -12,7 +12,6 @@ from functools import reduce
 from operator import and_
 
 import grpc
-import numpy as np
 
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.framework import Batch, ComputeGradient, FeedError, Framework, LocalGradient, Mode, Share
@@ -29,7 +28,7 @@ from elasticdl.worker.ledger import derive_seed
 from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import NanPolicy
-from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.errors import ElasticDLError, LastCheckpointError
 from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
@@ -70,6 +69,7 @@ class AllReduceLoop:
         self._quarantine = Quarantine.of(spec)  # of evaluation tasks
         self._is_idle = False  # no member had work in the last round
         self._is_saved = False  # in this world: the last checkpoint
+        self._why_unsaved = ""  # while this member is to end the training
         self._last = LastCheckpoint(session, checkpoints, termination, self._clock)
 
     def run(self) -> None:
@@ -143,7 +143,7 @@ class AllReduceLoop:
         with self._clock.during(Activity.JOIN):
             if not self._session.enter():
                 return False
-        self._is_idle = self._is_saved = False
+        self._is_idle, self._is_saved, self._why_unsaved = False, False, ""
         self._last.begin_world()
         self._supply.confirmed(self._session.take_confirmed())
         self._supply.entered()
@@ -222,7 +222,7 @@ class AllReduceLoop:
         with self._clock.during(Activity.INPUT if not self._is_idle else Activity.IDLE):
             parts = self._supply.offer(_PATIENCE_S if self._is_idle else 0.0)
         other = self._supply.take_other()
-        is_ready = self._is_saved or not self._checkpoints.is_wanted
+        is_ready = self._is_saved or bool(self._why_unsaved) or not self._checkpoints.is_wanted
         if other is not None and (other.lease.type == pb.CALLBACK or (other.lease.type == pb.TRAIN_END and is_ready)):
             self._do_alone(other)
         return parts
@@ -351,18 +351,20 @@ class AllReduceLoop:
         if held.lease.type == pb.CALLBACK:
             self._outcomes.occasion(held)
         else:
-            self._outcomes.end_training(held)
+            self._outcomes.end_training(held, self._check_saved)
         self._supply.other_is_done()
 
     def _save_with_all(self) -> None:
         """Return when the last checkpoint is on disk, or cannot be written; all members do this between two steps."""
-        with self._clock.during(Activity.CHECKPOINT):
-            others = self._session.collect()
-            if self._session.rank == 0:
-                self._checkpoints.save_last(self._session.ledger, others=others)
-        with self._clock.during(Activity.WORLD):
-            self._session.gather(np.zeros(1, np.int64))
-        self._is_saved = True
+        why_not = self._last.save_with_all()
+        self._is_saved = not why_not
+        if self._supply.take_other() is not None:
+            self._why_unsaved = why_not
+
+    def _check_saved(self) -> None:
+        why_not, self._why_unsaved = self._why_unsaved, ""
+        if why_not:
+            raise LastCheckpointError(why_not)
 
     def _save_last(self) -> None:
         if self._session.rank != 0:

@@ -137,6 +137,7 @@ class CheckpointWriter:
 
     Attributes:
         model: that it writes.
+        failure: why the newest one could not be written; empty: it could.
     """
 
     def __init__(self, model: Replica, checkpoints: StateCheckpoints, every: int) -> None:
@@ -149,7 +150,7 @@ class CheckpointWriter:
         self._every = every
         self._saved_at = (0, time.monotonic())
         self._has_begun = self._is_requested = False
-        self._has_failed = False  # the newest one
+        self.failure = ""
         self._thread: threading.Thread | None = None
         self._saving_last = threading.Lock()
 
@@ -182,7 +183,7 @@ class CheckpointWriter:
 
     def is_behind(self, ledger: Ledger) -> bool:
         """Whether the newest checkpoint lacks minibatches, or could not be written."""
-        return self._checkpoints.is_wanted and (self._has_failed or ledger.applied.num_names > self._saved_at[0])
+        return self._checkpoints.is_wanted and (bool(self.failure) or ledger.applied.num_names > self._saved_at[0])
 
     def is_written(self, ledger: Ledger) -> bool:
         """Whether some member has written this ledger."""
@@ -218,7 +219,7 @@ class CheckpointWriter:
             is_last: return when it is on disk.
         """
         self.wait()
-        self._is_requested = self._has_failed = False
+        self._is_requested, self.failure = False, ""
         self._saved_at = (ledger.applied.num_names, time.monotonic())
         arguments = (self.model.snapshot(), others, ledger.copy())
         self._thread = threading.Thread(target=self._save, args=arguments, name="checkpoint", daemon=True)
@@ -240,9 +241,8 @@ class CheckpointWriter:
         try:
             self._checkpoints.save(number, {**arrays(), **others}, ledger)
         except CheckpointError as error:
-            self._has_failed = True
-            place = self._checkpoints.place
-            _log.error("Checkpoint at step %d in %s failed: %s; training continues", ledger.steps, place, error.what)
+            self.failure = error.what
+            _log.error("Checkpoint at step %d in %s failed: %s", ledger.steps, self._checkpoints.place, error.what)
         else:
             _log.info("Checkpoint of %d minibatches written", number)
 
@@ -276,6 +276,8 @@ class EndingGroup(Protocol):
     def collect(self) -> Mapping[str, npt.NDArray[Any]]: ...
 
     def part(self) -> bool: ...
+
+    def share(self, data: bytes | None, source: int = 0) -> bytes: ...
 
     def leave(self, reason: str = "") -> None: ...
 
@@ -338,6 +340,24 @@ class LastCheckpoint:
                 self.is_agreed = self._checkpoints.is_written(self._group.ledger)  # else rank 0 may be lost
         self._group.leave(reason)
         raise WorldEnded(reason)
+
+    def save_with_all(self) -> str:
+        """Write it at the end of the training; every member calls this between the same two steps.
+
+        Returns:
+            Why rank 0 could not write it, in all members; empty: it is on disk.
+
+        Raises:
+            WorldEnded: the group is broken.
+        """
+        why_not: bytes | None = None
+        with self._clock.during(Activity.CHECKPOINT):
+            others = self._group.collect()
+            if self._group.rank == 0:
+                self._checkpoints.save_last(self._group.ledger, others=others)
+                why_not = self._checkpoints.failure.encode()
+        with self._clock.during(Activity.WORLD):
+            return self._group.share(why_not).decode()
 
     def save(self, is_idle: bool) -> None:
         """Before the farewell, in the thread of the termination: write it if this member is the last.

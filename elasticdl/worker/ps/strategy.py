@@ -76,6 +76,9 @@ class ParameterServerStrategy:
             found.append(TableRows(table.name, table.dim, len(ids), self._chunks(held, table, ids), initial))
         return found
 
+    def save_last(self) -> None:
+        """The servers hold the model."""
+
     def close(self) -> None:
         self._training.close()
         self._session.close()

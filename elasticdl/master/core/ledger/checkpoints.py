@@ -15,6 +15,11 @@ from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 
 CheckpointEvent = CheckpointSaved | CheckpointFailed | CheckpointRequested
+_ADVICE = (
+    "\n  → See that --checkpoint_dir has room and can be written by all pods. `elasticdl resume` continues the job "
+    "from its newest checkpoint, which is whole."
+)
+_RETRY_LAST_S = 5.0  # storage that has a pause, or a server whose loss is noticed meanwhile
 
 
 class Checkpoints:
@@ -36,6 +41,8 @@ class Checkpoints:
         self._is_requested = False
         self._saved_version = 0
         self._tried_version = 0
+        self._num_failures = 0  # in a row, of `_tried_version`
+        self._reason, self._cause = "", 0  # of the newest failure
         self._tried_at = clock
         self.is_running = False
 
@@ -45,12 +52,15 @@ class Checkpoints:
             case CheckpointSaved():
                 self.is_running = False
                 self.newest, self._saved_version = event.directory, event.version
+                self._num_failures = 0
                 text = f"saved to {event.directory}"
                 self._out.events.add(EventKind.CHECKPOINT_SAVED, subject, text, directory=event.directory)
                 self._out.log(f"Checkpoint of version {event.version} {text}")
             case CheckpointFailed():
                 self.is_running = False
-                self._out.events.add(EventKind.CHECKPOINT_FAILED, subject, event.reason)
+                self._num_failures += 1
+                self._reason = event.reason
+                self._cause = self._out.events.add(EventKind.CHECKPOINT_FAILED, subject, event.reason)
                 text = f"The checkpoint of version {event.version} failed: {event.reason}"
                 self._out.log(f"{text}. The job continues and tries again later.", Level.ERROR)
             case CheckpointRequested():  # at the next moment at which one can be written
@@ -64,7 +74,9 @@ class Checkpoints:
         Args:
             is_wanted: it is due whatever the time.
         """
-        if not self._is_on or self.is_running or version <= self._tried_version:
+        if not self._is_on or self.is_running or version < self._tried_version:
+            return False
+        if version == self._tried_version and not (is_wanted and self._may_retry(clock)):
             return False
         steps = self._settings.checkpoint_steps
         if steps > 0:
@@ -74,12 +86,27 @@ class Checkpoints:
         if not due and not is_wanted and not self._is_requested:
             return False
         self._is_requested = False
+        if version > self._tried_version:
+            self._num_failures = 0
         self.is_running, self._tried_version, self._tried_at = True, version, clock
         return True
 
     def is_settled(self, version: int) -> bool:
         """The state of this version is saved, or saving it has failed, or nothing is to be saved."""
         return not self._is_on or (not self.is_running and self._tried_version >= version)
+
+    def is_saved(self, version: int) -> bool:
+        """The state of this version is saved, or nothing is to be saved."""
+        return not self._is_on or (self.is_settled(version) and not self._num_failures)
+
+    def lasting_failure(self) -> tuple[str, int] | None:
+        """Return why no more attempts are made, with advice, and the event that says so; None: another one is made."""
+        if self._num_failures < self._settings.max_task_failures:
+            return None
+        return f"The last checkpoint was not written: {self._reason}{_ADVICE}", self._cause
+
+    def _may_retry(self, clock: float) -> bool:
+        return 0 < self._num_failures < self._settings.max_task_failures and clock - self._tried_at >= _RETRY_LAST_S
 
     def source(self) -> tuple[str, bool]:
         """Return the directory that a starting PS restores, and whether to restore only its parameters."""

@@ -151,6 +151,8 @@ class Failures:
         self._out.log(f"Worker {name} reported error: {event.error} ({where})", Level.WARNING)
         if self._retry_budget.is_enough(failures):
             text = f"{where} (records {lease.shard.name}:{lease.shard.start}-{lease.shard.end})"
+            if lease.type is TaskType.TRAIN_END:
+                text = "The end of the training"
             text = f"{text} failed {failures} times, last with: {event.error}\n{event.details}".rstrip()
             self._ending.fail(text, cause=cause)
 

@@ -64,7 +64,7 @@ class Work:
         """All is trained, covered and evaluated; TRAIN_END is still to be done, if there is something to do."""
         settings = self._settings
         # Workers that hold the model write its last checkpoint under TRAIN_END: before, they may all be lost.
-        writes = settings.has_worlds and bool(settings.checkpoint_dir)
+        writes = settings.holds_model_in_workers and bool(settings.checkpoint_dir)
         has_end = bool(settings.output) or self.has_callbacks or writes
         wanted = has_end if settings.trains else settings.has_last_task
         return wanted and not self.has_exported and self.is_evaluated

@@ -1,0 +1,76 @@
+"""The last checkpoint of a training cannot be written: the job has failed, says why, and can be resumed."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.explain.diagnosis import Trouble
+from elasticdl_client.job_status import JobPhase
+from tests.chaos.jobs import NUMPY_DIGITS
+from tests.e2e.all_reduce_jobs import worker_logs
+from tests.explain.explained import the_trouble
+from tests.master.small_disk import small_disk
+
+pytestmark = pytest.mark.timeout(240)
+JOB = replace(NUMPY_DIGITS, num_epochs=2, pace_s=0.001)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return JOB.make_data(tmp_path_factory.mktemp("data"))
+
+
+def fill(disk: Path) -> None:
+    with (disk / "other").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def versions(checkpoints: Path) -> list[str]:
+    return [path.parent.name for path in checkpoints.glob("version-*/MANIFEST.json")]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "flags"),
+    [
+        (DistributionStrategy.LOCAL, {"num_workers": 1, "num_ps_pods": 0}),
+        (DistributionStrategy.ALL_REDUCE, {"num_workers": 2, "num_ps_pods": 0}),
+        (DistributionStrategy.PARAMETER_SERVER, {"num_workers": 1, "num_ps_pods": 2}),
+    ],
+    ids=["local", "allreduce", "ps"],
+)
+def test_a_full_disk_at_the_last_checkpoint_fails_the_job_and_is_said(
+    tmp_path: Path, digits: Path, strategy: DistributionStrategy, flags: dict[str, object]
+) -> None:
+    with small_disk(tmp_path / "disk", size_kib=4096) as disk:
+        place = disk / "checkpoints"
+        place.mkdir()
+        running = JOB.local_job(
+            tmp_path / "job",
+            digits,
+            distribution_strategy=strategy.value,
+            checkpoint_dir=place,
+            checkpoint_steps=20,
+            **flags,
+        ).start()
+        try:
+            running.wait_until("a checkpoint", lambda: bool(versions(place)))
+            fill(disk)
+            running.hurry()
+            assert running.wait() == 1, running.story()
+        finally:
+            running.end()
+        assert versions(place), running.story()
+    status = running.status()
+    assert status is not None
+    assert status.phase is JobPhase.FAILED
+    assert "The last checkpoint was not written: " in status.message
+    assert "No space left on device" in status.message
+    assert "Traceback" not in status.message + worker_logs(running)
+    diagnosis = the_trouble(tmp_path / "job", Trouble.DISK_FULL)
+    assert diagnosis.is_fatal
