@@ -337,7 +337,7 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
     )
     step_timeout: float = flag(
         600.0,
-        "Seconds in one minibatch after which a worker hangs in any case: while it compiles, exports or saves, too.",
+        "Seconds in one minibatch after which a worker hangs in any case: while it compiles or exports, too.",
         Group.FAULTS,
         check=above(0),
     )

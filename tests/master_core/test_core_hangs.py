@@ -410,3 +410,23 @@ def test_a_member_whose_feed_hangs_is_found_although_it_waits_now_and_then() -> 
     (event,) = hung(script)
     assert event.subject == "worker-0"
     assert float(event.details["seconds"]) == pytest.approx(20.0, abs=1.0)
+
+
+def test_a_member_that_writes_a_checkpoint_to_slow_storage_does_not_hang() -> None:
+    script = standing(3, step_timeout=20.0, hang_timeout=20.0)
+    for second in range(1, 80):
+        script.now += 1.0
+        saved_s = float(min(second, 60))
+        activity = "checkpoint" if second < 60 else "compute"
+        script.beat(0, activity=activity, seconds={"checkpoint": saved_s, "compute": second - saved_s})
+        waiting = float(second) if second < 62 else 0.0
+        script.beat(1, waiting=waiting)
+        script.beat(2, waiting=waiting)
+        script.tell(e.Tick())
+    assert hung(script) == []
+
+
+def test_the_time_of_a_checkpoint_is_no_part_of_a_minibatch() -> None:
+    script, lease = working(step_timeout=200.0)
+    pause(script, lease, 400, activity="checkpoint")
+    assert not hung(script)

@@ -28,9 +28,10 @@ MAX_TEXT = 1900  # of the stacks in an event; the whole text is in the log
 _NO_STACKS = Stacks("", "")
 OWN_WORK = frozenset({"compute", "repeat", "input", "evaluate"})  # activities; else it compiles, waits, saves
 IN_COLLECTIVE = ("world",)
-WAITING_FOR_MEMBERS = (*IN_COLLECTIVE, "join")
+SAVING = "checkpoint"  # slow storage is no hang, however slow
+NO_TIME_OF_A_MINIBATCH = (*IN_COLLECTIVE, "join", SAVING)
 STARTING = ("start", "compile")
-UNBOUNDED_WORK = frozenset({*STARTING, "export", "checkpoint"})  # says nothing of the next minibatch
+UNBOUNDED_WORK = frozenset({*STARTING, "export", SAVING})  # says nothing of the next minibatch
 
 
 @dataclass(slots=True)
@@ -42,7 +43,8 @@ class _Watch:
         longest: seconds of its longest minibatch, by kind.
         is_unbounded: in this minibatch it has also compiled, exported, ….
         stacks: of this minibatch; None: it has not sent any.
-        waited: seconds that it had waited for other members in all when it moved last.
+        waited: seconds that it had waited for other members, or saved, in all when it moved last.
+        saving_at: when it was last seen writing a checkpoint.
         grown: activities whose seconds grew between its last two heartbeats.
         behind_since: since then it has waited in a group that is over; None: it does not.
         hung: how it looked when it was found; None: it moves.
@@ -55,6 +57,7 @@ class _Watch:
     is_unbounded: bool = False
     stacks: Stacks | None = None
     waited: float = 0.0
+    saving_at: float = float("-inf")
     grown: frozenset[str] = frozenset()
     behind_since: float | None = None
     hung: _Hung | None = None
@@ -104,6 +107,8 @@ class Hangs:
             watch.waited = _waited(event.seconds)
         if event.activity != worker.activity and self._is_starting(worker):
             worker.moved_at, watch.stacks = clock, None
+        if event.activity == SAVING:
+            watch.saving_at = clock
         watch.grown = _grown(worker.seconds, event.seconds)
         if worker.stuck_since is not None and watch.hung is None and worker.seconds:  # an earlier master has found it
             watch.hung = _Hung(_the_only(watch.grown), event.seconds)
@@ -129,7 +134,7 @@ class Hangs:
         return self._behind(worker, clock) > self._patience / 2
 
     def _stood(self, worker: Worker, seconds: Mapping[str, float], clock: float) -> float:
-        """For how long a worker has been in one minibatch, but for the time that it waited for other members."""
+        """For how long a worker has been in one minibatch, but for waiting for other members, and checkpoints."""
         return clock - worker.moved_at - max(0.0, _waited(seconds) - self._watch(worker).waited)
 
     def _is_starting(self, worker: Worker) -> bool:
@@ -142,7 +147,7 @@ class Hangs:
 
     def _held_up(self, worker: Worker, waited_for: Mapping[int, float], clock: float) -> float:
         """For how long a worker has not moved and all other members of its group have waited for it."""
-        seconds = waited_for.get(worker.id, 0.0)
+        seconds = min(waited_for.get(worker.id, 0.0), clock - self._watch(worker).saving_at)
         return min(seconds, clock - worker.moved_at) if worker.positions else seconds
 
     def _behind(self, worker: Worker, clock: float) -> float:
@@ -286,7 +291,7 @@ def _front(positions: Sequence[Position]) -> Position | None:
 
 
 def _waited(seconds: Mapping[str, float]) -> float:
-    return sum(seconds.get(activity, 0.0) for activity in WAITING_FOR_MEMBERS)
+    return sum(seconds.get(activity, 0.0) for activity in NO_TIME_OF_A_MINIBATCH)
 
 
 def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> frozenset[str]:
