@@ -21,6 +21,7 @@ from elasticdl.worker.activity import Activity, ActivityClock
 EXIT_CODE = 128 + signal.SIGTERM
 # All since SIGTERM: a pod has 10 s before SIGKILL.
 PATIENCE_S = 5.0  # for the minibatch
+_GROUP_S = 2.0  # for the plan of a group in which members agree on the last checkpoint: it takes some tenths
 SAVED_S = 7.0  # for a checkpoint that is being written then
 FAREWELL_S = 1.5  # of the end, for the notice to the master that this worker leaves: without it the pod has failed
 LIMIT_S = 9.0
@@ -42,6 +43,7 @@ class Termination:
         self._asked_at: float | None = None
         self._is_busy = False
         self._farewell: Callable[[bool], None] = lambda is_idle: None
+        self._shut_out: Callable[[], bool] = lambda: False
 
     @property
     def is_asked(self) -> bool:
@@ -72,6 +74,10 @@ class Termination:
     def before_end(self, farewell: Callable[[bool], None]) -> None:
         """Sets what is done last, in the thread of the termination: (the main thread is idle)."""
         self._farewell = farewell
+
+    def enters_groups(self, shut_out: Callable[[], bool]) -> None:
+        """Set what ends a wait for a group that does not come; see `WorldSession.shut_out`."""
+        self._shut_out = shut_out
 
     @contextmanager
     def unbroken(self) -> Iterator[None]:
@@ -107,7 +113,9 @@ class Termination:
             activity, _ = self._clock.read()
             if self._is_busy and activity is not Activity.COMPILE:
                 _log.info("SIGTERM: this worker leaves after the present minibatch")
-                self._changed.wait_for(lambda: not self._is_busy, PATIENCE_S)
+                self._changed.wait_for(lambda: not self._is_busy, _GROUP_S)
+                if not self._shut_out():
+                    self._changed.wait_for(lambda: not self._is_busy, PATIENCE_S - self.seconds)
                 if self._clock.read()[0] is Activity.CHECKPOINT:
                     self._changed.wait_for(lambda: not self._is_busy, SAVED_S - self.seconds)
             is_idle = not self._is_busy

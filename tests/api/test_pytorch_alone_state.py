@@ -67,7 +67,7 @@ def test_sigterm_waits_for_the_last_checkpoint_of_a_script_as_for_others(
 ) -> None:
     script, seen = Script(), []
     controller = create_elastic_controller(state=script.state, checkpoint_dir=str(tmp_path), batch_size=BATCH)
-    monkeypatch.setattr(CheckpointWriter, "save_last", lambda *_: seen.append(clock.read()[0]))
+    monkeypatch.setattr(CheckpointWriter, "save_last", lambda *_, **__: seen.append(clock.read()[0]))
     loader = controller.loader(dataset())
     clock = controller._parts.data.session.clock
     for batch in loader:

@@ -125,6 +125,26 @@ def test_scripts_that_are_all_asked_to_end_leave_a_checkpoint_of_their_last_step
     assert f"Restored the model at step {found[1]} from" in logs, job.story()
 
 
+def test_scripts_of_which_one_is_killed_when_all_are_asked_to_end_leave_a_checkpoint(tmp_path: Path) -> None:
+    flags = {"num_workers": 3, "min_workers": 3, "max_task_failures": 1, "checkpoint_steps": 1_000_000}
+    job = job_of(tmp_path, "--hold-worker 0 --hold-at 9 --slow 0.02", **flags).start()
+    notes = tmp_path / "notes"
+    job.wait_until("worker 0 to hold", (notes / "held").exists, 90)
+    told = job.pods(Role.WORKER)
+    for pod in told:
+        os.killpg(pod.pid, signal.SIGTERM)
+    for pod in told:
+        job.wait_until("the signal", lambda pod=pod: "leaves after the present minibatch" in job.log(pod.name))
+    os.killpg(next(pod for pod in told if pod.name.endswith("-1")).pid, signal.SIGKILL)
+    (notes / "go").write_text("")
+    assert job.wait(150) == 0, job.story()
+    check(tmp_path, job)
+    logs = "".join(path.read_text() for path in (job.job_dir / "logs").glob("*worker*"))
+    found = re.search(r"the last checkpoint is written, after step (\d+)", logs)
+    assert found is not None, job.story()
+    assert f"Restored the model at step {found[1]} from" in logs, job.story()
+
+
 def test_scripts_whose_last_checkpoint_cannot_be_written_have_failed(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size_kib=4) as disk:
         job = job_of(tmp_path, "", num_workers=2, min_workers=2, checkpoint_dir=disk / "checkpoints").start()

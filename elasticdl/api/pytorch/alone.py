@@ -66,6 +66,10 @@ class LoneGroup:
             self.ledger = self._state.start_over().ledger
         return True
 
+    def shut_out(self) -> bool:
+        """Return False: it never waits for a group."""
+        return False
+
     def leave(self, reason: str = "") -> None:
         """Do nothing: there is no other member."""
 

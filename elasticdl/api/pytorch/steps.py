@@ -83,7 +83,7 @@ class ScriptSteps:
         self._wire = wire
         self._loop: Loop | None = None
         self._is_inside = False  # of a world
-        self._until_outside = ExitStack()
+        self._unbroken: ExitStack | None = None  # while SIGTERM waits for this process
         self._has_rehearsed = self._has_entered = False
         self._rehearsed_epoch = 0  # in which the others are while this process rehearses
         self._num_given = 0  # batches of the script's present loop
@@ -150,7 +150,7 @@ class ScriptSteps:
             self._loop.world.leave("its script has ended")
             self._loop.data.close()
             self._loop.writer.wait()
-            self._come_out()
+        self._come_out_for_good()
         self._loop.optimizers.close()
         self._loop.stop()
 
@@ -166,6 +166,7 @@ class ScriptSteps:
         """
         parts = self._parts
         parts.data.reporter.drain(parts.termination.reports_s)
+        is_idle = parts.world.shut_out() or is_idle
         is_whole = is_idle and self._unchanged is None  # else the script's loop may have changed it meanwhile
         parts.last.save(is_whole)
         if parts.data.session.link is not None:
@@ -284,11 +285,15 @@ class ScriptSteps:
                 return False
         parts.start()
         with parts.data.session.clock.during(Activity.JOIN):
-            if not parts.world.enter():
-                self._is_over = True
-                self._end_without_model()
-                return False
-        self._until_outside.enter_context(parts.termination.unbroken())
+            has_entered = parts.world.enter()
+        if self._unbroken is None:
+            self._unbroken = ExitStack()
+            self._unbroken.enter_context(parts.termination.unbroken())
+        if not has_entered:
+            self._is_over = True
+            self._come_out_for_good()
+            self._end_without_model()
+            return False
         self._is_inside, self._is_idle, self._has_entered = True, False, True
         self.rank, self.size = parts.world.rank, parts.world.size
         parts.last.begin_world()
@@ -325,9 +330,16 @@ class ScriptSteps:
         trainer.begin()
 
     def _come_out(self) -> None:
-        """Do not return if this process is terminating."""
+        """Do not return if this process is terminating, unless it has to agree with others in the next group."""
         self._is_inside = False
-        self._until_outside.close()
+        if not self._parts.last.needs_group:
+            self._come_out_for_good()
+
+    def _come_out_for_good(self) -> None:
+        self._is_inside = False
+        unbroken, self._unbroken = self._unbroken, None
+        if unbroken is not None:
+            unbroken.close()
 
     def _rehearse(self, sample: pb.SampleReply) -> None:
         shard, num_epochs = sample.shard, self._parts.data.plan.num_epochs
@@ -516,7 +528,7 @@ class ScriptSteps:
         self._is_over = True
         if self._is_inside:
             parts.world.abandon("the script raised", is_model_whole=False)
-            self._come_out()
+        self._come_out_for_good()
         if part is not None and parts.data.session.link is not None and parts.data.holds(minibatch):
             details = frames_of_user("".join(traceback.format_exception(error)))
             parts.data.failed(minibatch, cause_of(error), details)

@@ -273,6 +273,8 @@ class EndingGroup(Protocol):
     @property
     def has_left(self) -> bool: ...
 
+    def shut_out(self) -> bool: ...
+
     def collect(self) -> Mapping[str, npt.NDArray[Any]]: ...
 
     def part(self) -> bool: ...
@@ -297,6 +299,7 @@ class LastCheckpoint:
         self._checkpoints = checkpoints
         self._termination = termination
         self._clock = clock
+        termination.enters_groups(group.shut_out)
         self._round_began, self._round_s = 0.0, 0.0  # by the monotonic clock; and how long the one before took
 
     @property
