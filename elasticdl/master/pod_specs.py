@@ -63,12 +63,18 @@ class PodSpecs:
     env: Mapping[str, str] = field(default_factory=dict)
     ps_env: Mapping[str, str] = field(default_factory=dict)
     tf_addresses: Mapping[str, Sequence[str]] | None = None
+    _framework: str = field(init=False)  # that a worker imports; unknown for a user's command, empty without a model
+
+    def __post_init__(self) -> None:
+        # Once, and not by the threads that create pods: CPython 3.11.2 may raise where two of them parse at a time.
+        framework = framework_of(self.spec).value if self.spec.model_def else ""
+        object.__setattr__(self, "_framework", framework)
 
     def of(self, command: CreatePod) -> PodSpec:
         """The pod that the core wants."""
         role = command.role
         labels = names.pod_labels(self.spec.job_name, role, command.index)
-        framework = self._framework() if role is Role.WORKER else ""
+        framework = self._framework if role is Role.WORKER else ""
         num_processes = self.spec.num_processes_per_worker if role is Role.WORKER else 1
         if role is Role.WORKER:
             labels[names.SLOT_LABEL] = str(command.slot)
@@ -115,10 +121,6 @@ class PodSpecs:
             return {}
         number = command.slot if command.role is Role.WORKER else command.index
         return {"TF_CONFIG": tf_config(self.tf_addresses, str(command.role), number)}
-
-    def _framework(self) -> str:
-        """Return the framework that a worker imports; unknown for a user's command, empty without a model."""
-        return "" if not self.spec.model_def else framework_of(self.spec).value
 
     def _preloaded(self, framework: str) -> str:
         """Return the imports of a standby process for its pods: collectives need torch, whatever the framework."""

@@ -52,6 +52,15 @@ def test_a_variable_that_a_pod_inherits_encrypts_nothing() -> None:
     assert variables(JobSpec(encrypt=True), Role.PS)["ELASTICDL_ENCRYPT"] == "true"
 
 
+def test_the_model_is_parsed_before_threads_create_pods(tmp_path: Path) -> None:
+    """Python 3.11.2 raises SystemError in a thread that parses while another one does."""
+    module = tmp_path / "m.py"
+    module.write_text("import torch\n")
+    specs = PodSpecs(JobSpec(model_zoo=str(tmp_path), model_def="m.model"), "python", "master:1")
+    module.unlink()
+    assert specs.of(CreatePod("pod", Role.WORKER, 0, slot=0)).framework == "torch"
+
+
 @pytest.mark.parametrize(
     ("job_type", "preloaded"),
     [(JobType.TRAIN, "tensorflow+torch"), (JobType.EVALUATE, "tensorflow"), (JobType.PREDICT, "tensorflow")],
