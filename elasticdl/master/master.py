@@ -29,6 +29,7 @@ from elasticdl.master.effects import Crashed, Effects
 from elasticdl.master.environment import RuntimeEnvironment, UserRequest
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalWriteError, ResumedElsewhere, Superseded, save_patiently
+from elasticdl.master.pod_specs import to_job_status
 from elasticdl.master.servicer import MasterServicer
 from elasticdl.master.settings import check_fixed_flags, data_kinds, describe, fixed_flags, settings_of
 from elasticdl.master.shell import Shell, end_of_log
@@ -213,12 +214,23 @@ class Master:
         """A generation that was started after the job's end has nothing to do but to say so."""
         exit_code, message, ended_at = int(saved["ended"][0]), str(saved["ended"][1]), float(saved["ended"][2])
         status = self._journal.read_status() or JobStatus(self._spec.job_name)
+        if (
+            status.exit_code is None and "core" in saved
+        ):  # the generation that ended the job could not write its last one
+            status = self._last_status(saved, status)
         end = dataclasses.replace(_ended(status, exit_code, message), updated_at=ended_at)
         self._journal.write_status(end)
         logger.info("The job has ended before with exit code %d%s", exit_code, f": {message}" if message else "")
         self._post_end(end, saved)
         self._environment.end(exit_code, ended_at, self._stop)
         return exit_code
+
+    def _last_status(self, saved: Mapping[str, Any], older: JobStatus) -> JobStatus:
+        """Return what a snapshot says of the job, if more was counted by then than in an older status."""
+        now = time.monotonic()
+        job = Job.restore(self._settings, saved["core"], saved["generation"] + 1, now, time.time() - now)
+        found = to_job_status(job.status(), saved["started_at"], older.pods, older.lost_pods)
+        return older if found.coverage == older.coverage else dataclasses.replace(found, generation=saved["generation"])
 
     def _post_end(self, end: JobStatus, snapshot: Mapping[str, Any]) -> None:
         """Post the job's end to --on_end, once for all generations of the master."""

@@ -16,7 +16,7 @@ from elasticdl.protocol import Role
 from elasticdl.storage import versions
 from elasticdl.storage.paths import RemotePath
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import EXIT_SUPERSEDED, JobPhase
+from elasticdl_client.job_status import EXIT_SUPERSEDED, JobPhase, JobStatus
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS
 from tests.chaos.scenarios import coverage_of
@@ -101,6 +101,27 @@ def test_a_job_whose_machine_is_lost_continues_on_another_one_and_counts_each_re
     assert SECRET not in "".join(path.read_text(errors="replace") for path in second.job_dir.rglob("*.log"))
     code, said = client(tmp_path, "resume", f"--job_dir={url_of(tmp_path)}")
     assert (code, "has ended (Succeeded)" in said) == (1, True), said
+
+
+@pytest.mark.timeout(300)
+def test_a_machine_that_is_lost_between_the_end_and_its_status_leaves_all_that_was_counted(
+    proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    """The journal is written first: the next master has the end from there, and from storage an older status."""
+    first = training(tmp_path)
+    stored = RemotePath(f"{url_of(tmp_path)}/status.json")
+    first.wait_until("a status there", stored.exists)
+    older = stored.read_bytes()
+    assert JobStatus.from_json(older.decode()).exit_code is None
+    first.hurry()
+    assert first.wait() == 0, first.story()
+    stored.storage.publish(stored.url, older)
+    second = resumed(tmp_path)
+    assert second.wait() == 0, second.story()
+    assert_exact(second)
+    status = second.status()
+    assert status is not None
+    assert (status.phase, status.exit_code) == (JobPhase.SUCCEEDED, 0)
 
 
 @pytest.mark.timeout(300)
