@@ -187,12 +187,12 @@ def training(url: str, tmp_path: Path) -> LocalJob:
     for file in sorted((data / "train").iterdir()):
         storage.publish(f"{url}/train/{file.name}", file)
     job = NUMPY_DIGITS.local_job(
-        machine(tmp_path, "one", "numpy"), data, job_name="numpy", checkpoint_steps=10, num_epochs=4
+        machine(tmp_path, "one", "numpy"), data, job_name="numpy", checkpoint_steps=5, num_epochs=4
     )
     job.flags |= {"job_dir": f"{url}/job", "training_data": f"{url}/train", "output": f"{url}/model"}
     job.flags["validation_data"] = ""
     job.environment = {"HOME": str(tmp_path / "one")}
-    job.pace_s = 0.004
+    job.pace_s = 0.02  # longer than an emulator on a busy machine takes to show a checkpoint
     return job.start()
 
 
