@@ -55,6 +55,7 @@ class EngineJob(SimShell):
         self.job_spec = ""
         self.is_checked_whole = True
         self._continued = (0, 0, 0)  # the last group that formed: version, least steps, checkpoints read until then
+        self._newest_lease = 0  # before the present event
         self._given_up: set[int] = set()
         self._pods: dict[Process, SimPod] = {}
         self._terminating: set[Process] = set()
@@ -197,6 +198,7 @@ class EngineJob(SimShell):
         if formed is None:
             return
         self._check_continuation(formed.version)
+        self._newest_lease = self.job._work.leases.newest
         if not self.job._is_open:
             return
         committed = [
@@ -220,8 +222,7 @@ class EngineJob(SimShell):
                     assert not missing, f"committed, and not in the model of {process.name}: {key} {missing}"
 
     def _check_continuation(self, version: int) -> None:
-        """A group that has read no checkpoint continues after all steps that the model of the last group was proven to
-        have."""
+        """A group continues after all steps that all members of the last one had, or no earlier lease is in force."""
         last, least, num_read = self._continued
         if version == last:
             return
@@ -231,6 +232,8 @@ class EngineJob(SimShell):
             least = max(least, self.room.links.groups[last].num_proven)
         if written.num_read > num_read:
             least = 0
+            old = [lease.id for lease in self.job._work.leases.all() if lease.id <= self._newest_lease]
+            assert not old, f"the model is an older one, and leases are in force: {old}"
         steps = session.ledger.steps
         assert steps >= least, f"the group continues after step {steps}: all members of the last one had {least}"
         self._continued = (version, least, written.num_read)

@@ -74,6 +74,7 @@ def play_hostile(seed: int) -> HostileRun:
     troubles = replace(troubles, compute_s=draw.choice([0.02, 0.2, 1.0]))
     job = make_job(seed, spec, shards, troubles)
     job.is_checked_whole = False
+    job.room.links.has_room = random.Random(f"room {seed}").random() < 0.5
     job.calls_of_workers.share_lost = draw.choice([0.0, 0.0, 0.05, 0.2])
     job.calls_of_workers.late_s = draw.choice([0.01, 0.01, 0.5])
     job.room.written.writing_s = draw.choice([0.01, 0.3, 2.0])

@@ -1,0 +1,151 @@
+"""Faults planted in the worker and in the master's core, each of which undoes one guard: the simulator finds them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from elasticdl.master.core.ledger.work import Work
+from elasticdl.protocol import Shard
+from elasticdl.worker.allreduce.world_session import WorldSession
+from elasticdl.worker.ledger import packed, unpacked
+from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.job_spec import JobSpec
+from tests.engine.arithmetic import Troubles
+from tests.engine.engine_job import EngineJob, make_job
+from tests.engine.hostile_schedules import play_hostile
+from tests.engine.member import installed
+from tests.engine.points import Point, watched
+from tests.engine.scheduler import Process
+from tests.engine.test_engine_schedules import begin, plain_job
+
+_HELD_S = 3.0
+_synchronize = WorldSession._synchronize
+
+
+def step_until(job: EngineJob, is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        assert job.end is None
+        job.scheduler.step()
+
+
+def play_joiner_left_alone(seed: int) -> None:
+    """A member is cut off for some steps of the others, comes back, and loses them while it takes the model over."""
+    job = plain_job(seed, 3, num_records=3000)
+    job.room.links.has_room = True
+    reached: set[Point] = set()
+    outside: list[Process] = []
+
+    def hold(point: Point, process: Process) -> float:
+        is_held = point is Point.MODEL_IS_COPIED and process in outside
+        if is_held or (reached and process not in outside):
+            reached.add(point)
+        return _HELD_S if is_held else 0.0
+
+    def steps() -> int:
+        return max(member.steps for member in job.members.values())
+
+    with installed(job.room, job.members.__getitem__), watched(job.scheduler, hold):
+        begin(job)
+        alone, links, cut = list(job.members)[2], job.room.links, job.calls_of_workers.cut
+        links.cut.add(alone)
+        cut.add(alone)
+        before = job.job._worlds.formed
+        step_until(job, lambda: job.job._worlds.formed is not before)
+        last = steps()
+        step_until(job, lambda: steps() > last + 2)
+        outside.append(alone)
+        cut.discard(alone)
+        links.heal(alone)
+        step_until(job, lambda: Point.GROUP_WAS_REPORTED in reached)
+        for process in job.living_processes():
+            if process is not alone:
+                job.kill(process, "Killed")
+        number = job.job._worlds.num_formed
+        step_until(job, lambda: job.job._worlds.num_formed > number)
+
+
+def play_lost_restorer(seed: int) -> None:
+    """All members lose the model, and rank 0 dies when the others have the restored one, before it reports it."""
+    spec = JobSpec(
+        job_name="j",
+        distribution_strategy=DistributionStrategy.ALL_REDUCE,
+        training_data="records",
+        minibatch_size=3,
+        num_workers=2,
+        num_ps_pods=0,
+        max_task_failures=100,
+        checkpoint_dir="/checkpoints",
+        checkpoint_steps=4,
+    )
+    job = make_job(seed, spec, (Shard("a", 0, 3000),), Troubles(random.Random(seed), compute_s=0.1))
+    job.room.links.has_room = True
+    restorers: list[Process] = []
+
+    def hold(point: Point, process: Process) -> float:
+        if point is Point.GROUP_IS_REPORTED and job.room.written.num_read > 1 and not restorers:
+            restorers.append(process)
+            return _HELD_S
+        return 0.0
+
+    with installed(job.room, job.members.__getitem__), watched(job.scheduler, hold):
+        step_until(job, lambda: bool(job.room.written.found))
+        job.room.troubles.num_spoiled = 100
+        step_until(job, lambda: bool(restorers))
+        job.room.troubles.num_spoiled = 0
+        other = next(member for process, member in job.members.items() if process is not restorers[0])
+        number = job.job._worlds.num_formed
+        step_until(job, lambda: _is_inside(other))
+        job.kill(restorers[0], "Killed")
+        step_until(job, lambda: job.job._worlds.num_formed > number)
+
+
+def _is_inside(member: Any) -> bool:
+    """Whether it waits for the first header of the others."""
+    return member.loop._session.version > 0 and member.loop._clock._now == "world"
+
+
+def receive_unmarked(session: Any, source: int, is_needed: bool) -> None:
+    gives = session._rank == source
+    arrays = session._group.broadcast(session._state.arrays() if gives else None, source)
+    data = session._group.broadcast_bytes(packed(session.ledger) if gives else None, source)
+    if is_needed and not gives:
+        session._state.load(arrays)
+        session.ledger = unpacked(data)
+
+
+def synchronize_and_hold(session: Any, world: Any) -> None:
+    _synchronize(session, world)
+    session._holds_model = True
+
+
+def play_until_found(num_seeds: int) -> None:
+    for seed in range(num_seeds):
+        play_hostile(seed)
+
+
+@pytest.mark.parametrize("seed", range(3))  # in the next one the member that is cut off is replaced before it is back
+def test_a_model_of_an_earlier_group_that_is_a_source_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_joiner_left_alone(seed)
+    monkeypatch.setattr(WorldSession, "_receive", receive_unmarked)
+    with pytest.raises(AssertionError, match=r"the group continues after step \d+: all members of the last one had"):
+        play_joiner_left_alone(seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2])  # the other member has a lease then
+def test_a_restored_model_that_is_a_source_before_it_is_reported_is_found(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play_lost_restorer(seed)
+    monkeypatch.setattr(WorldSession, "_synchronize", synchronize_and_hold)
+    with pytest.raises(AssertionError, match="the model is an older one, and leases are in force"):
+        play_lost_restorer(seed)
+
+
+def test_leases_that_outlive_the_model_that_they_were_granted_for_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Work, "model_was_lost", lambda work: None)
+    with pytest.raises(AssertionError, match="the model is an older one, and leases are in force"):
+        play_until_found(60)
