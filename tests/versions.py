@@ -163,7 +163,7 @@ LANES = {
     "storage-kinds-oldest": Lane(
         extras=("gcs", "azure", "oss", "hf", "hdfs", "arrow", "images"),
         tests=("tests/storage/test_storage_kinds.py", "tests/storage/test_hub.py", "tests/storage/test_own_clients.py"),
-        minutes=4,
+        minutes=8,
         tools=("moto", "flask", "flask-cors", "scikit-learn"),  # three for the fixtures beside these tests
         others=("gcp-storage-emulator==2026.7.19", "pyspark==3.0.1"),  # the latter has the jars of HDFS
         programs=("azurite@3.35.0",),
