@@ -337,7 +337,7 @@ def _has_no_credentials(causes: Sequence[BaseException]) -> bool:
 
 
 def _is_of_network(causes: Sequence[BaseException]) -> bool:
-    """Whether a client says that a connection or a body broke off; each has classes of its own."""
+    """Whether a client says that a connection or a body broke off, or a host's name is not found; each has classes."""
     words = (
         "Timeout",
         "Connection",
@@ -347,6 +347,9 @@ def _is_of_network(causes: Sequence[BaseException]) -> bool:
         "Disconnected",
         "HTTPClient",
         "RemoteProtocol",
+        "ReadError",
+        "WriteError",
+        "gaierror",
         "Checksum",  # of the received data, which differs from the sent data
     )
     return any(word in type(cause).__name__ for cause in causes for word in words)

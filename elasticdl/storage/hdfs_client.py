@@ -21,6 +21,7 @@ from fsspec.asyn import get_loop
 _CHUNK_BYTES = 4 << 20
 _OF_A_SERVER = re.compile(r'\w+\("[^"]*", "(.*?)(?:\\n|"\))')  # class, and message with its lines escaped
 _REFUSED = "AccessControlException"
+_PANIC = "PanicException"  # no Exception; its module cannot be imported
 _FOR_NOW = re.compile(  # of the classes in the client's and the servers' messages
     r"SafeMode|Standby|RetriableException|java\.io\.IOException|NotReplicatedYet|OperationFailed|DataTransfer"
     r"|Checksum|BlocksNotFound|FatalRPC|ObserverRetry"
@@ -119,7 +120,12 @@ def _translated() -> Iterator[None]:
     """Raise errors of the client as Python's: it has one class for those of servers, networks and settings."""
     try:
         yield
-    except RuntimeError as error:
+    except BaseException as error:
+        # hdfs-native 0.14.5 and later panic, on a timer of Rust's, where they would ask a silent NameNode again.
+        if type(error).__name__ == _PANIC:
+            raise OSError(f"the NameNode does not answer ({error})") from None
+        if not isinstance(error, RuntimeError):
+            raise
         text = str(error)
         found = _OF_A_SERVER.match(text)
         said = found[1] if found else text  # without the stack of the server

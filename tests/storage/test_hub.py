@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +56,21 @@ def proxy(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
 @pytest.fixture
 def storage(proxy: FaultyProxy) -> FsspecStorage:
     return FsspecStorage("hf", QUICK)
+
+
+def test_a_name_that_the_network_does_not_find_now_is_asked_for_again(
+    storage: FsspecStorage, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.put(DATA, "a.csv", SMALL)
+    find, num_asked = socket.getaddrinfo, itertools.count()
+
+    def find_later(*arguments: Any, **named: Any) -> Any:
+        if next(num_asked) < 3:  # huggingface_hub may ask first, for something else
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return find(*arguments, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", find_later)
+    assert storage.stat(f"{URL}/a.csv").size_bytes == len(SMALL)
 
 
 def test_files_and_directories_are_listed_page_by_page_and_read_by_range(storage: FsspecStorage, hub: Hub) -> None:

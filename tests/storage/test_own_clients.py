@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy
-from elasticdl_client.errors import StorageError
+from elasticdl_client.errors import StorageError, StorageFileMissing
 from tests.storage import emulators
 
 QUICK = RetryPolicy(request_s=10.0, first_wait_s=0.01, longest_wait_s=0.1, total_s=2.0)
@@ -46,6 +47,32 @@ def test_a_large_file_is_uploaded_to_oss_in_parts(
     assert oss.read(status.url, 0, len(content), status.etag) == content
     with pytest.raises(StorageError, match="changed while the job reads it"):
         oss.read(status.url, 0, 1, "another")
+
+
+class PanicException(BaseException):
+    """As that of PyO3, by which errors of Rust that nothing has caught come to Python."""
+
+
+class PanickingClient:
+    """Of hdfs-native; its first request finds no NameNode."""
+
+    def __init__(self, root: str) -> None:
+        self.num_asked = 0
+
+    async def get_file_info(self, path: str) -> Any:
+        self.num_asked += 1
+        if self.num_asked == 1:
+            raise PanicException("there is no reactor running")
+        raise FileNotFoundError(path)
+
+
+def test_a_name_node_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    hdfs_native = pytest.importorskip("hdfs_native", reason="needs hdfs-native")
+    with pytest.raises(StorageError, match="could not be reached"):
+        FsspecStorage("hdfs", QUICK).stat("hdfs://127.0.0.1:1/d")
+    monkeypatch.setattr(hdfs_native, "AsyncClient", PanickingClient)
+    with pytest.raises(StorageFileMissing):
+        FsspecStorage("hdfs", QUICK).stat("hdfs://name-node/d")
 
 
 def test_oss_without_an_endpoint_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
