@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +16,12 @@ from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, el
 from torch import nn
 from torch.utils.data import IterableDataset, Subset
 
+from elasticdl.api.data import DataShardService, Minibatch
 from elasticdl.api.pytorch import create_elastic_controller
+from elasticdl.api.pytorch.alone import LoneGroup
 from elasticdl.frameworks.framework import TaskRecords
+from elasticdl.worker.allreduce.step_header import StepPlan
+from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
 from elasticdl_client.errors import DataError
@@ -116,4 +123,31 @@ def test_records_of_files_reach_a_function(tmp_path: Path) -> None:
             model(column).square().mean().backward()
             optimizer.step()
     assert sorted(seen) == list(range(20))
+    assert controller.num_steps == 3
+
+
+def test_the_end_of_the_job_may_come_before_the_end_of_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a stop: the others have left with the last step, and this process has the model for what follows."""
+    is_over, draw = threading.Event(), DataShardService.minibatches
+    enter, plan_step = LoneGroup.enter, LoneGroup.plan_step
+
+    def draw_few(data: DataShardService) -> Iterator[Minibatch]:
+        yield from itertools.islice(draw(data), 3)
+        is_over.wait()
+        time.sleep(0.3)  # of the answer of the master
+
+    def plan(group: LoneGroup, *arguments: Any) -> StepPlan:
+        if group.ledger.steps < 3:
+            return plan_step(group, *arguments)
+        is_over.set()
+        raise WorldEnded("the others have left")
+
+    monkeypatch.setattr(DataShardService, "minibatches", draw_few)
+    monkeypatch.setattr(LoneGroup, "plan_step", plan)
+    monkeypatch.setattr(LoneGroup, "enter", lambda group: not is_over.is_set() and enter(group))
+    script = Script()
+    controller = create_elastic_controller(BATCH, EPOCHS, state=script.state)
+    for batch in controller.loader(dataset()):
+        with controller.step():
+            script.train(batch)
     assert controller.num_steps == 3

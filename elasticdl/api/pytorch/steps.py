@@ -39,6 +39,7 @@ from elasticdl_client.errors import JobError, LastCheckpointError
 
 _log = logging.getLogger("elasticdl.api")
 _PATIENCE_S = 0.1  # between two looks while no member has work
+_END_OF_DATA_S = 2.0  # the master answers both requests at once
 _EMPTY_LOOP = (
     "This loop is empty: the one before, inside scope(), has gone over all epochs. "
     "Write `for epoch in controller.epochs():` around the loop to have one epoch in each."
@@ -308,12 +309,17 @@ class ScriptSteps:
 
     def _end_without_model(self) -> None:
         """End a process whose job is over unless it has the trained model: its script would go on with another one."""
-        parts = self._parts
-        num_epochs = parts.data.plan.num_epochs
-        has_all = parts.shares.is_over or 0 < num_epochs <= self.get_current_epoch()
-        if not self._has_entered or not has_all:
+        has_all = self._has_entered and 0 < self._parts.data.plan.num_epochs <= self.get_current_epoch()
+        if not has_all and not (self._has_entered and self._has_no_more_data()):
             _log.info("The training has ended without this worker: its script ends here, before what follows its loop")
             raise SystemExit(0)
+
+    def _has_no_more_data(self) -> bool:
+        """Whether training was stopped early: the end of the data may come a moment after that of the job."""
+        shares = self._parts.shares
+        if not shares.is_over:
+            shares.offer(_END_OF_DATA_S)
+        return shares.is_over
 
     def _meet_trainer(self) -> None:
         """If the loop is one of Lightning's."""
