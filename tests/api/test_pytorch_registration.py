@@ -74,6 +74,8 @@ def test_the_loader_may_say_batch_size_and_shuffle(kind: str) -> None:
         ),
         ({}, {"batch_size": 8, "drop_last": True}, "drop_last cannot be chosen"),
         ({}, {"sampler": torch.utils.data.WeightedRandomSampler([1.0] * SIZE, SIZE)}, "sampler cannot be chosen"),
+        ({}, {"sampler": torch.utils.data.RandomSampler(range(SIZE), replacement=True)}, "sampler cannot be chosen"),
+        ({}, {"sampler": torch.utils.data.RandomSampler(range(SIZE), num_samples=9)}, "sampler cannot be chosen"),
         ({}, {"batch_sampler": torch.utils.data.BatchSampler(range(SIZE), 4, False)}, "batch_sampler cannot be chosen"),
     ],
 )

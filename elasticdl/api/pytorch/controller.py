@@ -266,7 +266,7 @@ def taken_over(
     """Return data set, `collate_fn` and options of a DataLoader that hold for an elastic one."""
     names = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
     own = {name: getattr(loader, name) for name in (*names, "batch_size", "drop_last")}
-    if isinstance(loader.sampler, RandomSampler):
+    if isinstance(loader.sampler, RandomSampler) and _takes_each_once(loader.sampler):
         own["shuffle"] = True
     elif not isinstance(loader.dataset, IterableDataset):
         if not isinstance(loader.sampler, SequentialSampler | DistributedSampler):
@@ -276,3 +276,7 @@ def taken_over(
     if loader.num_workers:
         own["prefetch_factor"] = loader.prefetch_factor
     return loader.dataset, collate_fn or loader.collate_fn, {**own, **options}
+
+
+def _takes_each_once(sampler: RandomSampler) -> bool:
+    return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
