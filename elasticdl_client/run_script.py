@@ -226,12 +226,13 @@ def _within(base: Path, script: str, *, is_code: bool) -> str:
 
     It may be a path from `base`, or one of this machine, as shells complete it, that lies in `base`.
     """
-    file = Path(script).expanduser()
-    if ((base / script).exists() and not file.is_absolute()) or not file.exists():
+    file, root = Path(script).expanduser(), base.resolve()
+    is_of_base = not file.is_absolute() and ".." not in file.parts and (base / script).exists()
+    if is_of_base or not file.exists():
         return script
-    place, root = file.resolve(), base.resolve()
-    if place.is_relative_to(root):
-        return str(place.relative_to(root))
+    for place in (file.parent.resolve() / file.name, file.resolve()):  # a link in `base` is packed as the file
+        if place.is_relative_to(root):
+            return str(place.relative_to(root))
     if is_code:
         raise FlagError(
             f"{script} is not in --code={base}, the directory that the pods get.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -204,14 +205,35 @@ def test_a_script_of_the_image_is_not_looked_for_here() -> None:
 
 
 @pytest.mark.parametrize(
-    "script", ["train.py", "./train.py", "src/train.py", "../{name}/src/train.py", "{here}/src/train.py"]
+    "script",
+    [
+        "train.py",
+        "./train.py",
+        "src/train.py",
+        "../{name}/src/train.py",
+        "{here}/src/train.py",
+        "{here}/link.py",
+    ],
 )
 def test_a_script_of_the_code_has_its_path_there_or_one_of_this_machine(project: Path, script: str) -> None:
     (project / "src").mkdir()
     (project / "train.py").rename(project / "src" / "train.py")
+    (project / "link.py").symlink_to("src/train.py")
     given = script.format(here=project, name=project.name)
     spec = job("--image_name=i", "--code=src", given, "--lr=1")
     assert spec.job_command in ("python train.py --lr=1", "python ./train.py --lr=1")
+
+
+@pytest.mark.parametrize("script", ["../{name}/train.py", "{here}/train.py", "x/../train.py"])
+def test_a_script_is_found_where_the_code_is_the_current_directory(project: Path, script: str) -> None:
+    """Also one that is a link to elsewhere, whose content is packed."""
+    code = project / "code"
+    code.mkdir()
+    (code / "train.py").symlink_to(project / "train.py")
+    (code / "x").mkdir()
+    with contextlib.chdir(code):
+        spec = job("--image_name=i", "--code=.", script.format(here=code, name="code"))
+    assert spec.job_command == "python train.py"
 
 
 def test_files_that_would_be_lost_with_a_pod_are_noted(project: Path) -> None:
