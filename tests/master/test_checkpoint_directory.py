@@ -123,10 +123,10 @@ def test_what_never_became_a_checkpoint_is_removed_once_there_is_a_newer_one(tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-2", "version-4", "version-5"]
 
 
-def test_a_full_disk_is_said_with_the_last_good_checkpoint_and_the_job_continues(tmp_path: Path) -> None:
+def test_a_full_disk_is_said_with_the_last_good_checkpoint_and_training_continues_to_its_end(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size_kib=64) as disk:
         flags = {"num_ps_pods": 1, "checkpoint_steps": 2, "checkpoint_dir": str(disk / "checkpoints")}
-        with running(MasterJob(tmp_path, **flags)) as job:
+        with running(MasterJob(tmp_path, max_task_failures=1, **flags)) as job:
             ps, worker = job.ps(), job.worker()
             ps.join()
             worker.register()
@@ -140,9 +140,10 @@ def test_a_full_disk_is_said_with_the_last_good_checkpoint_and_the_job_continues
             ps.part = bytes(1_000_000)
             worker.train_all(ps.apply)
             ps.leave()
-            assert job.wait() == 0, job.log()
+            assert job.wait() == 1, job.log()
             log = job.log()
             assert "No space left on device" in log
+            assert "The last checkpoint was not written" in log
             assert f"the last good one is {disk / 'checkpoints' / 'version-2'}" in log
             assert [path.name for path in (disk / "checkpoints").iterdir()] == ["version-2"]
 
