@@ -18,6 +18,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elasticdl.api.pytorch import create_elastic_controller
+from elasticdl.worker.checkpoint import StateCheckpoints
+from elasticdl_client.errors import CheckpointError
 
 SIZE, WIDTH = 400, 6
 
@@ -63,11 +65,23 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--end-worker", default="", help="ends after the step --end-at, before the end of the data")
     parser.add_argument("--end-at", type=int, default=-1)
+    parser.add_argument("--stop-at", type=int, default=-1, help="worker 0 stops the training after that step")
     parser.add_argument("--nan-at", type=int, default=-1, help="from that step on worker 0 tells of a loss of NaN")
     parser.add_argument("--hold-end", action="store_true", help="worker 0 waits after its loop as at --hold-at")
+    parser.add_argument("--refuse-after", type=float, help="storage refuses each checkpoint, after these seconds")
     parser.add_argument("--amp", action="store_true")
     parser.add_argument("--compile", action="store_true")
     return parser.parse_args()
+
+
+def refuse_after(seconds: float) -> None:
+    """Let each checkpoint fail as storage that is slow to say no."""
+
+    def save(*arguments: object) -> None:
+        time.sleep(seconds)
+        raise CheckpointError("the storage refuses", "")
+
+    StateCheckpoints.save = save  # type: ignore[method-assign]
 
 
 def misbehave(given: argparse.Namespace, worker: str, number: int) -> None:
@@ -82,6 +96,8 @@ def main() -> int:
     given = parse_arguments()
     worker = os.environ.get("WORKER_ID", "alone")
     wait_to_begin(given.notes, worker)
+    if given.refuse_after is not None:
+        refuse_after(given.refuse_after)
 
     torch.manual_seed(int.from_bytes(worker.encode()))  # each begins with another model: the world's is that of one
     model = nn.Sequential(nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 1))
@@ -124,6 +140,8 @@ def main() -> int:
                     rates = [group["lr"] for group in optimizer.param_groups]
                     notes.write(f"{controller.num_steps} {digest(model)} {rates} {epoch}\n")
                     notes.flush()
+                if worker == "0" and number == given.stop_at:
+                    controller.stop_training("it is enough")
                 if worker == given.end_worker and number == given.end_at:
                     return 0
             by_epoch.step()

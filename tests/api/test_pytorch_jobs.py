@@ -157,6 +157,17 @@ def test_scripts_whose_last_checkpoint_cannot_be_written_have_failed(tmp_path: P
     assert the_trouble(job.job_dir, Trouble.DISK_FULL).is_fatal
 
 
+@pytest.mark.parametrize("stop", ["", "--stop-at 5"], ids=["at the end", "stopped early"])
+def test_scripts_wait_for_storage_that_refuses_the_last_checkpoint_late(tmp_path: Path, stop: str) -> None:
+    job = job_of(tmp_path, f"--loaders 0 --refuse-after 2 {stop}", num_workers=2, min_workers=2).start()
+    assert job.wait(150) == 1, job.story()
+    status = job.status()
+    assert status is not None
+    assert "The last checkpoint was not written: the storage refuses" in status.message
+    assert "0" not in ended(tmp_path), job.story()
+    assert stop or "1" not in ended(tmp_path), job.story()
+
+
 @pytest.mark.full  # 9 s of a processor; tests/chaos/test_processes.py has a whole job, tests/worker that a command runs
 def test_the_processes_of_a_worker_run_a_script_together(tmp_path: Path) -> None:
     job = job_of(tmp_path, "--loaders 0", num_workers=1, processes_per_worker=2).start()

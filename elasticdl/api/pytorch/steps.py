@@ -294,6 +294,7 @@ class ScriptSteps:
             self._is_over = True
             self._come_out_for_good()
             self._end_without_model()
+            self._save_after_group()
             return False
         self._is_inside, self._is_idle, self._has_entered = True, False, True
         self.rank, self.size = parts.world.rank, parts.world.size
@@ -320,6 +321,16 @@ class ScriptSteps:
         if not shares.is_over:
             shares.offer(_END_OF_DATA_S)
         return shares.is_over
+
+    def _save_after_group(self) -> None:
+        """Write the last checkpoint if the end of the job has broken the group before: `stop_training` was called."""
+        parts = self._parts
+        if self.rank != 0 or not parts.world.holds_all:
+            return
+        with parts.termination.unbroken(), parts.data.session.clock.during(Activity.CHECKPOINT):
+            parts.writer.save_last(parts.world.ledger)
+        if parts.writer.failure:
+            self._fail_unsaved(parts.writer.failure)
 
     def _meet_trainer(self) -> None:
         """If the loop is one of Lightning's."""
@@ -411,13 +422,14 @@ class ScriptSteps:
             try:
                 self._between_steps()
                 parts.world.plan_step()
-                parts.shares.confirmed(parts.world.take_confirmed(), self._loss)
                 why_unsaved = parts.last.save_with_all()
             except WorldEnded:
                 self._come_out()
                 continue
             if why_unsaved:
                 self._fail_unsaved(why_unsaved)
+            # Not before: with the last report the training is over for the master, which ends the group.
+            parts.shares.confirmed(parts.world.take_confirmed(), self._loss)
             self._final_ledger = parts.world.ledger.applied.to_message()
             parts.world.part()
             self.close()
