@@ -36,6 +36,7 @@ _NO_IMAGE = re.compile(r"ErrImageNeverPull|InvalidImageName|ImageInspectError|In
 _GATE = re.compile(r"waiting (in queue (?P<queue>\S+)|for its scheduling gates: (?P<gates>.+))")
 _RIGHT = re.compile(r"has no right to|cannot \w+ resource|serviceaccount \"?[\w.-]+\"? not found", re.IGNORECASE)
 _IMAGE = re.compile(r"[Ii]mage \\?\"(?P<image>[^\"\\]+)\\?\"")
+_ENDS = (EventKind.POD_LOST, EventKind.POD_GIVEN_UP, EventKind.POD_COMPLETED, EventKind.POD_STOPPED)
 _MIN_GATED_SECONDS = 10.0  # every pod of a queue is gated at first, until it is admitted
 
 
@@ -276,16 +277,18 @@ def waiting_pods(facts: Facts) -> Iterator[Diagnosis]:
 def _diagnosis(facts: Facts, event: JobEvent, wait: Wait) -> Diagnosis:
     subject = event.subject.removeprefix(f"elasticdl-{facts.job.name}-")
     ran = facts.after(event, subject, EventKind.POD_RUNNING)
-    lost = facts.after(event, subject, EventKind.POD_LOST, EventKind.POD_GIVEN_UP)
+    ended = facts.after(event, subject, *_ENDS)
     is_fatal = facts.has_ended_by(event)
-    is_open = ran is None and lost is None and not facts.is_over
-    until = next((one.at for one in (ran, lost) if one is not None), facts.end)
+    is_open = ran is None and ended is None and not facts.is_over
+    until = next((one.at for one in (ran, ended) if one is not None), facts.end)
     other = facts.after(event, subject, EventKind.POD_PENDING, EventKind.POD_BLOCKED)  # from then on it waits for that
     waited = (until if other is None else min(other.at, until)) - event.at
     if is_fatal:
         done = "The job was ended: no pod of that role had ever started."
     elif ran is not None:
         done = f"It ran after {until - event.at:.1f} s."
+    elif ended is not None:
+        done = f"It has ended after {until - event.at:.1f} s, before it ran."
     elif event.kind is EventKind.POD_NOT_CREATED:
         done = "The creation is tried again, at longer and longer intervals; the job uses the pods that it has."
     else:

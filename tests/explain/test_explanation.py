@@ -215,6 +215,18 @@ def test_a_queue_holds_each_pod_back_for_a_moment(seconds: int, is_trouble: bool
     assert [one.cost.slot_seconds for one in found] == [seconds] * is_trouble
 
 
+def test_a_worker_that_has_left_its_queue_for_a_server_waits_no_more() -> None:
+    log = Log()
+    pending = log.add(EventKind.POD_PENDING, "worker-0", "waiting in queue team-a")
+    for _ in range(19):
+        log.add(EventKind.LEASE_LOST, "worker-1")
+    draining = log.add(EventKind.POD_DRAINING, "worker-0", "gives its quota to ps-0", pending)
+    log.add(EventKind.POD_COMPLETED, "worker-0", "", draining)
+    (found,) = diagnosed(log, question=Question(pending=True))
+    assert found.trouble is Trouble.SCHEDULING_GATED
+    assert (found.cost.slot_seconds, found.cost.is_open) == (21.0, False)
+
+
 def test_a_blocked_pod_that_ended_the_job_is_fatal() -> None:
     log = Log()
     text = 'ImagePullBackOff: Back-off pulling image "digits:typo"'
