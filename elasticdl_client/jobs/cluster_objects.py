@@ -226,9 +226,7 @@ def _message(pod: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     state = container(pod).get("state") or {}
     waiting, terminated = state.get("waiting"), state.get("terminated")
     disrupted = _condition(status, "DisruptionTarget", "True") or _condition(status, "TerminationTarget", "True")
-    if (
-        disrupted
-    ):  # PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager, TerminationByKubelet, Kueue's …
+    if disrupted:  # PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager, Kueue's WorkloadEvicted…
         parts.append(_joined(disrupted))
     elif status.get("phase") == "Failed" and status.get("reason"):  # Evicted, NodeLost, DeadlineExceeded
         parts.append(_joined(status))
