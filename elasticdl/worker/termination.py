@@ -21,7 +21,7 @@ from elasticdl.worker.activity import Activity, ActivityClock
 EXIT_CODE = 128 + signal.SIGTERM
 # All since SIGTERM: a pod has 10 s before SIGKILL.
 PATIENCE_S = 5.0  # for the minibatch
-_GROUP_S = 2.0  # for the plan of a group in which members agree on the last checkpoint: it takes some tenths
+_GROUP_S = 4.0  # for the plan of a group that agrees on the last checkpoint: some tenths, or seconds on a busy node
 SAVED_S = 7.0  # for a checkpoint that is being written then
 FAREWELL_S = 1.5  # of the end, for the notice to the master that this worker leaves: without it the pod has failed
 LIMIT_S = 9.0

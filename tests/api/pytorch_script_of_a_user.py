@@ -58,6 +58,9 @@ def parse_arguments() -> argparse.Namespace:
         default=-1,
         help="that worker waits there, in its step, for a writer of the pipe `go`",
     )
+    parser.add_argument(
+        "--hold-size", type=int, default=1, help="members of its group before; its steps are slow until then"
+    )
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--loaders", type=int, default=1)
     parser.add_argument("--slow", type=float, default=0.0, help="seconds of each step")
@@ -84,10 +87,13 @@ def refuse_after(seconds: float) -> None:
     StateCheckpoints.save = save  # type: ignore[method-assign]
 
 
-def misbehave(given: argparse.Namespace, worker: str, number: int) -> None:
+def misbehave(given: argparse.Namespace, worker: str, number: int, size: int) -> None:
     """The events that the arguments set for the middle of a step."""
-    if worker == given.hold_worker and number == given.hold_at:
-        hold(given.notes)
+    if worker == given.hold_worker and 0 <= given.hold_at <= number and not (given.notes / "held").exists():
+        if size >= given.hold_size:
+            hold(given.notes)
+        else:
+            time.sleep(0.4)
     if number == given.raise_at and worker == "0":
         raise ValueError("the script is wrong")
 
@@ -131,7 +137,7 @@ def main() -> int:
                         controller.log_loss(loss)
                     loss.backward()
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                    misbehave(given, worker, number)
+                    misbehave(given, worker, number, controller.size)
                     optimizer.step()
                     scheduler.step()
                     time.sleep(given.slow)

@@ -126,10 +126,10 @@ def test_scripts_that_are_all_asked_to_end_leave_a_checkpoint_of_their_last_step
 
 
 def test_scripts_of_which_one_is_killed_when_all_are_asked_to_end_leave_a_checkpoint(tmp_path: Path) -> None:
-    flags = {"num_workers": 3, "min_workers": 3, "max_task_failures": 1, "checkpoint_steps": 1_000_000}
-    job = job_of(tmp_path, "--hold-worker 0 --hold-at 9 --slow 0.02", **flags).start()
+    flags = {"num_workers": 3, "min_workers": 2, "max_task_failures": 1, "checkpoint_steps": 1_000_000}
+    job = job_of(tmp_path, "--hold-worker 0 --hold-at 0 --hold-size 3", **flags).start()
     notes = tmp_path / "notes"
-    job.wait_until("worker 0 to hold", (notes / "held").exists, 90)
+    job.wait_until("worker 0 to hold in a group of three", (notes / "held").exists, 90)
     told = job.pods(Role.WORKER)
     for pod in told:
         os.killpg(pod.pid, signal.SIGTERM)
