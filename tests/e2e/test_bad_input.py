@@ -155,15 +155,17 @@ def test_a_damaged_archive_ends_the_job_once_and_not_its_master(tmp_path: Path) 
 
 
 @pytest.mark.timeout(180)
-def test_a_full_disk_costs_checkpoints_not_the_job(tmp_path: Path, digits: Path) -> None:
+def test_a_full_disk_costs_checkpoints_and_the_job_only_at_its_end(tmp_path: Path, digits: Path) -> None:
     with small_disk(tmp_path / "disk", size_kib=8) as disk:
         running = CHEAP.local_job(
             tmp_path / "job", digits, num_epochs=4, checkpoint_dir=disk / "checkpoints", checkpoint_steps=50
         )
         code, _ = said(running)
     log = running.master_log()
-    assert code == 0, running.story()
+    assert code == 1, running.story()
     assert "No space left on device" in log
+    assert "The last checkpoint was not written" in log
+    assert [one.committed - one.records for one in coverage_of(running)] == [0] * 4  # trained to its end
     assert str(disk) in log
     assert str(disk) in str(the_trouble(tmp_path / "job", Trouble.DISK_FULL).evidence["message"])
 

@@ -11,7 +11,7 @@ from elasticdl_client.kubernetes.resources import QUEUE_LABEL
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
 from tests.e2e_kubernetes.kubectl import kubectl
-from tests.e2e_kubernetes.queue import QUEUE, SCHEDULER, queue
+from tests.e2e_kubernetes.queue_controller import QUEUE, SCHEDULER, queue
 from tests.e2e_kubernetes.space import Space
 from tests.lines import line_with
 

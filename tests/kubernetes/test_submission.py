@@ -12,7 +12,7 @@ from elasticdl_client.jobs.cluster_objects import list_objects
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.rbac import MASTER_RIGHTS, USER_RIGHTS, Right
 from tests.e2e_kubernetes.locks import one_at_a_time
-from tests.e2e_kubernetes.queue import local_queue, local_queues
+from tests.e2e_kubernetes.queue_controller import local_queue, local_queues
 
 pytestmark = pytest.mark.cluster
 
