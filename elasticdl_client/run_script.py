@@ -319,7 +319,7 @@ def _check_one_worker(command: _Command, program: _Program, values: Mapping[str,
         f"{command.script} does not use ElasticDL's API: {number} {processes} would be {number} copies of it, "
         "each training on all of the data."
     )
-    if program.imports(_KERAS) and _calls(program, "fit"):
+    if program.imports(_KERAS) and _first_call(program, frozenset({"fit"})):
         raise FlagError(what, _KERAS_LINES.format(number=number, script=command.script))
     is_torch = program.imports(tuple(_TORCH))
     removed = "".join(f"    Remove {named}\n" for named in _fixed_groups(program) if is_torch)
@@ -332,9 +332,13 @@ def _check_one_worker(command: _Command, program: _Program, values: Mapping[str,
     )
 
 
-def _calls(program: _Program, method: str) -> bool:
-    nodes = (node for module in program.modules for node in ast.walk(module.tree) if isinstance(node, ast.Call))
-    return any(isinstance(node.func, ast.Attribute) and node.func.attr == method for node in nodes)
+def _first_call(program: _Program, methods: frozenset[str]) -> tuple[str, str] | None:
+    """Return the place of the first call of one of these methods, and its name."""
+    for module in program.modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods:
+                return f"{module.file}, line {node.lineno}", node.func.attr
+    return None
 
 
 def _fixed_groups(program: _Program) -> list[str]:
@@ -373,16 +377,11 @@ def _processes_note(values: Mapping[str, object]) -> list[str]:
 
 def _lost_files_note(program: _Program) -> list[str]:
     """Return where the script saves a file, if it does so by the means of its framework."""
-    for module in program.modules:
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SAVING:
-                text = (
-                    f"{module.file}, line {node.lineno}, calls {node.func.attr}(): files in a pod are gone with the pod"
-                )
-                return [
-                    f"{text}, unless they lie on a mount (--volume='claim_name=NAME,mount_path=/out') or in storage."
-                ]
-    return []
+    found = _first_call(program, _SAVING)
+    if found is None:
+        return []
+    text = "{}, calls {}(): files in a pod are gone with the pod".format(*found)
+    return [f"{text}, unless they lie on a mount (--volume='claim_name=NAME,mount_path=/out') or in storage."]
 
 
 def _sharing_note(command: _Command) -> str:

@@ -87,13 +87,15 @@ def refuse_after(seconds: float) -> None:
     StateCheckpoints.save = save  # type: ignore[method-assign]
 
 
+def has_held(given: argparse.Namespace) -> bool:
+    return (given.notes / "held").exists()
+
+
 def misbehave(given: argparse.Namespace, worker: str, number: int, size: int) -> None:
     """The events that the arguments set for the middle of a step."""
-    if worker == given.hold_worker and 0 <= given.hold_at <= number and not (given.notes / "held").exists():
-        if size >= given.hold_size:
-            hold(given.notes)
-        else:
-            time.sleep(0.4)
+    is_large = size >= given.hold_size
+    if worker == given.hold_worker and 0 <= given.hold_at <= number and is_large and not has_held(given):
+        hold(given.notes)
     if number == given.raise_at and worker == "0":
         raise ValueError("the script is wrong")
 
@@ -140,7 +142,7 @@ def main() -> int:
                     misbehave(given, worker, number, controller.size)
                     optimizer.step()
                     scheduler.step()
-                    time.sleep(given.slow)
+                    time.sleep(given.slow if controller.size >= given.hold_size or has_held(given) else 0.4)
                 if not controller.is_rehearsal and controller.num_steps > last:
                     number, last = number + 1, controller.num_steps
                     rates = [group["lr"] for group in optimizer.param_groups]

@@ -11,6 +11,7 @@ import pytest
 from script_waits import kept_from_beginning
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from elasticdl.cluster.cluster import Pod
 from elasticdl.protocol import Role
 from elasticdl_client.explain.diagnosis import Trouble
 from elasticdl_client.job_status import JobPhase
@@ -106,23 +107,33 @@ def test_a_script_that_is_asked_to_end_leaves_between_two_steps(num_workers: int
         assert min(steps["1"]) == max(steps["0"]) + 1, job.story()
 
 
+def ask_all_to_end(job: LocalJob) -> list[Pod]:
+    """SIGTERM to all workers; returns when all have it."""
+    asked = job.pods(Role.WORKER)
+    for pod in asked:
+        os.killpg(pod.pid, signal.SIGTERM)
+    for pod in asked:
+        job.wait_until("the signal", lambda pod=pod: "leaves after the present minibatch" in job.log(pod.name))
+    return asked
+
+
+def assert_continued_from_last_step(job: LocalJob) -> None:
+    logs = "".join(path.read_text() for path in (job.job_dir / "logs").glob("*worker*"))
+    found = re.search(r"the last checkpoint is written, after step (\d+)", logs)
+    assert found is not None, job.story()
+    assert f"Restored the model at step {found[1]} from" in logs, job.story()
+
+
 def test_scripts_that_are_all_asked_to_end_leave_a_checkpoint_of_their_last_step(tmp_path: Path) -> None:
     flags = {"num_workers": 2, "min_workers": 2, "max_task_failures": 1, "checkpoint_steps": 1_000_000}
     job = job_of(tmp_path, "--hold-worker 0 --hold-at 9 --slow 0.02", **flags).start()
     notes = tmp_path / "notes"
     job.wait_until("worker 0 to hold", (notes / "held").exists, 90)
-    told = job.pods(Role.WORKER)
-    for pod in told:
-        os.killpg(pod.pid, signal.SIGTERM)
-    for pod in told:
-        job.wait_until("the signal", lambda pod=pod: "leaves after the present minibatch" in job.log(pod.name))
+    ask_all_to_end(job)
     (notes / "go").write_text("")
     assert job.wait(150) == 0, job.story()
     check(tmp_path, job)
-    logs = "".join(path.read_text() for path in (job.job_dir / "logs").glob("*worker*"))
-    found = re.search(r"the last checkpoint is written, after step (\d+)", logs)
-    assert found is not None, job.story()
-    assert f"Restored the model at step {found[1]} from" in logs, job.story()
+    assert_continued_from_last_step(job)
 
 
 def test_scripts_of_which_one_is_killed_when_all_are_asked_to_end_leave_a_checkpoint(tmp_path: Path) -> None:
@@ -130,19 +141,12 @@ def test_scripts_of_which_one_is_killed_when_all_are_asked_to_end_leave_a_checkp
     job = job_of(tmp_path, "--hold-worker 0 --hold-at 0 --hold-size 3", **flags).start()
     notes = tmp_path / "notes"
     job.wait_until("worker 0 to hold in a group of three", (notes / "held").exists, 90)
-    told = job.pods(Role.WORKER)
-    for pod in told:
-        os.killpg(pod.pid, signal.SIGTERM)
-    for pod in told:
-        job.wait_until("the signal", lambda pod=pod: "leaves after the present minibatch" in job.log(pod.name))
-    os.killpg(next(pod for pod in told if pod.name.endswith("-1")).pid, signal.SIGKILL)
+    asked = ask_all_to_end(job)
+    os.killpg(next(pod for pod in asked if pod.name.endswith("-1")).pid, signal.SIGKILL)
     (notes / "go").write_text("")
     assert job.wait(150) == 0, job.story()
     check(tmp_path, job)
-    logs = "".join(path.read_text() for path in (job.job_dir / "logs").glob("*worker*"))
-    found = re.search(r"the last checkpoint is written, after step (\d+)", logs)
-    assert found is not None, job.story()
-    assert f"Restored the model at step {found[1]} from" in logs, job.story()
+    assert_continued_from_last_step(job)
 
 
 def test_scripts_whose_last_checkpoint_cannot_be_written_have_failed(tmp_path: Path) -> None:

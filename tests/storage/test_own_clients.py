@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,23 @@ from tests.storage import emulators
 QUICK = RetryPolicy(request_s=10.0, first_wait_s=0.01, longest_wait_s=0.1, total_s=2.0)
 
 
-@pytest.fixture
-def oss(monkeypatch: pytest.MonkeyPatch) -> Iterator[FsspecStorage]:
-    with emulators.alibaba() as variables:
+def storage_at(
+    emulator: AbstractContextManager[Mapping[str, str]], scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FsspecStorage]:
+    with emulator as variables:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        yield FsspecStorage("oss", QUICK)
+        yield FsspecStorage(scheme, QUICK)
+
+
+@pytest.fixture
+def oss(monkeypatch: pytest.MonkeyPatch) -> Iterator[FsspecStorage]:
+    yield from storage_at(emulators.alibaba(), "oss", monkeypatch)
 
 
 @pytest.fixture
 def hdfs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FsspecStorage]:
-    with emulators.hadoop() as variables:
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        yield FsspecStorage("hdfs", QUICK)
+    yield from storage_at(emulators.hadoop(), "hdfs", monkeypatch)
 
 
 def test_a_large_file_is_uploaded_to_oss_in_parts(
