@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -73,7 +74,7 @@ _OF_FIT = HandedOver({directory!r})
 
 
 def custom_model():
-    return keras.saving.load_model(_OF_FIT.model)
+    return _OF_FIT.load_model()
 
 
 def dataset(mode):
@@ -170,10 +171,9 @@ class HandedOver:
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
 
-    @property
-    def model(self) -> str:
-        """The path of the model's file."""
-        return str(self._directory / _MODEL)
+    def load_model(self) -> Any:
+        """Load the model as it was given."""
+        return _loaded_model(self._directory / _MODEL)
 
     def arrays(self, mode: str) -> Any:
         """Return the data of a mode, as `dataset` does; arrays stay on disk."""
@@ -307,7 +307,7 @@ def _write_module(model: Any, module: Path) -> None:
     path = module / _MODEL
     try:
         model.save(path)
-        keras.saving.load_model(path)
+        _loaded_model(path)
     except Exception as error:
         raise ModelDefinitionError(
             f"The model of fit cannot be saved and loaded: {type(error).__name__}: {str(error).partition(chr(10))[0]}",
@@ -322,6 +322,12 @@ def _write_module(model: Any, module: Path) -> None:
     paths = [os.path.abspath(one) for one in sys.path if os.path.isdir(one or ".")]
     lines = "\n".join(f"import {name}  # noqa: F401" for name in imports)
     (module / f"{_MODULE}.py").write_text(_SOURCE.format(paths=paths, imports=lines, directory=str(module)))
+
+
+def _loaded_model(path: Path) -> Any:
+    with warnings.catch_warnings():  # of a model that has not been trained the file holds no state of the optimizer
+        warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+        return keras.saving.load_model(path)
 
 
 def modules_of(path: Path) -> list[str]:

@@ -149,5 +149,6 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
             embedding_threshold=spec.embedding_threshold_bytes,
             needed=_NEEDED.get(spec.job_type, ()),
             precision=spec.precision,
+            evaluates=bool(spec.validation_data),
         ),
     )

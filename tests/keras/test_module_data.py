@@ -13,6 +13,7 @@ import tensorflow as tf
 from elasticdl.data.reader import Metadata
 from elasticdl.data.samples import SHARD
 from elasticdl.frameworks.framework import Mode
+from elasticdl.frameworks.keras.framework import KerasFramework, KerasSettings
 from elasticdl.frameworks.keras.input.module_data import ModuleData, dataset_reader
 from elasticdl.frameworks.keras.input.table_feed import traced_feed
 from elasticdl.model_def import ModelDefinition
@@ -95,6 +96,24 @@ def test_a_batch_is_read_once_for_the_rows_of_it() -> None:
     data.rows.read(15, 18)
     data.rows.read(18, 20)
     assert given.read == [1, 2, 3]
+
+
+def test_a_job_without_validation_data_asks_for_no_set_of_them() -> None:
+    asked = []
+
+    def dataset(mode: str) -> Any:
+        asked.append(mode)
+        return X, Y
+
+    def model() -> keras.Model:
+        made = keras.Sequential([keras.Input((3, 2)), keras.layers.Flatten(), keras.layers.Dense(1)])
+        made.compile("sgd", "mse", metrics=["mae"])
+        return made
+
+    module = ModelDefinition("m.py", "custom_model", model, dataset=dataset)
+    tested = KerasFramework(module, 4, 1, Metadata(), False, settings=KerasSettings(evaluates=False))
+    assert tested.report().metrics == ("mae", "loss")
+    assert set(asked) == {"training"}
 
 
 class Endless(keras.utils.PyDataset):

@@ -98,6 +98,18 @@ def test_the_arguments_of_keras_do_as_there(tmp_path: Path, monkeypatch: pytest.
     assert best["loss"] <= min(history.history["val_loss"]) * 1.0001  # or that of the part of an epoch at the end
 
 
+@pytest.mark.timeout(300)
+def test_without_validation_data_a_model_with_metrics_is_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    x, y = load_digits(return_X_y=True)
+    history = elasticdl.fit(digits_model(), (x / 16).astype("f4"), y, epochs=2, num_workers=1, progress=False)
+    assert set(history.history) == {"loss"}
+    assert history.epoch == [0, 1]
+
+
 def test_weights_of_classes_and_the_split_are_those_of_keras() -> None:
     y = np.arange(10) % 4
     weights = {0: 2.0, 2: 0.5}

@@ -78,12 +78,14 @@ class KerasSettings:
         embedding_threshold: bytes; larger tables of `keras.layers.Embedding` live on the parameter servers.
         needed: symbols that the module or `compile` must have: loss, optimizer, eval_metrics_fn.
         precision: of the model's computation; it is made the policy of this process.
+        evaluates: there are validation data.
     """
 
     jit_compile: bool = True
     embedding_threshold: int = 2 << 20
     needed: Collection[str] = ()
     precision: Precision = Precision.FP32
+    evaluates: bool = True
 
 
 _DEFAULTS = KerasSettings()
@@ -114,6 +116,7 @@ class KerasFramework:
         self._precision = settings.precision
         self._mode = mode
         self._needed = settings.needed
+        self._evaluates = settings.evaluates
         self._definition = definition
         self._minibatch_size = minibatch_size
         self._seed = seed
@@ -370,7 +373,8 @@ class KerasFramework:
         return self._made_measures
 
     def _example(self) -> Evaluated:
-        examples = take_apart(Mode.EVALUATION, zeros_like_spec(self._spec(Mode.EVALUATION)))
+        mode = Mode.EVALUATION if self._evaluates else self._mode  # without validation data there may be no set of them
+        examples = take_apart(mode, zeros_like_spec(self._spec(mode)))
         built = self._built()
         predictions = built.model(built.inputs.matched(examples.features), training=False)
         return by_output(built.model, Evaluated(examples.labels, predictions, tf.zeros(())))
