@@ -12,7 +12,9 @@ import contextlib
 import functools
 import importlib
 import logging
+import os
 import random
+import re
 import sys
 import threading
 import time
@@ -31,6 +33,7 @@ _log = logging.getLogger("elasticdl.storage")
 _ETAGS = ("ETag", "etag", "generation", "VersionId", "blob_id", "Last-Modified", "LastModified", "mtime", "commit_hash")
 _REFUSED_FOR_NOW = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NO_PERMISSION = frozenset({401, 403})
+_ASKS_AGAIN = "IDPCommunicationError"  # of STS, with the status 400: it could not ask who has signed the token
 _CHANGED = 412  # the condition on the etag is not met
 _COMPARE = ("aiohttp", "oss2", "huggingface_hub")
 _CONNECTIONS = 16  # in flight at once; a client keeps more open than they need
@@ -243,6 +246,7 @@ def _file_system(scheme: str) -> Any:
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     if KINDS[scheme].module == "s3fs":
         _quiet_loggers("botocore", "aiobotocore")  # each process says where it found credentials and endpoint
+        _quiet_loggers("aiobotocore.credentials", level=logging.ERROR)  # a traceback for what is our error below
         options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * _CONNECTIONS}
     try:
         file_system = _client_of_ours(scheme) or fsspec.filesystem(scheme, **options)
@@ -275,11 +279,11 @@ def _client_of_ours(scheme: str) -> Any:
     return None
 
 
-def _quiet_loggers(*libraries: str) -> None:
-    """Log the warnings of libraries alone, if the user has set no level."""
+def _quiet_loggers(*libraries: str, level: int = logging.WARNING) -> None:
+    """Log what is of a level or above it, by default warnings, if the user has set no level."""
     for logger in map(logging.getLogger, libraries):
         if logger.level == logging.NOTSET:
-            logger.setLevel(logging.WARNING)
+            logger.setLevel(level)
 
 
 def _final_error(url: str, error: BaseException, causes: Sequence[BaseException]) -> StorageError | None:
@@ -292,7 +296,8 @@ def _final_error(url: str, error: BaseException, causes: Sequence[BaseException]
     if statuses & _NO_PERMISSION or isinstance(error, PermissionError) or _has_no_credentials(causes):
         return StorageError(
             f"{hide(url)}: no permission: {_text(error)}.",
-            "Give credentials by the environment: --envs, a Secret, or the identity of the pods' ServiceAccount.",
+            "Give credentials by the environment: --envs, a Secret, or the identity of the pods' service accounts "
+            "(--service_account, --worker_service_account).",
         )
     if isinstance(error, FileNotFoundError):
         unreachable = any(isinstance(cause, ConnectionError | TimeoutError) for cause in causes)
@@ -329,11 +334,29 @@ def _http_status(error: BaseException) -> int | None:
     ):
         if isinstance(value, int):
             return value
-    return None
+    of_agent = re.search(r"non 200 response (\d{3})", str(error))  # MetadataRetrievalError of botocore
+    return int(of_agent[1]) if of_agent else None
 
 
 def _has_no_credentials(causes: Sequence[BaseException]) -> bool:
-    return any("Credential" in type(cause).__name__ for cause in causes)
+    """Whether there are no credentials, or what gives them refuses to; one that does not answer now may later."""
+    if any(_is_missing_token(cause) or _is_refused_role(cause) for cause in causes):
+        return True
+    return not _is_of_network(causes) and any("Credential" in type(cause).__name__ for cause in causes)
+
+
+def _is_missing_token(error: BaseException) -> bool:
+    """Whether a file of credentials, which the environment names, is missing here."""
+    return isinstance(error, FileNotFoundError) and error.filename in os.environ.values()
+
+
+def _is_refused_role(error: BaseException) -> bool:
+    """Whether AWS gives no credentials for the token of a pod."""
+    status, response = _http_status(error), getattr(error, "response", None)
+    is_refused = status is not None and 400 <= status < 500 and status not in _REFUSED_FOR_NOW
+    if not is_refused or not str(getattr(error, "operation_name", "")).startswith("AssumeRole"):
+        return False
+    return not isinstance(response, dict) or response.get("Error", {}).get("Code") != _ASKS_AGAIN
 
 
 def _is_of_network(causes: Sequence[BaseException]) -> bool:
