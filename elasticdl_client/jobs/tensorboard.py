@@ -98,6 +98,8 @@ _CHUNK_BYTES = 1 << 16
 def pod_of(data: Mapping[str, str], spec: JobSpec, owner_uid: str) -> Manifest:
     """The pod: the master's as it was made, without its rights, its labels and its command.
 
+    In front of storage it keeps the master's identity there: service account, and labels of a pod template.
+
     Args:
         data: of the job's ConfigMap.
 
@@ -115,16 +117,25 @@ def pod_of(data: Mapping[str, str], spec: JobSpec, owner_uid: str) -> Manifest:
     manifest: Manifest = copy.deepcopy(json.loads(data[names.MASTER_POD_KEY]))
     app = f"{names.job_object(spec.job_name)}-tensorboard"
     name = f"{app}-{secrets.token_hex(3)}"
-    manifest["metadata"] = {"name": name, "namespace": spec.namespace, "labels": {names.APP_LABEL: app}}
+    labels = _labels_of_template(manifest) if is_remote(directory) else {}
+    manifest["metadata"] = {"name": name, "namespace": spec.namespace, "labels": {**labels, names.APP_LABEL: app}}
     pod = manifest["spec"]
     pod |= {"restartPolicy": "Never", "automountServiceAccountToken": False}
     pod |= {"terminationGracePeriodSeconds": 1, "activeDeadlineSeconds": _DEADLINE_S}
-    pod.pop("serviceAccountName", None)
+    if not is_remote(directory):
+        pod.pop("serviceAccountName", None)
     (container, *_) = pod["containers"]
     arguments = command_of(directory, f"--host={HOST}", f"--port={PORT}")
     container |= {"name": "tensorboard", "command": ["python", *arguments]}
     container.pop("args", None)
     return owned(manifest, spec.job_name, owner_uid)
+
+
+def _labels_of_template(master: Manifest) -> dict[str, str]:
+    """The labels of the master's pod that do not make it part of the job."""
+    labels: dict[str, str] = master["metadata"].get("labels") or {}
+    ours = (names.APP_LABEL, names.STATUS_LABEL)
+    return {name: value for name, value in labels.items() if name not in ours and not name.startswith("elasticdl-")}
 
 
 def show_of_cluster(connection: Connection, job: JobInfo, owner: Object, port: int) -> int:

@@ -108,6 +108,18 @@ def test_the_pod_has_the_jobs_image_and_volumes_and_none_of_the_masters_rights()
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
 
 
+def test_the_pod_has_the_masters_identity_where_it_reads_storage() -> None:
+    spec = cluster_spec(
+        tensorboard_log_dir="s3://bucket/logs",
+        service_account="training",
+        master_pod_template='{"metadata": {"labels": {"azure.workload.identity/use": "true"}}}',
+    )
+    pod = pod_of(config_map(spec), spec, "uid-1")
+    assert pod["spec"]["serviceAccountName"] == "training"
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert pod["metadata"]["labels"] == {"app": "elasticdl-digits-tensorboard", "azure.workload.identity/use": "true"}
+
+
 def test_a_directory_on_no_volume_is_refused() -> None:
     spec = cluster_spec(tensorboard_log_dir="/tmp/logs")
     with pytest.raises(JobError, match="is on no mount of its --volume"):
