@@ -1,8 +1,9 @@
 """The port `Storage` over fsspec: one place that waits, retries and turns errors into ours.
 
 A request that is refused for now (503, 429), breaks off, stalls or brings too few bytes is sent again, after a wait
-that doubles, until the policy's time is over.  Clients' own retries are switched off where that is possible, so that
-waits do not multiply.  Never prints a URL's credentials, and knows none: they are of the environment.
+that doubles, until the policy's time is over.  An upload may take any time, while its bytes move.  Clients' own
+retries are switched off where that is possible, so that waits do not multiply.  Never prints a URL's credentials, and
+knows none: they are of the environment.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl.storage.port import FileStatus
+from elasticdl.storage.uploads import PART_BYTES, PARTS_AT_ONCE, WHOLE_BYTES, Progress, S3Uploads, part_ranges
 from elasticdl_client.errors import StorageError, StorageFileMissing, StorageUnreachable
 from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import KINDS, check_url, missing_package, scheme_of
@@ -36,6 +38,7 @@ _NO_PERMISSION = frozenset({401, 403})
 _ASKS_AGAIN = "IDPCommunicationError"  # of STS, with the status 400: it could not ask who has signed the token
 _CHANGED = 412  # the condition on the etag is not met
 _COMPARE = ("aiohttp", "oss2", "huggingface_hub")
+_TAKE_PARTS = ("s3fs", "oss2")
 _CONNECTIONS = 16  # in flight at once; a client keeps more open than they need
 
 
@@ -44,10 +47,12 @@ class RetryPolicy:
     """How long requests wait.
 
     Attributes:
-        request_s: for an answer, the first time; twice as long each time after it.
+        request_s: for an answer, or in an upload for the next bytes to be sent, the first time; twice as long each time
+            after it.
         first_wait_s: between the first request and the second; twice as long each time after it.
         longest_wait_s: between two requests.
-        total_s: after which a request that has failed is not sent again.
+        total_s: after which a request that has failed is not sent again; in an upload since the last time that one came
+            further than all before.
     """
 
     request_s: float = 30.0
@@ -80,6 +85,7 @@ class FsspecStorage:
         self._scheme = scheme
         self._kind = KINDS[scheme]
         self._file_system = _file_system(scheme)
+        self._s3 = S3Uploads(self._file_system) if self._kind.module == "s3fs" else None
         self._pause = threading.Event()
         self._jitter = random.Random()  # of its own: the user's code draws from the common one, at any moment
         self.can_write = self._kind.can_write
@@ -128,7 +134,40 @@ class FsspecStorage:
         if isinstance(content, bytes):
             self._call(url, "pipe_file", url, content)
         else:
-            self._call(url, "put_file", str(content), url)
+            self._upload(url, str(content), content.stat().st_size)
+
+    def _upload(self, url: str, local: str, size_bytes: int) -> None:
+        """Send a local file, if it is large and the client can do it in parts: each is sent again alone."""
+        if size_bytes <= WHOLE_BYTES or self._kind.module not in _TAKE_PARTS:
+            how: dict[str, Any] = {"chunksize": PART_BYTES} if self._kind.module == "gcsfs" else {}
+            self._call(url, self._upload_verb("put_file"), local, url, _progress=Progress(), **how)
+            return
+        upload = self._call(url, self._upload_verb("begin_upload"), url)
+
+        def put(part: tuple[int, tuple[int, int]]) -> str:
+            number, (start, size) = part
+            verb = self._upload_verb("put_part")
+            return str(self._call(url, verb, local, url, upload, number, start, size, _progress=Progress()))
+
+        try:
+            with ThreadPoolExecutor(PARTS_AT_ONCE, f"upload-{self._scheme}") as threads:
+                etags = [*threads.map(put, enumerate(part_ranges(size_bytes), 1))]
+            self._complete(url, upload, etags, size_bytes)
+        except BaseException:
+            with contextlib.suppress(Exception):  # storage that is away keeps the parts
+                self._once(self._upload_verb("abort_upload"), self._policy.request_s, url, upload)
+            raise
+
+    def _complete(self, url: str, upload: str, etags: Sequence[str], size_bytes: int) -> None:
+        try:
+            self._call(url, self._upload_verb("complete_upload"), url, upload, etags)
+        except StorageFileMissing:  # there is no such upload: it is complete, and the answer that said so was lost
+            if self.stat(url).size_bytes != size_bytes:
+                raise
+
+    def _upload_verb(self, name: str) -> _Verb:
+        verb: _Verb = getattr(self._s3, name) if self._s3 is not None else name
+        return verb
 
     def delete(self, url: str) -> None:
         with contextlib.suppress(StorageFileMissing):
@@ -154,12 +193,21 @@ class FsspecStorage:
         return FileStatus(url, int(info["size"]), etag)
 
     def _call(
-        self, url: str, verb: _Verb, *arguments: Any, _check: Callable[[Any], None] | None = None, **named: Any
+        self,
+        url: str,
+        verb: _Verb,
+        *arguments: Any,
+        _check: Callable[[Any], None] | None = None,
+        _progress: Progress | None = None,
+        **named: Any,
     ) -> Any:
         """Return the result of a verb, sent again until there is one."""
         started, handled = time.monotonic(), sys.exception()
         for timeout_s, wait_s in self._times():
             try:
+                if _progress is not None:
+                    _progress.begin()
+                    named["callback"] = _progress
                 answer = self._once(verb, timeout_s, *arguments, **named)
                 if _check is not None:
                     _check(answer)
@@ -171,9 +219,10 @@ class FsspecStorage:
                 if final is not None:
                     raise final from error
                 what = _text(error)
-                if time.monotonic() - started + wait_s > self._policy.total_s:
+                since = started if _progress is None else _progress.furthest_at
+                if time.monotonic() - since + wait_s > self._policy.total_s:
                     raise StorageUnreachable(
-                        f"{hide(url)} could not be reached for {time.monotonic() - started:.0f} s: {what}.",
+                        f"{hide(url)} could not be reached for {time.monotonic() - since:.0f} s: {what}.",
                         "Check the network, and the endpoint in the environment (for S3: AWS_ENDPOINT_URL).",
                     ) from error
                 _log.warning("%s: %s; asking again in %.1f s", hide(url), what, wait_s)
@@ -192,7 +241,10 @@ class FsspecStorage:
         function = getattr(self._file_system, f"_{verb}") if isinstance(verb, str) else verb
 
         async def call() -> Any:
-            return await asyncio.wait_for(function(*arguments, **named), timeout_s)
+            progress = named.get("callback")
+            if progress is None:
+                return await asyncio.wait_for(function(*arguments, **named), timeout_s)
+            return await _while_it_moves(function(*arguments, **named), progress, timeout_s)
 
         return asyncio.run_coroutine_threadsafe(call(), self._file_system.loop).result()
 
@@ -217,6 +269,23 @@ class FsspecStorage:
             if (answer.headers.get("ETag") or answer.headers.get("Last-Modified")) != etag:
                 raise _changed(url)
         return data
+
+
+async def _while_it_moves(upload: Coroutine[Any, Any, Any], progress: Progress, timeout_s: float) -> Any:
+    """Return the result of an upload.
+
+    Raises:
+        TimeoutError: it has sent no bytes for that long.
+    """
+    task = asyncio.ensure_future(upload)
+    try:
+        while (left_s := progress.moved_at + timeout_s - time.monotonic()) > 0:
+            if (await asyncio.wait({task}, timeout=left_s))[0]:
+                return task.result()
+        raise TimeoutError(f"no bytes were taken for {timeout_s:g} s")
+    finally:
+        if task.cancel():
+            await asyncio.wait({task})
 
 
 @functools.cache

@@ -18,6 +18,8 @@ from typing import Any
 import hdfs_native
 from fsspec.asyn import get_loop
 
+from elasticdl.storage.uploads import Progress
+
 _CHUNK_BYTES = 4 << 20
 _OF_A_SERVER = re.compile(r'\w+\("[^"]*", "(.*?)(?:\\n|"\))')  # class, and message with its lines escaped
 _REFUSED = "AccessControlException"
@@ -59,9 +61,14 @@ class HdfsClient:
     async def _pipe_file(self, url: str, content: bytes) -> None:
         await self._write(url, iter([content]))
 
-    async def _put_file(self, local: str, url: str) -> None:
+    async def _put_file(self, local: str, url: str, *, callback: Progress) -> None:
+        def chunks() -> Iterator[bytes]:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+                callback.relative_update(len(chunk))  # its writer has taken it
+
         with open(local, "rb") as file:
-            await self._write(url, iter(lambda: file.read(_CHUNK_BYTES), b""))
+            await self._write(url, chunks())
 
     async def _rm_file(self, url: str) -> None:
         with _translated():

@@ -11,21 +11,18 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import oss2
 from oss2.credentials import EnvironmentVariableCredentialsProvider
 
+from elasticdl.storage.uploads import Progress
 from elasticdl_client.errors import StorageError
 
 _CONNECTIONS = 32
 _KEYS_OF_A_PAGE = 1000  # the most that OSS lists at once
-_WHOLE_BYTES = 256 << 20  # a larger file is uploaded in parts
-_PART_BYTES = 64 << 20  # of 10,000 that a file may have
-_PARTS_AT_ONCE = 4
 _CHUNK_BYTES = 1 << 20
 
 
@@ -91,16 +88,55 @@ class OssClient:
         bucket, key = self._split(url, timeout_s)
         bucket.put_object(key, content, headers=_checksum(hashlib.md5(content, usedforsecurity=False).digest()))
 
-    def put_file(self, local: str, url: str, *, timeout_s: float) -> None:
+    def put_file(self, local: str, url: str, *, timeout_s: float, callback: Progress) -> None:
         """Make a file of a local one, or replace it."""
         bucket, key = self._split(url, timeout_s)
-        size_bytes = Path(local).stat().st_size
-        if size_bytes > _WHOLE_BYTES:
-            _put_parts(bucket, key, local, size_bytes)
-            return
         with open(local, "rb") as file:
-            headers = _checksum(_md5(local, 0, size_bytes))
-            bucket.put_object(key, file, headers=headers)
+            headers = _checksum(_md5(local, 0, Path(local).stat().st_size))
+            bucket.put_object(key, file, headers=headers, progress_callback=_counted(callback))
+
+    def begin_upload(self, url: str, *, timeout_s: float) -> str:
+        """Return the id of an upload in parts."""
+        bucket, key = self._split(url, timeout_s)
+        return str(bucket.init_multipart_upload(key).upload_id)
+
+    def put_part(
+        self,
+        local: str,
+        url: str,
+        upload: str,
+        number: int,
+        start: int,
+        size: int,
+        *,
+        timeout_s: float,
+        callback: Progress,
+    ) -> str:
+        """Send a range of a local file as a part, from 1; return its etag."""
+        bucket, key = self._split(url, timeout_s)
+        with open(local, "rb") as file:
+            file.seek(start)
+            headers, body = _checksum(_md5(local, start, size)), oss2.SizedFileAdapter(file, size)
+            done = bucket.upload_part(key, upload, number, body, headers=headers, progress_callback=_counted(callback))
+        return str(done.etag)
+
+    def complete_upload(self, url: str, upload: str, etags: Sequence[str], *, timeout_s: float) -> None:
+        """Make a file of the parts, or replace it.
+
+        Raises:
+            FileNotFoundError: there is no such upload.
+        """
+        bucket, key = self._split(url, timeout_s)
+        try:
+            parts = [oss2.models.PartInfo(number, etag) for number, etag in enumerate(etags, 1)]
+            bucket.complete_multipart_upload(key, upload, parts)
+        except oss2.exceptions.NotFound:
+            raise FileNotFoundError(url) from None
+
+    def abort_upload(self, url: str, upload: str, *, timeout_s: float) -> None:
+        """Delete the parts."""
+        bucket, key = self._split(url, timeout_s)
+        bucket.abort_multipart_upload(key, upload)
 
     def rm_file(self, url: str, *, timeout_s: float) -> None:
         """Delete a file; one that is not there is no error."""
@@ -131,27 +167,9 @@ class OssClient:
                 yield {"name": name, "type": "file", "size": one.size, "etag": one.etag}
 
 
-def _put_parts(bucket: Any, key: str, local: str, size_bytes: int) -> None:
-    """Upload a large file in parts, a few at once; it appears when all of them are there."""
-    upload = bucket.init_multipart_upload(key).upload_id
-    part_bytes = max(_PART_BYTES, -(-size_bytes // 10_000))
-
-    def put(number: int) -> Any:
-        start = (number - 1) * part_bytes
-        size = min(part_bytes, size_bytes - start)
-        with open(local, "rb") as file:
-            file.seek(start)
-            headers = _checksum(_md5(local, start, size))
-            done = bucket.upload_part(key, upload, number, oss2.SizedFileAdapter(file, size), headers=headers)
-        return oss2.models.PartInfo(number, done.etag)
-
-    try:
-        with ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
-            parts = list(pool.map(put, range(1, -(-size_bytes // part_bytes) + 1)))
-        bucket.complete_multipart_upload(key, upload, parts)
-    except BaseException:
-        bucket.abort_multipart_upload(key, upload)
-        raise
+def _counted(progress: Progress) -> Callable[[int, int], None]:
+    """The progress as oss2 calls it: with the bytes sent, and all."""
+    return lambda sent, _: progress.absolute_update(sent)
 
 
 def _md5(local: str, start: int, size: int) -> bytes:

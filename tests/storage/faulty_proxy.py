@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import enum
 import http.client
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
+
+_SLOW_BUFFER_BYTES = 64 << 10  # of a slow connection, at this end
 
 
 class Fault(enum.Enum):
@@ -18,6 +21,7 @@ class Fault(enum.Enum):
     CUT_OFF = "the connection ends in the middle of the body"
     TOO_SHORT = "half of the body, and a length that says it is all"
     HELD = "the request is not passed on until the proxy is closed, and then dropped"
+    LOST = "the server does as asked, and its answer does not come: the connection ends"
     STALLED = "nothing comes after half of the body until the proxy is closed"
 
 
@@ -40,6 +44,7 @@ class FaultyProxy:
         requests: all of them, in order.
         held: set once a request is held.
         address: that it listens on.
+        upload_bytes_per_s: at which it takes each body; 0: as fast as it can.
     """
 
     target: int
@@ -47,6 +52,7 @@ class FaultyProxy:
     requests: list[Request] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)
     address: str = "127.0.0.1"
+    upload_bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._closing = threading.Event()
@@ -93,7 +99,7 @@ class FaultyProxy:
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answers one request."""
         request = Request(handler.command, handler.path, handler.headers.get("Range", ""))
-        body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        body = self._body(handler)
         self.requests.append(request)
         fault = self.fault_of(request)
         if fault is Fault.HELD:
@@ -112,6 +118,9 @@ class FaultyProxy:
         answer = server.getresponse()
         content = answer.read()
         server.close()
+        if fault is Fault.LOST:
+            handler.close_connection = True
+            return
         sent = content if fault is None else content[: len(content) // 2]
         length = answer.headers["Content-Length"] if handler.command == "HEAD" else str(len(content))
         handler.send_response(answer.status)
@@ -125,6 +134,19 @@ class FaultyProxy:
         if fault is Fault.STALLED:
             self._closing.wait()
         handler.close_connection = fault is not None
+
+    def _body(self, handler: BaseHTTPRequestHandler) -> bytes:
+        size = int(handler.headers.get("Content-Length", 0))
+        if not self.upload_bytes_per_s:
+            return handler.rfile.read(size)
+        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER_BYTES)
+        pieces = []
+        while size:
+            pieces.append(handler.rfile.read(min(size, _SLOW_BUFFER_BYTES)))
+            size -= len(pieces[-1])
+            if not pieces[-1] or self._closing.wait(len(pieces[-1]) / self.upload_bytes_per_s):
+                raise ConnectionAbortedError
+        return b"".join(pieces)
 
     def __enter__(self) -> FaultyProxy:
         return self

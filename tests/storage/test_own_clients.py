@@ -1,4 +1,4 @@
-"""What the clients of OSS and HDFS do beyond the contract that all kinds of storage keep."""
+"""The clients of OSS and HDFS beyond the contract that all kinds of storage keep."""
 
 from __future__ import annotations
 
@@ -36,14 +36,8 @@ def hdfs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FsspecStorage]:
     yield from storage_at(emulators.hadoop(), "hdfs", monkeypatch)
 
 
-def test_a_large_file_is_uploaded_to_oss_in_parts(
-    oss: FsspecStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from elasticdl.storage import oss_client
-
-    monkeypatch.setattr(oss_client, "_WHOLE_BYTES", 1 << 20)
-    monkeypatch.setattr(oss_client, "_PART_BYTES", 5 << 20)  # the least that a part may have
-    content = np.random.default_rng(1).bytes((12 << 20) + 7)
+def test_a_large_file_is_uploaded_to_oss_in_parts(oss: FsspecStorage, tmp_path: Path) -> None:
+    content = np.random.default_rng(1).bytes((36 << 20) + 7)
     (tmp_path / "large").write_bytes(content)
     oss.publish("oss://bucket/large", tmp_path / "large")
     status = oss.stat("oss://bucket/large")

@@ -92,6 +92,55 @@ def test_a_file_is_published_whole_although_its_first_requests_fail(
     assert storage.read(url, 0, len(CONTENT)) == CONTENT
 
 
+def test_an_upload_takes_any_time_while_its_bytes_move(proxy: FaultyProxy, tmp_path: Path) -> None:
+    storage = FsspecStorage("s3", RetryPolicy(request_s=2.0, first_wait_s=0.01, longest_wait_s=0.1, total_s=2.0))
+    content = np.random.default_rng(1).bytes(34 << 20)
+    (tmp_path / "large").write_bytes(content)
+    (tmp_path / "small").write_bytes(content[: 31 << 20])
+    proxy.upload_bytes_per_s = 8 << 20  # 4 s for either file
+    for name in ("large", "small"):
+        storage.publish(url_of(tmp_path, name), tmp_path / name)
+    proxy.upload_bytes_per_s = 0.0
+    assert storage.read(url_of(tmp_path, "large"), 0, len(content)) == content
+    assert storage.stat(url_of(tmp_path, "small")).size_bytes == 31 << 20
+    assert [request.method for request in proxy.requests].count("PUT") == 3 + 1  # none was sent again
+
+
+def test_a_part_that_fails_or_stalls_is_sent_again_alone(
+    storage: Storage, proxy: FaultyProxy, tmp_path: Path, s3_port: int
+) -> None:
+    content = np.random.default_rng(1).bytes((34 << 20) + 1)
+    (tmp_path / "large").write_bytes(content)
+    left = proxy.once_each(Fault.UNAVAILABLE, Fault.HELD, method="PUT")
+    storage.publish(url_of(tmp_path, "a"), tmp_path / "large")
+    assert not left
+    assert storage.read(url_of(tmp_path, "a"), 0, len(content)) == content
+    assert [request.method for request in proxy.requests].count("PUT") == 3 + 2
+
+
+def test_an_upload_that_does_not_move_is_given_up_and_leaves_no_parts(
+    proxy: FaultyProxy, tmp_path: Path, s3_port: int
+) -> None:
+    storage = FsspecStorage("s3", RetryPolicy(request_s=0.5, first_wait_s=0.01, longest_wait_s=0.1, total_s=1.0))
+    (tmp_path / "large").write_bytes(bytes(33 << 20))
+    proxy.fault_of = lambda request: Fault.HELD if request.method == "PUT" else None
+    with pytest.raises(StorageError, match="could not be reached"):
+        storage.publish(url_of(tmp_path, "a"), tmp_path / "large")
+    server = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{s3_port}")
+    assert not server.list_multipart_uploads(Bucket="bucket").get("Uploads")
+
+
+def test_an_upload_whose_last_answer_is_lost_is_complete(storage: Storage, proxy: FaultyProxy, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(33 << 20))
+    completions = itertools.count()
+    proxy.fault_of = lambda request: (
+        Fault.LOST if request.method == "POST" and "uploadId" in request.path and not next(completions) else None
+    )
+    storage.publish(url_of(tmp_path, "a"), tmp_path / "large")
+    assert next(completions) == 2
+    assert storage.stat(url_of(tmp_path, "a")).size_bytes == 33 << 20
+
+
 def test_storage_that_stays_away_is_an_error_after_the_policys_time(
     proxy: FaultyProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

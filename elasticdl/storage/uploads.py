@@ -1,0 +1,115 @@
+"""Uploads of local files: how far they have come, and the parts in which a large file goes to S3.
+
+An upload takes as long as it takes: it is given up when it does not move, whatever its size.  `Progress` measures that.
+"""
+
+from __future__ import annotations
+
+import io
+import mimetypes
+import time
+from collections.abc import Sequence
+from typing import Any
+
+WHOLE_BYTES = 32 << 20  # a larger file is uploaded in parts, where a client can
+PARTS_AT_ONCE = 8
+PART_BYTES = 16 << 20
+_MOST_PARTS = 10_000  # that S3 and OSS take of a file
+
+
+def part_ranges(size_bytes: int) -> list[tuple[int, int]]:
+    """Return start and size of the parts of a file."""
+    part_bytes = max(PART_BYTES, -(-size_bytes // _MOST_PARTS))
+    return [(start, min(part_bytes, size_bytes - start)) for start in range(0, size_bytes, part_bytes)]
+
+
+class Progress:
+    """How far the attempts to send some bytes have come; clients call it as a callback of fsspec.
+
+    Attributes:
+        moved_at: when the present attempt sent bytes last, or began.
+        furthest_at: when an attempt came further than all before it.
+    """
+
+    def __init__(self) -> None:
+        self._sent_bytes = self._furthest_bytes = 0
+        self.moved_at = self.furthest_at = time.monotonic()
+
+    def begin(self) -> None:
+        """Count an attempt from its start."""
+        self._sent_bytes = 0
+        self.moved_at = time.monotonic()
+
+    def set_size(self, size: int) -> None:
+        """Ignore how large the file is: it does not matter here."""
+
+    def absolute_update(self, value: int) -> None:
+        """Count bytes from the start of the attempt."""
+        if value == self._sent_bytes:
+            return
+        self._sent_bytes, self.moved_at = value, time.monotonic()
+        if value > self._furthest_bytes:
+            self._furthest_bytes, self.furthest_at = value, self.moved_at
+
+    def relative_update(self, inc: int = 1) -> None:
+        """Count bytes from the last update."""
+        self.absolute_update(self._sent_bytes + inc)
+
+
+class _Body(io.BytesIO):
+    """A request's body that counts the bytes which its connection takes."""
+
+    def __init__(self, content: bytes, progress: Progress) -> None:
+        super().__init__(content)
+        self._progress = progress
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        content = super().read(size)
+        self._progress.absolute_update(self.tell())
+        return content
+
+
+class S3Uploads:
+    """Sends files by the connections of an s3fs file system, whose own verb tells of no bytes within a part."""
+
+    def __init__(self, file_system: Any) -> None:
+        self._file_system = file_system
+
+    async def put_file(self, local: str, url: str, *, callback: Progress) -> None:
+        """Make an object of a local file in one request, or replace it."""
+        with open(local, "rb") as file:
+            body = _Body(file.read(), callback)
+        await self._request("put_object", url, Body=body, **_content_type(url))
+
+    async def begin_upload(self, url: str) -> str:
+        """Return the id of an upload in parts."""
+        answer = await self._request("create_multipart_upload", url, **_content_type(url))
+        return str(answer["UploadId"])
+
+    async def put_part(
+        self, local: str, url: str, upload: str, number: int, start: int, size: int, *, callback: Progress
+    ) -> str:
+        """Send a range of a local file as a part, from 1; return its etag."""
+        with open(local, "rb") as file:
+            file.seek(start)
+            body = _Body(file.read(size), callback)
+        answer = await self._request("upload_part", url, UploadId=upload, PartNumber=number, Body=body)
+        return str(answer["ETag"])
+
+    async def complete_upload(self, url: str, upload: str, etags: Sequence[str]) -> None:
+        """Make an object of the parts, or replace it."""
+        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+        await self._request("complete_multipart_upload", url, UploadId=upload, MultipartUpload={"Parts": parts})
+
+    async def abort_upload(self, url: str, upload: str) -> None:
+        """Delete the parts."""
+        await self._request("abort_multipart_upload", url, UploadId=upload)
+
+    async def _request(self, verb: str, url: str, **named: Any) -> Any:
+        bucket, key, _ = self._file_system.split_path(url)
+        return await self._file_system._call_s3(verb, Bucket=bucket, Key=key, **named)
+
+
+def _content_type(url: str) -> dict[str, str]:
+    guessed, _ = mimetypes.guess_type(url)
+    return {"ContentType": guessed} if guessed else {}
