@@ -65,6 +65,9 @@ def check_model_source(spec: JobSpec, zoo: Path) -> None:
     check_source(zoo, module)
     spec = dataclasses.replace(spec, model_zoo=str(zoo))
     check_framework(spec)
+    backend = spec.envs_dict().get("KERAS_BACKEND", "tensorflow")
+    if framework_of(spec) is FrameworkName.TENSORFLOW and backend != "tensorflow":
+        raise FlagError(f"--envs: KERAS_BACKEND={backend}: workers run Keras on TensorFlow.", "Leave it out.")
     if framework_of(spec) is FrameworkName.CUSTOM:
         if not _defines(file, ADAPTER):
             raise ModelDefinitionError(f"{file} has no {ADAPTER}, and --framework is custom.", ADAPTER_HINT)

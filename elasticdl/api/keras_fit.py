@@ -221,6 +221,11 @@ def _minibatch_size(batch_size: int, num_workers: int) -> int:
 
 
 def _checked(model: Any) -> ModelDefinition:
+    if keras.backend.backend() != "tensorflow":
+        raise ModelDefinitionError(
+            f"Keras runs on {keras.backend.backend()} in this process, and elasticdl.fit trains on TensorFlow.",
+            "Set KERAS_BACKEND=tensorflow before keras is imported.",
+        )
     if not isinstance(model, keras.Model):
         raise ModelDefinitionError(f"fit was given a {type(model).__name__}.", "Give a compiled keras.Model.")
     definition = completed(ModelDefinition("elasticdl.fit", "the model", lambda: model), model)

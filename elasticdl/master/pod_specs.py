@@ -35,6 +35,8 @@ from elasticdl_client.kubernetes.pods import tf_config
 _MODULES = {Role.PS: "elasticdl.ps", Role.WORKER: "elasticdl.worker"}
 _COMMAND_MODULE = "elasticdl.worker.command"
 _PROCESSES_MODULE = "elasticdl.worker.processes"
+# The steps are TensorFlow's; KERAS_BACKEND and keras.json of the user or of an image may name another backend.
+_KERAS = {"KERAS_BACKEND": "tensorflow"}
 _ID_VARIABLES = {Role.PS: "PS_ID", Role.WORKER: "WORKER_ID"}
 _OF_WORKERS = {  # read when torch is imported
     "TORCH_CPP_LOG_LEVEL": "FATAL",  # below, NCCL's watchdog prints the stacks of each member that is lost
@@ -95,6 +97,7 @@ class PodSpecs:
                 "WORKER_NUM": str(self.spec.num_workers * self.spec.num_processes_per_worker),
                 _ID_VARIABLES[role]: str(command.index * num_processes),
                 **({FRAMEWORK_VARIABLE: framework} if framework else {}),
+                **(_KERAS if framework == FrameworkName.TENSORFLOW else {}),
                 ENCRYPT_VARIABLE: "true" if self.spec.encrypt else "",  # a local pod inherits the variable of the flag
                 **self._tf_config(command),
             },

@@ -114,6 +114,11 @@ def test_a_function_that_cannot_take_its_arguments_is_refused(
         check_local(spec)
 
 
+def test_another_backend_of_keras_is_refused(spec: JobSpec) -> None:
+    check_local(dataclasses.replace(spec, envs="KERAS_BACKEND=tensorflow"))
+    assert "KERAS_BACKEND=jax: workers run Keras on" in refused(spec, FlagError, envs="KERAS_BACKEND=jax")
+
+
 def test_a_module_that_compiles_its_model_needs_no_loss_and_no_optimizer(spec: JobSpec) -> None:
     bare = "import keras\n\ndef feed(dataset): ...\n\ndef custom_model():\n    model = keras.Sequential()\n"
     said = refused(model(spec, bare + "    return model\n"), ModelDefinitionError)

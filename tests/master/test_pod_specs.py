@@ -9,7 +9,7 @@ import pytest
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.protocol import Role
-from elasticdl_client.choices import DistributionStrategy, JobType
+from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType
 from elasticdl_client.job_spec import JobSpec
 
 VARIABLE = "GOMP_SPINCOUNT"
@@ -24,6 +24,13 @@ def test_threads_of_workers_spin_for_a_moment_unless_the_user_says_for_how_long(
     assert 0 < int(variables(spec, Role.WORKER)[VARIABLE]) < 100_000  # about a millisecond
     assert VARIABLE not in variables(spec, Role.PS)
     assert variables(JobSpec(job_command="true", envs=f"{VARIABLE}=7"), Role.WORKER)[VARIABLE] == "7"
+
+
+def test_keras_runs_on_tensorflow_in_workers_of_modules_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    assert variables(JobSpec(model_def="m.model"), Role.WORKER)["KERAS_BACKEND"] == "tensorflow"
+    for spec in (JobSpec(job_command="true"), JobSpec(model_def="m.model", framework=FrameworkName.TORCH)):
+        assert "KERAS_BACKEND" not in variables(spec, Role.WORKER)
 
 
 def test_a_worker_with_eight_gpus_has_eight_processes_with_ids_that_follow_each_other() -> None:

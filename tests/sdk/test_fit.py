@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -108,6 +109,19 @@ def test_without_validation_data_a_model_with_metrics_is_fitted(
     history = elasticdl.fit(digits_model(), (x / 16).astype("f4"), y, epochs=2, num_workers=1, progress=False)
     assert set(history.history) == {"loss"}
     assert history.epoch == [0, 1]
+
+
+def test_another_backend_of_keras_is_refused() -> None:
+    source = (
+        "import keras, numpy as np, elasticdl\n"
+        "model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "elasticdl.fit(model, np.zeros((6, 3)), np.zeros(6))\n"
+    )
+    environment = {**os.environ, "KERAS_BACKEND": "torch"}
+    ended = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True)
+    assert "Keras runs on torch in this process" in ended.stderr
+    assert "Set KERAS_BACKEND=tensorflow" in ended.stderr
 
 
 def test_weights_of_classes_and_the_split_are_those_of_keras() -> None:
