@@ -151,6 +151,7 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> ScriptJob:
         notes += [_sharing_note(command)] if program.imports(_API) else []
     else:
         values["distribution_strategy"] = DistributionStrategy.ALL_REDUCE
+        notes += _fixed_groups_note(program)
     if not program.modules and not is_local and "processes_per_worker" not in values:
         notes += _processes_note(values)
     if not is_local and not any(values.get(name) for name in _PLACES):
@@ -346,12 +347,22 @@ def _fixed_groups(program: _Program) -> list[str]:
     found = []
     for module in program.modules:
         named = set()
+        imports = [node for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom)]
+        meant = {alias.asname: alias.name for node in imports for alias in node.names if alias.asname}
         for node in ast.walk(module.tree):
             name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+            name = meant.get(name, name)
             if name in _OF_FIXED_GROUPS and name not in named and isinstance(node, ast.expr):
                 named.add(name)
                 found.append(f"{name}: {module.file}, line {node.lineno}")
     return found[:_MAX_NAMED]
+
+
+def _fixed_groups_note(program: _Program) -> list[str]:
+    """Return which uses of groups of a fixed size are left in a script with an elastic controller."""
+    found = _fixed_groups(program) if program.imports(_GROUPS[:2]) else []
+    text = "the controller does this in a job, whose workers come and go: leave it out, or for torchrun alone"
+    return [f"{'; '.join(found)}: {text}."] if found else []
 
 
 def _check_no_group_flags(command: _Command, values: Mapping[str, object]) -> None:

@@ -162,6 +162,19 @@ def test_copies_that_each_train_everything_are_refused_with_the_lines_to_write(p
     assert job("plain.py").distribution_strategy is DistributionStrategy.ALL_REDUCE
 
 
+def test_groups_of_a_fixed_size_that_are_left_in_an_elastic_script_are_noted(project: Path) -> None:
+    code = "from torch.nn.parallel import DistributedDataParallel as DDP\nimport torch.distributed as dist\n"
+    (project / "train.py").write_text(ELASTIC + code + "dist.init_process_group('gloo')\nmodel = DDP(model)\n")
+    first, *others = read(["train.py"], {}).given.notes[1:]
+    line = ELASTIC.count("\n") + 3
+    assert (
+        f"init_process_group: train.py, line {line}; DistributedDataParallel: train.py, line {line + 1}: the" in first
+    )
+    assert not others
+    (project / "train.py").write_text(ELASTIC)
+    assert len(read(["train.py"], {}).given.notes) == 1
+
+
 def test_a_keras_script_is_shown_the_way_of_keras(project: Path) -> None:
     (project / "train.py").write_text("import keras\nmodel = keras.Sequential()\nmodel.fit([1], [2])\n")
     text = str(refused("--num_workers=3", "train.py"))
