@@ -23,13 +23,16 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticdl.storage.port import FileStatus
 from elasticdl.storage.uploads import PART_BYTES, PARTS_AT_ONCE, WHOLE_BYTES, Progress, S3Uploads, part_ranges
 from elasticdl_client.errors import StorageError, StorageFileMissing, StorageUnreachable
 from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import KINDS, check_url, missing_package, scheme_of
+
+if TYPE_CHECKING:
+    from elasticdl.storage.s3_ranges import S3Ranges
 
 _log = logging.getLogger("elasticdl.storage")
 _ETAGS = ("ETag", "etag", "generation", "VersionId", "blob_id", "Last-Modified", "LastModified", "mtime", "commit_hash")
@@ -61,8 +64,8 @@ class RetryPolicy:
     total_s: float = 180.0
 
 
-_Verb = str | Callable[..., Coroutine[Any, Any, Any]]
-"""A verb of fsspec by its name, or a coroutine function of ours."""
+_Verb = str | Callable[..., Any]
+"""A verb of fsspec by its name, or a function of ours; one that is no coroutine function takes `timeout_s`."""
 
 
 class _TooShort(OSError):
@@ -86,6 +89,7 @@ class FsspecStorage:
         self._kind = KINDS[scheme]
         self._file_system = _file_system(scheme)
         self._s3 = S3Uploads(self._file_system) if self._kind.module == "s3fs" else None
+        self._s3_ranges = _s3_ranges(self._file_system) if self._kind.module == "s3fs" else None
         self._pause = threading.Event()
         self._jitter = random.Random()  # of its own: the user's code draws from the common one, at any moment
         self.can_write = self._kind.can_write
@@ -115,12 +119,15 @@ class FsspecStorage:
         if end <= start:
             return b""
         how: dict[str, Any] = {"start": start, "end": end, "_check": check}
-        if self.compares(etag):
+        is_compared = self.compares(etag)
+        if is_compared:
             how["etag"] = etag
-            read = {"s3fs": self._read_s3, "aiohttp": self._read_http}.get(self._kind.module, "cat_file")
-            data: bytes = self._call(url, read, url, **how)
-        else:
-            data = self._call(url, "cat_file", url, **how)
+        verb: _Verb = "cat_file"
+        if self._s3_ranges is not None:
+            verb = self._s3_ranges.read
+        elif is_compared and self._kind.module == "aiohttp":
+            verb = self._read_http
+        data: bytes = self._call(url, verb, url, **how)
         return data
 
     def compares(self, etag: str) -> bool:
@@ -233,12 +240,16 @@ class FsspecStorage:
         timeout_s, wait_s = self._policy.request_s, self._policy.first_wait_s
         while True:
             yield timeout_s, wait_s * self._jitter.uniform(0.5, 1.0)  # so that workers do not come back all at once
-            timeout_s, wait_s = timeout_s * 2, min(wait_s * 2, self._policy.longest_wait_s)
+            timeout_s, wait_s = min(timeout_s * 2, self._policy.total_s), min(wait_s * 2, self._policy.longest_wait_s)
 
     def _once(self, verb: _Verb, timeout_s: float, *arguments: Any, **named: Any) -> Any:
-        if not self._file_system.async_impl:
-            return getattr(self._file_system, str(verb))(*arguments, timeout_s=timeout_s, **named)
-        function = getattr(self._file_system, f"_{verb}") if isinstance(verb, str) else verb
+        if isinstance(verb, str):
+            is_async = self._file_system.async_impl
+            function = getattr(self._file_system, f"_{verb}" if is_async else verb)
+        else:
+            is_async, function = asyncio.iscoroutinefunction(verb), verb
+        if not is_async:
+            return function(*arguments, timeout_s=timeout_s, **named)
 
         async def call() -> Any:
             progress = named.get("callback")
@@ -247,15 +258,6 @@ class FsspecStorage:
             return await _while_it_moves(function(*arguments, **named), progress, timeout_s)
 
         return asyncio.run_coroutine_threadsafe(call(), self._file_system.loop).result()
-
-    async def _read_s3(self, url: str, start: int, end: int, etag: str) -> bytes:
-        """Return a range of an object if it has this etag; the verb of fsspec takes no condition."""
-        bucket, key, version = self._file_system.split_path(url)
-        which = {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
-        answer = await self._file_system._call_s3("get_object", **which, Range=f"bytes={start}-{end - 1}", IfMatch=etag)
-        async with answer["Body"] as body:
-            data: bytes = await body.read()
-        return data
 
     async def _read_http(self, url: str, start: int, end: int, etag: str) -> bytes:
         """Return a range if the answer has this etag: servers may ignore a condition."""
@@ -315,7 +317,8 @@ def _file_system(scheme: str) -> Any:
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     if KINDS[scheme].module == "s3fs":
         _quiet_loggers("botocore", "aiobotocore")  # each process says where it found credentials and endpoint
-        _quiet_loggers("aiobotocore.credentials", level=logging.ERROR)  # a traceback for what is our error below
+        # They log a traceback for what is our error below:
+        _quiet_loggers("aiobotocore.credentials", "botocore.credentials", level=logging.ERROR)
         options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * _CONNECTIONS}
     try:
         file_system = _client_of_ours(scheme) or fsspec.filesystem(scheme, **options)
@@ -346,6 +349,12 @@ def _client_of_ours(scheme: str) -> Any:
 
             return HdfsClient()
     return None
+
+
+def _s3_ranges(file_system: Any) -> S3Ranges:
+    from elasticdl.storage.s3_ranges import S3Ranges
+
+    return S3Ranges(file_system)
 
 
 def _quiet_loggers(*libraries: str, level: int = logging.WARNING) -> None:

@@ -145,8 +145,10 @@ class _Scan(PositionedStream):
         number = self._position // PART_BYTES
         if self._position >= self._file.size_bytes:
             return 0
+        data: bytes | memoryview
         if self._position == self._end_of_last or number in self._ahead:
-            data = self._part(number)[self._position - number * PART_BYTES :][: len(view)]
+            start = self._position - number * PART_BYTES
+            data = memoryview(self._part(number))[start : start + len(view)]
         else:
             self._ahead.clear()
             data = self._file.pread(len(view), self._position)

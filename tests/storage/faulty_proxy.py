@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
 _SLOW_BUFFER_BYTES = 64 << 10  # of a slow connection, at this end
+_TRICKLE_S = 0.1  # between two bytes; much less than a client waits for anything
 
 
 class Fault(enum.Enum):
@@ -23,6 +24,7 @@ class Fault(enum.Enum):
     HELD = "the request is not passed on until the proxy is closed, and then dropped"
     LOST = "the server does as asked, and its answer does not come: the connection ends"
     STALLED = "nothing comes after half of the body until the proxy is closed"
+    TRICKLING = "the second half of the body comes by a byte at a time"
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,12 @@ class FaultyProxy:
         handler.wfile.flush()
         if fault is Fault.STALLED:
             self._closing.wait()
+        if fault is Fault.TRICKLING:
+            for position in range(len(sent), len(content)):
+                if self._closing.wait(_TRICKLE_S):
+                    break
+                handler.wfile.write(content[position : position + 1])
+                handler.wfile.flush()
         handler.close_connection = fault is not None
 
     def _body(self, handler: BaseHTTPRequestHandler) -> bytes:

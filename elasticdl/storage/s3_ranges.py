@@ -1,0 +1,133 @@
+"""Ranges of objects of S3, received by the threads that ask, straight from their sockets.
+
+s3fs receives all bodies on the one thread of its event loop, in small pieces that are copied twice.  This client of
+botocore, which s3fs is built on, has the settings of s3fs.  It never sends a request again: that is `FsspecStorage`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import botocore
+import botocore.session
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from s3fs.errors import translate_boto_error
+from urllib3.exceptions import HTTPError
+
+
+class S3Ranges:
+    """Objects by their URLs.  Safe to use from several threads."""
+
+    def __init__(self, file_system: Any) -> None:
+        """
+        Args:
+            file_system: of s3fs; its settings are used, which the environment or fsspec's files give.
+        """
+        self._file_system = file_system
+        self._session = botocore.session.Session(**file_system.kwargs)
+        self._deadlines = _Deadlines(file_system.loop)
+        self._lock = threading.Lock()  # a session is not safe to make clients from several threads
+        self._clients: dict[float, Any] = {}
+
+    def read(self, url: str, *, start: int, end: int, timeout_s: float, etag: str = "") -> bytes:
+        """Return a range of an object, in one buffer that the socket has filled.
+
+        Args:
+            timeout_s: for the beginning of the answer, for each wait, and for the body, which gets up to twice as long.
+            etag: that the object must have; empty: any.
+
+        Raises:
+            OSError: as s3fs does.
+        """
+        client = self._client(timeout_s)
+        bucket, key, version = self._file_system.split_path(url)
+        which = {"Bucket": bucket, "Key": key, "Range": f"bytes={start}-{end - 1}"}
+        which |= {"VersionId": version} if version else {}
+        which |= {"IfMatch": etag} if etag else {}
+        try:
+            answer = client.get_object(**self._of_each_request(client), **which)
+        except ClientError as error:
+            raise translate_boto_error(error) from error
+        with answer["Body"] as connected, self._deadlines.within(timeout_s, connected.connection):
+            try:
+                data: bytes = answer["Body"].read()
+            except HTTPError as error:  # of TLS, for example: botocore translates some of them alone
+                raise ConnectionError(str(error)) from error
+        return data
+
+    def _of_each_request(self, client: Any) -> dict[str, Any]:
+        """Return what the settings of s3fs add to a request: who pays, keys of encryption."""
+        added = {**self._file_system.s3_additional_kwargs, **self._file_system.req_kw}
+        if not added:
+            return {}
+        known = client.meta.service_model.operation_model("GetObject").input_shape.members
+        return {name: value for name, value in added.items() if name in known and value is not None}
+
+    def _client(self, timeout_s: float) -> Any:
+        with self._lock:
+            if timeout_s not in self._clients:
+                self._clients[timeout_s] = self._new_client(timeout_s)
+            return self._clients[timeout_s]
+
+    def _new_client(self, timeout_s: float) -> Any:
+        settings = self._file_system
+        config = {name: value for name, value in settings.config_kwargs.items() if name != "connector_args"}
+        config |= {"connect_timeout": timeout_s, "read_timeout": timeout_s}
+        named = {
+            "aws_access_key_id": settings.key,
+            "aws_secret_access_key": settings.secret,
+            "aws_session_token": settings.token,
+            "endpoint_url": settings.endpoint_url,
+            "use_ssl": settings.use_ssl,
+            **settings.client_kwargs,
+        }
+        if settings.anon:
+            config["signature_version"] = botocore.UNSIGNED
+            named = {name: value for name, value in named.items() if not name.startswith("aws_")}
+        return self._session.create_client("s3", config=Config(**config), **named)
+
+
+class _Deadlines:
+    """Ends connections whose answers take too long: a socket limits each wait, but not their sum."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """
+        Args:
+            loop: runs in a thread; it looks once in the time of an answer, while there are any.
+        """
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._is_watched = False
+        self._running: dict[object, tuple[float, Any]] = {}
+
+    @contextlib.contextmanager
+    def within(self, timeout_s: float, connection: Any) -> Iterator[None]:
+        """End a connection of urllib3, None for an answer that is complete, if the block lasts longer."""
+        answer = object()
+        with self._lock:
+            self._running[answer] = time.monotonic() + timeout_s, connection
+            is_watched, self._is_watched = self._is_watched, True
+        if not is_watched:
+            self._loop.call_soon_threadsafe(self._loop.call_later, timeout_s, self._watch, timeout_s)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._running[answer]
+
+    def _watch(self, period_s: float) -> None:
+        with self._lock:
+            overdue = [connection for end_s, connection in self._running.values() if end_s <= time.monotonic()]
+            self._is_watched = bool(self._running)
+            if self._is_watched:
+                self._loop.call_later(period_s, self._watch, period_s)
+        for connection in overdue:
+            with contextlib.suppress(OSError, AttributeError):  # it has ended by itself
+                socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)

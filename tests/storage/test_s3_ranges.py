@@ -1,0 +1,47 @@
+"""Ranges of S3 are read with the settings that s3fs has, whatever gave them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from elasticdl.storage.fsspec_storage import FsspecStorage
+from elasticdl.storage.s3_ranges import S3Ranges
+from tests.storage.faulty_proxy import FaultyProxy
+
+CONTENT = bytes(range(256))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"key": "key", "secret": "secret"},
+        {"client_kwargs": {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}},
+        {"key": "key", "secret": "secret", "requester_pays": True, "s3_additional_kwargs": {"ACL": "private"}},
+        {"key": "key", "secret": "secret", "config_kwargs": {"connector_args": {}, "max_pool_connections": 2}},
+    ],
+)
+def test_settings_of_s3fs_hold_without_those_of_the_environment(
+    proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    url = f"s3://bucket/{tmp_path.name}/a"
+    FsspecStorage("s3").publish(url, CONTENT)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name)
+    endpoint = f"http://127.0.0.1:{proxy.port}"
+    file_system = fsspec.filesystem("s3", endpoint_url=endpoint, skip_instance_cache=True, **settings)
+    ranges = S3Ranges(file_system)
+    assert ranges.read(url, start=10, end=100, timeout_s=10.0) == CONTENT[10:100]
+    with pytest.raises(FileNotFoundError):
+        ranges.read(url + "b", start=10, end=100, timeout_s=10.0)
+
+
+def test_requests_are_anonymous_where_s3fs_sends_such(proxy: FaultyProxy, tmp_path: Path) -> None:
+    url = f"s3://bucket/{tmp_path.name}/a"
+    FsspecStorage("s3").publish(url, CONTENT)
+    anonymous = S3Ranges(fsspec.filesystem("s3", anon=True, skip_instance_cache=True))
+    with pytest.raises(PermissionError, match="Forbidden"):
+        anonymous.read(url, start=10, end=100, timeout_s=10.0)
