@@ -106,7 +106,8 @@ class ModuleData:
         if found := unrepeatable(given):
             raise DataError(
                 f"{name} has {', '.join(found)}: each process would read other samples by the same index.",
-                "Leave it out: tasks are permuted in each epoch, --shuffle permutes the records of each.",
+                "Leave it out (shuffle=False of keras.utils.image_dataset_from_directory and its like): tasks are "
+                "permuted in each epoch, --shuffle permutes the records of each.",
             )
         spec = given.element_spec
         if any(type(leaf) is not tf.TensorSpec for leaf in tf.nest.flatten(spec)):
