@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 pytest.importorskip("huggingface_hub", reason="needs huggingface_hub")
 
@@ -24,6 +26,8 @@ from tests.chaos.job import LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS
 from tests.chaos.scenarios import coverage_of
 from tests.data import typed_sources as typed
+from tests.e2e.test_data_sources import TORCH, assert_exact_and_good, write_parquet
+from tests.e2e.test_data_sources import job as table_job
 from tests.storage.faulty_proxy import Fault, FaultyProxy
 from tests.storage.hub import LARGE_BYTES, TOKEN, Hub
 
@@ -235,3 +239,28 @@ def test_a_whole_job_reads_its_data_from_the_hub_while_requests_fail(
     assert [(one.records, one.committed, one.repeated, one.lost) for one in coverage_of(job)] == [
         (NUMPY_DIGITS.num_train, NUMPY_DIGITS.num_train, 0, 0)
     ] * 2, job.story()
+
+
+def write_csv(directory: Path) -> str:
+    """The rows of `write_parquet`, with a header in each file."""
+    for path in Path(write_parquet(directory)).parent.glob("*.parquet"):
+        csv.write_csv(pq.read_table(path), path.with_suffix(".csv"))
+        path.unlink()
+    return str(directory / "*.csv")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("write", [write_csv, pytest.param(write_parquet, marks=pytest.mark.full)])
+def test_a_whole_job_trains_on_a_table_of_the_hub(
+    proxy: FaultyProxy, hub: Hub, tmp_path: Path, write: Callable[[Path], str]
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "data").mkdir()
+    pattern = Path(write(tmp_path / "data")).name
+    url = published(hub, tmp_path / "data", "tables/")
+    hub.private.add(DATA)
+    flags = {"distribution_strategy": "AllReduceStrategy", "num_workers": 2}
+    job = table_job(tmp_path, TORCH, f"{url}/{pattern}", **flags)
+    job.environment = {"HF_TOKEN": TOKEN}
+    assert_exact_and_good(job.start())
+    assert TOKEN not in "".join(path.read_text(errors="replace") for path in job.job_dir.rglob("*.log"))
