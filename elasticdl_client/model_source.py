@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,7 +18,15 @@ from elasticdl_client.errors import FlagError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.original_imports import check_source
 from elasticdl_client.secret_values import hide
-from elasticdl_client.zoo_modules import ADAPTER, NUM_ARGUMENTS, can_be_called, check_framework, framework_of, sources
+from elasticdl_client.zoo_modules import (
+    ADAPTER,
+    ALIAS,
+    NUM_ARGUMENTS,
+    can_be_called,
+    check_framework,
+    framework_of,
+    sources,
+)
 
 _EXPECTED = {
     "dataset": "a function dataset() or dataset(mode) that returns arrays, a PyDataset or a tf.data.Dataset",
@@ -29,6 +38,11 @@ _EXPECTED = {
 }
 _OF_COMPILE = {"loss": "loss", "optimizer": "optimizer", "eval_metrics_fn": "metrics"}
 _COMPILING = frozenset({"compile", "load_model", "from_preset", "compile_from_config"})
+_COMPILE_NOTHING = frozenset(
+    {"keras", "tensorflow", "numpy", "pandas", "pyarrow", "scipy", "sklearn", "PIL", "cv2", "h5py", "elasticdl"}
+    | {"elasticdl_client", "elasticdl_preprocessing", "elasticai_api", ALIAS}
+    | sys.stdlib_module_names
+)
 _OF_COMPILED_MODELS = "elasticdl.tabular.estimators"  # those of `elasticdl sql`
 ADAPTER_HINT = (
     "Define framework(definition, minibatch_size, seed, metadata, on_parameter_server, mode), which returns an "
@@ -133,12 +147,20 @@ def reads_data_itself(spec: JobSpec, zoo: Path) -> bool:
 
 
 def _may_compile(zoo: Path, module: str) -> bool:
-    """Whether a module, or one of the zoo that it imports, names a function that returns or makes a compiled model."""
+    """Whether a module, or one of the zoo that it imports, may return a compiled model.
+
+    It names a function that returns or makes one, or imports from a package that is not looked into.
+    """
+    read = list(sources(zoo, module))
+    roots = {name.partition(".")[0] for source in read for name in source.imported}
+    of_zoo = {path.stem for path in zoo.iterdir()}
+    if roots - _COMPILE_NOTHING - of_zoo:
+        return True
     return any(
         (isinstance(node, ast.Attribute) and node.attr in _COMPILING)
         or (isinstance(node, ast.Name) and node.id in _COMPILING)
         or (isinstance(node, ast.ImportFrom) and node.module == _OF_COMPILED_MODELS)
-        for source in sources(zoo, module)
+        for source in read
         for node in ast.walk(source.tree)
     )
 

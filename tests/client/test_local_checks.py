@@ -129,6 +129,10 @@ def test_a_module_that_compiles_its_model_needs_no_loss_and_no_optimizer(spec: J
         model(spec, bare + "    return keras.saving.load_model('m.keras')\n"), ModelDefinitionError, loss="other"
     )
     assert "has no other" in said
+    check_local(model(spec, "import segmentation\n" + bare + "    return segmentation.compiled()\n"))
+    assert "has no loss" in refused(
+        model(spec, "import numpy, pkg\n" + bare + "    return model\n"), ModelDefinitionError
+    )
 
 
 def test_a_module_that_is_not_python_is_said_to_be_so(spec: JobSpec) -> None:
