@@ -12,16 +12,19 @@ import signal
 import sys
 import threading
 
+from elasticdl.cluster.local.framework_import import no_garbage_collection
 from elasticdl.cluster.local.process_title import name_process
-from elasticdl.master import local_environment
-from elasticdl.master.environment import RuntimeEnvironment
-from elasticdl.master.journal import ResumedElsewhere, Superseded
-from elasticdl.master.master import Master, crash, end_here, fail
-from elasticdl.rpc.logs import log_to_stdout
-from elasticdl.rpc.signals import on_signals
-from elasticdl_client.choices import CODE_ERROR_VARIABLE
-from elasticdl_client.errors import ElasticDLError, JobError
-from elasticdl_client.job_status import EXIT_SUPERSEDED
+
+with no_garbage_collection():
+    from elasticdl.master import local_environment
+    from elasticdl.master.environment import RuntimeEnvironment
+    from elasticdl.master.journal import ResumedElsewhere, Superseded
+    from elasticdl.master.master import Master, crash, end_here, fail
+    from elasticdl.rpc.logs import log_to_stdout
+    from elasticdl.rpc.signals import on_signals
+    from elasticdl_client.choices import CODE_ERROR_VARIABLE
+    from elasticdl_client.errors import ElasticDLError, JobError
+    from elasticdl_client.job_status import EXIT_SUPERSEDED
 
 logger = logging.getLogger("elasticdl.master")
 
@@ -96,7 +99,8 @@ def main() -> int:
 
 def _open_environment() -> RuntimeEnvironment:
     if os.environ.get("ELASTICDL_NAMESPACE") and os.environ.get("ELASTICDL_JOB_NAME"):
-        from elasticdl.master.kubernetes import environment
+        with no_garbage_collection():
+            from elasticdl.master.kubernetes import environment
 
         return environment.open_environment()
     return local_environment.open_environment()

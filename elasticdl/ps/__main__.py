@@ -4,8 +4,11 @@ import logging
 import os
 import sys
 
+from elasticdl.cluster.local.framework_import import no_garbage_collection
 from elasticdl.cluster.local.process_title import name_process
-from elasticdl.ps.server.process import main
+
+with no_garbage_collection():
+    from elasticdl.ps.server.process import main
 
 if __name__ == "__main__":
     name_process()

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 
-from elasticdl.cluster.local.framework_import import import_less_with_keras
+from elasticdl.cluster.local.framework_import import import_less_with_keras, no_garbage_collection
 from elasticdl.cluster.local.process_title import name_process
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.termination import Termination
@@ -16,7 +16,8 @@ if __name__ == "__main__":
     termination.install()
     import_less_with_keras()
     # Not before: importing the framework takes seconds, and SIGTERM may come meanwhile.
-    from elasticdl.worker.process import main
+    with no_garbage_collection():
+        from elasticdl.worker.process import main
 
     exit_code = main(clock, termination)
     logging.shutdown()

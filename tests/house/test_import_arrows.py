@@ -175,6 +175,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *SHARED,
         "elasticdl.rpc.logs",
         "elasticdl.rpc.signals",
+        "elasticdl.cluster.local.framework_import",
         "elasticdl.cluster.local.process_title",
         "elasticdl.master",
         "elasticdl.master.kubernetes",

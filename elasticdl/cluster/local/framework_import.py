@@ -12,15 +12,17 @@ import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 _NOT_FOR_WORKERS = frozenset({"sklearn", "matplotlib", "pandas"})
 
 
-class _MissingToKeras(MetaPathFinder):
-    """Hides packages from Keras alone, as long as it is being imported."""
+class _MissingToKeras:
+    """A finder of modules that hides packages from Keras alone, as long as it is being imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -43,9 +45,11 @@ def import_less_with_keras() -> None:
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """For imports: the objects at the end stay, and no later collection walks through them."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if was_enabled:
+            gc.enable()
