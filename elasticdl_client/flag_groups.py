@@ -40,7 +40,7 @@ COMPUTATION_DEFAULTS: dict[str, object] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # `JobSpec` makes those for all of its fields
 class ComputationFlags:
     """The part of `JobSpec` on making minibatches and computing steps; the attributes have the flags' names."""
 
@@ -91,7 +91,7 @@ class ComputationFlags:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # `JobSpec` makes those for all of its fields
 class ModelFlags:
     """The part of `JobSpec` that names what a job runs; the attributes have the flags' names."""
 
@@ -168,7 +168,7 @@ _PREDICT = frozenset({JobType.PREDICT})
 _ANALYZE = frozenset({JobType.ANALYZE})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # `JobSpec` makes those for all of its fields
 class OnePassFlags:
     """The part of `JobSpec` that evaluate, predict and analyze alone have; the attributes have the flags' names."""
 
@@ -240,7 +240,7 @@ def fields_of_analysis(values: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # `JobSpec` makes those for all of its fields
 class StrategyFlags:
     """The part of `JobSpec` that says how workers agree on a model; the attributes have the flags' names."""
 

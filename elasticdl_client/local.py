@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Self
 
-from elasticdl_client import end_hook, last_checkpoint, progress, report
+from elasticdl_client import last_checkpoint, progress, report
 from elasticdl_client.choices import LOG_FORMAT_VARIABLE, JobType
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_dir import JobDir, is_elsewhere, path_of, register
@@ -194,6 +194,8 @@ def _post_end(spec: JobSpec, ended: Ended) -> None:
     phase = JobPhase.FAILED if ended.exit_code else JobPhase.SUCCEEDED
     status = ended.status or JobStatus(spec.job_name)
     status = dataclasses.replace(status, phase=phase, exit_code=ended.exit_code, message=hide(ended.message))
+    from elasticdl_client import end_hook  # HTTP's modules, for few jobs
+
     delivery = end_hook.post(spec, status)
     if delivery is not None and not delivery.is_done:
         _note(delivery.text)

@@ -1,6 +1,7 @@
 """The requirements.txt of a user's code, in pip's format: its requirements, and those missing here.
 
 Installs nothing.  Pods install the file of --code before they start; a local job runs with what this Python has.
+Each job looks for the file, few have one: what reads a requirement is imported where there is one to read.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-
-from packaging.requirements import InvalidRequirement, Requirement
+from typing import TYPE_CHECKING
 
 from elasticdl_client.errors import FlagError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 FILE = "requirements.txt"
 _INCLUDED = re.compile(r"(-r|--requirement|-c|--constraint)(?:\s*|=)(\S+)")
@@ -137,6 +139,8 @@ def _split(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _parsed(line: _Line) -> Requirement:
+    from packaging.requirements import InvalidRequirement, Requirement
+
     try:
         return Requirement(_OPTIONS.sub("", line.text))
     except InvalidRequirement as error:
@@ -148,6 +152,10 @@ def _parsed(line: _Line) -> Requirement:
 
 def _lacking(requirement: Requirement) -> list[str]:
     """Return what is missing of a requirement, with what its extras ask for."""
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
     if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
         return []
     try:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from elasticdl.cluster.cluster import CannotResize, Cluster, EventType, Pod, PodEvent
-from elasticdl.data.factory import open_source
 from elasticdl.master import checkpoints, messages
 from elasticdl.master.checkpoints import PsCalls, PsUnreachable
 from elasticdl.master.core import commands, events
@@ -189,6 +188,8 @@ class Effects:
             self.inbox.post(events.ShardsUnreadable(kind, f"{what}\n  → start a new job on the new data"))
 
     def _read_shards(self, kind: DataKind) -> tuple[Shard, ...]:
+        from elasticdl.data.factory import open_source  # NumPy, which a job without such data does not need
+
         reader = open_source(self._spec, getattr(self._spec, f"{kind}_data"))
         return tuple(reader.shards())
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from elasticdl.data.sql import check_unused_table
 from elasticdl.master import checkpoints, messages
 from elasticdl.master.checkpoints import PsCalls
 from elasticdl.master.core.commands import EndJob
@@ -42,7 +41,7 @@ from elasticdl.rpc.handshake import check_encryption
 from elasticdl.rpc.servers import serve
 from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.paths import PARTS, check_writable, path_of, remove_matching
-from elasticdl_client import end_hook, last_checkpoint, worker_range
+from elasticdl_client import last_checkpoint, worker_range
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
@@ -441,6 +440,8 @@ def _post_end(environment: RuntimeEnvironment, end: JobStatus, stop: threading.E
     spec = environment.spec
     if not spec.on_end or spec.runtime is not Runtime.KUBERNETES:
         return False
+    from elasticdl_client import end_hook  # HTTP's modules, for few jobs
+
     delivery = end_hook.post(spec, end, stop)
     if delivery is not None:
         logger.log(logging.INFO if delivery.is_done else logging.WARNING, "%s", delivery.text)
@@ -461,6 +462,8 @@ def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
     if is_remote(spec.prediction_outputs):
         _check_unused_storage(spec.prediction_outputs)
     elif is_table(spec.prediction_outputs):
+        from elasticdl.data.sql import check_unused_table  # NumPy, which not every job's master needs
+
         check_unused_table(spec.prediction_outputs)
     elif spec.prediction_outputs:
         check_unused(Path(spec.prediction_outputs))

@@ -21,7 +21,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from elasticdl.data.tfrecord import framed
 from elasticdl.storage.paths import RemotePath, path_of
 from elasticdl_client.errors import JobError, StorageError
 from elasticdl_client.goodput import goodput
@@ -241,6 +240,8 @@ class EventFiles:
         self._write(self._events.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def _write(self, event: Any) -> None:
+        from elasticdl.data.tfrecord import framed  # NumPy, which a master without event files may not need
+
         assert self._file is not None
         self._file.write(framed(event.SerializeToString()))
         self._file.flush()

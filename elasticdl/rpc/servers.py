@@ -28,7 +28,6 @@ import grpc
 
 from elasticdl.rpc import addresses
 from elasticdl.rpc.channels import OPTIONS, TOKEN_KEY
-from elasticdl.rpc.frames import FrameError, announced_size, join_rest
 from elasticdl.rpc.job_secret import read_certificate
 from elasticdl.rpc.resource_use import available_bytes
 from elasticdl.rpc.validation import InvalidMessage, parse
@@ -63,6 +62,8 @@ def raw_handlers(
         flow: of all these methods together.  A call beyond it is refused with RESOURCE_EXHAUSTED before it begins, so
             that other calls of the server find a thread.
     """
+
+    from elasticdl.rpc.frames import FrameError, announced_size, join_rest  # NumPy, which a master may not need
 
     def unary_handler(function: Callable[[bytes, Any], bytes]) -> Callable[[bytes, Any], bytes]:
         def answer(request: bytes, context: Any) -> bytes:

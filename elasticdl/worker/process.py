@@ -28,7 +28,6 @@ from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.export.exporter import Exporter, announce_export
 from elasticdl.worker.factories import Readers, first_op, load_framework, on_parameter_servers
-from elasticdl.worker.inference.worker import check_layout, load_trained, make_one_pass_loop
 from elasticdl.worker.input.quarantine import Quarantine
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
@@ -88,6 +87,8 @@ class WorkerProcess:
 
     def _make_one_pass(self) -> None:
         """Evaluates or predicts with a trained model."""
+        from elasticdl.worker.inference.worker import check_layout, load_trained, make_one_pass_loop  # for these alone
+
         spec = self._spec
         try:
             check_internals(framework_of(self._spec))

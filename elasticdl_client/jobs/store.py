@@ -9,14 +9,16 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from elasticdl_client.chaos.faults import FaultInjector
 from elasticdl_client.choices import Runtime
 from elasticdl_client.job_series import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.worker_range import WorkerRange
+
+if TYPE_CHECKING:
+    from elasticdl_client.chaos.faults import FaultInjector
 
 
 class Phase(StrEnum):

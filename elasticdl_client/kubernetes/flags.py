@@ -68,7 +68,7 @@ def _parse_fraction(priority: str) -> float:
     return fraction
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # `JobSpec` makes those for all of its fields
 class KubernetesFlags:
     """The part of `JobSpec` that the Kubernetes runtime adds; the attributes have the flags' names."""
 
