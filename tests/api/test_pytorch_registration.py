@@ -89,6 +89,12 @@ def test_a_loader_that_gives_other_records_is_refused(
         controller.loader(data, **options)
 
 
+def test_a_loader_of_a_data_set_of_batches_is_refused() -> None:
+    controller = create_elastic_controller(num_epochs=1, state=Script().state)
+    with pytest.raises(DataError, match="batch_size=None has a data set of batches"):
+        controller.loader(DataLoader(dataset(), batch_size=None))
+
+
 @pytest.mark.parametrize(
     ("given", "loader", "size"),
     [(8, {}, 8), (8, {"drop_last": False, "sampler": None}, 8), (0, {"batch_size": 2}, 2), (0, {}, 1)],

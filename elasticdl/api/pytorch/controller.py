@@ -14,7 +14,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler,
 from elasticdl.api.pytorch.evaluation import ScriptEvaluation
 from elasticdl.api.pytorch.registration import is_same_data
 from elasticdl.api.pytorch.steps import ScriptSteps
-from elasticdl_client.errors import JobError
+from elasticdl_client.errors import DataError, JobError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -263,7 +263,16 @@ class ElasticLoader:
 def taken_over(
     loader: torch.utils.data.DataLoader[Any], collate_fn: Callable[..., Any] | None, options: dict[str, Any]
 ) -> tuple[Any, Callable[..., Any] | None, dict[str, Any]]:
-    """Return data set, `collate_fn` and options of a DataLoader that hold for an elastic one."""
+    """Return data set, `collate_fn` and options of a DataLoader that hold for an elastic one.
+
+    Raises:
+        DataError: its data set makes the batches.
+    """
+    if loader.batch_size is None and loader.batch_sampler is None:
+        raise DataError(
+            "A DataLoader with batch_size=None has a data set of batches, and the ledger counts samples.",
+            "Give a data set of single samples: the loader makes batches of them, by collate_fn.",
+        )
     names = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
     own = {name: getattr(loader, name) for name in (*names, "batch_size", "drop_last")}
     if isinstance(loader.sampler, RandomSampler) and _takes_each_once(loader.sampler):
