@@ -9,7 +9,7 @@ from elasticdl.master.core.values import DataKind
 from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec, changed_flags
-from elasticdl_client.kubernetes.pods import has_evaluator
+from elasticdl_client.kubernetes.pods import has_evaluator, queue_of
 from elasticdl_client.secret_values import hide_in_flag
 
 _VERBS = {
@@ -29,6 +29,7 @@ def settings_of(spec: JobSpec) -> JobSettings:
     strategy = spec.distribution_strategy
     runs_command = bool(spec.job_command)
     is_local = strategy is DistributionStrategy.LOCAL
+    queue = queue_of(spec, "worker")
     return JobSettings(
         job_name=spec.job_name,
         strategy=strategy,
@@ -38,7 +39,8 @@ def settings_of(spec: JobSpec) -> JobSettings:
         min_gain=spec.min_gain,
         scaling_window=spec.scaling_window,
         num_ps=0 if is_local else spec.num_ps_pods,
-        has_queue=bool(spec.queue),
+        has_queue=bool(queue) and queue == queue_of(spec, "ps"),
+        queues_differ=queue != queue_of(spec, "ps"),
         has_training_data=bool(spec.training_data) or runs_command,
         has_validation_data=bool(spec.validation_data) and not runs_command,
         has_prediction_data=bool(spec.prediction_data),

@@ -107,6 +107,19 @@ def pod_manifest(
     return owned(manifest, spec.job_name, owner_uid)
 
 
+def queue_of(spec: JobSpec, role: str) -> str:
+    """Return the queue that flags and templates name for the pods of a role; empty: none.
+
+    Raises:
+        FlagError: a template was not checked, and is wrong.
+    """
+    queue = spec.queue
+    for template in (spec.pod_template, getattr(spec, f"{role}_pod_template")):
+        labels = (pod_template.load(template).get("metadata") or {}).get("labels") or {}
+        queue = str(labels.get(QUEUE_LABEL, queue))
+    return queue
+
+
 def owned(manifest: Manifest, job_name: str, uid: str) -> Manifest:
     """The same object, owned by the job's ConfigMap of that uid; without a uid as it is."""
     if not uid:

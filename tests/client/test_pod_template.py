@@ -12,7 +12,7 @@ from elasticdl_client.errors import FlagError
 from elasticdl_client.flag_sources import gather
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes.objects import role_pod, spec_for_pods
-from elasticdl_client.kubernetes.pods import pod_manifest
+from elasticdl_client.kubernetes.pods import pod_manifest, queue_of
 from elasticdl_client.kubernetes.resources import why_gated
 
 BASE = {"job_name": "job", "image_name": "i", "model_def": "m.model", "training_data": "/d"}
@@ -177,6 +177,13 @@ def test_placement_reaches_all_pods_and_the_queue_those_that_compute() -> None:
         ]
         queue = found["metadata"]["labels"].get("kueue.x-k8s.io/queue-name")
         assert queue == (None if role == "master" else "team-a")
+
+
+def test_a_template_names_the_queue_of_its_role() -> None:
+    template = '{"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "servers"}}}'
+    spec = job(queue="team-a", ps_pod_template=template)
+    assert (queue_of(spec, "worker"), queue_of(spec, "ps")) == ("team-a", "servers")
+    assert pod(spec, "ps")["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "servers"
 
 
 @pytest.mark.parametrize(

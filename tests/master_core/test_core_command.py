@@ -204,6 +204,24 @@ def test_what_was_committed_after_the_last_checkpoint_began_is_handed_out_again(
     assert [coverage_line(epoch) for epoch in script.job.status().coverage] == [line]
 
 
+def test_a_chief_that_gives_its_quota_takes_the_model_with_it() -> None:
+    script = estimator()
+    script.pod(Role.PS, 0, PodState.FAILED, "Killed")
+    script.tell(e.PodChanged("elasticdl-j-ps-0", Role.PS, 0, "ps-0/2", PodState.PENDING, queue="team-a"))
+    session(script, SessionEvent.RESTORED)  # of the server that is lost, and late
+    assert script.lease(1)
+    script.pass_time(11, alive=(0, 1))
+    script.kill(1)
+    script.pass_time(11, alive=(0,))
+    script.kill(0)
+    script.pod(Role.PS, 0, PodState.RUNNING, life=2)
+    created = [one.index for one in script.told(c.CreatePod)]
+    assert created == [2, 3]
+    for worker_id in created:
+        script.worker_starts(worker_id)
+    assert script.request(2) is None  # until the chief has restored the model
+
+
 def test_a_checkpoint_that_is_not_whole_does_not_count() -> None:
     script = estimator()
     session(script, SessionEvent.RESTORED)

@@ -72,6 +72,14 @@ def test_workers_give_their_quota_to_a_server_that_waits_for_it() -> None:
     assert [one for one in script.job.events.events if one.kind is EventKind.POD_LOST and "worker" in one.subject] == []
 
 
+def test_workers_keep_the_quota_of_a_queue_that_is_not_the_servers() -> None:
+    script = running(2, queues_differ=True)
+    script.ps_dies()
+    shown(script, Role.PS, 0, life=2)
+    script.pass_time(60, alive=(0, 1))
+    assert deleted(script) == []
+
+
 def test_a_worker_that_is_about_to_leave_gives_its_quota_first() -> None:
     script = server_waits(num_workers=3, num_queued=0)
     script.pass_time(11, alive=(0, 1, 2))

@@ -41,7 +41,8 @@ class JobSettings:
         max_workers: the number follows the gain from `num_workers` up to this; 0: it is fixed.
         min_gain: the least that another worker must add, as a share of what one computes alone.
         scaling_window: seconds over which a rate is measured before the number changes.
-        has_queue: pods are admitted by a queue, in an order of its own.
+        has_queue: servers and workers are admitted by one queue, in an order of its own.
+        queues_differ: they are not, so the quota of a worker is of no use to a server.
         long_poll: after this long a request for a lease is answered with `NoLeaseNow`.
     """
 
@@ -54,6 +55,7 @@ class JobSettings:
     scaling_window: float = 30.0
     num_ps: int = 1
     has_queue: bool = False
+    queues_differ: bool = False
     has_training_data: bool = True
     has_validation_data: bool = False
     has_prediction_data: bool = False

@@ -574,7 +574,7 @@ class Fleet:
             for server in self.pods.servers()
             if server.queued_since is not None and clock - server.queued_since > _GIVE_WAY_S
         ]
-        if not waiting:
+        if not waiting or self._settings.queues_differ:
             return
         workers = self.pods.living(Role.WORKER)
         placed = sorted((w for w in workers if w.has_node), key=lambda w: (self._use_of(w, clock), -w.index))
@@ -596,6 +596,7 @@ class Fleet:
         cause = self._out.events.add(
             EventKind.POD_DRAINING, record.subject, text, self._out.events.newest(server.subject)
         )
+        self._reconciler.doubt_session(record.role, record.slot)
         self._out.add(DeletePod(record.name))
         self.pods.succeed(record, clock, cause)
 
