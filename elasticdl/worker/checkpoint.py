@@ -1,7 +1,7 @@
 """Checkpoints of a model in the worker: state, ledger and counts in one directory.
 
 ``<checkpoint_dir>/version-<minibatches>/`` holds the state's arrays in one file and a manifest with its checksum, as
-`elasticdl.storage.versions` has it.
+`elasticdl.storage.versions` has it.  A file system that hangs holds a thread up, and no other.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import threading
+import time
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +28,11 @@ from elasticdl.worker.ledger import Ledger
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.errors import CheckpointError, StorageError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.storage_kinds import AnyPath
+from elasticdl_client.storage_kinds import AnyPath, is_remote
 
 _log = logging.getLogger("elasticdl.worker")
 _PIECE_BYTES = 1 << 20
+_SYNCED_BYTES = 64 << 20  # of which the disk is made to take as much at once
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -76,6 +79,19 @@ class Checkpoint:
     ledger: Ledger
 
 
+@dataclass(frozen=True, slots=True)
+class HangLimits:
+    """How long a file system may take nothing of a checkpoint.
+
+    Attributes:
+        warn_s: until that is logged.
+        end_s: until the checkpoint counts as failed.
+    """
+
+    warn_s: float = 300.0
+    end_s: float = 600.0
+
+
 class StateCheckpoints:
     """The checkpoints in one directory."""
 
@@ -84,17 +100,21 @@ class StateCheckpoints:
         """Return those of a job whose model a module defines."""
         valid_for = names_depend_on(spec.minibatch_size, spec.num_minibatches_per_task, spec.seed, spec.shuffle)
         kind = CheckpointKind(spec.job_name, spec.distribution_strategy.value, file, valid_for)
-        return cls(spec.checkpoint_dir, kind, spec.keep_checkpoint_max)
+        limits = HangLimits(spec.hang_timeout, spec.step_timeout)
+        return cls(spec.checkpoint_dir, kind, spec.keep_checkpoint_max, limits)
 
-    def __init__(self, directory: str, kind: CheckpointKind, keep: int = 0) -> None:
+    def __init__(self, directory: str, kind: CheckpointKind, keep: int = 0, limits: HangLimits | None = None) -> None:
         """
         Args:
             directory: empty: there are none, and none are written.
             keep: how many of the newest; 0: all.
+            limits: None: those of a job by default.
         """
         self._directory = path_of(directory) if directory else None
         self._kind = kind
         self._keep = keep
+        self._limits = limits or HangLimits()
+        self._write: _Write | None = None
         self._is_requested = threading.Event()
 
     def request(self) -> None:
@@ -127,6 +147,16 @@ class StateCheckpoints:
             CheckpointError: it could not be written; nothing is left of it.
         """
         assert self._directory is not None
+        place = versions.directory_of(self._directory, number)
+        if self._write is not None and self._write.is_alive():
+            raise CheckpointError(f"{place} is not begun: the file system still holds an earlier write up")
+        self._write = _Write(str(place), lambda write: self._save(number, arrays, ledger, write))
+        self._write.start()
+        # Requests to storage have limits of their own.
+        self._write.wait(None if is_remote(str(place)) else self._limits)
+
+    def _save(self, number: int, arrays: Arrays, ledger: Ledger, write: _Write) -> None:
+        assert self._directory is not None
         buffer = io.BytesIO()
         _write_arrays(buffer, arrays)
         state = buffer.getbuffer()
@@ -138,15 +168,21 @@ class StateCheckpoints:
             "crc32": zlib.crc32(state),
             "names_depend_on": dict(self._kind.names_depend_on),
         }
+        write.advance()
         if _has_manifest(versions.directory_of(self._directory, number), manifest):
             return
+        write.advance()
         directory = versions.begin(self._directory, number)
         try:
-            _write(directory / self._kind.file, state)
+            write.advance()
+            _write_state(directory / self._kind.file, state, write)
+            write.advance()
             versions.commit(directory, manifest)
         except CheckpointError:
-            versions.abandon(directory)
+            if not write.is_given_up:  # else another member may write there by now
+                versions.abandon(directory)
             raise
+        write.advance()
         versions.prune(self._directory, self._keep)
 
     def has(self, number: int) -> bool:
@@ -252,9 +288,77 @@ def _write_arrays(file: io.BytesIO, arrays: Arrays) -> None:
                     entry.write(content[start : start + _PIECE_BYTES])
 
 
-def _write(path: AnyPath, content: memoryview) -> None:
+def _write_state(path: AnyPath, state: memoryview, write: _Write) -> None:
     try:
         with writing(path) as file:
-            file.write(content)
+            for start in range(0, len(state), _SYNCED_BYTES):
+                file.write(state[start : start + _SYNCED_BYTES])
+                if not is_remote(str(path)):
+                    file.flush()
+                    os.fdatasync(file.fileno())  # so that the disk's pace is seen
+                write.advance()
     except (OSError, StorageError) as error:
         raise CheckpointError(f"{path} cannot be written: {versions.reason(error)}") from error
+
+
+class _Write(threading.Thread):
+    """Writes a checkpoint, and says when it has come further.
+
+    Attributes:
+        is_given_up: it counts as failed, and ends when the file system lets it.
+    """
+
+    def __init__(self, place: str, write: Callable[[_Write], None]) -> None:
+        super().__init__(name="checkpoint-files", daemon=True)
+        self._place = place
+        self._do = write
+        self._error: Exception | None = None
+        self._moved_at = time.monotonic()
+        self.is_given_up = False
+
+    def run(self) -> None:
+        try:
+            self._do(self)
+        except Exception as error:  # noqa: BLE001  raised by `wait`
+            self._error = error
+        finally:
+            del self._do  # it holds the model's arrays
+
+    def advance(self) -> None:
+        """Note that the file system has taken something.
+
+        Raises:
+            CheckpointError: the checkpoint counts as failed.
+        """
+        if self.is_given_up:
+            raise CheckpointError(f"{self._place} was given up")
+        self._moved_at = time.monotonic()
+
+    def wait(self, limits: HangLimits | None) -> None:
+        """Return when the checkpoint is written.
+
+        Args:
+            limits: None: it takes as long as it takes.
+
+        Raises:
+            CheckpointError: it could not be written, or the file system hangs.
+        """
+        if limits is None:
+            self.join()
+        elif not self._ends_within(min(limits.warn_s, limits.end_s)):
+            text = "The checkpoint %s has not moved for %.0f s: its file system hangs. It is given up after %.0f s"
+            _log.warning(text, self._place, limits.warn_s, limits.end_s)
+            if not self._ends_within(limits.end_s):
+                self.is_given_up = True
+                raise CheckpointError(f"{self._place}: its file system hangs: it took nothing for {limits.end_s:.0f} s")
+        if self._error is not None:
+            raise self._error
+
+    def _ends_within(self, seconds: float) -> bool:
+        """Return whether this thread ends before it has not moved for that long."""
+        while self.is_alive():
+            left_s = self._moved_at + seconds - time.monotonic()
+            if left_s <= 0:
+                return False
+            self.join(left_s)
+        return True

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
-from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
+from elasticdl.worker.checkpoint import CheckpointKind, HangLimits, StateCheckpoints
 from elasticdl.worker.ledger import UNKNOWN, Ledger, packed, unpacked
+from elasticdl_client.errors import CheckpointError
 
 EVERY = 10
 
@@ -29,8 +32,13 @@ class Weights:
         assert list(state) == ["w"]
 
 
-def writer_in(directory: Path) -> CheckpointWriter:
-    checkpoints = StateCheckpoints(str(directory), CheckpointKind("job", "AllreduceStrategy", "model.npz", {}))
+def checkpoints_in(directory: Path, limits: HangLimits | None = None) -> StateCheckpoints:
+    kind = CheckpointKind("job", "AllreduceStrategy", "model.npz", {})
+    return StateCheckpoints(str(directory), kind, limits=limits)
+
+
+def writer_in(directory: Path, limits: HangLimits | None = None) -> CheckpointWriter:
+    checkpoints = checkpoints_in(directory, limits)
     framework: Any = Weights()
     return CheckpointWriter(Replica(framework, checkpoints, ""), checkpoints, EVERY)
 
@@ -108,7 +116,7 @@ def test_a_checkpoint_knows_the_samples_of_its_minibatches_and_an_older_one_that
     writer = writer_in(tmp_path)
     writer.begin(Ledger())
     writer.save_last(ledger)
-    checkpoints = StateCheckpoints(str(tmp_path), CheckpointKind("job", "AllreduceStrategy", "model.npz", {}))
+    checkpoints = checkpoints_in(tmp_path)
     framework: Any = Weights()
     restored = Replica(framework, checkpoints, "").start_over().ledger
     assert restored.num_samples == {(0, 0): 7}
@@ -120,6 +128,43 @@ def test_a_checkpoint_knows_the_samples_of_its_minibatches_and_an_older_one_that
     restored = Replica(framework, checkpoints, "").start_over().ledger
     restored.add(MinibatchName(0, 0, 3), 4)
     assert restored.num_samples == {(0, 0): UNKNOWN}
+
+
+def hanging(directory: Path, number: int) -> Path:
+    """Return a file that holds up each reader of the checkpoint of this number until it is opened for writing."""
+    manifest = directory / f"version-{number}" / "MANIFEST.json"
+    manifest.parent.mkdir()
+    os.mkfifo(manifest)
+    return manifest
+
+
+def test_a_file_system_that_hangs_fails_checkpoints_until_it_moves_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = hanging(tmp_path, 3)
+    checkpoints = checkpoints_in(tmp_path, HangLimits(warn_s=0.1, end_s=0.2))
+    arrays = {"w": np.ones(2, np.float32)}
+    with pytest.raises(CheckpointError, match=r"version-3: its file system hangs"):
+        checkpoints.save(3, arrays, ledger_of(3))
+    assert "version-3 has not moved" in caplog.text
+    with pytest.raises(CheckpointError, match="an earlier write"):
+        checkpoints.save(4, arrays, ledger_of(4))
+    (held_up,) = (thread for thread in threading.enumerate() if thread.name == "checkpoint-files")
+    manifest.write_text("{}")
+    held_up.join()
+    checkpoints.save(5, arrays, ledger_of(5))
+    assert checkpoints.has(5)
+    assert not (tmp_path / "version-3" / "model.npz").exists()
+
+
+def test_the_last_checkpoint_fails_on_a_file_system_that_hangs(tmp_path: Path) -> None:
+    manifest = hanging(tmp_path, 12)
+    writer = writer_in(tmp_path, HangLimits(warn_s=0.1, end_s=0.2))
+    writer.begin(ledger_of(0))
+    writer.save_if_due(ledger_of(12))
+    writer.save_last(ledger_of(12))
+    assert "hold" in writer.failure or "hangs" in writer.failure
+    manifest.write_text("{}")
 
 
 NAMES = st.builds(MinibatchName, st.integers(0, 2), st.integers(0, 6).map(lambda task: task * 1500), st.integers(0, 4))

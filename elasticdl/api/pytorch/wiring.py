@@ -30,7 +30,7 @@ from elasticdl.rpc.addresses import own_host
 from elasticdl.rpc.job_secret import read_token
 from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint, Replica
 from elasticdl.worker.allreduce.world_session import WorldSession
-from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints, names_depend_on
+from elasticdl.worker.checkpoint import CheckpointKind, HangLimits, StateCheckpoints, names_depend_on
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import DataError, FlagError, JobError
@@ -187,7 +187,7 @@ def _checkpoints(wishes: TrainingOptions, data: DataShardService, session: Scrip
     name = _ALONE if session.is_alone else spec.job_name
     kind = CheckpointKind(name, DistributionStrategy.ALL_REDUCE.value, _STATE_FILE, valid_for)
     directory = spec.checkpoint_dir if wishes.checkpoint_dir is None else wishes.checkpoint_dir
-    return StateCheckpoints(directory, kind, spec.keep_checkpoint_max)
+    return StateCheckpoints(directory, kind, spec.keep_checkpoint_max, HangLimits(spec.hang_timeout, spec.step_timeout))
 
 
 def _size_of(dataset: Any) -> int:
