@@ -144,6 +144,7 @@ def heartbeat_received(call: int, message: pb.HeartbeatRequest) -> events.Heartb
         _device(message.device) if message.HasField("device") else None,
         message.ended,
         message.optimizer_share,
+        message.ending,
     )
 
 

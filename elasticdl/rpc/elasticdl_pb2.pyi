@@ -387,7 +387,7 @@ class Position(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., minibatch: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load", "world_version", "waiting_seconds", "memory_share", "stacks", "cpu", "device", "ended", "optimizer_share")
+    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load", "world_version", "waiting_seconds", "memory_share", "stacks", "cpu", "device", "ended", "optimizer_share", "ending")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -412,6 +412,7 @@ class HeartbeatRequest(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_SHARE_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
     role: Role
     id: int
     incarnation: int
@@ -429,7 +430,8 @@ class HeartbeatRequest(_message.Message):
     device: Device
     ended: bool
     optimizer_share: float
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ..., world_version: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., memory_share: _Optional[float] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., cpu: _Optional[_Union[CpuUse, _Mapping]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., ended: bool = ..., optimizer_share: _Optional[float] = ...) -> None: ...
+    ending: bool
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ..., world_version: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., memory_share: _Optional[float] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., cpu: _Optional[_Union[CpuUse, _Mapping]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., ended: bool = ..., optimizer_share: _Optional[float] = ..., ending: bool = ...) -> None: ...
 
 class Stacks(_message.Message):
     __slots__ = ("where", "text")

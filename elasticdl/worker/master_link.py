@@ -77,6 +77,7 @@ class MasterLink:
         self._checkpoint_request = 0  # of the master, as it was seen last
         self._save: Callable[[], None] = lambda: None
         self._beat_at_once = threading.Event()
+        self._is_ending = False
         self.num_registrations = 0
         self.heartbeat_s, self.report_s = HEARTBEAT_S, REPORT_S  # until the master says how many workers there are
         self.tasks_ahead = 0  # that input processes of its own make ready
@@ -92,6 +93,11 @@ class MasterLink:
     def carry_optimizer_share(self, share: Callable[[], float]) -> None:
         """AllReduce with shards: set the provider of the share of the optimizer's state that this worker holds."""
         self._optimizer_share = share
+
+    def announce_end(self) -> None:
+        """AllReduce: tell the master at once that SIGTERM has come; from any thread."""
+        self._is_ending = True
+        self._beat_at_once.set()
 
     def carry_rate(self, rate: Callable[[], float | None]) -> None:
         """Set the provider of the learning rate in reports of progress."""
@@ -435,6 +441,7 @@ class MasterLink:
                 cpu=cpu_use(),
                 device=_device_message(self._device()),
                 optimizer_share=self._optimizer_share(),
+                ending=self._is_ending,
             ),
             timeout=_CALL_TIMEOUT_S,
         )

@@ -44,6 +44,7 @@ class Termination:
         self._is_busy = False
         self._farewell: Callable[[bool], None] = lambda is_idle: None
         self._shut_out: Callable[[], bool] = lambda: False
+        self._announce: Callable[[], None] = lambda: None
 
     @property
     def is_asked(self) -> bool:
@@ -74,6 +75,10 @@ class Termination:
     def before_end(self, farewell: Callable[[bool], None]) -> None:
         """Sets what is done last, in the thread of the termination: (the main thread is idle)."""
         self._farewell = farewell
+
+    def at_once(self, announce: Callable[[], None]) -> None:
+        """Set what is done first, in the thread of the termination."""
+        self._announce = announce
 
     def enters_groups(self, shut_out: Callable[[], bool]) -> None:
         """Set what ends a wait for a group that does not come; see `WorldSession.shut_out`."""
@@ -110,6 +115,7 @@ class Termination:
     def _leave(self) -> None:
         with self._changed:
             self._asked_at = time.monotonic()
+            self._announce()
             activity, _ = self._clock.read()
             if self._is_busy and activity is not Activity.COMPILE:
                 _log.info("SIGTERM: this worker leaves after the present minibatch")

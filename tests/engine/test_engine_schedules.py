@@ -96,7 +96,12 @@ def test_the_last_pod_writes_a_checkpoint_when_all_its_processes_are_asked_to_en
 
 
 def plain_job(
-    seed: int, num_workers: int, num_processes: int = 1, troubles: Troubles | None = None, num_records: int = 600
+    seed: int,
+    num_workers: int,
+    num_processes: int = 1,
+    troubles: Troubles | None = None,
+    num_records: int = 600,
+    min_workers: int = 1,
 ) -> EngineJob:
     """A job whose members hold the whole model each."""
     spec = JobSpec(
@@ -108,6 +113,7 @@ def plain_job(
         processes_per_worker=num_processes,
         num_ps_pods=0,
         checkpoint_dir="/checkpoints",
+        min_workers=min_workers,
     )
     return make_job(seed, spec, (Shard("a", 0, num_records),), troubles or Troubles(random.Random(seed), compute_s=0.1))
 
@@ -175,6 +181,27 @@ def test_another_member_writes_the_last_checkpoint_if_the_writer_is_killed(
     newest = job.room.written.newest()
     assert newest is not None
     assert newest.ledger.steps == max(member.steps for member in told.values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("num_workers", [2, 3, 4])
+def test_those_that_are_left_of_min_workers_agree_on_the_last_checkpoint(
+    num_workers: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = plain_job(seed, num_workers, min_workers=num_workers)
+    with installed(job.room, job.members.__getitem__):
+        begin(job)
+        told = dict(job.members)
+        for worker in job.workers:
+            job.leave(worker)
+        monkeypatch.setattr(EngineJob, "_run", lambda self, pod: None)  # no successor makes a group with them
+        killed = random.Random(seed).choice(list(told))
+        job.kill(killed, "Killed")
+        while not all(process.is_over for process in told):
+            job.scheduler.step()
+    newest = job.room.written.newest()
+    assert newest is not None
+    assert newest.ledger.steps == max(member.steps for process, member in told.items() if process is not killed)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -145,6 +145,18 @@ def test_training_waits_for_min_workers() -> None:
     assert script.members == (1, 3)
 
 
+def test_workers_that_end_agree_on_the_last_checkpoint_however_few_are_left() -> None:
+    script = standing(3, min_workers=3)
+    script.kill(1)
+    script.all_leave(0, 2)
+    script.moment()
+    script.beat(0, ending=True)
+    script.tell(e.Tick())
+    assert script.members == (0, 1, 2)  # worker 2 trains on, and waits for a third one
+    script.beat(2, ending=True)
+    assert script.members == (0, 2)
+
+
 def test_a_world_that_cannot_form_is_tried_without_its_joiners() -> None:
     script = standing(2, wanted=3)
     script.successor_starts(2)

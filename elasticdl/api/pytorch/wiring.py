@@ -86,6 +86,7 @@ def make_loop(
     if session.link is not None:
         session.link.carry_ledger(controller.final_ledger)
         session.link.carry_device(gradients.meter)
+        termination.at_once(session.link.announce_end)
         session.link.tasks_ahead = math.ceil(pipeline.num_ahead / data.plan.num_minibatches_per_task)
         _take_over_sigterm(termination, controller)
         pipeline.start()  # before there are connections that its processes could hold on to

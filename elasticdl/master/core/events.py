@@ -185,6 +185,7 @@ class HeartbeatReceived:
         device: of a worker; None: it computes on no accelerator.
         ended: a script ends by itself, while others of its pod may continue.
         optimizer_share: that it holds of the optimizer's state, where members divide that; else 0.
+        ending: it was asked to end, and agrees with other members of its group on the last checkpoint before it leaves.
     """
 
     call: int
@@ -205,6 +206,7 @@ class HeartbeatReceived:
     device: Device | None = None
     ended: bool = False
     optimizer_share: float = 0.0
+    ending: bool = False
 
 
 @dataclass(frozen=True, slots=True)

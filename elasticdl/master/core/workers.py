@@ -37,6 +37,7 @@ class Worker:
         collective_seconds: for so long it had been inside one collective then.
         device: the accelerator that its model is on, as it said last; None: there is none.
         optimizer_share: that it holds of the optimizer's state, as it said last; 0: members do not divide that.
+        is_ending: it was asked to end, as it said last, and has to agree with others on the last checkpoint.
         num_minibatches: that it has computed, as far as they were committed in this generation of the master.
     """
 
@@ -61,6 +62,7 @@ class Worker:
     num_minibatches: float = 0.0
     device: Device | None = None
     optimizer_share: float = 0.0
+    is_ending: bool = False
 
 
 class Workers:

@@ -63,6 +63,7 @@ def make_all_reduce_loop(
         return TaskStream(requests, readers.of, lambda held: None, spec.seed, spec.shuffle, clock)
 
     supply = _supply(session, stream, outcomes, spec)
+    termination.at_once(link.announce_end)
     return AllReduceLoop(spec, session, supply, stream(link), writer, outcomes, termination)
 
 

@@ -163,6 +163,7 @@ class Fleet:
         self._relieve(event)
         worker.world_version, worker.collective_seconds = event.world_version, event.waiting_seconds
         worker.device, worker.optimizer_share = event.device, event.optimizer_share
+        worker.is_ending = event.ending
         self._workers.times.report(worker.id, worker.incarnation, event.seconds)
         if event.leaving:
             self._worker_leaves(worker, clock)
