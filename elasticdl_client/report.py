@@ -26,7 +26,9 @@ _LESS_IS_BETTER = frozenset({"loss", "logloss", "error", "mse", "mae", "rmse", "
 _LOSSES = (EventKind.POD_LOST, EventKind.POD_GIVEN_UP)
 
 
-def print_end(spec: JobSpec, ended: Ended, history: EventHistory | None, *, logs: str, hint: str) -> None:
+def print_end(
+    spec: JobSpec, ended: Ended, history: EventHistory | None, *, logs: str, hint: str, is_kept: bool = True
+) -> None:
     """Prints the end of a job that was followed: why it failed, coverage and metrics, its figures, what to do next.
 
     Args:
@@ -35,6 +37,7 @@ def print_end(spec: JobSpec, ended: Ended, history: EventHistory | None, *, logs
         history: its events; None where that could not be read.
         logs: where the logs are, or the command that shows them.
         hint: what to do after a failure.
+        is_kept: whether logs and results outlive this process's call; else no place is named.
     """
     status = ended.status
     if ended.exit_code != 0:
@@ -48,7 +51,8 @@ def print_end(spec: JobSpec, ended: Ended, history: EventHistory | None, *, logs
         if status is not None and not status.records_done and not status.records_total:
             print(_warning("warning: the commands have taken no data from ElasticDL: each has run by itself"))
         print(progress.paint(f"Job {spec.job_name} succeeded.", progress.Color.GREEN, sys.stdout))
-    for name, text in [*_figures(status, history or EventHistory()), *_made(spec, ended), ("logs", logs)]:
+    places = [*_made(spec, ended), ("logs", logs)] if is_kept else []
+    for name, text in [*_figures(status, history or EventHistory()), *places]:
         if text:
             print(f"{name}: {text}")
     sys.stdout.flush()

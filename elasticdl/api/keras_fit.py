@@ -157,6 +157,7 @@ def fit(
         if not directory:
             shutil.rmtree(place, ignore_errors=True)
         raise
+    job.is_kept = bool(directory)
     _ended(job)
     history = _take_back(model, place / _MODULE_DIRECTORY)
     if not directory:

@@ -45,6 +45,10 @@ class JobHandle:
         notes: messages from its start.
         progress: show it while `wait` waits.
         has_ended: set when the front of a local job that this process has started ends; None: another one has.
+
+    Attributes:
+        notes: messages from its start.
+        is_kept: False: its directory is removed at its end, so `wait` shows no place in it.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class JobHandle:
         has_ended: threading.Event | None = None,
     ) -> None:
         self.notes = notes
+        self.is_kept = True
         self._store = store
         self._info = info
         self._progress = progress
@@ -186,7 +191,8 @@ class JobHandle:
             raise self._failure(info)
         if display is not None:
             ended = Ended(0, "", info.status)
-            report.print_end(self.spec, ended, self._history(info), logs=info.logs, hint="")
+            history = self._history(info)
+            report.print_end(self.spec, ended, history, logs=info.logs, hint="", is_kept=self.is_kept)
         return self
 
     def logs(self, role: str = "master", *, follow: bool = False, tail: int = -1) -> Iterator[str]:

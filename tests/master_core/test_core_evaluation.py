@@ -166,7 +166,7 @@ def test_a_checkpoint_that_fails_is_said_and_tried_again() -> None:
     lease = script.lease()
     script.progress(lease, 0)
     script.tell(e.CheckpointFailed(1, "No space left on device"))
-    assert any("No space left on device" in line for line in script.log())
+    assert script.log()[-1].endswith("No space left on device. The job continues and tries again later.")
     script.progress(lease, 1)
     assert script.told(c.SaveCheckpoint) == [Like(c.SaveCheckpoint, version=2)]
 
@@ -180,6 +180,8 @@ def test_the_last_checkpoint_is_tried_again_before_the_job_has_failed() -> None:
         script.tell(e.CheckpointFailed(script.last(c.SaveCheckpoint).version, "No space left on device"))
         script.pass_time(6, alive=(0,))
     assert "The last checkpoint was not written: No space left on device" in script.job.status().message
+    said = [line.rpartition("No space left on device.")[2] for line in script.log() if " failed: No space" in line]
+    assert said == [" It is tried again, up to 3 times in all."] * 2 + [""]
     assert script.job.status().phase is JobPhase.FAILED
 
 

@@ -101,14 +101,17 @@ def test_the_arguments_of_keras_do_as_there(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.timeout(300)
 def test_without_validation_data_a_model_with_metrics_is_fitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     x, y = load_digits(return_X_y=True)
-    history = elasticdl.fit(digits_model(), (x / 16).astype("f4"), y, epochs=2, num_workers=1, progress=False)
+    history = elasticdl.fit(digits_model(), (x / 16).astype("f4"), y, epochs=2, num_workers=1)
     assert set(history.history) == {"loss"}
     assert history.epoch == [0, 1]
+    printed = capsys.readouterr().out
+    assert " succeeded." in printed
+    assert str(tmp_path) not in printed  # its directory is removed
 
 
 def test_another_backend_of_keras_is_refused() -> None:

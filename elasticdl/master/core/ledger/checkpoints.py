@@ -42,6 +42,7 @@ class Checkpoints:
         self._saved_version = 0
         self._tried_version = 0
         self._num_failures = 0  # in a row, of `_tried_version`
+        self._is_awaited = False  # the job, or a PS, does not end before the present one is written
         self._reason, self._cause = "", 0  # of the newest failure
         self._tried_at = clock
         self.is_running = False
@@ -61,8 +62,8 @@ class Checkpoints:
                 self._num_failures += 1
                 self._reason = event.reason
                 self._cause = self._out.events.add(EventKind.CHECKPOINT_FAILED, subject, event.reason)
-                text = f"The checkpoint of version {event.version} failed: {event.reason}"
-                self._out.log(f"{text}. The job continues and tries again later.", Level.ERROR)
+                text = f"The checkpoint of version {event.version} failed: {event.reason}."
+                self._out.log(f"{text}{self._then()}", Level.ERROR)
             case CheckpointRequested():  # at the next moment at which one can be written
                 self.num_requests += 1
                 self._is_requested = self._is_on
@@ -89,7 +90,15 @@ class Checkpoints:
         if version > self._tried_version:
             self._num_failures = 0
         self.is_running, self._tried_version, self._tried_at = True, version, clock
+        self._is_awaited = is_wanted
         return True
+
+    def _then(self) -> str:
+        """Return a sentence on what follows a failure."""
+        if not self._is_awaited:
+            return " The job continues and tries again later."
+        limit = self._settings.max_task_failures
+        return f" It is tried again, up to {limit} times in all." if self._num_failures < limit else ""
 
     def is_settled(self, version: int) -> bool:
         """The state of this version is saved, or saving it has failed, or nothing is to be saved."""
