@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import send_to_device
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
 from elasticdl.api.pytorch import ElasticController, create_elastic_controller, join_job
 from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size, say_plain
@@ -257,7 +257,6 @@ class AcceleratorTraining:
             self.controller = create_elastic_controller(
                 plain.batch_size * self.num_parts,
                 self._num_epochs,
-                shuffle=isinstance(plain.sampler, RandomSampler),
                 state=[accelerator.unwrap_model(model) for model in accelerator._models],
                 trainable_only=True,
                 session=self._session,

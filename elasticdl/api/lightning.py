@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
 from elasticdl.api.pytorch import ElasticController, create_elastic_controller, join_job
 from elasticdl.api.pytorch.trainers import check_epochs, check_minibatch_size, say_plain
@@ -63,7 +63,6 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._controller = create_elastic_controller(
             dataloader.batch_size,
             num_epochs,
-            shuffle=isinstance(dataloader.sampler, RandomSampler),
             state=[module],
             trainable_only=True,
             session=self._session,

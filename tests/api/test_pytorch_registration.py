@@ -10,7 +10,7 @@ import pytest
 import torch
 from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, loss_of, plain_loop
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from elasticdl.api.pytorch import create_elastic_controller
 from elasticdl_client.errors import DataError, JobError, ModelDefinitionError
@@ -38,7 +38,7 @@ def test_a_loader_may_be_made_in_the_loop_over_epochs(kind: str) -> None:
     assert_equal(script.values(), plain_loop(Script()))
 
 
-@pytest.mark.parametrize("kind", ["options", "DataLoader"])
+@pytest.mark.parametrize("kind", ["options", "DataLoader", "DistributedSampler"])
 def test_the_loader_may_say_batch_size_and_shuffle(kind: str) -> None:
     orders, options = [], {"batch_size": BATCH, "shuffle": True}
     for shuffle in (True, None):
@@ -50,8 +50,11 @@ def test_the_loader_may_say_batch_size_and_shuffle(kind: str) -> None:
             loader = controller.loader(dataset())
         elif kind == "options":
             loader = controller.loader(dataset(), **options)
-        else:
+        elif kind == "DataLoader":
             loader = controller.loader(DataLoader(dataset(), **options))
+        else:
+            sampler = DistributedSampler(dataset(), num_replicas=2, rank=0)  # it shuffles unless it is told not to
+            loader = controller.loader(DataLoader(dataset(), batch_size=BATCH, sampler=sampler))
         given = []
         for batch in loader:
             with controller.step():

@@ -275,7 +275,7 @@ def taken_over(
         )
     names = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
     own = {name: getattr(loader, name) for name in (*names, "batch_size", "drop_last")}
-    if isinstance(loader.sampler, RandomSampler) and _takes_each_once(loader.sampler):
+    if _permutes(loader.sampler):
         own["shuffle"] = True
     elif not isinstance(loader.dataset, IterableDataset):
         if not isinstance(loader.sampler, SequentialSampler | DistributedSampler):
@@ -287,5 +287,9 @@ def taken_over(
     return loader.dataset, collate_fn or loader.collate_fn, {**own, **options}
 
 
-def _takes_each_once(sampler: RandomSampler) -> bool:
-    return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+def _permutes(sampler: Any) -> bool:
+    """Whether a sampler takes each record once, in a random order."""
+    if isinstance(sampler, DistributedSampler):
+        return bool(sampler.shuffle)
+    is_random = isinstance(sampler, RandomSampler) and not sampler.replacement
+    return is_random and sampler.num_samples == len(sampler.data_source)
