@@ -184,6 +184,24 @@ def test_another_member_writes_the_last_checkpoint_if_the_writer_is_killed(
 
 
 @pytest.mark.parametrize("seed", range(4))
+def test_members_that_are_asked_to_end_wait_seconds_for_the_group_in_which_they_agree(seed: int) -> None:
+    job = plain_job(seed, 3)
+    with installed(job.room, job.members.__getitem__):
+        begin(job)
+        told = dict(job.members)
+        for worker in job.workers:
+            job.leave(worker)
+        killed = random.Random(seed).choice(list(told))
+        job.kill(killed, "Killed")
+        job.calls_of_workers.share_late, job.calls_of_workers.late_s = 1.0, 1.5  # on a busy node
+        while not all(process.is_over for process in told):
+            job.scheduler.step()
+    newest = job.room.written.newest()
+    assert newest is not None
+    assert newest.ledger.steps == max(member.steps for process, member in told.items() if process is not killed)
+
+
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_workers", [2, 3, 4])
 def test_those_that_are_left_of_min_workers_agree_on_the_last_checkpoint(
     num_workers: int, seed: int, monkeypatch: pytest.MonkeyPatch
