@@ -240,7 +240,7 @@ class FsspecStorage:
         timeout_s, wait_s = self._policy.request_s, self._policy.first_wait_s
         while True:
             yield timeout_s, wait_s * self._jitter.uniform(0.5, 1.0)  # so that workers do not come back all at once
-            timeout_s, wait_s = min(timeout_s * 2, self._policy.total_s), min(wait_s * 2, self._policy.longest_wait_s)
+            timeout_s, wait_s = timeout_s * 2, min(wait_s * 2, self._policy.longest_wait_s)
 
     def _once(self, verb: _Verb, timeout_s: float, *arguments: Any, **named: Any) -> Any:
         if isinstance(verb, str):
