@@ -38,6 +38,9 @@ _log = logging.getLogger("elasticdl.storage")
 _ETAGS = ("ETag", "etag", "generation", "VersionId", "blob_id", "Last-Modified", "LastModified", "mtime", "commit_hash")
 _REFUSED_FOR_NOW = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NO_PERMISSION = frozenset({401, 403})
+_OF_METADATA = re.compile(  # in what botocore and google-auth say of a server of a machine's credentials
+    r"non 200 response (\d{3}) from container metadata|metadata service\..* [Ss]tatus: (\d{3})"
+)
 _ASKS_AGAIN = "IDPCommunicationError"  # of STS, with the status 400: it could not ask who has signed the token
 _CHANGED = 412  # the condition on the etag is not met
 _COMPARE = ("aiohttp", "oss2", "huggingface_hub")
@@ -326,8 +329,11 @@ def _file_system(scheme: str) -> Any:
         raise
     except Exception as error:  # of the client's settings: a profile that is not there, a library of Hadoop's
         raise StorageError(f"{scheme}:// cannot be used: {_text(error)}.", "Check its settings.") from error
-    if KINDS[scheme].module == "s3fs":
-        file_system.retries = 1
+    match KINDS[scheme].module:
+        case "s3fs":
+            file_system.retries = 1
+        case "adlfs":  # it would ask again for more than a minute, also where credentials are refused
+            file_system.service_client._config.retry_policy.total_retries = 0
     return file_system
 
 
@@ -371,6 +377,8 @@ def _final_error(url: str, error: BaseException, causes: Sequence[BaseException]
         return None
     if _CHANGED in statuses:
         return _changed(url)
+    if _does_not_give_now(causes):
+        return None
     if statuses & _NO_PERMISSION or isinstance(error, PermissionError) or _has_no_credentials(causes):
         return StorageError(
             f"{hide(url)}: no permission: {_text(error)}.",
@@ -412,15 +420,22 @@ def _http_status(error: BaseException) -> int | None:
     ):
         if isinstance(value, int):
             return value
-    of_agent = re.search(r"non 200 response (\d{3})", str(error))  # MetadataRetrievalError of botocore
-    return int(of_agent[1]) if of_agent else None
+    found = _OF_METADATA.search(str(error))
+    return int(found[1] or found[2]) if found else None
 
 
 def _has_no_credentials(causes: Sequence[BaseException]) -> bool:
     """Whether there are no credentials, or what gives them refuses to; one that does not answer now may later."""
     if any(_is_missing_token(cause) or _is_refused_role(cause) for cause in causes):
         return True
-    return not _is_of_network(causes) and any("Credential" in type(cause).__name__ for cause in causes)
+    return not _is_of_network(causes) and any(
+        word in type(cause).__name__ for cause in causes for word in ("Credential", "ClientAuthentication")
+    )
+
+
+def _does_not_give_now(causes: Sequence[BaseException]) -> bool:
+    """Whether Google's server of credentials was not reached, of which gcsfs makes a 401."""
+    return any(type(cause).__name__ == "TransportError" and _http_status(cause) is None for cause in causes)
 
 
 def _is_missing_token(error: BaseException) -> bool:
@@ -460,4 +475,5 @@ def _text(error: BaseException) -> str:
     """Return the message of an error; for one that a client has translated, that of its cause."""
     said = error.__cause__ or error
     lines = str(said).strip().splitlines() or [""]
-    return hide(lines[0]).rstrip(".") or type(said).__name__
+    tried = [line.strip() for line in lines if line.startswith("\t")]  # by azure-identity; the last has ended it
+    return hide(" ".join([lines[0], *tried[-1:]])).rstrip(".") or type(said).__name__

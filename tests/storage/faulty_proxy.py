@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
+from typing import Self
 
 _SLOW_BUFFER_BYTES = 64 << 10  # of a slow connection, at this end
 _TRICKLE_S = 0.1  # between two bytes; much less than a client waits for anything
@@ -156,7 +157,7 @@ class FaultyProxy:
                 raise ConnectionAbortedError
         return b"".join(pieces)
 
-    def __enter__(self) -> FaultyProxy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -6,16 +6,19 @@ renew them ahead of it: so clients renew them while a test runs, as they do in m
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import re
 import secrets
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -130,7 +133,7 @@ class AwsIdentity(FaultyProxy):
             result += "</AssumeRoleWithWebIdentityResult>"
             name = "AssumeRoleWithWebIdentityResponse"
             text = f'<{name} xmlns="https://sts.amazonaws.com/doc/2011-06-15/">{result}</{name}>'
-            send(handler, 200, text, "text/xml")
+            _send(handler, 200, text, "text/xml")
 
     def _give(self, handler: BaseHTTPRequestHandler, token: str) -> None:
         """The agent of EKS Pod Identity."""
@@ -138,7 +141,7 @@ class AwsIdentity(FaultyProxy):
         if status == 200 and not self.tokens.is_good(token):
             status = 400
         if status == 200:
-            send(handler, 200, json.dumps(self._credentials("Token")), "application/json")
+            _send(handler, 200, json.dumps(self._credentials("Token")), "application/json")
         else:
             self._refuse(handler, status, "AgentException", "no credentials for this pod")
 
@@ -152,14 +155,137 @@ class AwsIdentity(FaultyProxy):
         handler.close_connection = True  # the body was not read
         error = f"<Error><Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error>"
         is_sts = handler.path == "/"
-        send(handler, status, f"<ErrorResponse>{error}</ErrorResponse>" if is_sts else error, "text/xml")
+        _send(handler, status, f"<ErrorResponse>{error}</ErrorResponse>" if is_sts else error, "text/xml")
 
 
-def send(handler: BaseHTTPRequestHandler, status: int, text: str, kind: str) -> None:
-    """Send a whole answer."""
+@dataclass
+class GoogleIdentity(FaultyProxy):
+    """The metadata server of GKE, and a gate before a server of Google Cloud Storage, at one address.
+
+    Attributes:
+        tokens: that were given.
+        ahead_s: the end that tokens name is later than that of their renewal by this.
+        answer_of: status of each answer about a token; 200: there is one.
+        refused: the statuses of the refusals.
+    """
+
+    tokens: Issuer = field(default_factory=Issuer)
+    ahead_s: float = 300 + RENEWED_S  # gcsfs begins to renew 300 s ahead
+    answer_of: Callable[[], int] = lambda: 200
+    refused: list[int] = field(default_factory=list)
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer one request."""
+        path = handler.path.partition("?")[0]
+        if handler.headers.get("Metadata-Flavor") == "Google":
+            self._tell(handler, path)
+        elif not self.tokens.is_good(handler.headers.get("Authorization", "").removeprefix("Bearer ")):
+            self._refuse(handler, 401)
+        else:
+            super().answer(handler)
+
+    def _tell(self, handler: BaseHTTPRequestHandler, path: str) -> None:
+        if path.endswith("/token"):
+            if (status := self.answer_of()) != 200:
+                self._refuse(handler, status)
+                return
+            token = {"access_token": self.tokens.issue(), "expires_in": int(self.ahead_s), "token_type": "Bearer"}
+            _send(handler, 200, json.dumps(token), "application/json", {"Metadata-Flavor": "Google"})
+            return
+        account = {"email": "training@project.iam.gserviceaccount.com", "scopes": [], "aliases": ["default"]}
+        found = {"/computeMetadata/v1/project/project-id": "project", "/": ""}.get(path)
+        if "/service-accounts/" in path:
+            found = json.dumps(account)
+        kind = "application/json" if found and found.startswith("{") else "text/plain"
+        _send(handler, 404 if found is None else 200, found or "", kind, {"Metadata-Flavor": "Google"})
+
+    def _refuse(self, handler: BaseHTTPRequestHandler, status: int) -> None:
+        self.refused.append(status)
+        handler.close_connection = True  # the body was not read
+        error = {"error": {"code": status, "message": "Invalid Credentials"}}
+        _send(handler, status, json.dumps(error), "application/json", {"Metadata-Flavor": "Google"})
+
+
+_CLAIMS = {"aud": "https://storage.azure.com", "iss": "https://sts.windows.net/ab1f708d-50f6-404c-a006-d71b2ac7a606/"}
+
+
+class AzureIdentity:
+    """Microsoft Entra's endpoint of tokens, by TLS, which gives tokens for the token of a service account.
+
+    Attributes:
+        tokens: of the service account; the client reads their file at most every ten minutes.
+        ahead_s: the end that tokens name is later than that of their renewal by this.
+        lifetime_s: of the tokens that it gives; their own claim has it, which the storage checks.
+        given: moments at which tokens were given.
+        answer_of: status of each answer; 200: there is a token.
+    """
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self.tokens = Issuer(3600.0)
+        self.ahead_s = 300 + RENEWED_S  # azure-core begins to renew 300 s ahead
+        self.lifetime_s = REFUSED_S
+        self.given: list[float] = []
+        self.answer_of: Callable[[], int] = lambda: 200
+        identity = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+            def do_POST(self) -> None:
+                identity.answer(self)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate, key)
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer one request."""
+        asked = parse_qs(handler.rfile.read(int(handler.headers.get("Content-Length", 0))).decode())
+        status = self.answer_of()
+        if status == 200 and not self.tokens.is_good(asked["client_assertion"][0]):
+            status = 401
+        if status != 200:
+            error = {"error": "invalid_client", "error_description": "AADSTS700024: the assertion is not valid"}
+            _send(handler, status, json.dumps(error), "application/json")
+            return
+        now = time.time()
+        claims = {**_CLAIMS, "iat": int(now) - 5, "nbf": int(now) - 5, "exp": int(now + self.lifetime_s)}
+        self.given.append(time.monotonic())
+        parts = (json.dumps(part).encode() for part in ({"alg": "none", "typ": "JWT"}, claims))
+        token = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts) + ".c2lnbmVk"
+        answer = {"access_token": token, "expires_in": int(self.ahead_s), "token_type": "Bearer"}
+        _send(handler, 200, json.dumps(answer), "application/json")
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def self_signed(directory: Path) -> tuple[Path, Path]:
+    """Write a certificate of 127.0.0.1 that is its own authority, and its key."""
+    certificate, key = directory / "certificate.pem", directory / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+def _send(
+    handler: BaseHTTPRequestHandler, status: int, text: str, kind: str, headers: dict[str, str] | None = None
+) -> None:
     body = text.encode()
     handler.send_response(status)
-    for name, value in (("Content-Type", kind), ("Content-Length", str(len(body)))):
+    for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}.items():
         handler.send_header(name, value)
     handler.end_headers()
     if handler.command != "HEAD":

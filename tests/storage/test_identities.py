@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,8 @@ from elasticdl.storage.paths import RemotePath
 from elasticdl_client.errors import StorageError, StorageUnreachable
 from tests.chaos.jobs import NUMPY_DIGITS
 from tests.chaos.scenarios import coverage_of
-from tests.storage.identities import ROLE, AwsIdentity, projected_token
+from tests.storage import emulators
+from tests.storage.identities import ROLE, AwsIdentity, AzureIdentity, GoogleIdentity, projected_token, self_signed
 from tests.storage.machines import machine
 
 QUICK = RetryPolicy(request_s=20.0, first_wait_s=0.01, longest_wait_s=0.1, total_s=20.0)
@@ -68,15 +73,9 @@ def test_credentials_are_renewed_however_often_that_fails_at_first(pod: AwsIdent
     storage.publish(file, b"0123")
     assert storage.read(file, 1, 3) == b"12"
     assert len(pod.keys) >= 2
-    left = [4]  # botocore asks the agent three times
-
-    def away() -> int:
-        left[0] -= 1
-        return 503 if left[0] >= 0 else 200
-
-    pod.answer_of = away
+    pod.answer_of = fails(4)  # botocore asks the agent three times
     assert storage.read(file, 1, 3) == b"12"
-    assert left[0] < 0
+    assert pod.refused == [pod.refused[0]] * 4
 
 
 def test_a_token_that_is_refused_or_missing_is_no_missing_file(pod: AwsIdentity, tmp_path: Path) -> None:
@@ -120,35 +119,35 @@ def test_a_machine_without_credentials_is_refused_at_once(aws: AwsIdentity, monk
 
 
 @pytest.mark.timeout(300)
-def test_a_job_outlives_the_credentials_that_it_began_with(aws: AwsIdentity, tmp_path: Path) -> None:
-    """Data, directory and model are in storage; no process has a key of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in by_role(aws, tmp_path).items():
-            patch.setenv(name, value)
-        url = f"s3://bucket/{tmp_path.name}"
-        data = NUMPY_DIGITS.make_data(tmp_path)
-        for file in sorted((data / "train").iterdir()):
-            storage_of(url).publish(f"{url}/train/{file.name}", file)
-        job = NUMPY_DIGITS.local_job(
-            machine(tmp_path, "one", "numpy"), data, job_name="numpy", checkpoint_steps=5, num_epochs=4
-        )
-        job.flags |= {"job_dir": f"{url}/job", "training_data": f"{url}/train", "output": f"{url}/model"}
-        job.flags["validation_data"] = ""
-        job.environment = {"HOME": str(tmp_path / "one")}
-        job.pace_s = 0.01
-        job.start()
-        checkpoints = RemotePath(f"{url}/job/checkpoints")
-        job.wait_until("a checkpoint", lambda: bool(versions.complete(checkpoints)))
-        num_given = len(aws.keys)
-        job.wait_until("these credentials to end", lambda: aws.keys.num_expired >= num_given)
-        job.hurry()
-        assert job.wait() == 0, job.story()
-        assert [(one.records, one.committed, one.repeated, one.lost) for one in coverage_of(job)] == [
-            (NUMPY_DIGITS.num_train, NUMPY_DIGITS.num_train, 0, 0)
-        ] * 4, job.story()
-        assert aws.refused == []
-        assert RemotePath(f"{url}/model/_SUCCESS").exists()
-        assert json.loads(RemotePath(f"{url}/job/status.json").read_bytes())["exit_code"] == 0
+def test_a_job_outlives_the_credentials_that_it_began_with(
+    aws: AwsIdentity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in by_role(aws, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    url = f"s3://bucket/{tmp_path.name}"
+    data = NUMPY_DIGITS.make_data(tmp_path)
+    for file in sorted((data / "train").iterdir()):
+        storage_of(url).publish(f"{url}/train/{file.name}", file)
+    job = NUMPY_DIGITS.local_job(
+        machine(tmp_path, "one", "numpy"), data, job_name="numpy", checkpoint_steps=5, num_epochs=4
+    )
+    job.flags |= {"job_dir": f"{url}/job", "training_data": f"{url}/train", "output": f"{url}/model"}
+    job.flags["validation_data"] = ""
+    job.environment = {"HOME": str(tmp_path / "one")}
+    job.pace_s = 0.01
+    job.start()
+    checkpoints = RemotePath(f"{url}/job/checkpoints")
+    job.wait_until("a checkpoint", lambda: bool(versions.complete(checkpoints)))
+    given = len(aws.keys)
+    job.wait_until("these credentials to end", lambda: aws.keys.num_expired >= given)
+    job.hurry()
+    assert job.wait() == 0, job.story()
+    assert [(one.records, one.committed, one.repeated, one.lost) for one in coverage_of(job)] == [
+        (NUMPY_DIGITS.num_train, NUMPY_DIGITS.num_train, 0, 0)
+    ] * 4, job.story()
+    assert RemotePath(f"{url}/model/_SUCCESS").exists()
+    assert json.loads(RemotePath(f"{url}/job/status.json").read_bytes())["exit_code"] == 0
+    assert aws.refused == []
 
 
 @pytest.mark.timeout(120)
@@ -162,3 +161,92 @@ def test_a_job_without_an_identity_ends_with_the_reason(aws: AwsIdentity, tmp_pa
     assert job.wait() != 0
     assert "no permission: Unable to locate credentials" in "\n".join(job.output), job.story()
     assert "Traceback" not in "\n".join(job.output)
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[GoogleIdentity]:
+    """A pod of GKE with an identity."""
+    with emulators.google() as variables:
+        port = int(variables["STORAGE_EMULATOR_HOST"].rpartition(":")[2])
+        with GoogleIdentity(port) as google:
+            here = f"127.0.0.1:{google.port}"
+            of_pod = {"STORAGE_EMULATOR_HOST": f"http://{here}", "GCE_METADATA_HOST": here, "GCE_METADATA_IP": here}
+            for name, value in {**variables, **of_pod, "HOME": str(tmp_path)}.items():
+                monkeypatch.setenv(name, value)
+            monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+            storage_of_scheme.cache_clear()
+            yield google
+            storage_of_scheme.cache_clear()
+
+
+STEPS = """
+import sys
+from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy
+from elasticdl_client.errors import StorageError
+url, total_s = sys.argv[1], float(sys.argv[2])
+storage = FsspecStorage(url.partition(":")[0], RetryPolicy(60.0, 0.05, 0.5, total_s))
+try:
+    storage.publish(url, b"0123")
+    print(storage.read(url, 1, 3))
+except StorageError as error:
+    print(type(error).__name__, error.what)
+"""
+
+
+def steps(url: str, total_s: float = 60.0) -> str:
+    """The output of a process that writes and reads a file: clients read their environment when they are imported."""
+    argv = [sys.executable, "-c", STEPS, url, str(total_s)]
+    return subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120).stdout.strip()
+
+
+def fails(number: int, after: int = 0) -> Callable[[], int]:
+    """Answers that are 503 that often, after some good ones."""
+    asked = itertools.count()
+    return lambda: 503 if after <= next(asked) < after + number else 200
+
+
+@pytest.mark.timeout(120)
+def test_tokens_of_google_are_renewed_and_asked_for_again(google: GoogleIdentity) -> None:
+    google.ahead_s = 1.0
+    google.answer_of = fails(6)  # google-auth asks five times, 15 s long
+    assert steps("gs://bucket/a") == "b'12'"
+    assert len(google.tokens) >= 2
+    google.answer_of = lambda: 403
+    assert steps("gs://bucket/a").startswith("StorageError gs://bucket/a: no permission")
+
+
+@pytest.fixture
+def azure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[AzureIdentity]:
+    """A pod of AKS with an identity."""
+    certificate, key = self_signed(tmp_path)
+    for name in ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"):
+        monkeypatch.setenv(name, str(certificate))
+    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ANON"):
+        monkeypatch.delenv(name, raising=False)
+    with emulators.azure_of_tokens(certificate, key) as variables, contextlib.ExitStack() as stack:
+        azure = AzureIdentity(certificate, key)
+        stack.callback(azure.close)
+        stack.enter_context(projected_token(tmp_path / "token", azure.tokens))
+        of_webhook = {
+            "AZURE_CLIENT_ID": "00000000-0000-0000-0000-000000000001",
+            "AZURE_TENANT_ID": "00000000-0000-0000-0000-000000000002",
+            "AZURE_FEDERATED_TOKEN_FILE": str(tmp_path / "token"),
+            "AZURE_AUTHORITY_HOST": f"https://127.0.0.1:{azure.port}/",
+        }
+        for name, value in {**variables, **of_webhook}.items():
+            monkeypatch.setenv(name, value)
+        storage_of_scheme.cache_clear()
+        yield azure
+        storage_of_scheme.cache_clear()
+
+
+@pytest.mark.timeout(120)
+def test_tokens_of_azure_are_renewed_and_asked_for_again(azure: AzureIdentity) -> None:
+    azure.ahead_s = 1.0
+    azure.answer_of = fails(6, after=1)  # azure-identity asks four times
+    assert steps("az://bucket/a") == "b'12'"
+    assert len(azure.given) >= 2
+    azure.answer_of = lambda: 401
+    refused = steps("az://bucket/a")
+    assert refused.startswith("StorageError az://bucket/a: no permission"), refused
+    assert "AADSTS700024" in refused
