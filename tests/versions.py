@@ -77,6 +77,12 @@ BOTH_FRAMEWORKS = (  # in one process
     "tests/keras/test_all_reduce_step.py",
     "tests/keras/test_overrides.py",
 )
+STORAGE_KINDS = (
+    "tests/storage/test_storage_kinds.py",
+    "tests/storage/test_hub.py",
+    "tests/storage/test_own_clients.py",
+)
+STORAGE_SERVERS = ("gcp-storage-emulator==2026.7.19", "pyspark==3.0.1")  # the latter has the jars of HDFS
 LANES = {
     "kubernetes-oldest": Lane(
         extras=("zoo", "dashboard", "arrow"),
@@ -162,10 +168,19 @@ LANES = {
     ),
     "storage-kinds-oldest": Lane(
         extras=("gcs", "azure", "oss", "hf", "hdfs", "arrow", "images"),
-        tests=("tests/storage/test_storage_kinds.py", "tests/storage/test_hub.py", "tests/storage/test_own_clients.py"),
+        tests=STORAGE_KINDS,
         minutes=8,
         tools=("moto", "flask", "flask-cors", "scikit-learn"),  # three for the fixtures beside these tests
-        others=("gcp-storage-emulator==2026.7.19", "pyspark==3.0.1"),  # the latter has the jars of HDFS
+        others=STORAGE_SERVERS,
+        programs=("azurite@3.35.0",),
+    ),
+    "storage-kinds-newest": Lane(
+        extras=("gcs", "azure", "oss", "hf", "hdfs", "arrow", "images"),
+        tests=(*STORAGE_KINDS, "tests/storage/test_identities.py"),
+        minutes=10,
+        tools=("moto", "flask", "flask-cors", "scikit-learn"),
+        is_oldest=False,
+        others=(*STORAGE_SERVERS, "boto3>=1.43"),  # of moto; pip would look at each of its versions
         programs=("azurite@3.35.0",),
     ),
     "newest": Lane(
