@@ -354,6 +354,7 @@ def measure_master(scene: Scene, seconds: float) -> dict[str, Any]:
         figures["restart_s"] = wait_until(
             lambda: clients.num_registered(2) == scene.num_workers, "all workers are registered again", lives[1]
         )
+        figures["restart_cpu_s"] = lives[1].cpu_s()
         done = scene.status().records_done
         figures["continued_s"] = wait_until(
             lambda: scene.status().generation == 2 and scene.status().records_done > done, "more reports", lives[1]

@@ -94,7 +94,7 @@ class AioWorker:
         self._held: dict[int, list[int]] = {}  # by lease: the minibatches that are done
         self._drawn: asyncio.Queue[pb.Lease] = asyncio.Queue()
         self._leases: dict[int, pb.Lease] = {}
-        self._finished_at = 0.0  # when it could have one lease more
+        self._ended_at = 0.0  # its newest task; it may have one lease more when the master knows of the end
         self._told_at = 0.0  # of progress
         self._heartbeat_s, self._report_s = 1.0, 0.1
         self.generation = 0
@@ -132,7 +132,8 @@ class AioWorker:
                     function = getattr(self._stub, method)
                     reply = await function(request, timeout=timeout_s, metadata=self._token, wait_for_ready=is_away)
             except grpc.aio.AioRpcError as error:
-                if not is_transient(error):
+                # A write to a stream that ends at this moment is answered with INTERNAL.
+                if not is_transient(error) and error.code() is not grpc.StatusCode.INTERNAL:
                     raise
                 is_away = True
                 await asyncio.sleep(RETRY_S)
@@ -142,7 +143,7 @@ class AioWorker:
                 self._tally.calls[method] += 1
                 if method == "RequestLease":
                     if reply.WhichOneof("answer") == "lease":
-                        self._tally.lease_s.append(time.perf_counter() - max(began, self._finished_at))
+                        self._tally.lease_s.append(time.perf_counter() - max(began, self._ended_at))
                 else:
                     self._tally.call_s.append(time.perf_counter() - began)
                 return reply
@@ -241,12 +242,12 @@ class AioWorker:
             num_told = len(done)
             await self._told("ReportProgress", report)
             self._tally.num_reported += len(report.committed)
+        self._ended_at = time.perf_counter()
         task = pb.FinishedTask(worker_id=self._id, incarnation=self._incarnation, lease=lease.id, num_minibatches=size)
         ack = await self._told("FinishTask", task)
         if not ack.accepted:
             raise SystemExit(f"a finished task is not accepted: {ack.reason}")
         del self._held[lease.id], self._leases[lease.id]
-        self._finished_at = time.perf_counter()
         return due
 
 
