@@ -102,10 +102,12 @@ class Scheduler:
 
     def step(self) -> None:
         """Let one thread run until it waits, or else let time pass until the next timer."""
-        able = [thread for thread in self._ready if not thread.process.is_stopped]
-        if able:
+        ready = self._ready
+        if len(ready) == 1 and not ready[0].process.is_stopped:  # no list is made, and nothing drawn
+            self._switch(ready.pop())
+        elif able := [thread for thread in ready if not thread.process.is_stopped]:
             thread = able[0] if len(able) == 1 else able[self.random.randrange(len(able))]
-            self._ready.remove(thread)
+            ready.remove(thread)
             self._switch(thread)
         else:
             assert self._timers, "nothing will ever happen"
