@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 
+from tests.engine.aimed_schedules import play_aimed
 from tests.engine.hostile_schedules import HostileRun, play_hostile
 from tests.engine.schedules import play, play_end, play_killed_end, play_small, play_user_code
 
@@ -19,6 +20,7 @@ KINDS = {
     "killed_end": play_killed_end,
     "small": play_small,
     "hostile": play_hostile,
+    "aimed": play_aimed,
     "user_code": play_user_code,
 }
 

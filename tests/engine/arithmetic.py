@@ -59,6 +59,7 @@ class Troubles:
         share_raising: of the gradients and updates, while there is trouble.
         compute_s: a gradient takes up to this long.
         num_spoiled: updates from now on, of whichever members, that raise with the model half changed.
+        is_feed_broken: `feed` raises on every training task, and on no record alone.
     """
 
     seed: random.Random
@@ -69,11 +70,13 @@ class Troubles:
     share_raising: float = 0.0
     compute_s: float = 0.0
     num_spoiled: int = 0
+    is_feed_broken: bool = False
 
     def end(self) -> None:
         """Stop all temporary faults."""
         self.share_unreadable = self.share_raising = 0.0
         self.num_spoiled = 0
+        self.is_feed_broken = False
 
     def maybe_raise(self) -> None:
         if self.share_raising and self.seed.random() < self.share_raising:
@@ -172,6 +175,8 @@ class Arithmetic:
     def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
         size, troubles = self._plan.spec.minibatch_size, self._troubles
         for task in tasks:
+            if troubles.is_feed_broken and mode is Mode.TRAINING and len(task.records) > 1:
+                raise FeedError(task.lease, 0, "feed raises") from ValueError("feed raises")
             numbers = [int(record) for record in task.records]
             if mode is Mode.TRAINING:
                 numbers = [number for number in numbers if number not in troubles.dropped]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from elasticdl.protocol import Shard
@@ -21,6 +21,7 @@ from tests.engine.schedules import (
     run_to_end,
 )
 
+_SIZES = ((2, 2), (3, 2), (5, 2), (2, 4))  # tasks, and minibatches of each
 _SHARE_TROUBLED = 0.3
 _SHARE_BAD = 0.3
 _SHARE_SHARDED = 0.25  # where several members that die make the model of those that live an older one
@@ -49,7 +50,25 @@ def play_hostile(seed: int) -> HostileRun:
         AssertionError: something that must hold does not; the message names the seed.
     """
     draw = random.Random(f"small {seed}")
-    num_tasks, per_task = draw.choice([(2, 2), (3, 2), (5, 2), (2, 4)])
+    job = draw_job(seed, draw, _SIZES)
+    with replayed_by(job, f"python -m tests.engine hostile {seed}"):
+        if draw.random() < 0.9:  # else something happens before there is a group
+            while job.job._worlds.formed is None:
+                job.scheduler.step()
+        _Faults(job, draw).run()
+        run_to_end(job)
+        run = run_of(job)
+        job.check_end()
+    return run
+
+
+def draw_job(seed: int, draw: random.Random, sizes: Sequence[tuple[int, int]]) -> EngineJob:
+    """Return a job of a few minibatches, whose network and disk are good or bad.
+
+    Args:
+        sizes: tasks, and minibatches of each; the job has one of these.
+    """
+    num_tasks, per_task = draw.choice(sizes)
     is_sharded = draw.random() < _SHARE_SHARDED
     spec = replace(
         draw_spec(draw),
@@ -78,16 +97,13 @@ def play_hostile(seed: int) -> HostileRun:
     job.calls_of_workers.share_lost = draw.choice([0.0, 0.0, 0.05, 0.2])
     job.calls_of_workers.late_s = draw.choice([0.01, 0.01, 0.5])
     job.room.written.writing_s = draw.choice([0.01, 0.3, 2.0])
-    with replayed_by(job, f"python -m tests.engine hostile {seed}"):
-        if draw.random() < 0.9:  # else something happens before there is a group
-            while job.job._worlds.formed is None:
-                job.scheduler.step()
-        _Faults(job, draw).run()
-        run_to_end(job)
-        num_loaded = sum(member.framework.num_loaded for member in job.members.values())
-        run = HostileRun(num_loaded - spec.num_workers, job.room.written.num_read - 1)
-        job.check_end()
-    return run
+    return job
+
+
+def run_of(job: EngineJob) -> HostileRun:
+    """Return how often the model has moved until now."""
+    num_loaded = sum(member.framework.num_loaded for member in job.members.values())
+    return HostileRun(num_loaded - job.room.plan.spec.num_workers, job.room.written.num_read - 1)
 
 
 class _Faults:

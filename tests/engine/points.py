@@ -1,4 +1,4 @@
-"""Named points of the worker's protocol, at which a schedule can stop a thread and let something happen."""
+"""Named points of the worker's protocol, at which a schedule can stop a thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from elasticdl.worker.allreduce.replica import Replica
 from elasticdl.worker.allreduce.world_session import WorldSession
+from elasticdl.worker.input.prefetchers import InterruptibleLeases
+from elasticdl.worker.task_reporting import Reporter
 from tests.engine.collectives import SimulatedGroup
 from tests.engine.scheduler import Process, Scheduler
 
@@ -17,23 +20,33 @@ from tests.engine.scheduler import Process, Scheduler
 class Point(Enum):
     """A method that begins or, where the last value says so, has ended."""
 
+    GROUP_IS_CONNECTED = (WorldSession, "_form", True)
+    MODEL_IS_RESTORED = (Replica, "start_over", True)
     MODEL_IS_COPIED = (SimulatedGroup, "broadcast", False)
     GROUP_IS_REPORTED = (WorldSession, "_tell", False)
     GROUP_WAS_REPORTED = (WorldSession, "_tell", True)
+    INPUT_IS_INTERRUPTED = (InterruptibleLeases, "interrupt", False)
+    LEASE_HAS_COME = (InterruptibleLeases, "request_lease", True)
+    STEP_IS_PLANNED = (WorldSession, "plan_step", True)
+    SUM_IS_BEGUN = (SimulatedGroup, "begin_reduce", False)
+    SUMS_HAVE_COME = (WorldSession, "finish_reduce", True)
+    STEP_IS_APPLIED = (WorldSession, "commit", True)
+    COMMIT_IS_REPORTED = (Reporter, "_tell", False)
 
 
 @contextmanager
-def watched(scheduler: Scheduler, reached: Callable[[Point, Process], float]) -> Iterator[None]:
+def watched(scheduler: Scheduler, reached: Callable[[Point, Process], float | None]) -> Iterator[None]:
     """Inside of the block, say which process has come to which point.
 
     Args:
-        reached: called in the thread that comes to a point; it returns for how long that thread stays there.
+        reached: called in the thread that comes to a point; it returns for how long that thread stays there;
+            None: it does not stop.
     """
 
     def stopping(point: Point, is_end: bool, method: Callable[..., Any]) -> Callable[..., Any]:
         def stop() -> None:
-            held_s = reached(point, scheduler.running.process)
-            if held_s:
+            held_s = reached(point, scheduler.running.process) if scheduler.is_inside else None
+            if held_s is not None:
                 scheduler.sleep(held_s)
 
         def call(*arguments: Any) -> Any:

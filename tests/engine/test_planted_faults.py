@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from elasticdl.master.core.ledger.work import Work
 from elasticdl.protocol import Shard
+from elasticdl.worker.allreduce.batch_source import LeasedBatches
 from elasticdl.worker.allreduce.world_session import WorldSession
+from elasticdl.worker.input.prefetchers import BatchPrefetcher
+from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.ledger import packed, unpacked
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_spec import JobSpec
+from tests.engine.aimed_schedules import play_aimed
 from tests.engine.arithmetic import Troubles
 from tests.engine.engine_job import EngineJob, make_job
 from tests.engine.hostile_schedules import play_hostile
@@ -23,6 +27,7 @@ from tests.engine.scheduler import Process
 from tests.engine.test_engine_schedules import begin, plain_job
 
 _HELD_S = 3.0
+_restart = BatchPrefetcher.restart
 _synchronize = WorldSession._synchronize
 
 
@@ -62,11 +67,11 @@ def play_joiner_left_alone(seed: int) -> None:
     reached: set[Point] = set()
     outside: list[Process] = []
 
-    def hold(point: Point, process: Process) -> float:
+    def hold(point: Point, process: Process) -> float | None:
         is_held = point is Point.MODEL_IS_COPIED and process in outside
         if is_held or (reached and process not in outside):
             reached.add(point)
-        return _HELD_S if is_held else 0.0
+        return _HELD_S if is_held else None
 
     def steps() -> int:
         return max(member.steps for member in job.members.values())
@@ -108,11 +113,11 @@ def play_lost_restorer(seed: int) -> None:
     job.room.links.has_room = True
     restorers: list[Process] = []
 
-    def hold(point: Point, process: Process) -> float:
+    def hold(point: Point, process: Process) -> float | None:
         if point is Point.GROUP_IS_REPORTED and job.room.written.num_read > 1 and not restorers:
             restorers.append(process)
             return _HELD_S
-        return 0.0
+        return None
 
     with installed(job.room, job.members.__getitem__), watched(job.scheduler, hold):
         step_until(job, lambda: bool(job.room.written.found))
@@ -145,9 +150,19 @@ def synchronize_and_hold(session: Any, world: Any) -> None:
     session._holds_model = True
 
 
-def play_until_found(num_seeds: int) -> None:
-    for seed in range(num_seeds):
-        play_hostile(seed)
+def pass_known(batches: Any) -> None:
+    if batches._at_hand is not None and batches._at_hand[0] in batches._session.ledger.applied:
+        batches._pass(batches._at_hand[1])
+
+
+def restart_with_early_list(prefetcher: BatchPrefetcher, again: Callable[[], Iterable[HeldLease]]) -> None:
+    listed = list(again())
+    _restart(prefetcher, lambda: listed)
+
+
+def play_all(play: Callable[[int], object], seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        play(seed)
 
 
 def test_a_model_of_an_earlier_group_that_is_a_source_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,4 +182,28 @@ def test_a_restored_model_that_is_a_source_before_it_is_reported_is_found(monkey
 def test_leases_that_outlive_the_model_that_they_were_granted_for_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Work, "model_was_lost", lambda work: None)
     with pytest.raises(AssertionError, match="the model is an older one, and leases are in force"):
-        play_until_found(60)
+        play_all(play_hostile, range(60))
+
+
+_AN_OLDER_MODEL = range(8)
+_A_LATE_LEASE = range(104, 107)
+
+
+@pytest.mark.parametrize("seeds", [_AN_OLDER_MODEL, _A_LATE_LEASE])
+def test_whenever_faults_are_aimed_every_record_is_in_the_model_once(seeds: range) -> None:
+    play_all(play_aimed, seeds)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "planted", "seeds"),
+    [
+        pytest.param(LeasedBatches, "_begin_again", pass_known, _AN_OLDER_MODEL, id="input-not-begun-anew"),
+        pytest.param(BatchPrefetcher, "restart", restart_with_early_list, _A_LATE_LEASE, id="leases-listed-early"),
+    ],
+)
+def test_input_that_does_not_follow_the_model_is_found_by_aimed_faults(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, planted: Callable[..., None], seeds: range
+) -> None:
+    monkeypatch.setattr(owner, name, planted)
+    with pytest.raises(AssertionError, match="the job does not end"):
+        play_all(play_aimed, seeds)
