@@ -432,8 +432,8 @@ def watch_reply(answer: commands.Answer, generation: int) -> pb.WatchWorldReply:
             return pb.WatchWorldReply(generation=generation, world=world_message(world))
         case commands.NoLeaseNow():
             return pb.WatchWorldReply(generation=generation, wait=True)
-        case commands.JobOver():
-            return pb.WatchWorldReply(generation=generation, end=True)
+        case commands.JobOver(formed):
+            return pb.WatchWorldReply(generation=generation, end=True, formed=formed)
         case commands.UnknownWorker(reason):
             return pb.WatchWorldReply(generation=generation, unknown=reason)
     raise AssertionError(f"{answer} does not answer WatchWorld")

@@ -617,18 +617,20 @@ class WatchWorldRequest(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., known_version: _Optional[int] = ...) -> None: ...
 
 class WatchWorldReply(_message.Message):
-    __slots__ = ("generation", "world", "wait", "end", "unknown")
+    __slots__ = ("generation", "world", "wait", "end", "unknown", "formed")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WORLD_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    FORMED_FIELD_NUMBER: _ClassVar[int]
     generation: int
     world: World
     wait: bool
     end: bool
     unknown: str
-    def __init__(self, generation: _Optional[int] = ..., world: _Optional[_Union[World, _Mapping]] = ..., wait: bool = ..., end: bool = ..., unknown: _Optional[str] = ...) -> None: ...
+    formed: int
+    def __init__(self, generation: _Optional[int] = ..., world: _Optional[_Union[World, _Mapping]] = ..., wait: bool = ..., end: bool = ..., unknown: _Optional[str] = ..., formed: _Optional[int] = ...) -> None: ...
 
 class WorldFormedRequest(_message.Message):
     __slots__ = ("worker_id", "incarnation", "version", "applied", "steps", "restored_from", "engine")

@@ -248,6 +248,21 @@ def test_what_follows_the_loop_is_run_with_the_trained_model_alone(tmp_path: Pat
     assert "The training has ended without this worker" in job.log("elasticdl-script-worker-1"), job.story()
 
 
+def test_what_follows_the_loop_is_not_run_with_an_older_model_after_an_early_stop(tmp_path: Path) -> None:
+    arguments = "--loaders 0 --hold-worker 1 --hold-at 2 --hold-size 2 --stop-at 9"
+    job = job_of(tmp_path, arguments, num_workers=2, collective_timeout=2).start()
+    notes = tmp_path / "notes"
+    job.wait_until("worker 1 to hold", (notes / "held").exists, 90)
+    held = next(pod for pod in job.pods(Role.WORKER) if pod.index == 1)
+    os.kill(held.pid, signal.SIGSTOP)
+    job.wait_until("worker 0 to end", (notes / "end-0").exists, 90)
+    os.kill(held.pid, signal.SIGCONT)
+    (notes / "go").write_text("")
+    assert job.wait(120) == 0, job.story()
+    assert ended(tmp_path) == ["0"], job.story()
+    assert "The training has ended without this worker" in job.log("elasticdl-script-worker-1"), job.story()
+
+
 def test_a_script_that_raises_ends_the_job_with_its_error(tmp_path: Path) -> None:
     job = job_of(tmp_path, "--raise-at 2 --loaders 0", num_workers=1, max_task_failures=1).start()
     assert job.wait(90) == 1, job.story()

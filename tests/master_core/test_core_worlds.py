@@ -199,9 +199,8 @@ def test_all_watches_see_the_end() -> None:
     call = script.watch(1, script.version)
     for worker_id in (0, 1):
         script.finish(script.lease(worker_id), worker_id)
-    assert script.answer(call) == c.JobOver()
-    assert script.answer(script.watch(0)) == c.JobOver()
-    assert script.ask(e.SampleRequested, 0, 7) == c.JobOver()
+    assert script.answer(call) == c.JobOver(formed=script.version)
+    assert script.answer(script.watch(0)) == script.ask(e.SampleRequested, 0, 7) == c.JobOver(formed=script.version)
 
 
 def test_the_status_shows_the_world() -> None:

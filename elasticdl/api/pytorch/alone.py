@@ -20,6 +20,9 @@ class StepGroup(EndingGroup, Protocol):
 
     most_parts: int
 
+    @property
+    def is_outdated(self) -> bool: ...
+
     def start(self) -> None: ...
 
     def enter(self) -> bool: ...
@@ -52,7 +55,7 @@ class LoneGroup:
         self.rank = 0
         self.size = 1
         self.is_last = self.is_alone = self.holds_all = True
-        self.has_left = False
+        self.has_left = self.is_outdated = False
         self._state = state
         self._has_begun = False
         self._confirmed: list[MinibatchName] = []

@@ -311,7 +311,8 @@ class ScriptSteps:
     def _end_without_model(self) -> None:
         """End a process whose job is over unless it has the trained model: its script would go on with another one."""
         has_all = self._has_entered and 0 < self._parts.data.plan.num_epochs <= self.get_current_epoch()
-        if not has_all and not (self._has_entered and self._has_no_more_data()):
+        has_final = self._has_entered and not self._parts.world.is_outdated
+        if not has_all and not (has_final and self._has_no_more_data()):
             _log.info("The training has ended without this worker: its script ends here, before what follows its loop")
             raise SystemExit(0)
 

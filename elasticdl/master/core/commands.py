@@ -68,7 +68,13 @@ class WorldPlanned:
 
 @dataclass(frozen=True, slots=True)
 class JobOver:
-    """Leave with exit code 0."""
+    """Leave with exit code 0.
+
+    Attributes:
+        formed: to WorldWatched: version of the last world that formed, whose members have the trained model.
+    """
+
+    formed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

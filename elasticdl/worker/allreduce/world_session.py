@@ -59,7 +59,11 @@ _LOOK_AGAIN_S = 1.0
 
 
 class WorldWatch:
-    """The newest world that the master has planned, from a thread that runs as long as the process."""
+    """The newest world that the master has planned, from a thread that runs as long as the process.
+
+    Attributes:
+        last_formed: version of the last world that formed; known once the job is over.
+    """
 
     def __init__(self, link: MasterLink, heard: Callable[[pb.World], None]) -> None:
         """
@@ -71,6 +75,7 @@ class WorldWatch:
         self._changed = threading.Condition()
         self._world = pb.World()
         self._is_over = False
+        self.last_formed = 0
         self._thread = threading.Thread(target=self._run, name="world watch", daemon=True)
 
     def start(self) -> None:
@@ -106,7 +111,7 @@ class WorldWatch:
                 case "world":
                     self._take(reply.world)
                 case "end":
-                    self._end()
+                    self._end(reply.formed)
                 case "unknown":
                     self._link.register()
                 case _:
@@ -121,9 +126,9 @@ class WorldWatch:
         _log.debug("World %d is planned: %s", world.version, [member.worker_id for member in world.members])
         self._heard(world)
 
-    def _end(self) -> None:
+    def _end(self, formed: int) -> None:
         with self._changed:
-            self._is_over = True
+            self._is_over, self.last_formed = True, formed
             self._changed.notify_all()
         self._heard(pb.World())
 
@@ -202,6 +207,7 @@ class WorldSession:
         self._confirmed: list[MinibatchName] = []  # own ones, applied by all
         self._unproven: frozenset[MinibatchName] = frozenset()  # of the newest step: other members may lack it
         self._watch = WorldWatch(link, self._heard)
+        self._entered = 0  # version of the last world that it was in
         link.carry_standing(self.standing)
 
     @property
@@ -292,7 +298,13 @@ class WorldSession:
                 _log.info("World %s does not form: %s", shown(world.version), error)
                 self._out(reason_of(error, world))
             else:
+                self._entered = world.version
                 return True
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether others have trained without this worker since it left its last world; known once the job is over."""
+        return self._watch.last_formed > self._entered
 
     def shut_out(self) -> bool:
         """From another thread: a process that waits for a world enters none any more, and its model stays as it is.

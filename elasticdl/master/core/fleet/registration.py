@@ -259,7 +259,7 @@ class Members:
     def handle(self, event: MemberEvent, clock: float) -> None:
         worker = self._workers.known(event.worker_id, event.incarnation, clock)
         if self._ending.is_decided and isinstance(event, SampleRequested | WorldWatched):
-            self._out.reply(event.call, JobOver())
+            self._out.reply(event.call, self._worlds.over())
         elif worker is None or not worker.has_joined:
             self._out.reply(event.call, UnknownWorker("register first"))
         elif isinstance(event, SampleRequested):

@@ -342,11 +342,15 @@ class WorkerGroups:
         else:
             self._ready.discard(candidate.id)
 
+    def over(self) -> JobOver:
+        """The answer to a watch once no world is planned any more."""
+        return JobOver(0 if self.formed is None else self.formed.version)
+
     def end(self) -> None:
         """The job is decided."""
         self._has_ended = True
         for worker_id in list(self._watches):
-            self._answer_watch(worker_id, JobOver())
+            self._answer_watch(worker_id, self.over())
 
     def _choose(self, clock: float) -> list[Candidate]:
         """The members of a world that is due now; empty: none is."""
