@@ -32,8 +32,8 @@ from elasticdl.model_def import ModelDefinition
 from elasticdl_client.choices import JobType
 from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import ElasticDLError, FlagError, ModelDefinitionError
-from elasticdl_client.sdk import FlagValue, JobHandle, train
-from elasticdl_client.sdk.start import spec_of
+from elasticdl_client.sdk import FlagValue, JobHandle
+from elasticdl_client.sdk import start as sdk
 
 _BLOCK = 4096  # rows copied at once
 _MODEL, _WEIGHTS, _MODULE = "model.keras", "weights.npz", "fitted"
@@ -133,6 +133,7 @@ def fit(
 
     Raises:
         ElasticDLError: the model, the data or a flag cannot be used, or the job has failed; its directory stays then.
+        KeyboardInterrupt: Ctrl-C, which ends the job, as the end of this process does.
     """
     _check_flags(flags)
     numbers: dict[str, FlagValue] = {
@@ -158,11 +159,16 @@ def fit(
             shutil.rmtree(place, ignore_errors=True)
         raise
     job.is_kept = bool(directory)
-    _ended(job)
+    try:
+        job.wait()
+    except KeyboardInterrupt:
+        job.stop()
+        if not directory:
+            _remove(job, place)
+        raise
     history = _take_back(model, place / _MODULE_DIRECTORY)
     if not directory:
-        job.delete()
-        shutil.rmtree(place, ignore_errors=True)
+        _remove(job, place)
     return history
 
 
@@ -283,9 +289,9 @@ def _start(
         **_flags_of(module, validation),
         **flags,
     }
-    spec_of(JobType.TRAIN, given, lambda note: None)  # before the data are written
+    sdk.spec_of(JobType.TRAIN, given, lambda note: None)  # before the data are written
     _hand_over(model, training, validation, module)
-    return train(progress=progress, **given)
+    return sdk.start(JobType.TRAIN, given, progress=progress, ends_with_caller=True)
 
 
 def _flags_of(module: Path, validation: ModuleData | None) -> dict[str, FlagValue]:
@@ -392,12 +398,9 @@ def _loaded(saved: Any, directory: Path, mode: str) -> Any:
     return np.load(directory / f"{mode}-{saved}.npy", mmap_mode="r")
 
 
-def _ended(job: JobHandle) -> JobHandle:
-    try:
-        return job.wait()
-    except KeyboardInterrupt:
-        job.stop()
-        raise
+def _remove(job: JobHandle, place: Path) -> None:
+    job.delete()
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def _take_back(model: Any, module: Path) -> Any:

@@ -64,6 +64,7 @@ def start(
     *,
     progress: bool = False,
     master_command: Sequence[str] = local.MASTER_COMMAND,
+    ends_with_caller: bool = False,
 ) -> JobHandle:
     """Start a job.
 
@@ -72,6 +73,7 @@ def start(
         flags: by name.
         progress: print notes now, and show the job while `JobHandle.wait` waits.
         master_command: the command of a local job's master.
+        ends_with_caller: a local job ends when this process does.
 
     Raises:
         ElasticDLError: a flag is wrong, or the job cannot be started.
@@ -88,7 +90,7 @@ def start(
     if spec.runtime is Runtime.KUBERNETES:
         store, has_ended = _submit(spec, note), None
     else:
-        store, has_ended = _start_here(spec, note, master_command)
+        store, has_ended = _start_here(spec, note, master_command, ends_with_caller)
     return JobHandle.of(store, spec.job_name, notes=tuple(notes), progress=progress, has_ended=has_ended)
 
 
@@ -155,16 +157,16 @@ def _submit(spec: JobSpec, note: Callable[[str], None]) -> JobStore:
 
 
 def _start_here(
-    spec: JobSpec, note: Callable[[str], None], master_command: Sequence[str]
+    spec: JobSpec, note: Callable[[str], None], master_command: Sequence[str], ends_with_caller: bool
 ) -> tuple[JobStore, threading.Event]:
     _, job_dir = local.prepare(spec, note)
-    return LocalJobs(job_dir.path), start_front(job_dir, master_command)
+    return LocalJobs(job_dir.path), start_front(job_dir, master_command, ends_with_caller)
 
 
 LOG = "front.log"
 
 
-def start_front(job_dir: JobDir, master_command: Sequence[str]) -> threading.Event:
+def start_front(job_dir: JobDir, master_command: Sequence[str], ends_with_caller: bool) -> threading.Event:
     """Start the front of a prepared job, to which the lock of its directory passes.
 
     Returns:
@@ -175,7 +177,7 @@ def start_front(job_dir: JobDir, master_command: Sequence[str]) -> threading.Eve
         with (job_dir.logs / LOG).open("ab") as log:
             process = subprocess.Popen(
                 [*command, *master_command],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if ends_with_caller else subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(job_dir.lock_fd,),

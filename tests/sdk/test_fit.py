@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import elasticdl
 from elasticdl.api.fit_arguments import as_fitted, read_callbacks, split, write_callbacks
 from elasticdl.api.keras_fit import modules_of
 from elasticdl_client.errors import DataError, ElasticDLError, FlagError, ModelDefinitionError
+from elasticdl_client.job_dir import holders, wait_for_end
 
 X = np.zeros((6, 3), "f4")
 Y = np.arange(6)
@@ -125,6 +127,29 @@ def test_another_backend_of_keras_is_refused() -> None:
     ended = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True)
     assert "Keras runs on torch in this process" in ended.stderr
     assert "Set KERAS_BACKEND=tensorflow" in ended.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_a_job_ends_with_the_process_that_fits(tmp_path: Path, by: signal.Signals) -> None:
+    source = (
+        "import signal, keras, numpy as np, elasticdl\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "elasticdl.fit(model, np.zeros((640, 3)), np.zeros(640), epochs=100_000, num_workers=1, batch_size=64)\n"
+    )
+    environment = {**os.environ, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", source]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as fitting:
+        assert fitting.stdout is not None
+        assert any("records 640, committed 640" in line for line in fitting.stdout)
+        (lock,) = tmp_path.glob("elasticdl-fit-*/job/lock")
+        of_job = holders(lock.parent)
+        assert of_job
+        fitting.send_signal(by)
+    assert wait_for_end(of_job, 60)
+    assert lock.exists() == (by is signal.SIGKILL)
 
 
 def test_weights_of_classes_and_the_split_are_those_of_keras() -> None:
