@@ -30,6 +30,7 @@ LARGE_RECORD_BYTES = 4096  # on average: from this on other threads run while re
 
 _HEADER = struct.Struct("<5I")
 _LENGTH = struct.Struct("<I")
+_crc32 = _native.crc32 if _native.has_crc32() else zlib.crc32
 
 
 class ChunkFormatError(Exception):
@@ -92,7 +93,7 @@ def encode_chunk(records: Sequence[bytes], compressor: Compressor) -> bytes:
         pieces.append(_LENGTH.pack(len(record)))
         pieces.append(record)
     body = _compress(b"".join(pieces), compressor)
-    return ChunkHeader(zlib.crc32(body), compressor, len(body), len(records)).to_bytes() + body
+    return ChunkHeader(_crc32(body), compressor, len(body), len(records)).to_bytes() + body
 
 
 def decode_body(header: ChunkHeader, compressed: bytes | memoryview) -> bytes | memoryview:
@@ -101,7 +102,7 @@ def decode_body(header: ChunkHeader, compressed: bytes | memoryview) -> bytes | 
     Raises:
         ChunkFormatError: if the checksum is wrong or the body cannot be decompressed.
     """
-    checksum = zlib.crc32(compressed)
+    checksum = _crc32(compressed)
     if checksum != header.checksum:
         raise ChunkFormatError(
             f"a chunk is corrupt: its CRC-32 is {checksum:#010x}, its header says {header.checksum:#010x}"

@@ -203,6 +203,12 @@ def split(ids: Ids, owners: npt.NDArray[np.uint16], num_ps: int) -> list[Positio
 def buckets(ids: Ids) -> npt.NDArray[np.uint16]:
     """The bucket of each id."""
 
+def has_crc32() -> bool:
+    """Return whether this processor has the instructions of `crc32`."""
+
+def crc32(data: Any, checksum: int = 0) -> int:
+    """Return what `zlib.crc32` does, in a third of the time; only where `has_crc32`."""
+
 def crc32c(data: Any, checksum: int = 0) -> int:
     """Castagnoli's checksum of bytes-like data, going on from an earlier one."""
 

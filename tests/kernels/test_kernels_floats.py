@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -103,6 +105,15 @@ def test_checksums_of_long_data() -> None:
     assert _native.crc32c(data) == _native._crc32c_portable(data)  # type: ignore[attr-defined]
     floats = np.frombuffer(data[:40_000], np.float32).reshape(100, 100)
     assert _native.crc32c(floats) == _native.crc32c(data[:40_000])
+
+
+@pytest.mark.skipif(not _native.has_crc32(), reason="the processor cannot multiply without carry")
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 3000), st.integers(0, 16), st.integers(0, 3000))
+def test_the_checksum_of_recordio_is_that_of_zlib(size: int, first: int, cut: int) -> None:
+    data = np.random.default_rng(size).bytes(size + first)[first:]
+    assert _native.crc32(data) == zlib.crc32(data)
+    assert _native.crc32(memoryview(data)[cut:], _native.crc32(data[:cut])) == zlib.crc32(data)
 
 
 def test_scattered_data_has_no_checksum() -> None:

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "arrays.hpp"
+#include "crc32.hpp"
 #include "crc32c.hpp"
 #include "floats.hpp"
 #include "hashing.hpp"
@@ -167,6 +168,8 @@ PYBIND11_MODULE(_native, module) {
   module.def("sum_rows", &sum_by_position, py::arg("gradients"), py::arg("positions"), py::arg("num_unique"));
   module.def("split", &split, py::arg("ids"), py::arg("owners"), py::arg("num_ps"));
   module.def("buckets", &buckets, py::arg("ids"));
+  module.def("has_crc32", &has_crc32);
+  module.def("crc32", &checksum<&crc32>, py::arg("data"), py::arg("checksum") = 0);
   module.def("crc32c", &checksum<&crc32c>, py::arg("data"), py::arg("checksum") = 0);
   module.def("_crc32c_portable", &checksum<&crc32c_portable>, py::arg("data"), py::arg("checksum") = 0);
   module.def("to_half", &converted<float, uint16_t, &to_half>, py::arg("values"));
