@@ -229,6 +229,8 @@ class FsspecStorage:
                 if final is not None:
                     raise final from error
                 what = _text(error)
+                if _progress is not None:
+                    _progress.end()
                 since = started if _progress is None else _progress.furthest_at
                 if time.monotonic() - since + wait_s > self._policy.total_s:
                     raise StorageUnreachable(

@@ -28,7 +28,7 @@ class Progress:
 
     Attributes:
         moved_at: when the present attempt sent bytes last, or began.
-        furthest_at: when an attempt came further than all before it.
+        furthest_at: when an attempt that has ended came further than all before it.
     """
 
     def __init__(self) -> None:
@@ -40,16 +40,18 @@ class Progress:
         self._sent_bytes = 0
         self.moved_at = time.monotonic()
 
+    def end(self) -> None:
+        """Compare an attempt that has failed: not before, as clients read a body for its checksum first."""
+        if self._sent_bytes > self._furthest_bytes:
+            self._furthest_bytes, self.furthest_at = self._sent_bytes, self.moved_at
+
     def set_size(self, size: int) -> None:
         """Ignore how large the file is: it does not matter here."""
 
     def absolute_update(self, value: int) -> None:
         """Count bytes from the start of the attempt."""
-        if value == self._sent_bytes:
-            return
-        self._sent_bytes, self.moved_at = value, time.monotonic()
-        if value > self._furthest_bytes:
-            self._furthest_bytes, self.furthest_at = value, self.moved_at
+        if value != self._sent_bytes:
+            self._sent_bytes, self.moved_at = value, time.monotonic()
 
     def relative_update(self, inc: int = 1) -> None:
         """Count bytes from the last update."""
@@ -67,6 +69,11 @@ class _Body(io.BytesIO):
         content = super().read(size)
         self._progress.absolute_update(self.tell())
         return content
+
+    def seek(self, position: int, whence: int = io.SEEK_SET, /) -> int:
+        position = super().seek(position, whence)
+        self._progress.absolute_update(position)
+        return position
 
 
 class S3Uploads:

@@ -106,6 +106,16 @@ def test_an_upload_takes_any_time_while_its_bytes_move(proxy: FaultyProxy, tmp_p
     assert [request.method for request in proxy.requests].count("PUT") == 3 + 1  # none was sent again
 
 
+def test_a_slow_upload_that_is_refused_at_its_end_is_sent_again(proxy: FaultyProxy, tmp_path: Path) -> None:
+    storage = FsspecStorage("s3", RetryPolicy(request_s=5.0, first_wait_s=0.01, longest_wait_s=0.1, total_s=1.5))
+    (tmp_path / "a").write_bytes(bytes(16 << 20))
+    proxy.upload_bytes_per_s = 6 << 20
+    left = proxy.once_each(Fault.UNAVAILABLE, method="PUT")
+    storage.publish(url_of(tmp_path, "a"), tmp_path / "a")
+    assert not left
+    assert [request.method for request in proxy.requests].count("PUT") == 2
+
+
 def test_a_part_that_fails_or_stalls_is_sent_again_alone(
     storage: Storage, proxy: FaultyProxy, tmp_path: Path, s3_port: int
 ) -> None:
