@@ -54,7 +54,7 @@ class RetryPolicy:
 
     Attributes:
         request_s: for an answer, or in an upload for the next bytes to be sent, the first time; twice as long each time
-            after it.
+            after it, up to `total_s`.
         first_wait_s: between the first request and the second; twice as long each time after it.
         longest_wait_s: between two requests.
         total_s: after which a request that has failed is not sent again; in an upload since the last time that one came
@@ -245,7 +245,8 @@ class FsspecStorage:
         timeout_s, wait_s = self._policy.request_s, self._policy.first_wait_s
         while True:
             yield timeout_s, wait_s * self._jitter.uniform(0.5, 1.0)  # so that workers do not come back all at once
-            timeout_s, wait_s = timeout_s * 2, min(wait_s * 2, self._policy.longest_wait_s)
+            timeout_s = min(timeout_s * 2, max(self._policy.request_s, self._policy.total_s))
+            wait_s = min(wait_s * 2, self._policy.longest_wait_s)
 
     def _once(self, verb: _Verb, timeout_s: float, *arguments: Any, **named: Any) -> Any:
         if isinstance(verb, str):

@@ -21,8 +21,6 @@ from botocore.exceptions import ClientError
 from s3fs.errors import translate_boto_error
 from urllib3.exceptions import HTTPError
 
-_LONGEST_S = 240.0  # a client, which has one time-out, is made for each; a request is given up after three minutes
-
 
 class S3Ranges:
     """Objects by their URLs.  Safe to use from several threads."""
@@ -42,13 +40,13 @@ class S3Ranges:
         """Return a range of an object, in one buffer that the socket has filled.
 
         Args:
-            timeout_s: for each wait, and for the body, which gets up to twice as long.
+            timeout_s: for each wait, and for the body, which gets up to twice as long; a client,
+                which has one time-out, is made for each.
             etag: that the object must have; empty: any.
 
         Raises:
             OSError: as s3fs does.
         """
-        timeout_s = min(timeout_s, _LONGEST_S)
         client = self._client(timeout_s)
         bucket, key, version = self._file_system.split_path(url)
         which = {"Bucket": bucket, "Key": key, "Range": f"bytes={start}-{end - 1}"}

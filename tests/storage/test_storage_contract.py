@@ -8,6 +8,7 @@ import logging
 import random
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
@@ -114,6 +115,19 @@ def test_a_slow_upload_that_is_refused_at_its_end_is_sent_again(proxy: FaultyPro
     storage.publish(url_of(tmp_path, "a"), tmp_path / "a")
     assert not left
     assert [request.method for request in proxy.requests].count("PUT") == 2
+
+
+def test_a_request_waits_no_longer_than_the_policys_time(proxy: FaultyProxy, tmp_path: Path) -> None:
+    """It is sent again often where it is refused at once: without an end the next would wait for hours."""
+    url = url_of(tmp_path, "a")
+    storage = FsspecStorage("s3", RetryPolicy(request_s=0.5, first_wait_s=0.01, longest_wait_s=0.02, total_s=1.0))
+    storage.publish(url, CONTENT)
+    refused = itertools.count()
+    proxy.fault_of = lambda request: Fault.UNAVAILABLE if next(refused) < 6 else Fault.HELD
+    started = time.monotonic()
+    with pytest.raises(StorageError, match="could not be reached"):
+        storage.stat(url)
+    assert time.monotonic() - started < 6.0
 
 
 def test_a_part_that_fails_or_stalls_is_sent_again_alone(
