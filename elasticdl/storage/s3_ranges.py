@@ -46,7 +46,9 @@ class S3Ranges:
 
         Raises:
             OSError: as s3fs does.
+            RuntimeError: as s3fs does in a forked process, whose connections are those of its parent.
         """
+        _ = self._file_system.loop  # raises the error of a forked process
         client = self._client(timeout_s)
         bucket, key, version = self._file_system.split_path(url)
         which = {"Bucket": bucket, "Key": key, "Range": f"bytes={start}-{end - 1}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from elasticdl.storage.fsspec_storage import FsspecStorage
 from elasticdl.storage.s3_ranges import S3Ranges
+from elasticdl_client.errors import StorageError
 from tests.storage.faulty_proxy import FaultyProxy
 
 CONTENT = bytes(range(256))
@@ -45,3 +47,19 @@ def test_requests_are_anonymous_where_s3fs_sends_such(proxy: FaultyProxy, tmp_pa
     anonymous = S3Ranges(fsspec.filesystem("s3", anon=True, skip_instance_cache=True))
     with pytest.raises(PermissionError, match="Forbidden"):
         anonymous.read(url, start=10, end=100, timeout_s=10.0)
+
+
+def test_a_forked_process_does_not_read_from_the_connections_of_its_parent(proxy: FaultyProxy, tmp_path: Path) -> None:
+    storage, url = FsspecStorage("s3"), f"s3://bucket/{tmp_path.name}/a"
+    storage.publish(url, CONTENT)
+    assert storage.read(url, 0, 10) == CONTENT[:10]
+    child = os.fork()
+    if not child:
+        try:
+            storage.read(url, 10, 20)
+        except StorageError as error:
+            os._exit(0 if "fork" in str(error) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert storage.read(url, 20, 30) == CONTENT[20:30]
