@@ -20,6 +20,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from s3fs.errors import translate_boto_error
 from urllib3.exceptions import HTTPError
+_CREDENTIALS_S = 10.0  # for an answer with credentials: threads ask for them one after the other
 
 
 class S3Ranges:
@@ -79,15 +80,17 @@ class S3Ranges:
                 self._clients[timeout_s] = self._new_client(timeout_s)
             return self._clients[timeout_s]
 
-    def _new_session(self) -> botocore.session.Session:
+    def _new_session(self, timeout_s: float) -> botocore.session.Session:
         session = botocore.session.Session(**self._file_system.kwargs)
+        of_credentials = {name: min(timeout_s, _CREDENTIALS_S) for name in ("connect_timeout", "read_timeout")}
+        session.set_default_client_config(Config(retries={"total_max_attempts": 1}, **of_credentials))
         known = self._file_system.session  # None before its first request
         if known is not None:  # its model of S3, which takes 0.14 s and 14 MB to load
             session.register_component("data_loader", known.get_component("data_loader"))
         return session
 
     def _new_client(self, timeout_s: float) -> Any:
-        self._session = self._session or self._new_session()
+        self._session = self._session or self._new_session(timeout_s)
         settings = self._file_system
         config = {name: value for name, value in settings.config_kwargs.items() if name != "connector_args"}
         config |= {"connect_timeout": timeout_s, "read_timeout": timeout_s}

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -107,6 +110,23 @@ def test_an_agent_that_cannot_be_reached_is_asked_again(pod: AwsIdentity, monkey
     monkeypatch.delenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", raising=False)
     with pytest.raises(StorageUnreachable, match="could not be reached"):
         FsspecStorage("s3", RetryPolicy(20.0, 0.01, 0.1, 1.0)).exists("s3://bucket/a")
+
+
+def test_reads_end_although_credentials_are_asked_for_in_vain(
+    aws: AwsIdentity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """botocore lets one thread ask after the other, five times each, and 60 s each time."""
+    for name, value in by_role(aws, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    storage = FsspecStorage("s3", RetryPolicy(0.5, 0.01, 0.1, 1.0))
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor() as threads:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        reads = [threads.submit(storage.read, "s3://bucket/a", 0, 1) for _ in range(3)]
+        started = time.monotonic()
+        for read in reads:
+            with pytest.raises(StorageUnreachable):
+                read.result(20.0)
+    assert time.monotonic() - started < 20.0
 
 
 def test_a_machine_without_credentials_is_refused_at_once(aws: AwsIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
