@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -20,6 +21,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from s3fs.errors import translate_boto_error
 from urllib3.exceptions import HTTPError
+
 _CREDENTIALS_S = 10.0  # for an answer with credentials: threads ask for them one after the other
 
 
@@ -33,7 +35,7 @@ class S3Ranges:
         """
         self._file_system = file_system
         self._session: botocore.session.Session | None = None
-        self._deadlines = _Deadlines(file_system.loop)
+        self._deadlines = _Deadlines()
         self._lock = threading.Lock()  # a session is not safe to make clients from several threads
         self._clients: dict[float, Any] = {}
 
@@ -41,15 +43,14 @@ class S3Ranges:
         """Return a range of an object, in one buffer that the socket has filled.
 
         Args:
-            timeout_s: for each wait, and for the body, which gets up to twice as long; a client,
-                which has one time-out, is made for each.
+            timeout_s: for each wait, and for the body; a client, which has one time-out, is made for each.
             etag: that the object must have; empty: any.
 
         Raises:
             OSError: as s3fs does.
             RuntimeError: as s3fs does in a forked process, whose connections are those of its parent.
         """
-        _ = self._file_system.loop  # raises the error of a forked process
+        loop = self._file_system.loop  # raises the error of a forked process
         client = self._client(timeout_s)
         bucket, key, version = self._file_system.split_path(url)
         which = {"Bucket": bucket, "Key": key, "Range": f"bytes={start}-{end - 1}"}
@@ -59,7 +60,7 @@ class S3Ranges:
             answer = client.get_object(**self._of_each_request(client), **which)
         except ClientError as error:
             raise translate_boto_error(error) from error
-        with answer["Body"] as connected, self._deadlines.within(timeout_s, connected.connection):
+        with answer["Body"] as connected, self._deadlines.within(timeout_s, connected, loop):
             try:
                 data: bytes = answer["Body"].read()
             except HTTPError as error:  # of TLS, for example: botocore translates some of them alone
@@ -109,39 +110,44 @@ class S3Ranges:
 
 
 class _Deadlines:
-    """Ends connections whose answers take too long: a socket limits each wait, but not their sum."""
+    """Ends answers that take too long: a socket limits each wait, but not their sum."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """
-        Args:
-            loop: runs in a thread; it looks once in the time of an answer, while there are any.
-        """
-        self._loop = loop
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._is_watched = False
+        self._looks_at_s = math.inf
         self._running: dict[object, tuple[float, Any]] = {}
 
     @contextlib.contextmanager
-    def within(self, timeout_s: float, connection: Any) -> Iterator[None]:
-        """End a connection of urllib3, None for an answer that is complete, if the block lasts longer."""
-        answer = object()
+    def within(self, timeout_s: float, answer: Any, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """End the connection of an answer of urllib3 if the block lasts longer.
+
+        Args:
+            loop: runs in a thread; it looks about once in the time of an answer, while there are any.
+        """
+        key, end_s = object(), time.monotonic() + timeout_s
         with self._lock:
-            self._running[answer] = time.monotonic() + timeout_s, connection
-            is_watched, self._is_watched = self._is_watched, True
-        if not is_watched:
-            self._loop.call_soon_threadsafe(self._loop.call_later, timeout_s, self._watch, timeout_s)
+            self._running[key] = end_s, answer
+            is_first = end_s < self._looks_at_s
+            if is_first:
+                self._looks_at_s = end_s
+        if is_first:
+            loop.call_soon_threadsafe(loop.call_later, timeout_s, self._look, end_s, loop)
         try:
             yield
         finally:
             with self._lock:
-                del self._running[answer]
+                self._running.pop(key, None)
 
-    def _watch(self, period_s: float) -> None:
+    def _look(self, at_s: float, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
-            overdue = [connection for end_s, connection in self._running.values() if end_s <= time.monotonic()]
-            self._is_watched = bool(self._running)
-            if self._is_watched:
-                self._loop.call_later(period_s, self._watch, period_s)
-        for connection in overdue:
-            with contextlib.suppress(OSError, AttributeError):  # it has ended by itself
-                socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+            if at_s != self._looks_at_s:  # one of a shorter time has come in front of this
+                return
+            overdue = [key for key, (end_s, _) in self._running.items() if end_s <= at_s]
+            ended = [self._running.pop(key)[1] for key in overdue]
+            self._looks_at_s = min((end_s for end_s, _ in self._running.values()), default=math.inf)
+            if self._running:
+                loop.call_later(self._looks_at_s - time.monotonic(), self._look, self._looks_at_s, loop)
+        for answer in ended:
+            # It may be complete by now.  `answer.connection` has no socket where the connection ends with the answer.
+            with contextlib.suppress(OSError, AttributeError):
+                socket.socket.shutdown(answer._fp.fp.raw._sock, socket.SHUT_RDWR)

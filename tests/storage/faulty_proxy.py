@@ -48,6 +48,7 @@ class FaultyProxy:
         held: set once a request is held.
         address: that it listens on.
         upload_bytes_per_s: at which it takes each body; 0: as fast as it can.
+        announces_close: it says of each answer that the connection ends after it.
     """
 
     target: int
@@ -56,6 +57,7 @@ class FaultyProxy:
     held: threading.Event = field(default_factory=threading.Event)
     address: str = "127.0.0.1"
     upload_bytes_per_s: float = 0.0
+    announces_close: bool = False
 
     def __post_init__(self) -> None:
         self._closing = threading.Event()
@@ -131,6 +133,8 @@ class FaultyProxy:
             if name.lower() not in ("content-length", "connection", "transfer-encoding"):
                 handler.send_header(name, value)
         handler.send_header("Content-Length", str(len(sent)) if fault is Fault.TOO_SHORT else length)
+        if self.announces_close:
+            handler.send_header("Connection", "close")
         handler.end_headers()
         handler.wfile.write(sent)
         handler.wfile.flush()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 
-from elasticdl.storage.fsspec_storage import FsspecStorage
+from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy
 from elasticdl.storage.s3_ranges import S3Ranges
 from elasticdl_client.errors import StorageError
-from tests.storage.faulty_proxy import FaultyProxy
+from tests.storage.faulty_proxy import Fault, FaultyProxy
 
 CONTENT = bytes(range(256))
 
@@ -47,6 +48,20 @@ def test_requests_are_anonymous_where_s3fs_sends_such(proxy: FaultyProxy, tmp_pa
     anonymous = S3Ranges(fsspec.filesystem("s3", anon=True, skip_instance_cache=True))
     with pytest.raises(PermissionError, match="Forbidden"):
         anonymous.read(url, start=10, end=100, timeout_s=10.0)
+
+
+def test_an_answer_that_comes_too_slowly_is_ended_although_its_connection_ends_with_it(
+    proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    storage = FsspecStorage("s3", RetryPolicy(request_s=0.5, first_wait_s=0.01, longest_wait_s=0.1, total_s=20.0))
+    url = f"s3://bucket/{tmp_path.name}/a"
+    storage.publish(url, CONTENT)
+    proxy.announces_close = True
+    proxy.once_each(Fault.TRICKLING)
+    started = time.monotonic()
+    assert storage.read(url, 0, 256) == CONTENT
+    assert time.monotonic() - started < 8.0  # all of the bytes take 13 s
+    assert [request.method for request in proxy.requests].count("GET") == 2
 
 
 def test_a_forked_process_does_not_read_from_the_connections_of_its_parent(proxy: FaultyProxy, tmp_path: Path) -> None:
