@@ -8,6 +8,7 @@ is HADOOP_USER_NAME, or that of Kerberos.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import secrets
@@ -21,6 +22,7 @@ from fsspec.asyn import get_loop
 from elasticdl.storage.uploads import Progress
 
 _CHUNK_BYTES = 4 << 20
+_CLEANUP_S = 10.0  # after a write has failed, perhaps of a NameNode that does not answer
 _OF_A_SERVER = re.compile(r'\w+\("[^"]*", "(.*?)(?:\\n|"\))')  # class, and message with its lines escaped
 _REFUSED = "AccessControlException"
 _PANIC = "PanicException"  # no Exception; its module cannot be imported
@@ -92,8 +94,8 @@ class HdfsClient:
                 await writer.close()
                 await client.rename(part, path, True)
             except BaseException:
-                with contextlib.suppress(RuntimeError, OSError):
-                    await client.delete(part, False)
+                with contextlib.suppress(RuntimeError, OSError):  # also a TimeoutError
+                    await asyncio.wait_for(client.delete(part, False), _CLEANUP_S)
                 raise
 
     def _client(self, root: str) -> Any:

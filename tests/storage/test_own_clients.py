@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -71,6 +72,15 @@ def test_a_name_node_that_does_not_answer_is_asked_again(monkeypatch: pytest.Mon
     monkeypatch.setattr(hdfs_native, "AsyncClient", PanickingClient)
     with pytest.raises(StorageFileMissing):
         FsspecStorage("hdfs", QUICK).stat("hdfs://name-node/d")
+
+
+@pytest.mark.timeout(30)
+def test_a_write_to_a_name_node_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("hdfs_native", reason="needs hdfs-native")
+    monkeypatch.setattr("elasticdl.storage.hdfs_client._CLEANUP_S", 0.5)
+    storage = FsspecStorage("hdfs", RetryPolicy(request_s=0.5, first_wait_s=0.01, longest_wait_s=0.1, total_s=1.0))
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StorageError, match="could not be reached"):
+        storage.publish(f"hdfs://127.0.0.1:{silent.getsockname()[1]}/d/a", b"0123")
 
 
 def test_oss_without_an_endpoint_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
