@@ -1,4 +1,4 @@
-"""The network between simulated workers and the core: calls that are late, lost, cut off, or answered in vain."""
+"""The network between simulated workers and the core: late, lost and cut off calls, and answers that are lost."""
 
 from __future__ import annotations
 

@@ -47,11 +47,11 @@ def test_schedules_that_once_called_the_end_of_an_epoch_too_early(seed: int) -> 
     play_user_code(seed)
 
 
-def test_a_task_that_fails_while_the_model_becomes_an_older_one_is_not_held_for_ever() -> None:
+def test_a_task_that_fails_while_the_model_becomes_an_older_one_is_not_held() -> None:
     play_user_code(201733)
 
 
-def test_a_lease_of_a_member_that_comes_back_as_another_rank_than_0_is_not_held_for_ever() -> None:
+def test_a_lease_of_a_member_that_comes_back_as_another_rank_than_0_is_not_held() -> None:
     play_user_code(202565)
 
 

@@ -1,4 +1,4 @@
-"""How the state of a pod is told in one line."""
+"""How the state of a pod fits one line."""
 
 from __future__ import annotations
 

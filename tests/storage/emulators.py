@@ -65,7 +65,7 @@ def azure() -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def azure_of_tokens(certificate: Path, key: Path) -> Iterator[dict[str, str]]:
-    """The same, by TLS: it takes tokens of Entra that have not ended, whoever has signed them."""
+    """The same, by TLS: it takes tokens of Entra that have not ended, by any signer."""
     with _azurite("https", "--oauth=basic", f"--cert={certificate}", f"--key={key}") as connection:
         host = connection.rpartition("https://")[2]
         hosts = {f"FSSPEC_{scheme}_ACCOUNT_HOST": host for scheme in ("AZ", "ABFS", "ABFSS")}

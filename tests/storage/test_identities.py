@@ -112,7 +112,7 @@ def test_an_agent_that_cannot_be_reached_is_asked_again(pod: AwsIdentity, monkey
         FsspecStorage("s3", RetryPolicy(20.0, 0.01, 0.1, 1.0)).exists("s3://bucket/a")
 
 
-def test_reads_end_although_credentials_are_asked_for_in_vain(
+def test_reads_end_although_no_credentials_come(
     aws: AwsIdentity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """botocore lets one thread ask after the other, five times each, and 60 s each time."""
