@@ -158,7 +158,7 @@ class StateCheckpoints:
     def _save(self, number: int, arrays: Arrays, ledger: Ledger, write: _Write) -> None:
         assert self._directory is not None
         buffer = io.BytesIO()
-        _write_arrays(buffer, arrays)
+        _write_arrays(buffer, arrays, write)
         state = buffer.getbuffer()
         manifest = {
             "job_name": self._kind.job_name,
@@ -276,7 +276,7 @@ def _has_manifest(directory: AnyPath, manifest: Mapping[str, Any]) -> bool:
     return False
 
 
-def _write_arrays(file: io.BytesIO, arrays: Arrays) -> None:
+def _write_arrays(file: io.BytesIO, arrays: Arrays, write: _Write) -> None:
     """As `numpy.savez`, in small pieces: it copies arrays of many megabytes, and no other thread runs meanwhile."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
@@ -286,6 +286,7 @@ def _write_arrays(file: io.BytesIO, arrays: Arrays) -> None:
                 content = plain.reshape(-1).view(np.uint8).data
                 for start in range(0, len(content), _PIECE_BYTES):
                     entry.write(content[start : start + _PIECE_BYTES])
+                    write.advance()  # gigabytes take long on a share of a processor: it is no fault of the disk
 
 
 def _write_state(path: AnyPath, state: memoryview, write: _Write) -> None:
@@ -320,7 +321,8 @@ class _Write(threading.Thread):
         try:
             self._do(self)
         except Exception as error:  # noqa: BLE001  raised by `wait`
-            self._error = error
+            if not self.is_given_up:
+                self._error = error
         finally:
             del self._do  # it holds the model's arrays
 
@@ -345,14 +347,22 @@ class _Write(threading.Thread):
         """
         if limits is None:
             self.join()
-        elif not self._ends_within(min(limits.warn_s, limits.end_s)):
+        else:
+            self._wait_within(limits)
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # it refers to the frames that hold the model's arrays, and they to it
+
+    def _wait_within(self, limits: HangLimits) -> None:
+        if limits.warn_s < limits.end_s and not self._ends_within(limits.warn_s):
             text = "The checkpoint %s has not moved for %.0f s: its file system hangs. It is given up after %.0f s"
             _log.warning(text, self._place, limits.warn_s, limits.end_s)
-            if not self._ends_within(limits.end_s):
-                self.is_given_up = True
-                raise CheckpointError(f"{self._place}: its file system hangs: it took nothing for {limits.end_s:.0f} s")
-        if self._error is not None:
-            raise self._error
+        if not self._ends_within(limits.end_s):
+            self.is_given_up = True
+            raise CheckpointError(f"{self._place}: its file system hangs: it took nothing for {limits.end_s:.0f} s")
 
     def _ends_within(self, seconds: float) -> bool:
         """Return whether this thread ends before it has not moved for that long."""
