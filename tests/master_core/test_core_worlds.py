@@ -157,6 +157,22 @@ def test_workers_that_end_agree_on_the_last_checkpoint_however_few_are_left() ->
     assert script.members == (0, 2)
 
 
+def test_a_successor_does_not_keep_workers_that_end_from_the_last_checkpoint() -> None:
+    script = standing(3, min_workers=3)
+    script.kill(0)
+    script.kill(1)
+    script.all_leave(2)
+    script.successor_starts(3)
+    script.moment()
+    script.beat(2, ending=True)
+    assert script.members == (2,)
+    script.forms()
+    version = script.version
+    script.beat(2, ending=True)
+    script.tell(e.Tick())
+    assert (script.members, script.version) == ((2,), version)  # it is not called out again
+
+
 def test_a_world_that_cannot_form_is_tried_without_its_joiners() -> None:
     script = standing(2, wanted=3)
     script.successor_starts(2)

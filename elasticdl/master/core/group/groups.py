@@ -273,7 +273,9 @@ class WorkerGroups:
         # Only the first world waits for all processes: later a pod may have one that has ended.
         awaited = self.awaited(clock) if chosen and self.formed is None else []
         is_short = num_pods < at_least or (awaited and len(chosen) < at_least * num_processes)
-        if chosen and is_short and not all(self._is_ending(one) for one in chosen):
+        if is_short and (ending := self._ending(chosen)):
+            chosen, is_short = ending, False
+        if chosen and is_short:
             number = f"{num_pods}"
             if num_processes > 1:
                 number += f" with {len(chosen)} of {num_pods * num_processes} processes"
@@ -285,10 +287,13 @@ class WorkerGroups:
         for worker_id, _ in list(long):
             self._answer_watch(worker_id, NoLeaseNow())
 
-    def _is_ending(self, candidate: Candidate) -> bool:
-        """Whether it only agrees with others on the last checkpoint: however few are left, they do."""
-        worker = self._workers.get(candidate.id)
-        return worker is not None and worker.is_ending
+    def _ending(self, chosen: list[Candidate]) -> list[Candidate]:
+        """Return those that hold the model if all of them only agree on the last checkpoint: however few, they do."""
+        if self.stands:
+            return []  # they do so in this world
+        holders = [one for one in chosen if one.id in self._formed_ids()]
+        known = [self._workers.get(one.id) for one in holders]
+        return holders if all(worker is not None and worker.is_ending for worker in known) else []
 
     def awaited(self, clock: float, after: float = 0.0) -> list[int]:
         """Return the processes that the first world waits for: those beside others of their pods that are ready.
