@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import zlib
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,13 @@ def client(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, st
 
 
 def has_checkpoint(tmp_path: Path) -> bool:
-    return any(RemotePath(f"{url_of(tmp_path)}/checkpoints").files())
+    """Whether the newest snapshot of the journal there names one: the next master would restore it."""
+    directory = RemotePath(f"{url_of(tmp_path)}/journal")
+    snapshots = sorted(name for name in directory.files() if "." in name)
+    if not snapshots:
+        return False
+    newest = zlib.decompress(RemotePath(f"{directory}/{snapshots[-1]}").read_bytes())
+    return f"{url_of(tmp_path)}/checkpoints/version-".encode() in newest
 
 
 def assert_exact(job: LocalJob) -> None:
