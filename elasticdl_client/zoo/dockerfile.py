@@ -70,9 +70,10 @@ ARG PIP_NO_CACHE_DIR=1
 ARG PIP_PROGRESS_BAR=off
 ARG PIP_DISABLE_PIP_VERSION_CHECK=1
 ARG PIP_ROOT_USER_ACTION=ignore
-# Images named python come without the bytecode of Python's library: each process would compile what it imports.
+# Images named python come without the bytecode of Python's library: each process would compile what it imports.  One
+# that this step cannot write works as well.
 RUN python -m compileall -q -x '/(site-packages|dist-packages|tests?)/' \\
-        "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
+        "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" || true
 {index}"""
 
 
