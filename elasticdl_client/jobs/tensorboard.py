@@ -31,7 +31,7 @@ from elasticdl_client.jobs.store import JobInfo
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.kubernetes.pods import Manifest, owned
-from elasticdl_client.kubernetes.resources import mount_of, parse_volumes
+from elasticdl_client.kubernetes.resources import QUEUE_LABEL, mount_of, parse_volumes
 from elasticdl_client.storage_kinds import check_installed, is_remote
 
 HOST = "127.0.0.1"
@@ -132,9 +132,9 @@ def pod_of(data: Mapping[str, str], spec: JobSpec, owner_uid: str) -> Manifest:
 
 
 def _labels_of_template(master: Manifest) -> dict[str, str]:
-    """The labels of the master's pod that do not make it part of the job."""
+    """The labels of the master's pod that neither make it part of the job nor have it wait in a queue for quota."""
     labels: dict[str, str] = master["metadata"].get("labels") or {}
-    ours = (names.APP_LABEL, names.STATUS_LABEL)
+    ours = (names.APP_LABEL, names.STATUS_LABEL, QUEUE_LABEL)
     return {name: value for name, value in labels.items() if name not in ours and not name.startswith("elasticdl-")}
 
 

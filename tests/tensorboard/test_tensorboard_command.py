@@ -112,7 +112,8 @@ def test_the_pod_has_the_masters_identity_where_it_reads_storage() -> None:
     spec = cluster_spec(
         tensorboard_log_dir="s3://bucket/logs",
         service_account="training",
-        master_pod_template='{"metadata": {"labels": {"azure.workload.identity/use": "true"}}}',
+        master_pod_template='{"metadata": {"labels": {"azure.workload.identity/use": "true", '
+        '"kueue.x-k8s.io/queue-name": "team"}}}',
     )
     pod = pod_of(config_map(spec), spec, "uid-1")
     assert pod["spec"]["serviceAccountName"] == "training"
