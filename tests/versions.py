@@ -86,7 +86,8 @@ OTHER_IDENTITIES = (  # AWS's need s3fs, which needs another fsspec than gcsfs
     "tests/storage/test_identities.py::test_tokens_of_google_are_renewed_and_asked_for_again",
     "tests/storage/test_identities.py::test_tokens_of_azure_are_renewed_and_asked_for_again",
 )
-STORAGE_SERVERS = ("gcp-storage-emulator==2026.7.19", "pyspark==3.0.1")  # the latter has the jars of HDFS
+# pyspark has the jars of HDFS; a job on tables of the Hub trains a model of PyTorch.
+BESIDE_STORAGE = ("gcp-storage-emulator==2026.7.19", "pyspark==3.0.1", "torch==2.13.0")
 LANES = {
     "kubernetes-oldest": Lane(
         extras=("zoo", "dashboard", "arrow"),
@@ -175,7 +176,7 @@ LANES = {
         tests=STORAGE_KINDS,
         minutes=8,
         tools=("moto", "flask", "flask-cors", "scikit-learn"),  # three for the fixtures beside these tests
-        others=STORAGE_SERVERS,
+        others=BESIDE_STORAGE,
         programs=("azurite@3.35.0",),
     ),
     "storage-kinds-newest": Lane(
@@ -184,7 +185,7 @@ LANES = {
         minutes=10,
         tools=("moto", "flask", "flask-cors", "scikit-learn"),
         is_oldest=False,
-        others=(*STORAGE_SERVERS, "boto3>=1.43"),  # of moto; pip would look at each of its versions
+        others=(*BESIDE_STORAGE, "boto3>=1.43"),  # of moto; pip would look at each of its versions
         programs=("azurite@3.35.0",),
     ),
     "newest": Lane(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import io
 import itertools
 import os
 import queue
@@ -15,8 +16,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,14 +48,37 @@ def google() -> Iterator[dict[str, str]]:
 
 
 def _one_at_a_time(function: Callable[..., None]) -> Callable[..., None]:
+    """Handle requests one after the other, each once it is there as a whole: a client may stop in its middle."""
     lock = threading.Lock()
 
     @functools.wraps(function)
-    def locked(*arguments: object) -> None:
-        with lock:
-            function(*arguments)
+    def locked(router: Any, *arguments: object) -> None:
+        handler = router._request_handler
+        received, sent = handler.rfile, handler.wfile
+        handler.rfile, handler.wfile = io.BytesIO(_body(handler)), io.BytesIO()
+        try:
+            with lock:
+                function(router, *arguments)
+        finally:
+            answer = handler.wfile.getvalue()
+            handler.rfile, handler.wfile = received, sent
+            sent.write(answer)
 
     return locked
+
+
+def _body(handler: BaseHTTPRequestHandler) -> bytes:
+    """The body of a request, chunks as they come."""
+    read = handler.rfile
+    if "chunked" not in handler.headers.get("Transfer-Encoding", ""):
+        return read.read(int(handler.headers.get("Content-Length") or 0))
+    body = b""
+    while True:
+        line = read.readline()
+        size_bytes = int(line.strip() or b"0", 16)
+        body += line + read.read(size_bytes) + read.readline()
+        if not size_bytes:
+            return body
 
 
 @contextlib.contextmanager
