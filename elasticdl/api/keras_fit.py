@@ -159,13 +159,7 @@ def fit(
             shutil.rmtree(place, ignore_errors=True)
         raise
     job.is_kept = bool(directory)
-    try:
-        job.wait()
-    except KeyboardInterrupt:
-        job.stop()
-        if not directory:
-            _remove(job, place)
-        raise
+    _ended(job, place)
     history = _take_back(model, place / _MODULE_DIRECTORY)
     if not directory:
         _remove(job, place)
@@ -396,6 +390,16 @@ def _loaded(saved: Any, directory: Path, mode: str) -> Any:
     if isinstance(saved, dict):
         return {name: _loaded(part, directory, mode) for name, part in saved.items()}
     return np.load(directory / f"{mode}-{saved}.npy", mmap_mode="r")
+
+
+def _ended(job: JobHandle, place: Path) -> JobHandle:
+    try:
+        return job.wait()
+    except KeyboardInterrupt:
+        job.stop()
+        if not job.is_kept:
+            _remove(job, place)
+        raise
 
 
 def _remove(job: JobHandle, place: Path) -> None:

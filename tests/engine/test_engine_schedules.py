@@ -6,7 +6,7 @@ A failure names its seed: `python -m tests.engine SEED` replays it with its log.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 
@@ -16,7 +16,8 @@ from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_spec import JobSpec
 from tests.engine.arithmetic import Troubles
 from tests.engine.engine_job import EngineJob, make_job
-from tests.engine.member import installed
+from tests.engine.member import Member, installed
+from tests.engine.scheduler import Process
 from tests.engine.schedules import play, play_end, play_killed_end, play_user_code
 
 _AT_ONCE = 8  # schedules of a test: the suite runs in several processes
@@ -183,6 +184,15 @@ def test_another_member_writes_the_last_checkpoint_if_the_writer_is_killed(
     assert newest.ledger.steps == max(member.steps for member in told.values())
 
 
+def assert_last_step_is_kept(job: EngineJob, told: Mapping[Process, Member], killed: Process) -> None:
+    """The members that were asked to end, but for a killed one, leave a checkpoint of their newest step."""
+    while not all(process.is_over for process in told):
+        job.scheduler.step()
+    newest = job.room.written.newest()
+    assert newest is not None
+    assert newest.ledger.steps == max(member.steps for process, member in told.items() if process is not killed)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_members_that_are_asked_to_end_wait_seconds_for_the_group_in_which_they_agree(seed: int) -> None:
     job = plain_job(seed, 3)
@@ -194,11 +204,7 @@ def test_members_that_are_asked_to_end_wait_seconds_for_the_group_in_which_they_
         killed = random.Random(seed).choice(list(told))
         job.kill(killed, "Killed")
         job.calls_of_workers.share_late, job.calls_of_workers.late_s = 1.0, 1.5  # on a busy node
-        while not all(process.is_over for process in told):
-            job.scheduler.step()
-    newest = job.room.written.newest()
-    assert newest is not None
-    assert newest.ledger.steps == max(member.steps for process, member in told.items() if process is not killed)
+        assert_last_step_is_kept(job, told, killed)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -215,11 +221,7 @@ def test_those_that_are_left_of_min_workers_agree_on_the_last_checkpoint(
         monkeypatch.setattr(EngineJob, "_run", lambda self, pod: None)  # no successor makes a group with them
         killed = random.Random(seed).choice(list(told))
         job.kill(killed, "Killed")
-        while not all(process.is_over for process in told):
-            job.scheduler.step()
-    newest = job.room.written.newest()
-    assert newest is not None
-    assert newest.ledger.steps == max(member.steps for process, member in told.items() if process is not killed)
+        assert_last_step_is_kept(job, told, killed)
 
 
 @pytest.mark.parametrize("seed", range(4))
