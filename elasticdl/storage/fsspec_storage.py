@@ -13,6 +13,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import mimetypes
 import os
 import random
 import re
@@ -26,7 +27,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticdl.storage.port import FileStatus
-from elasticdl.storage.uploads import PART_BYTES, PARTS_AT_ONCE, WHOLE_BYTES, Progress, S3Uploads, part_ranges
+from elasticdl.storage.uploads import (
+    GCS_MULTIPART_BYTES,
+    PART_BYTES,
+    PARTS_AT_ONCE,
+    WHOLE_BYTES,
+    Progress,
+    S3Uploads,
+    fits_multipart,
+    part_ranges,
+)
 from elasticdl_client.errors import StorageError, StorageFileMissing, StorageUnreachable
 from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import KINDS, check_url, missing_package, scheme_of
@@ -142,14 +152,25 @@ class FsspecStorage:
         if not self._kind.can_write:
             raise StorageError(f"{self._scheme}:// cannot be written: {hide(url)}.", "Name other storage.")
         if isinstance(content, bytes):
-            self._call(url, "pipe_file", url, content)
+            self._publish_bytes(url, content)
         else:
             self._upload(url, str(content), content.stat().st_size)
+
+    def _publish_bytes(self, url: str, content: bytes, **how: Any) -> None:
+        if self._kind.module == "gcsfs" and not fits_multipart(content):
+            how["chunksize"] = min(len(content), PART_BYTES)  # content of that size goes in an upload of its own
+        self._call(url, "pipe_file", url, content, **how)
 
     def _upload(self, url: str, local: str, size_bytes: int) -> None:
         """Send a local file, if it is large and the client can do it in parts: each is sent again alone."""
         if size_bytes <= WHOLE_BYTES or self._kind.module not in _TAKE_PARTS:
-            how: dict[str, Any] = {"chunksize": PART_BYTES} if self._kind.module == "gcsfs" else {}
+            how: dict[str, Any] = {}
+            if self._kind.module == "gcsfs":
+                if size_bytes < GCS_MULTIPART_BYTES and not fits_multipart(content := Path(local).read_bytes()):
+                    content_type = mimetypes.guess_type(local)[0] or "application/octet-stream"
+                    self._publish_bytes(url, content, content_type=content_type)
+                    return
+                how["chunksize"] = PART_BYTES
             self._call(url, self._upload_verb("put_file"), local, url, _progress=Progress(), **how)
             return
         upload = self._call(url, self._upload_verb("begin_upload"), url)

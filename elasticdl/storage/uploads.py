@@ -15,12 +15,23 @@ WHOLE_BYTES = 32 << 20  # a larger file is uploaded in parts, where a client can
 PARTS_AT_ONCE = 8
 PART_BYTES = 16 << 20
 _MOST_PARTS = 10_000  # that S3 and OSS take of a file
+GCS_MULTIPART_BYTES = 5 << 20  # gcsfs sends a smaller file between lines of one request
+_GCS_BOUNDARY = b"--==0=="
 
 
 def part_ranges(size_bytes: int) -> list[tuple[int, int]]:
     """Return start and size of the parts of a file."""
     part_bytes = max(PART_BYTES, -(-size_bytes // _MOST_PARTS))
     return [(start, min(part_bytes, size_bytes - start)) for start in range(0, size_bytes, part_bytes)]
+
+
+def fits_multipart(content: bytes) -> bool:
+    """Whether a server finds the end of this content in a multipart request of gcsfs.
+
+    Its lines end with a line feed alone.  A server that also takes a carriage return with it, as RFC 2046 has it, would
+    take the one at the content's end.
+    """
+    return not content.endswith(b"\r") and _GCS_BOUNDARY not in content
 
 
 class Progress:

@@ -116,6 +116,18 @@ def test_a_large_file_is_published_whole_and_read_in_parts(url: str, tmp_path: P
     ]
 
 
+@pytest.mark.parametrize(
+    "content", [b"\r", b"a\r", b"a\n\r", b"a\r\n", b"--==0==\r\nb", b"a\n--==0==--\nb", b"a\r\n--==0==\r"]
+)
+def test_content_that_looks_like_the_end_of_a_request_is_kept(url: str, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "local.txt").write_bytes(content)
+    storage = FsspecStorage(scheme_of(url), QUICK)
+    storage.publish(f"{url}/bytes", content)
+    storage.publish(f"{url}/local.txt", tmp_path / "local.txt")
+    for status in storage.list(url):
+        assert storage.read(status.url, 0, status.size_bytes) == content
+
+
 def test_paths_below_a_directory(url: str) -> None:
     directory = path_of(f"{url}/d/")
     with writing(directory / "sub" / "a.bin") as file:
