@@ -34,6 +34,7 @@ _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOt
 def google() -> Iterator[dict[str, str]]:
     """A server with the bucket `bucket`; yields the variables that name it."""
     pytest.importorskip("gcsfs", reason="needs gcsfs")
+    config = pytest.importorskip("fsspec.config", reason="needs gcsfs")
     emulator = pytest.importorskip("gcp_storage_emulator.server", reason="needs gcp-storage-emulator")
     emulator.server.HTTPServer = ThreadingHTTPServer  # a connection of a stopped client must not stop the others
     emulator.Router.handle = _one_at_a_time(emulator.Router.handle)  # its objects are not safe to use from threads
@@ -42,7 +43,11 @@ def google() -> Iterator[dict[str, str]]:
     server.start()
     try:
         no_grpc = {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}  # by which newer gcsfs ask for the kind of a bucket
-        yield {"STORAGE_EMULATOR_HOST": f"http://{_HOST}:{port}", **no_grpc}
+        # Older gcsfs ask an emulator's machine, too, for 15 s, whether it has credentials.
+        no_credentials = {"FSSPEC_GS_TOKEN": "anon"}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(config.conf, "gs", {"token": "anon"})  # fsspec has read the environment of this process
+            yield {"STORAGE_EMULATOR_HOST": f"http://{_HOST}:{port}", **no_grpc, **no_credentials}
     finally:
         server.stop()
 
@@ -55,7 +60,11 @@ def _one_at_a_time(function: Callable[..., None]) -> Callable[..., None]:
     def locked(router: Any, *arguments: object) -> None:
         handler = router._request_handler
         received, sent = handler.rfile, handler.wfile
-        handler.rfile, handler.wfile = io.BytesIO(_body(handler)), io.BytesIO()
+        body = _body(handler)
+        if body is None:
+            handler.close_connection = True
+            return
+        handler.rfile, handler.wfile = io.BytesIO(body), io.BytesIO()
         try:
             with lock:
                 function(router, *arguments)
@@ -67,18 +76,23 @@ def _one_at_a_time(function: Callable[..., None]) -> Callable[..., None]:
     return locked
 
 
-def _body(handler: BaseHTTPRequestHandler) -> bytes:
-    """The body of a request, chunks as they come."""
+def _body(handler: BaseHTTPRequestHandler) -> bytes | None:
+    """The body of a request, chunks as they come; None: it breaks off."""
     read = handler.rfile
     if "chunked" not in handler.headers.get("Transfer-Encoding", ""):
-        return read.read(int(handler.headers.get("Content-Length") or 0))
+        size_bytes = int(handler.headers.get("Content-Length") or 0)
+        body = read.read(size_bytes)
+        return body if len(body) == size_bytes else None
     body = b""
-    while True:
-        line = read.readline()
-        size_bytes = int(line.strip() or b"0", 16)
-        body += line + read.read(size_bytes) + read.readline()
+    while line := read.readline():
+        size_bytes = int(line, 16)
+        chunk = read.read(size_bytes)
+        body += line + chunk + (end := read.readline())
+        if len(chunk) < size_bytes or not end:
+            return None
         if not size_bytes:
             return body
+    return None
 
 
 @contextlib.contextmanager

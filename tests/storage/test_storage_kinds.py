@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -126,6 +128,20 @@ def test_content_that_looks_like_the_end_of_a_request_is_kept(url: str, tmp_path
     storage.publish(f"{url}/local.txt", tmp_path / "local.txt")
     for status in storage.list(url):
         assert storage.read(status.url, 0, status.size_bytes) == content
+
+
+def test_an_upload_that_breaks_off_in_googles_emulator_is_no_file() -> None:
+    with emulators.google() as variables:
+        host, port = variables["STORAGE_EMULATOR_HOST"].removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(
+                b"POST /upload/storage/v1/b/bucket/o?uploadType=media&name=cut HTTP/1.1\r\n"
+                b"Host: bucket\r\nContent-Type: text/plain\r\nContent-Length: 9\r\n\r\nhalf"
+            )
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b""
+        with urllib.request.urlopen(f"http://{host}:{port}/storage/v1/b/bucket/o") as answer:
+            assert not json.load(answer).get("items")
 
 
 def test_paths_below_a_directory(url: str) -> None:
