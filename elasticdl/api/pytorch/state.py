@@ -120,6 +120,13 @@ class RegisteredState:
         return [thing for thing in self._objects.values() if isinstance(thing, torch.optim.Optimizer)]
 
     @property
+    def plateau_schedulers(self) -> list[torch.optim.lr_scheduler.ReduceLROnPlateau]:
+        """Those in a wrapper, as accelerate makes it, too."""
+        kind = torch.optim.lr_scheduler.ReduceLROnPlateau
+        found = (one if isinstance(one, kind) else getattr(one, "scheduler", None) for one in self._objects.values())
+        return [one for one in found if isinstance(one, kind)]
+
+    @property
     def names(self) -> list[str]:
         return list(self._objects)
 

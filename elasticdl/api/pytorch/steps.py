@@ -22,6 +22,7 @@ from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.api.pytorch.evaluation import ScriptEvaluation
 from elasticdl.api.pytorch.gradients import PartDone, ScriptGradients, StepDropped, StepPosition
 from elasticdl.api.pytorch.pipeline import LoaderPipeline, cause_of
+from elasticdl.api.pytorch.plateau import AgreedMetrics, PlateauMetrics
 from elasticdl.api.pytorch.registration import OptimizerCheck, named_things
 from elasticdl.api.pytorch.shares import ScriptBatchSource
 from elasticdl.api.pytorch.state import Arrays, RegisteredState
@@ -53,12 +54,14 @@ class _Progress:
     def __init__(self) -> None:
         self.begun = -1  # the epoch whose loop was begun last
         self.evaluated = 0  # epochs, or periods of steps, that were evaluated
+        self.metrics = AgreedMetrics()
 
-    def state_dict(self) -> dict[str, int]:
-        return {"begun": self.begun, "evaluated": self.evaluated}
+    def state_dict(self) -> dict[str, Any]:
+        return {"begun": self.begun, "evaluated": self.evaluated, "metrics": self.metrics.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.begun, self.evaluated = state["begun"], state["evaluated"]
+        self.metrics.load_state_dict(state.get("metrics", {}))  # of a checkpoint before there were any
 
 
 class ScriptSteps:
@@ -74,8 +77,8 @@ class ScriptSteps:
             trainable_only: frozen parameters of modules are no part of the state.
         """
         self.state = RegisteredState(trainable_only)
-        self._progress = _Progress()
-        self.state.add(self._progress, "progress")
+        self.progress = _Progress()
+        self.state.add(self.progress, "progress")
         for name, thing in named_things(state):
             self.state.add(thing, name)
         self.rank, self.size = 0, 1
@@ -153,6 +156,7 @@ class ScriptSteps:
             self._loop.writer.wait()
         self._come_out_for_good()
         self._loop.optimizers.close()
+        self._loop.metrics.close()
         self._loop.stop()
 
     def final_ledger(self) -> pb.AppliedSet | None:
@@ -196,7 +200,7 @@ class ScriptSteps:
                     self._trainer.end()
                 return
             if self._epoch < 0 and not self.is_rehearsal and not self._spans_epochs:
-                self._epoch = self._progress.begun = self.get_current_epoch()
+                self._epoch = self.progress.begun = self.get_current_epoch()
             if self._is_through:
                 break
             self._has_stepped = False
@@ -253,7 +257,7 @@ class ScriptSteps:
             self.state.load_state(self._after_loop)
             self._after_loop = None
         if self._epoch >= 0:
-            self._epoch, self._progress.begun = -1, self.get_current_epoch()
+            self._epoch, self.progress.begun = -1, self.get_current_epoch()
 
     def _end_loop(self) -> None:
         num_epochs = self._parts.data.plan.num_epochs
@@ -300,7 +304,7 @@ class ScriptSteps:
         self.rank, self.size = parts.world.rank, parts.world.size
         parts.last.begin_world()
         self._num_names = parts.world.ledger.applied.num_names
-        if -1 < self._epoch < self._progress.begun:
+        if -1 < self._epoch < self.progress.begun:
             # The source's script has run what comes after its loop, and this one's has not.
             self._after_loop = self.state.state()
         parts.shares.confirmed(parts.world.take_confirmed(), None)
@@ -381,10 +385,15 @@ class ScriptSteps:
             with clock.during(Activity.IDLE if self._is_idle else Activity.INPUT):
                 offered = parts.shares.offer(_PATIENCE_S if self._is_idle else 0.0)
         with clock.during(Activity.WORLD):
-            plan = parts.world.plan_step(offered, parts.shares.wish | leaving)
+            plan = parts.world.plan_step(offered, parts.shares.wish | leaving | parts.metrics.wish)
         parts.shares.confirmed(parts.world.take_confirmed(), self._loss)
         if plan.ends_all:
             parts.last.end_with_all()
+        if StepFlag.METRIC in plan.wishes:
+            parts.metrics.agree(parts.world)
+            if self._after_loop is not None:
+                self._after_loop = self.state.state()
+            return
         is_step = parts.shares.agree(plan)
         self._is_idle = not is_step
         if is_step:
@@ -395,6 +404,24 @@ class ScriptSteps:
         elif parts.shares.is_over:
             self._finish()
 
+    def take_metric(self) -> bool:
+        """Agree on the metric that the script has given to a scheduler, or do so before the next step.
+
+        Returns:
+            False: what the scheduler does is undone, or follows the last step: it takes the metric as it is.
+        """
+        parts = self._parts
+        if self._is_over or self._after_loop is not None or self._unchanged is not None:
+            return False
+        try:
+            while self._is_inside and self._plan is None and parts.metrics.wish:
+                with parts.data.session.clock.during(Activity.WORLD):
+                    parts.world.plan_step((), parts.metrics.wish)
+                    parts.metrics.agree(parts.world)
+        except WorldEnded:
+            self._come_out()
+        return True
+
     def tell_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """See evaluation.py."""
         link = self._parts.data.session.link
@@ -404,8 +431,8 @@ class ScriptSteps:
     def _between_steps(self) -> None:
         parts = self._parts
         for evaluation in self.evaluations:
-            self._progress.evaluated = evaluation.run_if_due(
-                self._progress.evaluated, self._num_names, parts.data.get_minibatch_count_per_epoch(), self
+            self.progress.evaluated = evaluation.run_if_due(
+                self.progress.evaluated, self._num_names, parts.data.get_minibatch_count_per_epoch(), self
             )
         if self.rank == 0:
             with parts.data.session.clock.during(Activity.CHECKPOINT):
@@ -504,6 +531,7 @@ class ScriptSteps:
             return True
         if isinstance(error, StepDropped):
             gradients.drop()
+            self._parts.metrics.drop()
             self._todo.clear()
             self._plan = None
             self._unchanged = self.state.state()
@@ -535,6 +563,7 @@ class ScriptSteps:
         if part is not None:
             self._stand_in_batch = self._batch
         parts.world.commit(plan, parts.shares.reported(plan))
+        parts.metrics.num_records += sum(own.num_records for own in plan.own)
         self._num_names += len(plan.all_parts)
         parts.shares.applied(plan)
         self._plan = None
@@ -569,6 +598,7 @@ class Loop:
     state: RegisteredState
     gradients: ScriptGradients
     optimizers: OptimizerCheck
+    metrics: PlateauMetrics
     model: Replica
     writer: CheckpointWriter
     termination: Termination

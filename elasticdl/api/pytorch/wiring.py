@@ -18,6 +18,7 @@ from elasticdl.api.data import DataShardService
 from elasticdl.api.pytorch.alone import LoneGroup, StepGroup
 from elasticdl.api.pytorch.gradients import ScriptGradients
 from elasticdl.api.pytorch.pipeline import LoaderPipeline
+from elasticdl.api.pytorch.plateau import PlateauMetrics
 from elasticdl.api.pytorch.registration import OptimizerCheck
 from elasticdl.api.pytorch.shares import GlobalShares, LeasedShares, MinibatchPrefetcher, ScriptBatchSource
 from elasticdl.api.pytorch.steps import Loop, ScriptSteps
@@ -108,8 +109,22 @@ def make_loop(
     last = LastCheckpoint(world, writer, termination, session.clock)
     state = controller.state
     optimizers = OptimizerCheck(state)
+    metrics = PlateauMetrics(state, controller.progress.metrics, controller.take_metric)
     return Loop(
-        data, world, shares, pipeline, state, gradients, optimizers, model, writer, termination, last, start, stop
+        data,
+        world,
+        shares,
+        pipeline,
+        state,
+        gradients,
+        optimizers,
+        metrics,
+        model,
+        writer,
+        termination,
+        last,
+        start,
+        stop,
     )
 
 

@@ -1,0 +1,153 @@
+"""Rates that follow a metric: what a script gives to `ReduceLROnPlateau.step` becomes one number of all members.
+
+Each member computes its metric from its own part of the data.  A member that has been given one says so in its header
+(`StepFlag.METRIC`); then all members exchange their metrics instead of making a step, and each gives the mean to its
+own scheduler.  Which metrics have been agreed is part of the model's state, so that a member that has missed one takes
+it from the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from math import fsum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from elasticdl.api.pytorch.alone import StepGroup
+from elasticdl.api.pytorch.state import RegisteredState
+from elasticdl.worker.allreduce.step_header import StepFlag
+from elasticdl_client.errors import ModelDefinitionError
+
+_KEPT = 8  # agreed metrics that a member which missed them can be given
+
+
+class AgreedMetrics:
+    """The agreed metrics: how many, and the newest of them; travels with the model's state."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.newest: list[list[float]] = []  # number of the scheduler, and metric
+
+    def add(self, scheduler: int, metric: float) -> None:
+        self.count += 1
+        self.newest = [*self.newest, [scheduler, metric]][-_KEPT:]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "newest": self.newest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.count, self.newest = state.get("count", 0), list(state.get("newest", []))
+
+
+class PlateauMetrics:
+    """Takes the place of `ReduceLROnPlateau.step` while a script trains in a job.
+
+    Attributes:
+        num_records: trained in this process since the last agreed metric: the weight of the next one.
+    """
+
+    def __init__(self, state: RegisteredState, agreed: AgreedMetrics, on_metric: Callable[[], bool]) -> None:
+        """
+        Args:
+            on_metric: called when the script has given a metric, see `ScriptSteps.take_metric`.
+        """
+        self.num_records = 0
+        self._state = state
+        self._agreed = agreed
+        self._on_metric = on_metric
+        self._given: deque[tuple[int, float]] = deque()  # by the script, not agreed yet
+        self._step: Callable[..., None] = ReduceLROnPlateau.step
+        self._is_open = True
+        original, take = self._step, self._take
+
+        @functools.wraps(original)
+        def step(scheduler: ReduceLROnPlateau, metrics: Any, *arguments: Any, **keywords: Any) -> None:
+            if not take(scheduler, metrics):
+                original(scheduler, metrics, *arguments, **keywords)
+
+        ReduceLROnPlateau.step = step
+
+    @property
+    def wish(self) -> StepFlag:
+        """For the next header."""
+        return StepFlag.METRIC if self._given else StepFlag.NOTHING
+
+    def close(self) -> None:
+        """From now on each scheduler follows the metric of this process alone."""
+        self._is_open = False
+        self._given.clear()
+
+    def drop(self) -> None:
+        """Forget the metrics of a step that is dropped."""
+        self._given.clear()
+
+    def agree(self, world: StepGroup) -> None:
+        """Exchange metrics; called by all members after headers of which one has the flag.
+
+        Raises:
+            WorldEnded: the world is broken; members that have not agreed do so in the next one.
+        """
+        rows = world.gather(self._row())
+        counts = rows[:, 0].tolist()
+        if min(counts) < max(counts):
+            self._catch_up(world, counts.index(max(counts)))
+            return
+        gives, schedulers = rows[:, 1], rows[:, 2]
+        scheduler = int(schedulers[np.flatnonzero(gives)[0]])
+        chosen = (gives == 1) & (schedulers == scheduler)
+        values, weights = np.ascontiguousarray(rows[chosen, 3:]).view(np.float64).T.tolist()
+        self._apply(scheduler, _mean(values, weights))
+
+    def _catch_up(self, world: StepGroup, source: int) -> None:
+        """Apply what other members agreed on without this one."""
+        told = json.dumps(self._agreed.state_dict()).encode() if world.rank == source else None
+        theirs = AgreedMetrics()
+        theirs.load_state_dict(json.loads(world.share(told, source)))
+        for scheduler, metric in theirs.newest[len(theirs.newest) - (theirs.count - self._agreed.count) :]:
+            self._apply(int(scheduler), metric)
+
+    def _apply(self, scheduler: int, metric: float) -> None:
+        self._step(self._state.plateau_schedulers[scheduler], metric)
+        self._agreed.add(scheduler, metric)
+        self.num_records = 0
+        if self._given and self._given[0][0] == scheduler:
+            self._given.popleft()
+
+    def _row(self) -> npt.NDArray[np.int64]:
+        """Return the number of agreed metrics, whether one is given here, its scheduler, the metric and its weight."""
+        scheduler, metric = self._given[0] if self._given else (0, 0.0)
+        row = np.array([self._agreed.count, bool(self._given), scheduler, 0, 0], np.int64)
+        row[3:].view(np.float64)[:] = metric, self.num_records
+        return row
+
+    def _take(self, scheduler: ReduceLROnPlateau, metric: Any) -> bool:
+        """Return whether the scheduler is stepped with the agreed metric, now or before the next step."""
+        if not self._is_open or not self._state.may_hold(scheduler.optimizer):
+            return False
+        schedulers = self._state.plateau_schedulers
+        number = next((k for k, known in enumerate(schedulers) if known is scheduler), -1)
+        if number < 0:
+            raise ModelDefinitionError(
+                "ReduceLROnPlateau is not registered: each worker would lower the rate by a metric of its own, and a "
+                "worker that joins would begin with another rate.",
+                "Give it to create_elastic_controller: state=[model, optimizer, scheduler].",
+            )
+        self._given.append((number, float(metric)))
+        if self._on_metric():
+            return True
+        self._given.pop()
+        return False
+
+
+def _mean(values: list[float], weights: list[float]) -> float:
+    """Return the weighted mean, which of equal numbers is exactly that number."""
+    if len(set(values)) == 1:
+        return values[0]
+    weights = weights if any(weights) else [1.0] * len(weights)
+    return fsum(value * weight for value, weight in zip(values, weights, strict=True)) / fsum(weights)

@@ -1,0 +1,205 @@
+"""Rates that follow a metric (`ReduceLROnPlateau`): the same in all workers, whichever part of the data each has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from pytorch_loops import BATCH, Script, assert_equal, dataset, loop, loss_of, minibatches
+
+from elasticdl.api.pytorch import create_elastic_controller
+from elasticdl.api.pytorch.alone import LoneGroup
+from elasticdl.api.pytorch.plateau import AgreedMetrics, PlateauMetrics
+from elasticdl.api.pytorch.state import RegisteredState
+from elasticdl.protocol import Role
+from elasticdl_client.errors import ModelDefinitionError
+from tests.chaos.job import LocalJob
+from tests.chaos.scenarios import coverage_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SCRIPT = Path(__file__).with_name("pytorch_plateau_script.py")
+RECORDS, EPOCHS = 400, 5
+
+
+def plateau_of(script: Script) -> torch.optim.lr_scheduler.ReduceLROnPlateau:
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(script.optimizer, factor=0.5, patience=0, threshold=0.5)
+
+
+def validation_loss(script: Script) -> torch.Tensor:
+    with torch.no_grad():
+        return loss_of(script.bare.eval(), list(dataset().tensors))
+
+
+def test_alone_the_model_is_that_of_a_plain_loop() -> None:
+    plain = Script()
+    scheduler = plateau_of(plain)
+    epoch = [minibatch.indices for minibatch in minibatches() if minibatch.epoch == 0]  # one task: all are alike
+    for _ in range(EPOCHS):
+        plain.bare.train()
+        for indices in epoch:
+            plain.train([column[indices] for column in dataset().tensors])
+        scheduler.step(validation_loss(plain))
+    script = Script()
+    ours = plateau_of(script)
+    controller = create_elastic_controller(BATCH, EPOCHS, shuffle=False, state=[script.bare, script.optimizer, ours])
+    loader = controller.loader(dataset())
+    for _ in controller.epochs():
+        script.bare.train()
+        for batch in loader:
+            with controller.step():
+                script.train(batch)
+        ours.step(metrics=validation_loss(script))
+    assert ours.state_dict() == scheduler.state_dict()
+    assert ours.get_last_lr()[0] < 0.05
+    assert_equal(script.values(), plain.values())
+
+
+def test_a_scheduler_that_is_not_registered_is_refused() -> None:
+    script = Script()
+    scheduler = plateau_of(script)
+    controller = create_elastic_controller(BATCH, EPOCHS, state=[script.bare, script.optimizer])
+    loop(controller, dataset(), script.train)
+    with pytest.raises(ModelDefinitionError, match="ReduceLROnPlateau is not registered") as refused:
+        scheduler.step(1.0)
+    assert "state=[" in refused.value.hint
+
+
+class InThreads:
+    """Members of a group that are threads of this process: the exchanges of `PlateauMetrics`."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.rows: list[Any] = [None] * size
+        self.barrier = threading.Barrier(size, timeout=10)
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        self.rows[rank] = value
+        self.barrier.wait()
+        rows = list(self.rows)
+        self.barrier.wait()
+        return rows
+
+
+class Member(LoneGroup):
+    def __init__(self, group: InThreads, rank: int) -> None:
+        self.rank, self._group = rank, group
+
+    def gather(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.stack(self._group.exchange(self.rank, numbers))
+
+    def share(self, data: bytes | None, source: int = 0) -> bytes:
+        return self._group.exchange(self.rank, data)[source]  # type: ignore[no-any-return]
+
+
+class Worker:
+    """A scheduler that is given metrics, as in one worker."""
+
+    def __init__(self) -> None:
+        self.script = Script()
+        self.scheduler = plateau_of(self.script)
+        state = RegisteredState()
+        state.add(self.script.optimizer)
+        state.add(self.scheduler)
+        self.agreed = AgreedMetrics()
+        self.metrics = PlateauMetrics(state, self.agreed, lambda: True)
+
+
+def agree(*workers: Worker) -> None:
+    """Until no worker has a metric of its own."""
+    while any(worker.metrics.wish for worker in workers):
+        group = InThreads(len(workers))
+        with ThreadPoolExecutor(len(workers)) as threads:
+            made = [threads.submit(one.metrics.agree, Member(group, rank)) for rank, one in enumerate(workers)]
+            for future in made:
+                future.result()
+
+
+def test_a_metric_is_the_mean_over_the_records_of_those_that_give_one() -> None:
+    workers = [Worker() for _ in range(3)]
+    for worker, metric, records in zip(workers, (1.0, 4.0, None), (30, 10, 1000), strict=True):
+        worker.metrics.num_records = records
+        if metric is not None:
+            worker.scheduler.step(metric)
+    agree(*workers)
+    assert [worker.scheduler.best for worker in workers] == [1.75] * 3
+
+
+def test_a_worker_that_has_missed_the_exchange_takes_the_metric_of_the_others() -> None:
+    workers = [Worker() for _ in range(3)]
+    workers[0].scheduler.step(3.0)
+    workers[1].scheduler.step(5.0)
+    agree(workers[0])  # its exchange came through, and that of the others did not
+    workers[1].scheduler.step(1.0)
+    agree(*workers)
+    assert [worker.agreed.newest for worker in workers] == [[[0, 3.0], [0, 1.0]]] * 3
+    assert [worker.scheduler.best for worker in workers] == [1.0] * 3
+
+
+def job_of(tmp_path: Path, arguments: str = "", **flags: object) -> LocalJob:
+    (tmp_path / "notes").mkdir(parents=True)
+    all_flags: dict[str, Any] = {
+        "job_name": "plateau",
+        "job_command": f"python {SCRIPT} {tmp_path / 'notes'} {arguments}",
+        "distribution_strategy": "AllReduceStrategy",
+        "num_minibatches_per_task": 4,
+    }
+    return LocalJob(tmp_path / "job", all_flags | flags)
+
+
+def steps_of(tmp_path: Path) -> dict[int, set[str]]:
+    """By step: models and rates after it, of all workers that made it."""
+    found: dict[int, set[str]] = {}
+    for path in (tmp_path / "notes").glob("steps-*"):
+        for line in path.read_text().splitlines():
+            step, rest = line.split(" ", 1)
+            found.setdefault(int(step), set()).add(rest)
+    return found
+
+
+def check(tmp_path: Path, job: LocalJob) -> list[float]:
+    """Every record was trained once, and all workers have the same model and rate after each step; return the rates."""
+    assert [(c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(RECORDS, 0, 0)] * EPOCHS, job.story()
+    steps = steps_of(tmp_path)
+    differing = {step: found for step, found in steps.items() if len(found) > 1}
+    assert not differing, job.story()
+    return [float(found.pop().split()[1]) for _, found in sorted(steps.items())]
+
+
+@pytest.mark.parametrize("arguments", ["", "--every", "--metric validation"])
+def test_all_workers_have_the_same_rate(arguments: str, tmp_path: Path) -> None:
+    job = job_of(tmp_path, arguments, num_workers=2, min_workers=2).start()
+    assert job.wait(120) == 0, job.story()
+    rates = check(tmp_path, job)
+    assert rates[-1] < rates[0]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_is_killed_while_others_wait_for_its_metric(victim: int, tmp_path: Path) -> None:
+    job = job_of(tmp_path, "--hold-at 2 --slow 0.01", num_workers=2, min_workers=2).start()
+    job.wait_until("worker 1 to hold", (tmp_path / "notes" / "held").exists, 90)
+    os.kill(next(pod for pod in job.pods(Role.WORKER) if pod.index == victim).pid, signal.SIGKILL)
+    if victim == 0:
+        (tmp_path / "notes" / "go").write_text("")
+    assert job.wait(150) == 0, job.story()
+    rates = check(tmp_path, job)
+    assert rates[-1] < rates[0]
+
+
+def test_the_rates_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+    found = []
+    for number in (1, 2):
+        flags = {"num_workers": number, "min_workers": number, "fixed_global_batch": 16, "minibatch_size": 8}
+        job = job_of(tmp_path / str(number), "--metric validation", **flags).start()
+        assert job.wait(120) == 0, job.story()
+        check(tmp_path / str(number), job)
+        steps = sorted(steps_of(tmp_path / str(number)).items())
+        found.append([[float(word) for word in line.split()[1:]] for _, lines in steps for line in lines])
+    torch.testing.assert_close(*map(torch.tensor, found), rtol=1e-4, atol=1e-4)
