@@ -207,6 +207,21 @@ def remove_directory(path: AnyPath) -> None:
             shutil.rmtree(Path(str(path)))
 
 
+def remove_if_empty(path: AnyPath) -> None:
+    """Delete a directory unless a file is in it; storage has no empty ones.
+
+    Raises:
+        OSError: it cannot be deleted.
+    """
+    if not isinstance(path, RemotePath):
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                Path(str(path)).rmdir()
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+
+
 def remove_matching(directory: AnyPath, pattern: str) -> None:
     """Delete the files of a directory whose names begin with a pattern; of storage several at once.
 

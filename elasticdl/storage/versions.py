@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from elasticdl.storage.paths import make_directory, remove_directory, remove_file, writing
+from elasticdl.storage.paths import make_directory, remove_directory, remove_file, remove_if_empty, writing
 from elasticdl_client.checkpoint_manifest import MANIFEST, with_checksum
 from elasticdl_client.errors import CheckpointError, StorageError
 from elasticdl_client.storage_kinds import AnyPath
@@ -62,18 +62,35 @@ def begin(checkpoint_dir: AnyPath, number: int) -> AnyPath:
     return directory
 
 
-def commit(directory: AnyPath, manifest: Mapping[str, Any]) -> None:
+def begin_beside(checkpoint_dir: AnyPath, number: int) -> AnyPath:
+    """Create the directory of a checkpoint that others may be writing, too; only a complete one is removed first.
+
+    Raises:
+        CheckpointError: it cannot be created.
+    """
+    directory = directory_of(checkpoint_dir, number)
+    try:
+        if is_complete(directory):
+            _remove(directory)
+        make_directory(directory)
+    except (OSError, StorageError) as error:
+        raise CheckpointError(f"the checkpoint directory {directory} cannot be created: {reason(error)}") from error
+    return directory
+
+
+def commit(directory: AnyPath, manifest: Mapping[str, Any], tag: str = "new") -> None:
     """Make a directory whose files are all written a checkpoint.
 
     Args:
         manifest: without its checksum.
+        tag: of the temporary name; see `writing`.
 
     Raises:
         CheckpointError: it is none.
     """
     path = directory / MANIFEST
     try:
-        with writing(path) as file:
+        with writing(path, tag) as file:
             file.write(json.dumps(with_checksum(manifest)).encode())
     except (OSError, StorageError) as error:
         raise CheckpointError(f"the manifest {path} cannot be written: {reason(error)}") from error
@@ -85,6 +102,14 @@ def abandon(directory: AnyPath) -> None:
         if not is_complete(directory):
             _remove(directory)
     except (OSError, StorageError) as error:
+        _log.warning("%s cannot be removed: %s", directory, reason(error))
+
+
+def abandon_beside(directory: AnyPath) -> None:
+    """Remove a directory if it is empty: what else is in it may be another writer's."""
+    try:
+        remove_if_empty(directory)
+    except OSError as error:
         _log.warning("%s cannot be removed: %s", directory, reason(error))
 
 

@@ -10,6 +10,7 @@ import io
 import json
 import logging
 import os
+import secrets
 import threading
 import time
 import zipfile
@@ -114,6 +115,7 @@ class StateCheckpoints:
         self._kind = kind
         self._keep = keep
         self._limits = limits or HangLimits()
+        self._tag = secrets.token_hex(4)  # of temporary files, beside those of other members
         self._write: _Write | None = None
         self._is_requested = threading.Event()
 
@@ -138,13 +140,15 @@ class StateCheckpoints:
         return str(self._directory or "")
 
     def save(self, number: int, arrays: Arrays, ledger: Ledger) -> None:
-        """Write one, unless another member has written the same: its files would be removed first.
+        """Write one, unless another member has written the same.
+
+        Others may be writing the same one: members that are all asked to end, and cannot agree on which of them does.
 
         Args:
             number: minibatches in the model.
 
         Raises:
-            CheckpointError: it could not be written; nothing is left of it.
+            CheckpointError: it could not be written; nothing of this member is left of it.
         """
         assert self._directory is not None
         place = versions.directory_of(self._directory, number)
@@ -172,15 +176,19 @@ class StateCheckpoints:
         if _has_manifest(versions.directory_of(self._directory, number), manifest):
             return
         write.advance()
-        directory = versions.begin(self._directory, number)
+        directory = versions.begin_beside(self._directory, number)
+        is_state_written = False
         try:
             write.advance()
-            _write_state(directory / self._kind.file, state, write)
+            _write_state(directory / self._kind.file, state, write, self._tag)
+            is_state_written = True
             write.advance()
-            versions.commit(directory, manifest)
+            versions.commit(directory, manifest, self._tag)
         except CheckpointError:
-            if not write.is_given_up:  # else another member may write there by now
+            if is_state_written and not write.is_given_up:
                 versions.abandon(directory)
+            else:  # what is in it is another member's, or may be by now
+                versions.abandon_beside(directory)
             raise
         write.advance()
         versions.prune(self._directory, self._keep)
@@ -289,9 +297,9 @@ def _write_arrays(file: io.BytesIO, arrays: Arrays, write: _Write) -> None:
                     write.advance()  # gigabytes take long on a share of a processor: it is no fault of the disk
 
 
-def _write_state(path: AnyPath, state: memoryview, write: _Write) -> None:
+def _write_state(path: AnyPath, state: memoryview, write: _Write, tag: str) -> None:
     try:
-        with writing(path) as file:
+        with writing(path, tag) as file:
             for start in range(0, len(state), _SYNCED_BYTES):
                 file.write(state[start : start + _SYNCED_BYTES])
                 if not is_remote(str(path)):

@@ -92,6 +92,30 @@ def test_a_checkpoint_that_another_member_has_written_is_left_alone(tmp_path: Pa
     assert moments[0] == moments[1]
 
 
+def test_members_that_write_the_same_checkpoint_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    arrays = {f"w{n}": np.ones(200_000, np.float32) for n in range(4)}
+    for _ in range(10):
+        errors: list[CheckpointError] = []
+        members = [threading.Thread(target=save_or_keep, args=(tmp_path, arrays, errors)) for _ in range(3)]
+        for member in members:
+            member.start()
+        for member in members:
+            member.join()
+        assert not errors
+        found = checkpoints_in(tmp_path).newest()
+        assert found is not None
+        assert found.arrays.keys() == arrays.keys()
+        assert written(tmp_path / "version-7") == ["MANIFEST.json", "model.npz"]
+        (tmp_path / "version-7" / "MANIFEST.json").unlink()  # as if they had been killed before
+
+
+def save_or_keep(directory: Path, arrays: dict[str, Any], errors: list[CheckpointError]) -> None:
+    try:
+        checkpoints_in(directory).save(7, arrays, ledger_of(7))
+    except CheckpointError as error:
+        errors.append(error)
+
+
 def test_a_model_that_was_restored_is_not_written_again_before_a_step(tmp_path: Path) -> None:
     writer_in(tmp_path).save_last(ledger_of(7))
     before = (tmp_path / "version-7").stat().st_ino
