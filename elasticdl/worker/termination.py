@@ -23,6 +23,7 @@ EXIT_CODE = 128 + signal.SIGTERM
 PATIENCE_S = 5.0  # for the minibatch
 _GROUP_S = 4.0  # for the plan of a group that agrees on the last checkpoint: some tenths, or seconds on a busy node
 SAVED_S = 7.0  # for a checkpoint that is being written then
+_WARNING_S = 0.3  # of the end, for a line in the log if that is not written even then
 FAREWELL_S = 1.5  # of the end, for the notice to the master that this worker leaves: without it the pod has failed
 LIMIT_S = 9.0
 _LAST_REPORTS_S = 1.0
@@ -60,6 +61,11 @@ class Termination:
     def saving_s(self) -> float:
         """For how long a last checkpoint may be waited for now, before the farewell."""
         return max(0.0, SAVED_S - self.seconds)
+
+    @property
+    def rest_s(self) -> float:
+        """For how long a last checkpoint may be waited for now, after the farewell."""
+        return max(0.0, LIMIT_S - _WARNING_S - self.seconds)
 
     @property
     def reports_s(self) -> float:

@@ -12,12 +12,13 @@ import time
 
 from tests.engine.aimed_schedules import play_aimed
 from tests.engine.hostile_schedules import HostileRun, play_hostile
-from tests.engine.schedules import play, play_end, play_killed_end, play_small, play_user_code
+from tests.engine.schedules import play, play_end, play_killed_end, play_lost_end, play_small, play_user_code
 
 KINDS = {
     "play": play,
     "end": play_end,
     "killed_end": play_killed_end,
+    "lost_end": play_lost_end,
     "small": play_small,
     "hostile": play_hostile,
     "aimed": play_aimed,

@@ -34,6 +34,7 @@ class Durations:
 
 _LONG = Durations((0.1, 2.0, 8.0), (0.5, 5.0, 20.0), (1.0, 12.0))
 SHORT = Durations((0.1, 1.0), (0.2, 3.0), (0.5, 3.0))
+_RESTARTS_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)  # while all pods are ending: they have 10 s
 _LIMIT_S = 150.0  # after the last fault: no remedy of the master for workers that hang helps before
 
 
@@ -160,7 +161,7 @@ def play_end(seed: int) -> EngineJob:
     draw = random.Random(f"end {seed}")
     job = _ending_job(seed, draw, _SHARE_SHARDED)
     with replayed_by(job, f"python -m tests.engine end {seed}"):
-        _end_all(job, draw, kills=False)
+        _end_all(job, draw)
     return job
 
 
@@ -173,7 +174,21 @@ def play_killed_end(seed: int) -> EngineJob:
     draw = random.Random(f"killed end {seed}")
     job = _ending_job(seed, draw, 0.0)
     with replayed_by(job, f"python -m tests.engine killed_end {seed}"):
-        _end_all(job, draw, kills=True)
+        _end_all(job, draw, _Losses(kill_s=draw.random() * 1.5))
+    return job
+
+
+def play_lost_end(seed: int) -> EngineJob:
+    """Do as `play_killed_end`, and restart the master at that moment; maybe the writer of the checkpoint is killed.
+
+    Raises:
+        AssertionError: they do not continue from the last step; the message names the seed.
+    """
+    draw = random.Random(f"lost end {seed}")
+    job = _ending_job(seed, draw, 0.0)
+    with replayed_by(job, f"python -m tests.engine lost_end {seed}"):
+        kill_s = draw.choice([None, None, draw.random() * 1.5])
+        _end_all(job, draw, _Losses(kill_s, draw.choice(_RESTARTS_S)))
     return job
 
 
@@ -188,7 +203,20 @@ def _ending_job(seed: int, draw: random.Random, share_sharded: float) -> EngineJ
     return make_job(seed, spec, shards, troubles)
 
 
-def _end_all(job: EngineJob, draw: random.Random, kills: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Losses:
+    """The faults while all pods are ending.
+
+    Attributes:
+        kill_s: when a pod is killed; None: that of the writer of the last checkpoint, while it writes.
+        restart_s: for how long there is no master from then on; 0: it stays.
+    """
+
+    kill_s: float | None
+    restart_s: float = 0.0
+
+
+def _end_all(job: EngineJob, draw: random.Random, losses: _Losses | None = None) -> None:
     settings, scheduler, num_steps = job.settings, job.scheduler, draw.randint(1, 8)
     num_members = settings.num_workers * settings.processes_per_worker
     while len(job.job.status().world) < num_members or min(one.steps for one in job.members.values()) < num_steps:
@@ -199,16 +227,23 @@ def _end_all(job: EngineJob, draw: random.Random, kills: bool) -> None:
         scheduler.at(draw.random() * draw.choice([0.0, 0.8]), lambda worker=worker: job.leave(worker))
     killed: set[Process] = set()
     victim = draw.choice(list(told))
+    is_writer_awaited, before = losses is not None and losses.kill_s is None, job.room.written.begun
 
-    def kill() -> None:
+    def lose(victim: Process, restart_s: float) -> None:
         others = {one for one in told if not one.is_over and job._pods[one] is not job._pods[victim]}
         if not victim.is_over and others:  # else no other could have saved what it holds
             killed.update(one for one in told if not one.is_over and one not in others)
             job.kill(victim, "Killed")
+            if restart_s:
+                job.stop_master(restart_s)
 
-    if kills:
-        scheduler.at(draw.random() * 1.5, kill)
+    if losses is not None and losses.kill_s is not None:
+        scheduler.at(losses.kill_s, lambda: lose(victim, losses.restart_s))
     while not all(process.is_over for process in told) and job.room.written.num_read < 2:
+        begun = job.room.written.begun
+        if losses is not None and is_writer_awaited and begun not in (None, before) and job._terminating >= told.keys():
+            is_writer_awaited = False
+            lose(begun[0], losses.restart_s)
         scheduler.step()
     last = max(member.steps for process, member in told.items() if process not in killed)
     limit = scheduler.now + _LIMIT_S
@@ -216,7 +251,7 @@ def _end_all(job: EngineJob, draw: random.Random, kills: bool) -> None:
         if job.room.written.num_read == 2:
             newest = job.room.written.newest()
             assert newest is not None, "there is no checkpoint"
-            assert newest.ledger.steps == last or (kills and newest.ledger.steps > last), (
+            assert newest.ledger.steps == last or (losses is not None and newest.ledger.steps > last), (
                 f"after step {last} it continues from {newest.ledger.steps}"
             )
         assert scheduler.now < limit, f"the job does not end: {job.job.status()} {job.log[-5:]}"

@@ -18,7 +18,7 @@ from tests.engine.arithmetic import Troubles
 from tests.engine.engine_job import EngineJob, make_job
 from tests.engine.member import Member, installed
 from tests.engine.scheduler import Process
-from tests.engine.schedules import play, play_end, play_killed_end, play_user_code
+from tests.engine.schedules import play, play_end, play_killed_end, play_lost_end, play_user_code
 
 _AT_ONCE = 8  # schedules of a test: the suite runs in several processes
 
@@ -268,6 +268,39 @@ def test_successors_of_whatever_job_continue_from_the_last_step_of_pods_that_all
 @pytest.mark.parametrize("seed", [6, 13, 26, 28, 35, 37, 46, 58])  # each lost its last steps once
 def test_pods_that_all_end_agree_on_the_last_checkpoint_in_the_next_group_if_one_is_killed(seed: int) -> None:
     play_killed_end(seed)
+
+
+@pytest.mark.parametrize("seed", [26, 63, 89, 93, 128, 129, 132, 174, 180, 198])  # as above
+def test_pods_that_all_end_save_their_last_step_if_one_and_the_master_are_killed(seed: int) -> None:
+    play_lost_end(seed)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_for_long_pods_that_all_end_save_their_last_step_if_one_and_the_master_are_killed() -> None:
+    for seed in range(1000, 1500):
+        play_lost_end(seed)
+
+
+@pytest.mark.parametrize("is_master_lost", [False, True])
+def test_a_last_checkpoint_that_takes_longer_than_the_grace_is_warned_of(
+    is_master_lost: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = plain_job(3, 3)
+    with installed(job.room, job.members.__getitem__):
+        begin(job)
+        told = dict(job.members)
+        job.room.written.writing_s = 60.0
+        for worker in job.workers:
+            job.leave(worker)
+        if is_master_lost:
+            job.stop_master(60.0)
+            job.kill(next(iter(told)), "Killed")
+        while not all(process.is_over for process in told):
+            job.scheduler.step()
+    assert not job.room.written.found
+    warned = [line for line in caplog.messages if "is not written before this worker ends" in line]
+    assert len(warned) == (2 if is_master_lost else 1)
 
 
 class Steady(random.Random):

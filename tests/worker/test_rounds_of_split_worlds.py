@@ -54,6 +54,9 @@ class SplitCheckpoints:
     def is_behind(self, ledger: Ledger) -> bool:
         return not self.calls
 
+    def is_saved(self, ledger: Ledger) -> bool:
+        return bool(self.calls)
+
     def is_due(self, ledger: Ledger) -> bool:
         return True
 
@@ -74,7 +77,7 @@ def made_loop() -> tuple[Any, SplitSession, SplitCheckpoints]:
     supply = SimpleNamespace(is_over=False, reported=lambda plan: [])
     outcomes = SimpleNamespace(link=None, framework=None, reporter=None, clock=clock)
     spec = JobSpec(job_name="j", distribution_strategy=DistributionStrategy.ALL_REDUCE)
-    termination = SimpleNamespace(reports_s=1.0, saving_s=5.0, enters_groups=lambda shut_out: None)
+    termination = SimpleNamespace(reports_s=1.0, saving_s=5.0, rest_s=2.0, enters_groups=lambda shut_out: None)
     parts: Any = (spec, session, supply, None, checkpoints, outcomes, termination)
     return AllReduceLoop(*parts), session, checkpoints
 

@@ -4,7 +4,8 @@ The last checkpoint of a job whose members all get SIGTERM is agreed on between 
 gets SIGTERM stays for a moment, and says so in its headers.  If all members say so at the same step, they end after it
 together, and rank 0 writes the checkpoint.  If a member is left whose peers have all said so, it writes the checkpoint
 alone when it ends.  Where others continue, none is written: they hold the model.  A group that breaks meanwhile has
-agreed on nothing: its members agree in the next one.
+agreed on nothing: its members agree in the next one.  If the master plans none in time, because it is away, a member
+cannot know whether others continue, so each writes what it holds; members with the same step write the same files.
 """
 
 from __future__ import annotations
@@ -185,6 +186,10 @@ class CheckpointWriter:
         """Whether the newest checkpoint lacks minibatches, or could not be written."""
         return self._checkpoints.is_wanted and (bool(self.failure) or ledger.applied.num_names > self._saved_at[0])
 
+    def is_saved(self, ledger: Ledger) -> bool:
+        """Whether this member need not write the ledger, and is writing none."""
+        return not self._is_writing and not self.is_behind(ledger)
+
     def is_written(self, ledger: Ledger) -> bool:
         """Whether some member has written this ledger."""
         return self._checkpoints.has(ledger.applied.num_names)
@@ -202,6 +207,7 @@ class CheckpointWriter:
         """Write the ledger if it has not been written yet; return when it is on disk, or after this time.
 
         Args:
+            within_s: None: there is no limit.
             others: what other members hold of the model.
         """
         end = None if within_s is None else time.monotonic() + within_s
@@ -363,7 +369,7 @@ class LastCheckpoint:
             return self._group.share(why_not).decode()
 
     def save(self, is_idle: bool) -> None:
-        """Before the farewell, in the thread of the termination: write it if this member is the last.
+        """Before the farewell, in the thread of the termination: write it if this member is the last, or may be.
 
         Args:
             is_idle: no step is being made, so the model is whole.
@@ -377,14 +383,30 @@ class LastCheckpoint:
 
     def finish(self, is_idle: bool) -> None:
         """After the farewell: a large one has the rest of the grace."""
-        if self._is_writer(is_idle):
+        if not self._is_writer(is_idle):
+            return
+        self._checkpoints.wait(self._termination.rest_s)
+        is_another = self.is_agreed and self._group.rank != 0
+        if self._group.holds_all and not is_another and not self._checkpoints.is_saved(self._group.ledger):
+            _log.warning(
+                "The last checkpoint, after step %d, is not written before this worker ends. If no other worker has "
+                "the model, training continues from %s",
+                self._group.ledger.steps,
+                self._checkpoints.newest() or "the start",
+            )
             self._checkpoints.wait()
 
     def _is_writer(self, is_idle: bool) -> bool:
-        return self.is_agreed or (is_idle and self._group.is_last)
+        return self.is_agreed or (is_idle and (self._group.is_last or self._is_in_doubt))
+
+    @property
+    def _is_in_doubt(self) -> bool:
+        """Whether no group has come in which members decide on it, so that none knows whether others continue."""
+        return self.needs_group and self._group.shut_out()
 
     def _save(self, others: Mapping[str, npt.NDArray[Any]]) -> None:
         ledger = self._group.ledger
         if self._checkpoints.is_behind(ledger):
-            _log.info("SIGTERM to all workers: the last checkpoint is written, after step %d", ledger.steps)
+            whom = "all workers" if self.is_agreed or self._group.is_last else "this worker, and no group has formed"
+            _log.info("SIGTERM to %s: the last checkpoint is written, after step %d", whom, ledger.steps)
         self._checkpoints.save_last(ledger, self._termination.saving_s, others)

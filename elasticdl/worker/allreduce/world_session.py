@@ -244,7 +244,7 @@ class WorldSession:
 
     @property
     def is_alone(self) -> bool:
-        """Whether all other pods of the newest world are gone, as far as this process knows."""
+        """Whether all other members of the newest world are gone, as far as this process knows."""
         return self._is_alone
 
     @property
@@ -288,11 +288,15 @@ class WorldSession:
             with self._door:
                 if self._is_shut:
                     return False
-                self._is_outside = False
+                self._is_outside = world is not None
             if world is None:
                 return False
             try:
                 self._form(world)
+                with self._door:
+                    if self._is_shut:
+                        return False
+                    self._is_outside = False
                 self._synchronize(world)
             except GroupLost as error:
                 _log.info("World %s does not form: %s", shown(world.version), error)
@@ -307,13 +311,15 @@ class WorldSession:
         return self._watch.last_formed > self._entered
 
     def shut_out(self) -> bool:
-        """From another thread: a process that waits for a world enters none any more, and its model stays as it is.
+        """From another thread: a process outside of every world enters none any more, and its model stays as it is.
 
         Returns:
-            Whether it does.
+            Whether it is outside: it waits for a world, or for the other members of one.
         """
         with self._door:
             self._is_shut = self._is_outside
+            if self._is_shut and self._is_forming:
+                self._group.abandon("this worker was asked to end")
             return self._is_shut
 
     def leave(self, reason: str = "") -> None:
@@ -477,6 +483,10 @@ class WorldSession:
         """Return the pod of each member of this world, by rank."""
         return [pod_and_process(member.worker_id, self._processes_per_worker)[0] for member in self._world.members]
 
+    def _other_pods(self) -> list[int]:
+        """Return the pod of each other member: those beside this process may hold a step more than it does."""
+        return [pod for rank, pod in enumerate(self._pods()) if rank != self._rank]
+
     def _leaving(self, plan: StepPlan) -> set[int]:
         """Return the pods that leave, now or soon: the cause of the world's end may end their last second, too."""
         is_leaving = StepFlag.LEAVING | StepFlag.ENDING
@@ -506,7 +516,7 @@ class WorldSession:
             lost.update(pod for pod, is_gone in zip(pods, gone, strict=True) if is_gone)
         lost.discard(pods[self._rank])
         if lost:
-            self._is_last, self._is_alone = self._ends_last(lost), set(pods) - lost == {pods[self._rank]}
+            self._is_last, self._is_alone = self._ends_last(lost), all(pod in lost for pod in self._other_pods())
 
     def _collective(self, call: Callable[[], Answer]) -> Answer:
         try:
@@ -567,7 +577,7 @@ class WorldSession:
         # The master may not know of a restored model yet: rank 0 must restore it again, and report it, if this fails.
         self._holds_model, self._has_left = source is not None or self._rank == 0, False
         self._leaving_pods = set()
-        self._is_last, self._is_alone = self._ends_last(set()), len(set(self._pods())) == 1
+        self._is_last, self._is_alone = self._ends_last(set()), not self._other_pods()
         self._settle_pending()
         self._log_entry(world, source)
 
