@@ -164,7 +164,7 @@ def test_successors_continue_from_the_last_step_of_pods_that_are_asked_to_end_wi
 @pytest.mark.parametrize(("num_workers", "num_processes"), [(2, 1), (3, 1), (2, 2)])
 @pytest.mark.parametrize("loses_master", [False, True])
 def test_another_member_writes_the_last_checkpoint_if_the_writer_is_killed(
-    num_workers: int, num_processes: int, loses_master: bool, seed: int
+    num_workers: int, num_processes: int, loses_master: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = plain_job(seed, num_workers, num_processes)
     with installed(job.room, job.members.__getitem__):
@@ -172,6 +172,7 @@ def test_another_member_writes_the_last_checkpoint_if_the_writer_is_killed(
         told = dict(job.members)
         for worker in {worker.pod.index: worker for worker in job.workers}.values():
             job.leave(worker)
+        monkeypatch.setattr(EngineJob, "_run", lambda self, pod: None)  # no successor takes the model over
         while job.room.written.begun is None:
             job.scheduler.step()
         if loses_master:  # it plans no other group
