@@ -94,16 +94,16 @@ def test_a_file_is_published_whole_although_its_first_requests_fail(
 
 
 def test_an_upload_takes_any_time_while_its_bytes_move(proxy: FaultyProxy, tmp_path: Path) -> None:
-    storage = FsspecStorage("s3", RetryPolicy(request_s=2.0, first_wait_s=0.01, longest_wait_s=0.1, total_s=2.0))
+    storage = FsspecStorage("s3", RetryPolicy(request_s=3.0, first_wait_s=0.01, longest_wait_s=0.1, total_s=3.0))
     content = np.random.default_rng(1).bytes(34 << 20)
     (tmp_path / "large").write_bytes(content)
-    (tmp_path / "small").write_bytes(content[: 31 << 20])
-    proxy.upload_bytes_per_s = 8 << 20  # 4 s for either file
-    for name in ("large", "small"):
+    (tmp_path / "small").write_bytes(content[: 8 << 20])
+    for name, bytes_of_body in (("large", 16 << 20), ("small", 8 << 20)):
+        proxy.upload_bytes_per_s = bytes_of_body / 4.0  # 4 s each
         storage.publish(url_of(tmp_path, name), tmp_path / name)
     proxy.upload_bytes_per_s = 0.0
     assert storage.read(url_of(tmp_path, "large"), 0, len(content)) == content
-    assert storage.stat(url_of(tmp_path, "small")).size_bytes == 31 << 20
+    assert storage.stat(url_of(tmp_path, "small")).size_bytes == 8 << 20
     assert [request.method for request in proxy.requests].count("PUT") == 3 + 1  # none was sent again
 
 
