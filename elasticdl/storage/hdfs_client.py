@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from posixpath import dirname
 from typing import Any
 
@@ -26,6 +28,7 @@ _CLEANUP_S = 10.0  # after a write has failed, perhaps of a NameNode that does n
 _OF_A_SERVER = re.compile(r'\w+\("[^"]*", "(.*?)(?:\\n|"\))')  # class, and message with its lines escaped
 _REFUSED = "AccessControlException"
 _PANIC = "PanicException"  # no Exception; its module cannot be imported
+_SETTINGS = ("HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_USER_NAME")
 _FOR_NOW = re.compile(  # of the classes in the client's and the servers' messages
     r"SafeMode|Standby|RetriableException|java\.io\.IOException|NotReplicatedYet|OperationFailed|DataTransfer"
     r"|Checksum|BlocksNotFound|FatalRPC|ObserverRetry"
@@ -100,8 +103,19 @@ class HdfsClient:
 
     def _client(self, root: str) -> Any:
         if root not in self._clients:
-            self._clients[root] = hdfs_native.AsyncClient(root)
+            settings = map(os.environ.get, _SETTINGS)
+            self._clients[root] = _kept_client(hdfs_native.AsyncClient, root, os.getpid(), *settings)
         return self._clients[root]
+
+
+@functools.cache
+def _kept_client(make: Callable[[str], Any], root: str, _process: int, *_settings: str | None) -> Any:
+    """Return the client of a file system, one for each process.
+
+    It must not go: it would wait, with the interpreter's lock, for threads of its own that wait for this lock to tell
+    of an answer.
+    """
+    return make(root)
 
 
 def _split(url: str) -> tuple[str, str]:

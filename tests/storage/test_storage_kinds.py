@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,6 +130,19 @@ def test_content_that_looks_like_the_end_of_a_request_is_kept(url: str, tmp_path
     storage.publish(f"{url}/local.txt", tmp_path / "local.txt")
     for status in storage.list(url):
         assert storage.read(status.url, 0, status.size_bytes) == content
+
+
+_CLIENTS_COME_AND_GO = """
+import sys
+from elasticdl.storage.fsspec_storage import FsspecStorage
+from elasticdl_client.storage_kinds import scheme_of
+for _ in range(20):
+    FsspecStorage(scheme_of(sys.argv[1])).publish(sys.argv[1], b"a")
+"""
+
+
+def test_clients_come_and_go(url: str) -> None:
+    subprocess.run([sys.executable, "-c", _CLIENTS_COME_AND_GO, f"{url}/d/a"], check=True, timeout=100)
 
 
 def test_an_upload_that_breaks_off_in_googles_emulator_is_no_file() -> None:
