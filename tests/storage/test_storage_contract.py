@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
@@ -94,16 +95,16 @@ def test_a_file_is_published_whole_although_its_first_requests_fail(
 
 
 def test_an_upload_takes_any_time_while_its_bytes_move(proxy: FaultyProxy, tmp_path: Path) -> None:
-    storage = FsspecStorage("s3", RetryPolicy(request_s=3.0, first_wait_s=0.01, longest_wait_s=0.1, total_s=3.0))
+    storage = FsspecStorage("s3", RetryPolicy(request_s=6.0, first_wait_s=0.01, longest_wait_s=0.1, total_s=6.0))
     content = np.random.default_rng(1).bytes(34 << 20)
     (tmp_path / "large").write_bytes(content)
-    (tmp_path / "small").write_bytes(content[: 8 << 20])
-    for name, bytes_of_body in (("large", 16 << 20), ("small", 8 << 20)):
-        proxy.upload_bytes_per_s = bytes_of_body / 4.0  # 4 s each
-        storage.publish(url_of(tmp_path, name), tmp_path / name)
+    (tmp_path / "small").write_bytes(content[: 31 << 20])
+    proxy.upload_bytes_per_s = 4 << 20  # 8 s for the small one
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda name: storage.publish(url_of(tmp_path, name), tmp_path / name), ("large", "small")))
     proxy.upload_bytes_per_s = 0.0
     assert storage.read(url_of(tmp_path, "large"), 0, len(content)) == content
-    assert storage.stat(url_of(tmp_path, "small")).size_bytes == 8 << 20
+    assert storage.stat(url_of(tmp_path, "small")).size_bytes == 31 << 20
     assert [request.method for request in proxy.requests].count("PUT") == 3 + 1  # none was sent again
 
 
