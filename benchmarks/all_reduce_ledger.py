@@ -58,6 +58,9 @@ class OneWorld:
     def carry_standing(self, standing: Callable[[], tuple[int, float]]) -> None:
         """There are no heartbeats."""
 
+    def carry_optimizer_share(self, share: Callable[[], float]) -> None:
+        """The same."""
+
     def watch_world(self, known_version: int) -> pb.WatchWorldReply:
         if self._is_told:
             time.sleep(LONGEST_FORMING_S)
