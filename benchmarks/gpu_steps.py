@@ -100,6 +100,10 @@ def steps_of(workload: Workload) -> dict[str, Step]:
     batches = [replace(batch, data=batch.data.on(device)) for batch in _batches(local, workload)]
     in_turn = {name: cycle(batches) for name in ("plain", "local", "alone", "member")}
     seeds = count()
+    following = {
+        name: Share(next(in_turn[name]), next(seeds), 1.0, is_alone)
+        for name, is_alone in (("alone", True), ("member", False))
+    }
     training = PlainTraining.of(workload.definition(), device, workload.autocasts)
     script = _script(workload, device)
 
@@ -108,8 +112,10 @@ def steps_of(workload: Workload) -> dict[str, Step]:
         training.step(samples.features, samples.labels)
 
     def all_reduce(framework: Any, name: str, is_alone: bool) -> None:
-        share = Share(next(in_turn[name]), next(seeds), 1.0, is_alone)
+        share, following[name] = following[name], Share(next(in_turn[name]), next(seeds), 1.0, is_alone)
         gradient = framework.local_gradient([share], lambda buffer: None)
+        if gradient.run_ahead is not None:
+            gradient.run_ahead(None, following[name])
         gradient.told()
         framework.apply_gradient(gradient, None)
 

@@ -202,6 +202,9 @@ class LocalGradient:
         rescale: `Framework.apply_gradient` multiplies all buffers by it (1 / the sum of the scales, if it is not 1).
         repeat: asked after the reduction, with the same answer in every member: computes the step again instead of
             `Framework.local_gradient`, as its gradient has overflowed; None: it has not.
+        run_ahead: for a share that is alone, before `told`: update the model with the learning rate that
+            `Framework.apply_gradient` will be given, which must follow, and begin the next step, of the share given.
+            `told` takes both back if this one is not finite.  None: the framework gains nothing by it.
     """
 
     buffers: list[Any]
@@ -209,6 +212,7 @@ class LocalGradient:
     not_finite: dict[int, str] = field(default_factory=dict)
     rescale: float = 1.0
     repeat: Callable[[], ComputeGradient | None] = _is_done
+    run_ahead: Callable[[float | None, Share], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elasticdl.frameworks.framework import Batch, Mode, NotFiniteStep, Share
-from elasticdl.frameworks.torch.gradients import largest_of
+from elasticdl.frameworks.torch.gradients import finiteness_of
 from elasticdl.frameworks.torch.randomness import seed_script
 from elasticdl_client.errors import CheckpointError
 
@@ -72,12 +72,15 @@ def test_a_gradient_that_is_not_finite_ends_local_training(
         tested.train(second, 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.complex64])
-def test_the_largest_number_of_a_gradient_is_not_finite_if_one_is_not(dtype: torch.dtype) -> None:
-    nothing_in_it, usual = torch.zeros(0, dtype=dtype), torch.tensor([-2.0, 1.0], dtype=dtype)
-    assert largest_of([nothing_in_it]) is None
-    assert largest_of([nothing_in_it, usual, torch.tensor([1 << 40])]) == 2
-    assert math.isnan(largest_of([usual, torch.tensor([1.0, math.nan], dtype=dtype)]))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+def test_tensors_are_not_finite_if_one_number_is_not(dtype: torch.dtype) -> None:
+    cpu = torch.device("cpu")
+    usual = [torch.zeros(0, dtype=dtype), torch.tensor([-2.0, 1.0], dtype=dtype), torch.tensor([1 << 40])]
+    assert finiteness_of([], cpu) == 0
+    assert finiteness_of(usual, cpu) == 0
+    assert usual[1].tolist() == [-2.0, 1.0]
+    for ill in (math.nan, math.inf, -math.inf):
+        assert finiteness_of([*usual, torch.tensor([1.0, ill], dtype=dtype)], cpu) == math.inf
 
 
 @pytest.mark.parametrize("overlaps", [True, False])

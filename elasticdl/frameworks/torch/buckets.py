@@ -8,8 +8,7 @@ buffers in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -46,10 +45,9 @@ class Buckets:
         self._reached: set[int] = set()  # by it
         self._next = 0  # the first bucket that has not been handed over
         self._ready: Ready | None = None
-        self._is_left_alone = False
         self._is_single = False
-        for number, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(lambda p, k=number: self._accumulated(k, p))
+        self._hooks: list[Any] = []
+        self.heed_backward()
 
     def clear(self, is_single: bool = False) -> None:
         """Sets all gradients to zero, as tensors to which backward adds.
@@ -58,6 +56,7 @@ class Buckets:
             is_single: there will be one backward.  Then the gradients are those that it makes, and are copied when a
                 bucket is complete, many by one kernel.
         """
+        self.heed_backward()
         self._is_single = is_single
         self.used = [False] * len(self._parameters)
         for flat in () if is_single else self.flats:
@@ -122,14 +121,18 @@ class Buckets:
             for number in numbers:
                 self._parameters[number].copy_(self._views[number])
 
-    @contextmanager
-    def left_alone(self) -> Iterator[None]:
-        """In here backward puts gradients at the parameters as it does without buckets."""
-        self._is_left_alone = True
-        try:
-            yield
-        finally:
-            self._is_left_alone = False
+    def heed_backward(self) -> None:
+        """From now on, as from the start, follow what backward reaches."""
+        if not self._hooks:
+            for number, parameter in enumerate(self._parameters):
+                hook = parameter.register_post_accumulate_grad_hook(lambda p, k=number: self._accumulated(k, p))
+                self._hooks.append(hook)
+
+    def ignore_backward(self) -> None:
+        """From now on backward puts gradients at the parameters as it does without buckets, and as fast."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     def take_back(self) -> None:
         """Before and after the optimizer's step: no parameter has a gradient."""
@@ -154,8 +157,6 @@ class Buckets:
 
     def _accumulated(self, number: int, parameter: Any) -> None:
         """Backward has added to a parameter's gradient."""
-        if self._is_left_alone:
-            return
         view = self._views[number]
         if not self._is_single and parameter.grad is not view:
             found = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad

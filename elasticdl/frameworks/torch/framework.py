@@ -46,7 +46,7 @@ from elasticdl.frameworks.torch.computation import (
     keep_threads_here,
     limit_threads,
 )
-from elasticdl.frameworks.torch.gradients import ModuleGradients, largest_of
+from elasticdl.frameworks.torch.gradients import ModuleGradients, finiteness_of
 from elasticdl.frameworks.torch.inference import (
     CountingMeasure,
     TorchEvaluation,
@@ -185,13 +185,13 @@ class TorchFramework:
         self.device_meter.sample()
         optimizer, parameters = self._optimizer(), list(self._built().parameters.values())
         with self._labels_blamed(batch):
-            loss, largest, num_repeats = self._plain_gradient(batch, seed)
+            loss, finiteness, num_repeats = self._plain_gradient(batch, seed)
         self._computation.clip(parameters)
         self._rates.set(optimizer, learning_rate)
         optimizer.step()
         self._scale.count_step(num_repeats)
         value = float(loss)
-        if not (math.isfinite(value) and (largest is None or math.isfinite(float(largest)))):
+        if not (math.isfinite(value) and math.isfinite(float(finiteness))):
             what = "The gradient is not finite" if math.isfinite(value) else f"The loss is {value}"
             raise NotFiniteStep(f"{what}{self._data_flaws(batch)}")
         return value
@@ -213,20 +213,29 @@ class TorchFramework:
             partial(self.local_gradient, num_repeats=num_repeats + 1) if self._gradients().has_overflowed else None
         )
         explained: set[int] = set()
-        plain_told = gradient.told
+        # Not the gradient itself, which then would hold its minibatch until garbage is collected.
+        plain_told, run_ahead, not_finite = gradient.told, gradient.run_ahead, gradient.not_finite
+        computed = [share.batch for share in shares]  # by the device, whose errors show when it is waited for
 
         def explain() -> None:
-            for position in gradient.not_finite.keys() - explained:
+            for position in not_finite.keys() - explained:
                 explained.add(position)
-                gradient.not_finite[position] += self._data_flaws(shares[position].batch)
+                not_finite[position] += self._data_flaws(shares[position].batch)
 
         def told() -> Floats:
-            numbers = plain_told()
+            with labels_blamed(computed, self._label_flaw, self._samples_per_batch, False):
+                numbers = plain_told()
             explain()
             return numbers
 
+        def run_on(learning_rate: float | None, following: Share) -> None:
+            computed.append(following.batch)
+            assert run_ahead is not None
+            run_ahead(learning_rate, following)
+
         explain()
         gradient.told = told
+        gradient.run_ahead = run_on if run_ahead is not None else None
         return gradient
 
     def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
@@ -360,23 +369,23 @@ class TorchFramework:
         """Local strategy: put the gradient of a minibatch at the parameters.
 
         Returns:
-            The loss, detached; the gradient's largest number, see `largest_of`; and how often it has overflowed.
+            The loss, detached; the gradient's `finiteness_of`; and how often it has overflowed.
         """
         built, scale = self._built(), self._scale
         starts = [buffer.tensor.clone() for buffer in built.buffers] if self._computation.scales_loss else []
         for num_repeats in count():
             loss = self._backward(batch, seed, scale.at(num_repeats))
             gradients = [p.grad for p in built.parameters.values() if p.grad is not None]
-            largest = largest_of(gradients)
+            finiteness = finiteness_of(gradients, built.device)
             # What may overflow is waited for here; anything else where the caller looks at it.
-            is_over = not scale.may_overflow(num_repeats) or largest is None or math.isfinite(float(largest))
+            is_over = not scale.may_overflow(num_repeats) or math.isfinite(float(finiteness))
             if is_over or not math.isfinite(float(loss)):
                 break
             for buffer, start in zip(built.buffers, starts, strict=True):
                 buffer.put(start)
         if self._computation.scales_loss:
             torch._foreach_div_(gradients, scale.at(num_repeats))
-        return loss, largest, num_repeats
+        return loss, finiteness, num_repeats
 
     def _backward(self, batch: Batch, seed: int, scale: float) -> Any:
         built = self._built()
@@ -399,6 +408,9 @@ class TorchFramework:
         return built.module
 
     def _built(self) -> BuiltModule:
+        """The model between two steps; steps themselves have it in `_gradients`."""
+        if self._made_gradients is not None:
+            self._made_gradients.settle()
         if self._model is None:
             self._model = build_model(self._definition, self._seed, self._computation)
         return self._model
@@ -414,9 +426,10 @@ class TorchFramework:
         return self._made_optimizer
 
     def _state(self) -> ModuleState:
+        built = self._built()
         if self._made_state is None:
             is_sharded = self._computation.shards_optimizer
-            self._made_state = ModuleState(self._definition.path, self._built(), self._optimizer(), is_sharded)
+            self._made_state = ModuleState(self._definition.path, built, self._optimizer(), is_sharded)
         return self._made_state
 
     def _shard_names(self) -> list[str]:
@@ -476,11 +489,14 @@ class TorchFramework:
             taken = ClassLabels(outputs[1], getattr(self._definition.loss, "ignore_index", _IGNORED), False)
         return label_flaw(labels, taken, self._metadata.label_column, _LOOKUP, _array)
 
+    @property
+    def _samples_per_batch(self) -> int | None:
+        return self._minibatch_size if self._definition.feed is None else None
+
     def _labels_blamed(self, *batches: Batch) -> AbstractContextManager[None]:
-        samples_per_batch = self._minibatch_size if self._definition.feed is None else None
         is_binary = self._loss().is_binary
         are_wrong = is_binary and not all(are_probabilities(_array(batch.data.labels)) for batch in batches)
-        return labels_blamed(batches, self._label_flaw, samples_per_batch, are_wrong)
+        return labels_blamed(batches, self._label_flaw, self._samples_per_batch, are_wrong)
 
 
 def _array(part: Any) -> npt.NDArray[Any] | None:

@@ -1,7 +1,8 @@
 """A member's part of a synchronous step: gradients at the module's parameters, and their update afterwards.
 
 Nothing here waits for the model's device before the step's numbers are read, which is once: after the reduction, or,
-where a share that is not finite must be left out, at each share.
+where a share that is not finite must be left out, at each share.  A member alone updates the model and begins the next
+step before it reads them, so that the device always has work; an update that should not have been is undone.
 
 The last buffer holds, one after the other: how many shares reached each parameter, how many gradients overflowed at the
 loss scale, the changes of the buffers of the module (BatchNorm's statistics), and the step's numbers.
@@ -10,8 +11,9 @@ loss scale, the changes of the buffers of the module (BatchNorm's statistics), a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from operator import is_
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,9 @@ from elasticdl.frameworks.torch.losses import ModuleLoss, backward
 from elasticdl.frameworks.torch.model import BuiltModule
 from elasticdl.frameworks.torch.optimizer import Rates
 from elasticdl.frameworks.torch.randomness import seed_step
+from elasticdl.frameworks.torch.undo import StartValues, UpdateUndo
 
+_RUN_AHEAD = ("cuda",)  # where the host only queues what a device computes
 _LOSS, _GRADIENT, _CHANGE = "the loss", "the gradient", "the change of the non-trainable variables"
 Ready = Callable[[Any], None]
 
@@ -50,8 +54,11 @@ class ModuleGradients:
         self._num_repeats = 0  # of the newest step
         self._withheld: Collection[int] = range(len(built.parameters)) if built.computation.shards_optimizer else ()
         self._is_alone = self._own_has_overflowed = False  # the newest step
+        self._is_updated = False  # by it already, although its numbers may not be known
+        self._begun: _BegunStep | None = None
         self._buckets = Buckets(built)
-        self._starts = StartValues(built)
+        self._starts, self._other_starts = StartValues(built), StartValues(built)
+        self._undo = UpdateUndo(list(built.parameters.values()), optimizer, built.device)
         self._num_parameters = len(built.parameters)
         self._last = torch.zeros(self._num_parameters + 1 + self._starts.num_values + NUM_TOLD, device=built.device)
         self._changes = self._last[self._num_parameters + 1 : -NUM_TOLD]
@@ -66,16 +73,19 @@ class ModuleGradients:
             num_repeats: how often the same step has overflowed.
         """
         self._num_repeats = num_repeats
+        if self._is_updated:  # by a step that was dropped
+            self.settle()
         self._is_alone = len(shares) == 1 and shares[0].is_alone
         if self._is_alone:
             return self._own_gradient(shares[0])
+        self.settle()
         not_finite: dict[int, str] = {}
-        sizes: list[Any] = []  # the largest number of each bucket
+        found: list[Any] = []  # of each bucket, see `finiteness_of`
 
         def hand_over(bucket: int) -> None:
             flat = self._buckets.flats[bucket]
             if self._overlaps:
-                sizes.append(self._largest([flat]))
+                found.append(finiteness_of([flat], self._built.device))
             if self._factor != 1.0:
                 flat.div_(self._factor)
             ready(self._buffers[bucket])
@@ -83,7 +93,7 @@ class ModuleGradients:
         while (flaw := self._accumulate(shares, not_finite, hand_over if self._overlaps else None)) is not None:
             not_finite.update([flaw])
         self._buckets.hand_over_rest(hand_over)
-        seen = torch.stack([*self._seen, torch.stack(sizes).amax()]) if shares and self._overlaps else None
+        seen = torch.stack([*self._seen, torch.stack(found).amax()]) if shares and self._overlaps else None
         self._count(seen, len(not_finite))
 
         def told() -> Floats:
@@ -98,14 +108,19 @@ class ModuleGradients:
         """See `Framework.apply_gradient`.  The gradient is the one that `local_gradient` returned last."""
         if not self._is_alone:
             self._take_sums(gradient)
-        self._rates.set(self._optimizer, learning_rate)
-        self._built.computation.clip(list(self._built.parameters.values()))
-        self._buckets.withhold(self._withheld)
-        self._optimizer.step()
-        self._scale.count_step(self._num_repeats)
-        self._buckets.take_back()
+        if not self._is_updated:
+            self._update(learning_rate)
+        self._is_updated = False
         if not self._is_alone:
             self._starts.add(self._changes)
+
+    def settle(self) -> None:
+        """Leave the model as it is between two steps: without an unconfirmed update, and without a begun step."""
+        self._drop_begun()
+        if self._is_updated:
+            self._is_updated = False
+            self._undo.restore()
+            self._starts.restore()
 
     @property
     def order(self) -> list[int]:
@@ -138,10 +153,13 @@ class ModuleGradients:
     def _factor(self) -> float:
         return self._scale.at(self._num_repeats)
 
-    def _largest(self, tensors: Sequence[Any]) -> Any:
-        """Return the largest absolute value: a scalar on the device, not finite if one of them is not; of none 0."""
-        largest = largest_of(tensors)
-        return torch.zeros((), device=self._built.device) if largest is None else largest
+    def _update(self, learning_rate: float | None) -> None:
+        self._rates.set(self._optimizer, learning_rate)
+        self._built.computation.clip(list(self._built.parameters.values()))
+        self._buckets.withhold(self._withheld)
+        self._optimizer.step()
+        self._scale.count_step(self._num_repeats)
+        self._buckets.take_back()
 
     # -- the step of a group
 
@@ -164,7 +182,7 @@ class ModuleGradients:
     ) -> tuple[int, str] | None:
         """Sums the shares up; the position of one that is not finite, and what of it, ends it."""
         self._last.zero_()
-        self._seen: list[Any] = []  # of each share: its loss, and the largest change of a buffer
+        self._seen: list[Any] = []  # of each share: its loss, and whether its change is finite
         kept = [position for position in range(len(shares)) if position not in without]
         self._buckets.clear(self._overlaps and len(kept) == 1 and not self._is_cut(shares[kept[0]]))
         self._built.train()
@@ -192,13 +210,15 @@ class ModuleGradients:
             total.add_(loss.detach(), alpha=weight)
             if k == len(parts):
                 change = self._starts.change()
-                self._seen += [total, self._largest([change])]
+                self._seen += [total, finiteness_of([change], self._built.device)]
                 if hand_over is not None:
                     self._buckets.hand_over_during_backward(hand_over)
-            if not self._overlaps and (flaw := _described(float(total), float(self._largest([change])))):
+            if not self._overlaps and (
+                flaw := _described(float(total), float(finiteness_of([change], self._built.device)))
+            ):
                 return flaw
             backward(loss, weight * share.scale * self._factor)
-        if not self._overlaps and not math.isfinite(float(self._largest(self._buckets.flats))):
+        if not self._overlaps and not math.isfinite(float(finiteness_of(self._buckets.flats, self._built.device))):
             return _described(0.0, 0.0, math.nan)
         self._changes.add_(change, alpha=share.scale)
         self._told[0].add_(total, alpha=share.scale)
@@ -208,7 +228,7 @@ class ModuleGradients:
         """Write down how many shares are not finite, whether the gradient overflows, and which parameters it reaches.
 
         Args:
-            seen: of each share its loss and the largest change, then the largest number of the gradient; None: shares
+            seen: of each share its loss and the finiteness of its change, then that of the gradient; None: shares
                 that are not finite are left out, or there is none.
         """
         if seen is None:
@@ -232,158 +252,157 @@ class ModuleGradients:
 
     def _own_gradient(self, share: Share) -> LocalGradient:
         """The gradient where the optimizer looks for it, and the buffers changed: nothing is weighted or summed up."""
-        parameters = list(self._built.parameters.values())
+        begun = self._take_begun(share)
+        if begun is None:
+            self._start(share)
+        self._buckets.ignore_backward()
+        total: Any = None
+        try:
+            for weight, loss in [(1.0, begun.loss)] if begun is not None else self._losses(share):
+                backward(loss, weight * self._factor)
+                part = loss.detach() if weight == 1.0 else loss.detach() * weight
+                total = part if total is None else total + part
+        except BaseException:
+            self._starts.restore()
+            raise
+        gradients = []
+        for parameter in self._built.parameters.values():
+            if parameter.grad is not None:
+                if parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()  # as in a group
+                gradients.append(parameter.grad)
+        device = self._built.device
+        read = _read_later(
+            torch.stack([total.float(), finiteness_of(self._starts.now(), device), finiteness_of(gradients, device)])
+        )
+        not_finite: dict[int, str] = {}
+
+        @cache
+        def told() -> Floats:
+            loss, change, gradient = read()
+            return self._own_numbers(loss, change, gradient, not_finite)
+
+        if self._runs_ahead:
+            return LocalGradient([], told, not_finite, run_ahead=self._run_ahead)
+        told()
+        if self._factor != 1.0 and not (not_finite or self._own_has_overflowed):
+            torch._foreach_div_(gradients, self._factor)
+        return LocalGradient([], told, not_finite)
+
+    def _own_numbers(self, loss: float, change: float, gradient: float, not_finite: dict[int, str]) -> Floats:
+        """Return the numbers of a step; one that is not finite is undone.
+
+        Args:
+            change, gradient: see `finiteness_of`.
+        """
+        flaw = _described(loss, change, gradient)
+        is_overflow = not _described(loss, change) and bool(flaw) and self._scale.may_overflow(self._num_repeats)
+        self._own_has_overflowed = is_overflow
+        if flaw:
+            self.settle()
+            self._starts.restore()
+            self._buckets.take_back()
+        if not flaw or is_overflow:
+            return np.array([loss, 1.0, 0.0], np.float32)
+        not_finite[0] = flaw
+        return np.array([0.0, 0.0, 1.0], np.float32)
+
+    def _start(self, share: Share) -> None:
         self._buckets.take_back()
         self._built.train()
         self._starts.take()
         seed_step(share.seed, self._built.device)
-        total: Any = None
+
+    def _losses(self, share: Share) -> Iterator[tuple[float, Any]]:
+        """Weights and losses of the parts of a minibatch."""
+        parts = share.batch.data.on(self._built.device)
+        for weight, samples in parts.parts(share.batch.size, self._built.computation.part_size):
+            yield weight, self._loss(samples)
+
+    # -- one step ahead
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """Whether a step may be begun while the numbers of the one before are not known."""
+        is_plain = self._overlaps and not self._withheld and not self._built.computation.scales_loss
+        return is_plain and self._built.device.type in _RUN_AHEAD
+
+    def _run_ahead(self, learning_rate: float | None, following: Share) -> None:
+        """See `LocalGradient`."""
+        if not self._undo.take():
+            return
+        self._is_updated = True
         try:
-            with self._buckets.left_alone():
-                parts = share.batch.data.on(self._built.device)
-                for weight, samples in parts.parts(share.batch.size, self._built.computation.part_size):
-                    loss = self._loss(samples)
-                    backward(loss, weight * self._factor)
-                    part = loss.detach() if weight == 1.0 else loss.detach() * weight
-                    total = part if total is None else total + part
+            self._update(learning_rate)
         except BaseException:
-            self._starts.restore()
+            self.settle()
             raise
-        for parameter in parameters:
-            if parameter.grad is not None and parameter.grad.is_sparse:
-                parameter.grad = parameter.grad.to_dense()  # as in a group
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        largest = [_norms(some) for some in (self._starts.now(), gradients)]
-        numbers = torch.stack([total.to(torch.float32), *largest[0], *largest[1]]).tolist()
-        end = 1 + len(largest[0])
-        seen = [numbers[0], max(numbers[1:end], default=0.0, key=_order), max(numbers[end:], default=0.0, key=_order)]
-        flaw = _described(*seen)
-        is_overflow = not _described(*seen[:2]) and bool(flaw) and self._scale.may_overflow(self._num_repeats)
-        self._own_has_overflowed = is_overflow
-        if flaw:
+        if self._is_cut(following):
+            return
+        self._starts, self._other_starts = self._other_starts, self._starts
+        self._start(following)
+        self._begun = _BegunStep(following)
+        try:
+            ((_, self._begun.loss),) = self._losses(following)
+        except Exception:  # noqa: BLE001  raised again in a step of its own
+            self._drop_begun()
+
+    def _take_begun(self, share: Share) -> _BegunStep | None:
+        begun = self._begun
+        if begun is None or begun.share.batch is not share.batch or begun.share.seed != share.seed:
+            self._drop_begun()
+            return None
+        self._begun = None
+        return begun
+
+    def _drop_begun(self) -> None:
+        if self._begun is not None:
+            self._begun = None
             self._starts.restore()
-            self._buckets.take_back()
-        elif self._factor != 1.0:
-            torch._foreach_div_(gradients, self._factor)
-        is_ill = bool(flaw) and not is_overflow
-        told = np.array([0.0, 0.0, 1.0] if is_ill else [seen[0], 1.0, 0.0], np.float32)
-        return LocalGradient([], lambda: told, {0: flaw} if is_ill else {})
+            self._starts, self._other_starts = self._other_starts, self._starts
 
 
-class StartValues:
-    """The buffers of a module as they were before a forward pass, and its changes.
+@dataclass(slots=True)
+class _BegunStep:
+    """A step of a member alone after its forward pass."""
 
-    Attributes:
-        num_values: in all of them.
+    share: Share
+    loss: Any = None
+
+
+def finiteness_of(tensors: Sequence[Any], device: Any) -> Any:
+    """Return a float32 scalar on the tensors' device: 0, or infinity if one of their numbers is not finite.
+
+    Many tensors are looked through by one kernel, which writes them back as they are.
     """
-
-    def __init__(self, built: BuiltModule) -> None:
-        self._places = built.buffers
-        self._device = built.device
-        self._starts: list[Any] = []
-        self._last_seen: list[Any] = []  # the buffers that were copied last
-        self._last_sizes: list[int] = []
-        self._sizes = [place.tensor.numel() for place in built.buffers]
-        self.num_values = sum(self._sizes)
-
-    def now(self) -> list[Any]:
-        """The buffers."""
-        return [place.tensor for place in self._places]
-
-    def take(self) -> None:
-        """Copy the buffers."""
-        tensors = self.now()
-        if not self._has_kinds_of(tensors):
-            self._starts = [one.clone() for one in tensors]
-        else:
-            _copy(self._starts, tensors)
-        self._last_seen, self._last_sizes = tensors, [one.numel() for one in tensors]
-
-    def restore(self) -> None:
-        """Undo what a forward pass has changed; after backward, which may still need it."""
-        tensors = self.now()
-        if self._has_kinds_of(tensors):
-            _copy(tensors, self._starts)
-            return
-        with torch.no_grad():
-            for place, start in zip(self._places, self._starts, strict=True):
-                place.put(start)
-
-    def _has_kinds_of(self, tensors: Sequence[Any]) -> bool:
-        """Whether the copies are of the shapes and data types of some tensors."""
-        sizes = [one.numel() for one in tensors]
-        if sizes == self._last_sizes and all(map(is_, tensors, self._last_seen)):
-            return True
-        return [_kind(one) for one in tensors] == [_kind(one) for one in self._starts]
-
-    def change(self) -> Any:
-        """Return what a forward pass has added to the buffers, as one vector."""
-        if not self._places:
-            return torch.zeros(0, device=self._device)
-        with torch.no_grad():
-            flat = [
-                torch.cat([one.reshape(-1).to(torch.float32) for one in side]) for side in (self.now(), self._starts)
-            ]
-            return flat[0] - flat[1]
-
-    def add(self, changes: Any) -> None:
-        """Change the buffers by a vector as `change` gives it; those of integers by rounded numbers."""
-        tensors = self.now()
-        if not tensors:
-            return
-        with torch.no_grad():
-            whole = changes.round().to(torch.int64)
-            pieces = zip(changes.split(self._sizes), whole.split(self._sizes), tensors, strict=True)
-            shaped = [(a if t.is_floating_point() else b).reshape(t.shape).to(t.dtype) for a, b, t in pieces]
-            for targets, added in _by_type(tensors, shaped):
-                torch._foreach_add_(targets, added)
-
-
-def _flat(tensors: Sequence[Any]) -> Any:
-    return torch.cat([one.reshape(-1).to(torch.float32) for one in tensors])
-
-
-def _copy(targets: Sequence[Any], sources: Sequence[Any]) -> None:
+    found, one = torch.zeros(1, device=device), torch.ones(1, device=device)
+    kinds: dict[Any, list[Any]] = {}
+    for tensor in tensors:
+        dense = tensor.detach()._values() if tensor.is_sparse else tensor
+        if dense.is_complex():
+            dense = torch.view_as_real(dense.detach())
+        if dense.is_floating_point() and dense.numel():
+            kinds.setdefault(dense.dtype, []).append(dense)
     with torch.no_grad():
-        for some, theirs in _by_type(targets, sources):
-            torch._foreach_copy_(some, theirs)
+        for some in kinds.values():
+            torch._amp_foreach_non_finite_check_and_unscale_(some, found, one)
+    return torch.where(found[0] > 0, math.inf, 0.0)
 
 
-def _by_type(targets: Sequence[Any], others: Sequence[Any]) -> list[tuple[list[Any], list[Any]]]:
-    """Pairs of lists of one data type, which one kernel can work off."""
-    groups: dict[Any, tuple[list[Any], list[Any]]] = {}
-    for target, other in zip(targets, others, strict=True):
-        first, second = groups.setdefault(target.dtype, ([], []))
-        first.append(target)
-        second.append(other)
-    return list(groups.values())
+def _read_later(numbers: Any) -> Callable[[], list[float]]:
+    """Return a function that waits for numbers, and for nothing that the device is given afterwards."""
+    if not numbers.is_cuda:
+        return lambda: list(numbers.tolist())
+    copies = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    copies.copy_(numbers, non_blocking=True)
+    come = torch.cuda.Event()
+    come.record()
 
+    def read() -> list[float]:
+        come.synchronize()
+        return list(copies.tolist())
 
-def _kind(tensor: Any) -> tuple[Any, Any]:
-    return tensor.shape, tensor.dtype
-
-
-def largest_of(tensors: Sequence[Any]) -> Any:
-    """Return the largest absolute value in tensors: a scalar on their device, not finite if one of them is not.
-
-    None: there is no number in them.
-    """
-    norms = _norms(tensors)
-    if not norms:
-        return None
-    return norms[0] if len(norms) == 1 else torch.stack(norms).amax()
-
-
-def _norms(tensors: Sequence[Any]) -> list[Any]:
-    """Return the largest absolute value of each tensor of floats or complex numbers, in float32."""
-    dense = [one.detach()._values() if one.is_sparse else one.detach() for one in tensors]
-    floating = [one for one in dense if (one.is_floating_point() or one.is_complex()) and one.numel()]
-    return [norm.to(torch.float32) for norm in torch._foreach_norm(floating, math.inf)] if floating else []
-
-
-def _order(number: float) -> float:
-    """Numbers that are not finite come last."""
-    return number if math.isfinite(number) else math.inf
+    return read
 
 
 def _described(loss: float, change: float, gradient: float = 0.0) -> str:

@@ -34,6 +34,7 @@ from elasticdl.frameworks.torch.shared_memory import MemorySpan, TaskMemory
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import DataError, ElasticDLError
 
+_NICENESS = 10  # where processors are short, the thread that trains comes first
 _CLOSE_S = 1.0  # for `feed` to come to the end of a minibatch
 _WHERE_KILLED = (
     "Signal 9 comes from the kernel where memory is short: give workers more, or take fewer --input_workers. Signals "
@@ -398,6 +399,7 @@ def serve(
     connection: socket.socket, begin: Callable[[], ModelDefinition], minibatch_size: int, metadata: Metadata
 ) -> NoReturn:
     """Runs until the worker hangs up or ends; see `InputProcesses`."""
+    os.nice(_NICENESS)
     for number in _NOT_FOR_IT:
         signal.signal(number, lambda *_: None)  # a handler, which programs that `feed` starts do not inherit
     threading.Thread(target=_end_with_worker, name="end", daemon=True).start()

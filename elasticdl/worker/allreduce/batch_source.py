@@ -63,6 +63,10 @@ class BatchSource(Protocol):
         """Return the minibatch behind a part of this member."""
         ...
 
+    def next_part(self) -> tuple[MinibatchName, Batch] | None:
+        """The minibatch that this member will probably offer after the present one; None: not known."""
+        ...
+
     def leave_out(self, flaws: Mapping[int, str]) -> bool:
         """--nan_policy skip, before the reduction: tells that own minibatches will be left out of the model.
 
@@ -180,6 +184,13 @@ class LeasedBatches:
         assert self._at_hand is not None
         assert self._at_hand[0] == part.name
         return self._at_hand[1]
+
+    def next_part(self) -> tuple[MinibatchName, Batch] | None:
+        batch = self._feeder.next_batch()
+        held = None if batch is None else self._leases.get(batch.lease)
+        if batch is None or held is None:
+            return None
+        return MinibatchName(held.lease.epoch, held.lease.task, batch.n), batch
 
     def leave_out(self, flaws: Mapping[int, str]) -> bool:
         held, n = self._held_at_hand()

@@ -162,6 +162,9 @@ class GlobalBatches:
     def batch(self, part: BatchRef) -> Batch:
         return self._batches[part.name]
 
+    def next_part(self) -> tuple[MinibatchName, Batch] | None:
+        return None  # the members agree on it
+
     def leave_out(self, flaws: Mapping[int, str]) -> bool:
         return True  # rank 0 reports it, in `settle`
 

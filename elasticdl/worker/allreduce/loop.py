@@ -15,6 +15,7 @@ import grpc
 
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.framework import Batch, ComputeGradient, FeedError, Framework, LocalGradient, Mode, Share
+from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.batch_source import BatchSource
@@ -256,6 +257,7 @@ class AllReduceLoop:
             shares = [self._share(plan, plan.own[k]) for k in _present(plan)]
             with self._clock.during(Activity.COMPUTE):
                 gradient = compute(shares, lambda buffer: reductions.append(self._session.begin_reduce(buffer)))
+                self._run_ahead(plan, gradient)
         except (WorldEnded, ElasticDLError, grpc.RpcError):
             raise
         except Exception as error:
@@ -272,6 +274,14 @@ class AllReduceLoop:
                 self._session.finish_reduce(reductions)
         return gradient
 
+    def _run_ahead(self, plan: StepPlan, gradient: LocalGradient) -> None:
+        """Give the device the next minibatch while the numbers of this step are on their way."""
+        following = None if gradient.run_ahead is None else self._supply.next_part()
+        if gradient.run_ahead is None or following is None:
+            return
+        name, batch = following
+        gradient.run_ahead(self._rate(plan), Share(batch, self._seed_of(name), 1.0, is_alone=True))
+
     @staticmethod
     def _flaws(plan: StepPlan, gradient: LocalGradient) -> dict[int, str]:
         """Flaws by position among the own parts."""
@@ -279,10 +289,15 @@ class AllReduceLoop:
         return {present[k]: what for k, what in gradient.not_finite.items()}
 
     def _share(self, plan: StepPlan, part: BatchRef) -> Share:
-        name = part.name
-        seed = derive_seed(self._seed, name.epoch, name.task, name.n)
         is_alone = self._session.size == 1 and plan.all_parts == [part]
-        return Share(self._supply.batch(part), seed, plan.scale(part), is_alone)
+        return Share(self._supply.batch(part), self._seed_of(part.name), plan.scale(part), is_alone)
+
+    def _seed_of(self, name: MinibatchName) -> int:
+        return derive_seed(self._seed, name.epoch, name.task, name.n)
+
+    def _rate(self, plan: StepPlan) -> float | None:
+        epoch = min(part.name.epoch for part in plan.all_parts)
+        return self._framework.learning_rate(epoch, self._session.ledger.num_records // self._minibatch_size)
 
     def _update(self, plan: StepPlan, gradient: LocalGradient | None, skipped: Collection[BatchRef]) -> None:
         """Put a step into the model.
@@ -295,9 +310,7 @@ class AllReduceLoop:
         def update() -> None:
             with self._clock.during(Activity.COMPUTE):
                 if gradient is not None:
-                    epoch = min(part.name.epoch for part in plan.all_parts)
-                    version = self._session.ledger.num_records // self._minibatch_size
-                    self._framework.apply_gradient(gradient, self._framework.learning_rate(epoch, version))
+                    self._framework.apply_gradient(gradient, self._rate(plan))
                 self._session.commit(plan, self._supply.reported(plan), skipped)
 
         try:

@@ -174,6 +174,12 @@ class BatchPrefetcher:
             self._changed.notify_all()
             return item
 
+    def next_batch(self) -> Batch | None:
+        """The minibatch that `take` will return next, after ends of tasks; None: something else, or not known yet."""
+        with self._changed:
+            following = next((item for item in self._items if not (isinstance(item, Batch) and item.end)), None)
+        return following if isinstance(following, Batch) else None
+
     def resume(self) -> None:
         """Continue after the last item, which has been handled."""
         with self._changed:

@@ -1,0 +1,158 @@
+"""Copies of what a step changes, to undo it: the buffers of a module, its parameters, and the optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import is_
+from typing import Any
+
+import torch
+
+from elasticdl.frameworks.torch.model import BuiltModule
+
+_MOST_OF_MEMORY = 1 / 16  # of the device's, for copies
+
+
+class TensorCopies:
+    """Copies of tensors, mostly of the same ones again and again: then few kernels make them.
+
+    Attributes:
+        values: the copies.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._tensors: list[Any] = []
+        self._sizes: list[int] = []
+        self._pairs: list[tuple[list[Any], list[Any]]] = []
+
+    def take(self, tensors: list[Any]) -> None:
+        """Copy them."""
+        if self.are_of(tensors):
+            with torch.no_grad():
+                for copies, originals in self._pairs:
+                    torch._foreach_copy_(copies, originals)
+            return
+        self.values = [one.detach().clone() for one in tensors]
+        self._tensors, self._sizes = tensors, [one.numel() for one in tensors]
+        self._pairs = by_type(self.values, tensors)
+
+    def are_of(self, tensors: Sequence[Any]) -> bool:
+        """Whether these are the tensors that were copied."""
+        is_same = len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))
+        return is_same and [one.numel() for one in tensors] == self._sizes
+
+    def restore(self) -> None:
+        """Copy the values back."""
+        with torch.no_grad():
+            for copies, originals in self._pairs:
+                torch._foreach_copy_(originals, copies)
+
+
+class StartValues:
+    """The buffers of a module as they were before a forward pass, and its changes.
+
+    Attributes:
+        num_values: in all of them.
+    """
+
+    def __init__(self, built: BuiltModule) -> None:
+        self._places = built.buffers
+        self._device = built.device
+        self._starts = TensorCopies()
+        self._sizes = [place.tensor.numel() for place in built.buffers]
+        self.num_values = sum(self._sizes)
+
+    def now(self) -> list[Any]:
+        """The buffers."""
+        return [place.tensor for place in self._places]
+
+    def take(self) -> None:
+        """Copy the buffers."""
+        self._starts.take(self.now())
+
+    def restore(self) -> None:
+        """Undo what a forward pass has changed; after backward, which may still need it."""
+        if self._starts.are_of(self.now()):
+            self._starts.restore()
+            return
+        with torch.no_grad():
+            for place, start in zip(self._places, self._starts.values, strict=True):
+                place.put(start)
+
+    def change(self) -> Any:
+        """Return what a forward pass has added to the buffers, as one vector."""
+        if not self._places:
+            return torch.zeros(0, device=self._device)
+        with torch.no_grad():
+            flat = [
+                torch.cat([one.reshape(-1).to(torch.float32) for one in side])
+                for side in (self.now(), self._starts.values)
+            ]
+            return flat[0] - flat[1]
+
+    def add(self, changes: Any) -> None:
+        """Change the buffers by a vector as `change` gives it; those of integers by rounded numbers."""
+        tensors = self.now()
+        if not tensors:
+            return
+        with torch.no_grad():
+            whole = changes.round().to(torch.int64)
+            pieces = zip(changes.split(self._sizes), whole.split(self._sizes), tensors, strict=True)
+            shaped = [(a if t.is_floating_point() else b).reshape(t.shape).to(t.dtype) for a, b, t in pieces]
+            for targets, added in by_type(tensors, shaped):
+                torch._foreach_add_(targets, added)
+
+
+class UpdateUndo:
+    """What an optimizer changes, for models that are small beside the memory of their device."""
+
+    def __init__(self, parameters: Sequence[Any], optimizer: Any, device: Any) -> None:
+        self._parameters = list(parameters)
+        self._optimizer = optimizer
+        self._most_bytes = _memory(device) * _MOST_OF_MEMORY
+        self._copies = TensorCopies()
+        self._states: dict[Any, dict[Any, Any]] = {}
+
+    def take(self) -> bool:
+        """Copy parameters and the optimizer's state.
+
+        Returns:
+            False: they are too large for it.
+        """
+        self._states = {key: dict(state) for key, state in self._optimizer.state.items()}
+        held = [value for state in self._states.values() for value in state.values() if isinstance(value, torch.Tensor)]
+        tensors = [*self._parameters, *held]
+        if not self._copies.are_of(tensors) and sum(map(_num_bytes, tensors)) > self._most_bytes:
+            return False
+        self._copies.take(tensors)
+        return True
+
+    def restore(self) -> None:
+        """Undo all updates since `take`, which must have returned True."""
+        self._copies.restore()
+        states = self._optimizer.state
+        for key in [key for key in states if key not in self._states]:
+            del states[key]
+        for key, state in self._states.items():
+            states[key].clear()
+            states[key].update(state)
+
+
+def by_type(targets: Sequence[Any], others: Sequence[Any]) -> list[tuple[list[Any], list[Any]]]:
+    """Return pairs of lists of one data type on one device, which one kernel can work off."""
+    groups: dict[Any, tuple[list[Any], list[Any]]] = {}
+    for target, other in zip(targets, others, strict=True):
+        first, second = groups.setdefault((target.dtype, target.device), ([], []))
+        first.append(target)
+        second.append(other)
+    return list(groups.values())
+
+
+def _num_bytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _memory(device: Any) -> float:
+    """In bytes; that of the processor is not counted."""
+    return float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else float("inf")
