@@ -121,14 +121,6 @@ def test_several_losses_add_up_without_sync() -> None:
             with controller.step():
                 script.train(batch)
     assert_equal(script.values(), expected)
-    controllers[0] = create_elastic_controller(BATCH, EPOCHS, state=script.state)
-
-    def twice(batch: Any) -> None:
-        loss_of(script.model, batch).backward()
-        loss_of(script.model, batch).backward()
-
-    with pytest.raises(ModelDefinitionError, match="backward\\(\\) was called again"):
-        loop(controllers[0], dataset(), twice)
 
 
 def test_gradients_of_several_batches_are_not_added_up() -> None:

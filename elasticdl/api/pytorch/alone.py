@@ -33,6 +33,8 @@ class StepGroup(EndingGroup, Protocol):
 
     def begin_reduce(self, buffer: Any) -> Reduction: ...
 
+    def continue_step(self) -> None: ...
+
     def finish_reduce(self, reductions: Sequence[Reduction]) -> None: ...
 
     def commit(self, plan: StepPlan, reported: Sequence[BatchRef] | None = None) -> None: ...
@@ -92,6 +94,9 @@ class LoneGroup:
 
     def begin_reduce(self, buffer: Any) -> Reduction:
         return Reduction(cast(Any, None), None, buffer)
+
+    def continue_step(self) -> None:
+        """Do nothing: there is no other member."""
 
     def finish_reduce(self, reductions: Sequence[Reduction]) -> None:
         """They are finished."""

@@ -114,7 +114,7 @@ class ElasticController(ScriptSteps):
             self._settle()
 
     def step(self) -> AbstractContextManager[None]:
-        """The script's code on one batch: forward, one backward, the update of the model."""
+        """The script's code on one batch: forward, backward, the update of the model."""
         return _StepContext(self)
 
     def elastic_run(self, function: Function) -> Function:

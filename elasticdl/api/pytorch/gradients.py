@@ -5,6 +5,9 @@ the whole step are at the parameters, so that the user's next operations (clippi
 them as in a process of its own.  Changes of the modules' buffers (BatchNorm's statistics) are averaged with the same
 weights.
 
+Where a script calls `backward()` several times for a batch, as with two optimizers, each is summed by itself, and added
+to what is at the parameters.  Whether a script does is learned from its first batch.
+
 `backward()` does not return where its gradient is incomplete: it ends by `PartDone` where more minibatches of
 the step are to come, and by `StepDropped` where the world is broken.  A trainer of another library may need it to
 return: it does so without any gradient, for which an optimizer does nothing, and `ended_by` holds the exception.
@@ -75,6 +78,7 @@ class ScriptGradients(Buckets):
         device: of the parameters.
         meter: of that device.
         is_complete: backward has gone through.
+        is_several: a batch has several `backward()`; None: no batch is complete yet.
         raises: `backward()` ends by an exception where its gradient is incomplete.
         ended_by: it, where it is not raised.
     """
@@ -105,7 +109,12 @@ class ScriptGradients(Buckets):
         self._is_queued = False
         self._is_local = False
         self._uncleared: _Uncleared | None = None
-        self._versions: list[int] = []  # of the parameters when backward was through
+        self._versions = [parameter._version for parameter in self._parameters]  # when backward reached them last
+        self._marks: list[Any] = []  # buffers after the last sum of the batch
+        self._mean_loss = torch.zeros((), device=device)
+        self._held: dict[int, Any] = {}  # gradients of earlier backwards of the batch, while one more is computed
+        self._has_reached = self._is_again = False
+        self.is_several: bool | None = None
         self.is_complete = False
         self.raises = True
         self.ended_by: PartDone | StepDropped | None = None
@@ -119,7 +128,7 @@ class ScriptGradients(Buckets):
             self._parameters[self._uncleared.number].grad = self._uncleared.gradient
         self._place, self._world = place, world
         self._reductions.clear()
-        self._is_queued = self.is_complete = False
+        self._is_queued = self.is_complete = self._is_again = False
         self.ended_by = None
         if place.is_first:
             self.used = [False] * len(self._parameters)
@@ -127,7 +136,7 @@ class ScriptGradients(Buckets):
             self._changes.zero_()
             self._loss.zero_()
         if not place.is_own:
-            self._starts = [one.tensor.clone() for one in self._places]
+            self._marks = self._starts = [one.tensor.clone() for one in self._places]
             if place.is_last:
                 self.hand_over_during_backward(self._reduce)
 
@@ -149,31 +158,29 @@ class ScriptGradients(Buckets):
     @property
     def mean_loss(self) -> Any:
         """Return the mean over the records of the whole step of what `add_loss` was given, when backward is through."""
-        return self._loss[0].clone()
+        return self._mean_loss
 
     def end(self) -> None:
-        """The step is made: apply its forward passes' changes of buffers."""
-        place, self._place = self._place, None
-        if place is None or place.is_own:
-            return
-        position = 0
-        with torch.no_grad():
-            for one in self._places:
-                tensor = one.tensor
-                change = self._changes[position : position + tensor.numel()].reshape(tensor.shape)
-                position += tensor.numel()
-                if tensor.is_floating_point():
-                    tensor.add_(change.to(tensor.dtype))
-                else:
-                    tensor.copy_(tensor + change.round().to(torch.int64))
+        """The step is made."""
+        self._place = None
+        if self.is_several is None:
+            self._learn(self._is_again)
 
     def drop(self) -> None:
         """The minibatch comes to nothing."""
         place, self._place = self._place, None
         self._ready = None
+        self._held.clear()
         if place is not None and not place.is_own:
+            self._marks = self._starts
             self._restore()
         self._clear()
+
+    def _learn(self, is_several: bool) -> None:
+        self.is_several = is_several
+        if is_several:
+            for number, parameter in enumerate(self._parameters):
+                parameter.register_hook(lambda _, k=number, p=parameter: self._set_aside(k, p))
 
     def _clear(self) -> None:
         for parameter in self._parameters:
@@ -193,24 +200,62 @@ class ScriptGradients(Buckets):
 
     def _reach(self, number: int, parameter: Any) -> None:
         place = self._place
+        self._versions[number], self._has_reached = parameter._version, True
         if self._uncleared is not None and self._uncleared.number == number:
-            self._check_cleared(parameter, self._uncleared)
-        if place is None or self._is_local:
+            self._check_cleared(number, parameter, self._uncleared)
+        if place is None or (self._is_local and not self._held):
             return
-        if self.is_complete:
+        if self._is_local:
             raise ModelDefinitionError(
-                "backward() was called again after the gradients of the step were summed over all workers.",
-                "Call it once per minibatch: add the losses up, or put all calls but the last into "
-                "`with controller.no_sync():`.",
+                "controller.no_sync() stands in a batch that has several backward() outside of it.",
+                "Leave no_sync() out: each backward() is summed over all workers by itself.",
             )
-        if not self._is_queued:
-            self._is_queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_done)
+        if self.is_complete:
+            self._is_again = True
+            if not place.is_own:
+                self._begin_again()
+        self._queue()
         if place.is_own:
             return
         self._take(number, parameter)
         if place.is_last and self._ready is not None:
             self._count(number, self._ready)
+
+    def _queue(self) -> None:
+        if not self._is_queued:
+            self._is_queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_done)
+
+    def _set_aside(self, number: int, parameter: Any) -> None:
+        """Backward is about to add to a parameter's gradient: let it begin with none."""
+        if self._place is None or self._place.is_own or self.ended_by is not None:
+            return
+        if not self._is_queued:
+            self._has_reached = False
+            self._queue()
+        self._held[number], parameter.grad = parameter.grad, None
+
+    def _begin_again(self) -> None:
+        """Begin to sum one more backward of a batch."""
+        assert self._world is not None
+        if self.is_several is False:
+            raise ModelDefinitionError(
+                "backward() was called again for a batch, and the first batch had one backward().",
+                "Call it equally often for every batch, if need be on a loss times zero; or add the losses up, or put "
+                "all calls but the last into `with controller.no_sync():`.",
+            )
+        try:
+            if self.is_several is None:
+                self._learn(True)
+                raise self._world.abandon("a batch has several backward(): its step is made again")
+            self._world.continue_step()
+        except WorldEnded as ended:
+            raise StepDropped from ended
+        self.is_complete = False
+        self.used = [False] * len(self._parameters)
+        self._next = 0
+        self._changes.zero_()
+        self.hand_over_during_backward(self._reduce)
 
     def _take(self, number: int, parameter: Any) -> None:
         assert self._place is not None
@@ -246,8 +291,12 @@ class ScriptGradients(Buckets):
         """Called by the engine at the end of a backward, before it returns."""
         self._is_queued = False
         try:
-            if self.ended_by is None:
+            if self.ended_by is not None:
+                return
+            if self._has_reached:
                 self._complete()
+            else:  # of torch.autograd.grad, which adds to no gradient
+                self._put_back()
         except (PartDone, StepDropped) as ended:
             self._end(ended)
 
@@ -265,15 +314,17 @@ class ScriptGradients(Buckets):
             self._parameters[self._uncleared.number].grad = None
         if not place.is_own:
             for number, parameter in enumerate(self._parameters):
-                self._take(number, parameter)
+                if not self.is_several:  # else it was taken, or is the sum of an earlier backward
+                    self._take(number, parameter)
             self._add_changes(place.weight)
             self._restore()
         self.is_complete = True
-        self._versions = [parameter._version for parameter in self._parameters]
         if not place.is_last:
             raise PartDone
         if not place.is_own:
             self._sum_up()
+        self._mean_loss = self._loss[0].clone()
+        self._loss.zero_()
 
     def _sum_up(self) -> None:
         assert self._world is not None
@@ -286,7 +337,27 @@ class ScriptGradients(Buckets):
         except WorldEnded as ended:
             raise StepDropped from ended
         self._reductions.clear()
-        self.give([bool(count) for count in self._counts.tolist()])
+        used = [bool(count) for count in self._counts.tolist()]
+        if self.is_several:
+            self._add_sums(used)
+        else:
+            self.give(used)
+        self._apply_changes()
+
+    def _add_sums(self, used: Sequence[bool]) -> None:
+        """Add the sums to the gradients of earlier backwards."""
+        with torch.no_grad():
+            for number, (parameter, view, is_used) in enumerate(zip(self._parameters, self._views, used, strict=True)):
+                before = self._held.pop(number, parameter.grad)
+                if is_used:
+                    parameter.grad = view.to(parameter.dtype, copy=True) if before is None else before.add_(view)
+                else:
+                    parameter.grad = before
+
+    def _put_back(self) -> None:
+        for number, gradient in self._held.items():
+            self._parameters[number].grad = gradient
+        self._held.clear()
 
     def _left_over(self) -> _Uncleared | None:
         """The smallest gradient of the batch before by which no parameter was changed."""
@@ -298,10 +369,12 @@ class ScriptGradients(Buckets):
         gradient = self._parameters[number].grad.clone()
         return _Uncleared(number, gradient, gradient._version)
 
-    def _check_cleared(self, parameter: Any, before: _Uncleared) -> None:
+    def _check_cleared(self, number: int, parameter: Any, before: _Uncleared) -> None:
         """Where backward has begun with the gradient of the batch before, it would have been added to."""
         self._uncleared = None
-        if parameter.grad is before.gradient and parameter.grad._version == before.version + 1:
+        is_held = number in self._held
+        found = self._held.get(number, parameter.grad)
+        if found is before.gradient and found._version == before.version + (not is_held):
             raise ModelDefinitionError(
                 "backward() would add to the gradient of the batch before, which no optimizer has used. "
                 "Gradients cannot be accumulated over several batches: workers join and leave between them.",
@@ -316,11 +389,28 @@ class ScriptGradients(Buckets):
         with torch.no_grad():
             parts = [
                 (one.tensor.to(torch.float32) - start.to(torch.float32)).reshape(-1)
-                for one, start in zip(self._places, self._starts, strict=True)
+                for one, start in zip(self._places, self._marks, strict=True)
             ]
             self._changes.add_(torch.cat(parts), alpha=weight)
 
     def _restore(self) -> None:
-        with torch.no_grad():
-            for one, start in zip(self._places, self._starts, strict=True):
+        """Undo the changes of buffers since the last sum, unseen by a graph whose backward is to come."""
+        for one, start in zip(self._places, self._marks, strict=True):
+            if one.tensor.shape == start.shape and one.tensor.dtype == start.dtype:
+                one.tensor.data.copy_(start)
+            else:
                 one.put(start)
+
+    def _apply_changes(self) -> None:
+        """Apply the forward passes' changes of buffers, averaged over all members."""
+        position = 0
+        for one in self._places:
+            tensor = one.tensor.data
+            change = self._changes[position : position + tensor.numel()].reshape(tensor.shape)
+            position += tensor.numel()
+            if tensor.is_floating_point():
+                tensor.add_(change.to(tensor.dtype))
+            else:
+                tensor.copy_(tensor + change.round().to(torch.int64))
+        if self.is_several:
+            self._marks = [one.tensor.clone() for one in self._places]

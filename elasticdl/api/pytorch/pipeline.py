@@ -22,6 +22,8 @@ from multiprocessing.sharedctypes import RawValue
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
 from elasticdl.api.data import Minibatch, Name
@@ -215,6 +217,34 @@ def _sample(source: Any, index: int) -> Any:
     except Exception as error:
         error.add_note(f"in record {index} of {type(source).__name__}")
         raise
+
+
+def joined(batches: Sequence[Any]) -> Any:
+    """Return one batch of several, as `default_collate` makes it of all their samples.
+
+    Raises:
+        DataError: they cannot be put together.
+    """
+    first = batches[0]
+    try:
+        if isinstance(first, Tensor):
+            return torch.cat(list(batches))
+        if isinstance(first, dict):
+            return {key: joined([batch[key] for batch in batches]) for key in first}
+        if isinstance(first, list | tuple):
+            if all(isinstance(value, str | bytes) for value in first):
+                return type(first)(value for batch in batches for value in batch)
+            columns = [joined(column) for column in zip(*batches, strict=True)]
+            return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+        reason = f"a {type(first).__name__}"
+    except (RuntimeError, KeyError, ValueError) as error:
+        reason = str(error)
+    raise DataError(
+        f"A batch has several backward(), so a worker's minibatches of a step are one batch, and these cannot be put "
+        f"together ({reason}).",
+        "Let collate_fn make tensors of equal shapes, in lists, tuples and dictionaries; or leave fixed_global_batch "
+        "out.",
+    )
 
 
 def cause_of(error: Exception) -> str:

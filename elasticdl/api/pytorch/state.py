@@ -7,6 +7,7 @@ frozen parameters the trainable part can do: a fingerprint of the others shows t
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections import Counter
@@ -149,6 +150,14 @@ class RegisteredState:
         structure = {name: _encoded(thing.state_dict(), name, arrays) for name, thing in self._objects.items()}
         arrays[_STRUCTURE] = np.frombuffer(json.dumps(structure).encode(), np.uint8).copy()
         return arrays
+
+    def copies(self) -> dict[str, Any]:
+        """Return copies of all states as they are, on their devices; the inverse is `put_back`."""
+        return {name: copy.deepcopy(thing.state_dict()) for name, thing in self._objects.items()}
+
+    def put_back(self, copies: Mapping[str, Any]) -> None:
+        for name, thing in self._objects.items():
+            thing.load_state_dict(copies[name])
 
     def load_state(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """The inverse of `state`.

@@ -21,7 +21,7 @@ from elasticdl.api.data import DataShardService, Minibatch
 from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.api.pytorch.evaluation import ScriptEvaluation
 from elasticdl.api.pytorch.gradients import PartDone, ScriptGradients, StepDropped, StepPosition
-from elasticdl.api.pytorch.pipeline import LoaderPipeline, cause_of
+from elasticdl.api.pytorch.pipeline import LoaderPipeline, cause_of, joined
 from elasticdl.api.pytorch.plateau import AgreedMetrics, PlateauMetrics
 from elasticdl.api.pytorch.registration import OptimizerCheck, named_things
 from elasticdl.api.pytorch.shares import ScriptBatchSource
@@ -106,6 +106,7 @@ class ScriptSteps:
         self._has_stepped = False
         self._after_loop: Arrays | None = None  # the state after the end of the present loop
         self._unchanged: Arrays | None = None  # the state before a batch that comes to nothing
+        self._before: dict[str, Any] | None = None  # the state before a step that changes it before its last sum
         self._loss: float | None = None
 
     def __reduce__(self) -> Any:
@@ -476,6 +477,11 @@ class ScriptSteps:
         assert self._stand_in is not None, "a member without work has rehearsed on a sample"
         return self._stand_in
 
+    @property
+    def _is_joined(self) -> bool:
+        """This member's minibatches of the step are one batch: it is to see each sum before the next `backward()`."""
+        return bool(self._parts.gradients.is_several) and len(self._todo) > 1
+
     def _fetch(self) -> bool:
         """The batch of the next minibatch to compute."""
         parts = self._parts
@@ -485,7 +491,8 @@ class ScriptSteps:
             return True
         try:
             with parts.data.session.clock.during(Activity.INPUT):
-                self._batch = parts.pipeline.get(minibatch)
+                batches = [parts.pipeline.get(one) for _, one in (self._todo if self._is_joined else self._todo[:1])]
+                self._batch = joined(batches) if len(batches) > 1 else batches[0]
         except Exception as error:
             self._fail(error)
             raise
@@ -507,11 +514,16 @@ class ScriptSteps:
         self._has_stepped = True
         part, minibatch = self._todo[0]
         seed_script(derive_seed(parts.data.session.spec.seed, *(max(0, number) for number in minibatch.name)))
-        plan = self._plan
-        is_own = plan is None or (self.size == 1 and len(plan.all_parts) == 1)
-        weight = 0.0 if plan is None or part is None else plan.scale(part)
+        plan, is_joined = self._plan, self._is_joined
+        is_own = plan is None or (self.size == 1 and (is_joined or len(plan.all_parts) == 1))
+        weight = 0.0
+        if plan is not None and part is not None:
+            weight = sum(map(plan.scale, plan.own if is_joined else [part]))
         is_first = plan is None or part is None or part is plan.own[0]
-        parts.gradients.begin(StepPosition(weight, is_first, len(self._todo) == 1, is_own), parts.world)
+        is_last = is_joined or len(self._todo) == 1
+        if is_first:
+            self._before = None if is_own or parts.gradients.is_several is False else self.state.copies()
+        parts.gradients.begin(StepPosition(weight, is_first, is_last, is_own), parts.world)
         parts.optimizers.begin()
 
     def end_batch(self, error: BaseException | None) -> bool:
@@ -532,6 +544,8 @@ class ScriptSteps:
         if isinstance(error, StepDropped):
             gradients.drop()
             self._parts.metrics.drop()
+            if self._before is not None:
+                self.state.put_back(self._before)
             self._todo.clear()
             self._plan = None
             self._unchanged = self.state.state()
@@ -559,14 +573,15 @@ class ScriptSteps:
     def _commit(self) -> None:
         parts, plan = self._parts, self._plan
         assert plan is not None
-        part, _ = self._todo.pop(0)
+        part, _ = self._todo[0]
+        self._todo.clear()
         if part is not None:
             self._stand_in_batch = self._batch
         parts.world.commit(plan, parts.shares.reported(plan))
         parts.metrics.num_records += sum(own.num_records for own in plan.own)
         self._num_names += len(plan.all_parts)
         parts.shares.applied(plan)
-        self._plan = None
+        self._plan = self._before = None
 
     def _fail(self, error: Exception) -> None:
         """The script's code raised: the others lose the step; report the minibatch to the master."""

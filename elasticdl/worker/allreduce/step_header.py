@@ -32,6 +32,7 @@ class StepFlag(IntFlag):
     OVER = 32  # the master says that the job is over
     LAST = 128  # all is trained: the last checkpoint is to be whole before training ends
     ENDING = 64  # it was asked to end, and leaves soon: at once if all are
+    AGAIN = 512  # it reduces once more in the present step
     METRIC = 256  # a script's scheduler is given a metric: exchange it, instead of a step
 
 

@@ -28,6 +28,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan, StepProposal
 from elasticdl.worker.ledger import Ledger, RestoredModel, packed, unpacked
 from elasticdl.worker.master_link import MasterLink
+from elasticdl_client.errors import JobError
 
 _BROKEN = re.compile(r"world \d+ is broken: ")
 _NOT_FORMED = re.compile(r"world \d+ cannot be formed: ")
@@ -354,6 +355,7 @@ class WorldSession:
         header = StepProposal(max(self.version, self._watch.world.version), wishes, tuple(parts))
         line = header.numbers(self.most_parts)
         gathered = self._collective(lambda: self._group.gather(line))
+        self._check_equal([StepFlag(int(row[1])) for row in gathered])
         self._holds_model = True  # rank 0 sends its first header once the master has accepted the world
         self._confirmed += self._pending
         self._pending, self._unproven = [], frozenset()
@@ -382,6 +384,27 @@ class WorldSession:
             WorldEnded: the world is broken.
         """
         return self._collective(lambda: self._group.begin_reduce(buffer))
+
+    def continue_step(self) -> None:
+        """Exchange headers before the members reduce once more in a step: one may have ended it.
+
+        Raises:
+            WorldEnded: the world is broken.
+            JobError: not all members reduce once more.
+        """
+        line = StepProposal(self.version, StepFlag.AGAIN).numbers(self.most_parts)
+        gathered = self._collective(lambda: self._group.gather(line))
+        self._check_equal([StepFlag(int(row[1])) for row in gathered])
+
+    def _check_equal(self, flags: Sequence[StepFlag]) -> None:
+        again = [StepFlag.AGAIN in one for one in flags]
+        if any(again) and not all(again):
+            more, fewer = (self._world.members[again.index(kind)].worker_id for kind in (True, False))
+            raise JobError(
+                f"worker {more} calls backward() once more in a step that worker {fewer} has ended",
+                "call it equally often in all workers: what depends on a count of batches, as a generator that is "
+                "trained every fifth time, is to count controller.num_steps, which is equal in all of them",
+            )
 
     def finish_reduce(self, reductions: Sequence[Reduction]) -> None:
         """Waits for the sums.

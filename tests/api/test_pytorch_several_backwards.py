@@ -1,0 +1,138 @@
+"""Scripts with several `backward()` for a batch: two models with an optimizer each (GANs), or several losses."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_gan_script import Gan, images
+from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, loop, loss_of, minibatches, plain_loop
+from torch.utils.data import TensorDataset
+
+from elasticdl.api.pytorch import create_elastic_controller
+from elasticdl.protocol import Role
+from tests.chaos.job import LocalJob
+from tests.chaos.scenarios import coverage_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SCRIPT = Path(__file__).with_name("pytorch_gan_script.py")
+RECORDS = 400
+
+
+def noise_of(real: torch.Tensor) -> torch.Tensor:
+    return real[:, 0, :1, :].reshape(len(real), 8, 1, 1)
+
+
+def plain_gan(group: int) -> dict[str, torch.Tensor]:
+    gan, data = Gan(), images(SIZE)
+    given = minibatches()
+    while given:
+        now = [m for m in given[:group] if m.epoch == given[0].epoch]
+        given = given[len(now) :]
+        real = data[[index for minibatch in now for index in minibatch.indices]]
+        gan.train(real, noise_of(real))
+    return values(gan)
+
+
+def values(gan: Gan) -> dict[str, torch.Tensor]:
+    return {f"{k}.{name}": value for k in range(2) for name, value in gan.state[k].state_dict().items()}
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_a_gan_alone_is_a_plain_loop(group: int) -> None:
+    gan = Gan()
+    fixed = group * BATCH if group > 1 else 0
+    controller = create_elastic_controller(BATCH, EPOCHS, state=gan.state, fixed_global_batch=fixed)
+    loader = controller.loader(TensorDataset(images(SIZE)))
+    for _ in controller.epochs():
+        for (real,) in loader:
+            with controller.step():
+                gan.train(real, noise_of(real))
+    assert controller.num_steps == EPOCHS * -(-7 // group)
+    assert_equal(values(gan), plain_gan(group))
+
+
+def two_losses(script: Script, batch: Any) -> None:
+    script.optimizer.zero_grad()
+    loss_of(script.model, batch).backward()
+    script.model[3].weight.square().sum().backward()
+    script.optimizer.step()
+
+
+def test_two_losses_add_up_in_one_update() -> None:
+    script = Script(two_losses)
+    controller = create_elastic_controller(BATCH, EPOCHS, state=script.state)
+    for _ in controller.epochs():
+        loop(controller, DATA, script.train)
+    assert_equal(script.values(), plain_loop(Script(two_losses)))
+
+
+DATA = dataset()
+
+
+def job_of(tmp_path: Path, arguments: str = "", **flags: object) -> LocalJob:
+    (tmp_path / "notes").mkdir(parents=True)
+    all_flags: dict[str, Any] = {
+        "job_name": "gan",
+        "job_command": f"python {SCRIPT} {tmp_path / 'notes'} {arguments}",
+        "distribution_strategy": "AllReduceStrategy",
+        "num_minibatches_per_task": 4,
+    }
+    return LocalJob(tmp_path / "job", all_flags | flags)
+
+
+def check(tmp_path: Path, job: LocalJob) -> dict[int, list[str]]:
+    """Every record was trained once, and all workers have the same models after each step; return those."""
+    assert [(c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(RECORDS, 0, 0)] * 2, job.story()
+    steps: dict[int, set[str]] = {}
+    for path in (tmp_path / "notes").glob("steps-*"):
+        for line in path.read_text().splitlines():
+            step, rest = line.split(" ", 1)
+            steps.setdefault(int(step), set()).add(rest)
+    assert not [step for step, found in steps.items() if len(found) > 1], job.story()
+    return {step: found.pop().split() for step, found in sorted(steps.items())}
+
+
+@pytest.mark.parametrize("flags", [{}, {"fixed_global_batch": 32, "minibatch_size": 8}], ids=["", "fixed"])
+def test_a_worker_is_killed_between_two_backwards_of_a_step(flags: dict[str, object], tmp_path: Path) -> None:
+    """The survivor has updated the discriminator, and makes the step again."""
+    job = job_of(tmp_path, "--hold-at 4 --slow 0.01", num_workers=2, min_workers=2, **flags).start()
+    job.wait_until("worker 1 to hold", (tmp_path / "notes" / "held").exists, 90)
+    os.kill(next(pod for pod in job.pods(Role.WORKER) if pod.index == 1).pid, signal.SIGKILL)
+    assert job.wait(150) == 0, job.story()
+    check(tmp_path, job)
+
+
+def test_the_models_do_not_depend_on_workers_and_their_losses(tmp_path: Path) -> None:
+    found = []
+    for run, (number, is_killed) in enumerate([(1, False), (2, False), (2, True)]):
+        directory = tmp_path / str(run)
+        flags = {"num_workers": number, "min_workers": number, "fixed_global_batch": 16, "minibatch_size": 8}
+        job = job_of(directory, "--plain" + " --hold-at 4" * is_killed, **flags).start()
+        if is_killed:
+            job.wait_until("worker 1 to hold", (directory / "notes" / "held").exists, 90)
+            os.kill(next(pod for pod in job.pods(Role.WORKER) if pod.index == 1).pid, signal.SIGKILL)
+        assert job.wait(150) == 0, job.story()
+        found.append(torch.tensor([float(weight) for _, weight in check(directory, job).values()]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found[2], found[0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ("--every 5", "calls backward() once more in a step that worker"),
+        ("--late --local", "and the first batch had one backward()"),
+        ("--local", "controller.no_sync() stands in a batch that has several backward()"),
+    ],
+)
+def test_what_cannot_be_summed_is_refused_with_the_scripts_line(arguments: str, what: str, tmp_path: Path) -> None:
+    job = job_of(tmp_path, arguments, num_workers=2, min_workers=2, max_task_failures=1).start()
+    assert job.wait(120) == 1, job.story()
+    output = "\n".join(job.output)
+    assert what in output, job.story()
+    assert f'File "{SCRIPT}", line ' in output
