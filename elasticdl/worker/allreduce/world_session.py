@@ -294,10 +294,10 @@ class WorldSession:
                 return False
             try:
                 self._form(world)
-                with self._door:
-                    if self._is_shut:
-                        return False
-                    self._is_outside = False
+                self._is_outside = False
+                if self._is_shut:  # each thread writes its mark before it reads the other's, so one sees the other
+                    self._is_outside = True
+                    return False
                 self._synchronize(world)
             except GroupLost as error:
                 _log.info("World %s does not form: %s", shown(world.version), error)
@@ -318,6 +318,7 @@ class WorldSession:
             Whether it is outside: it waits for a world, or for the other members of one.
         """
         with self._door:
+            self._is_shut = True
             self._is_shut = self._is_outside
             if self._is_shut and self._is_forming:
                 self._group.abandon("this worker was asked to end")
