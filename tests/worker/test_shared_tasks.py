@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -91,11 +91,12 @@ class Sharing(SessionMember):
         self.supply.fail(ValueError("ugly"))
         self.link.leases.revoke([held.id for held in self.link.leases.held()])
 
-    def until_settled(self, flaws: Mapping[int, str]) -> bool:
-        """Rounds until there is a step, of which something is not finite; whether it is applied."""
+    def until_settled(self, flaws: Mapping[int, str], lost: Sequence[int] = ()) -> bool:
+        """Rounds until a step of which something is not finite, then leases are lost; whether it is applied."""
         plan = None
         while plan is None:
             plan = self.planned()
+        self.link.leases.revoke(lost)
         return self.supply.settle(plan, self.session.all_flawed(plan, flaws), flaws)
 
     def steps(self, count: int) -> Steps:
@@ -385,6 +386,18 @@ def test_tasks_of_another_kind_are_for_the_loop(life: Make) -> None:
     assert other.id == 1000
     one.members[0].supply.other_is_done()
     assert one.members[0].supply.take_other() is None
+
+
+def test_a_minibatch_that_is_not_finite_under_a_lost_lease_waits_for_the_next_one(life: Make) -> None:
+    one = life(lease(0), lease(1), num_per_epoch=4, skips=True)
+    one.begin()
+    begun = [
+        member.does(Sharing.until_settled, flaws, lost)
+        for member, flaws, lost in zip(one.members, ({}, {0: "the loss is nan"}), ([1000], []), strict=True)
+    ]
+    assert [settled.result(ANSWER_S) for settled in begun] == [False, False]
+    one.master.grant(lease(0, life=1))
+    assert one.steps(1) == [[[100, 101], [102, 103], [0, 1]]]
 
 
 @pytest.mark.parametrize("skips", [True, False])

@@ -11,7 +11,7 @@ import json
 import logging
 import traceback
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,8 +174,11 @@ class GlobalBatches:
         is_first = self._session.rank == first
         what = self._session.share(next(iter(flaws.values())).encode() if is_first else None, first).decode()
         is_told = self._tell(flawed, what) if self._session.rank == 0 else None
-        answer = self._session.share(bytes([is_told]) if is_told is not None else None)
-        return self._skips_not_finite and answer == b"\x01"
+        is_accepted = self._session.share(bytes([is_told]) if is_told is not None else None) == b"\x01"
+        if not is_accepted:  # the lease is lost: the step would be refused again until the task comes again
+            lost = {(part.name.epoch, part.name.task) for part in flawed}
+            self._take_out(lambda task: (task.epoch, task.task) in lost)
+        return self._skips_not_finite and is_accepted
 
     def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
         return plan.all_parts if self._session.rank == 0 else ()
@@ -311,15 +314,19 @@ class GlobalBatches:
         failure = BatchFailure(**json.loads(self._session.share(data, rank)))
         if self._failure is not None and failure.is_of(self._failure):  # several may meet with it at once
             self._failure = None
-        self._schedule.remove(failure.is_of)
+        self._take_out(failure.is_of)
+        if self._session.rank == 0:
+            self._tell_failure(failure)
+
+    def _take_out(self, is_out: Callable[[MinibatchName | pb.Lease], bool]) -> None:
+        """Take tasks out of the queue; every member does so in the same round."""
+        self._schedule.remove(is_out)
         self._batches.clear()  # the members' pieces are other ones now
-        kept = [held.lease for held in self._local.leases.held() if not failure.is_of(held.lease)]
+        kept = [held.lease for held in self._local.leases.held() if not is_out(held.lease)]
         self._restart_feeder()
         for lease in kept:
             self._local.leases.add(lease)
         self._feed()
-        if self._session.rank == 0:
-            self._tell_failure(failure)
 
     def _tell_failure(self, failure: BatchFailure) -> None:
         for held in self._link.leases.held():
