@@ -186,18 +186,19 @@ class Clients:
         """How many know this generation of the master, or a later one."""
         return sum(known >= generation for found in self.ask("generations") for known in found)
 
-    def tally(self) -> tuple[Counter[str], list[float], list[float], int]:
-        """Calls, seconds of those for a task, seconds of all others, and minibatches reported, since the last time."""
+    def tally(self) -> tuple[Counter[str], list[float], list[float], int, int]:
+        """Since the last time: calls, seconds of those for a task and of others, reports, and minibatches in them."""
         calls: Counter[str] = Counter()
-        num_reported = 0
+        num_reports = num_reported = 0
         leases: list[float] = []
         others: list[float] = []
         for found in self.ask("figures"):
             calls.update(found["calls"])
             leases += found["lease_s"]
             others += found["call_s"]
+            num_reports += found["num_reports"]
             num_reported += found["num_reported"]
-        return calls, leases, others, num_reported
+        return calls, leases, others, num_reports, num_reported
 
     def end(self) -> None:
         for process in self._processes:
@@ -278,13 +279,13 @@ def measure_for(seconds: float, master: Measured, clients: Clients) -> dict[str,
     clients.tally()
     cpu_s, began = master.cpu_s(), time.perf_counter()
     threading.Event().wait(seconds)
-    calls, leases, others, num_reported = clients.tally()
+    calls, leases, others, num_reports, num_reported = clients.tally()
     cpu_s, elapsed = master.cpu_s() - cpu_s, time.perf_counter() - began
     master.check()
     num_calls = max(1, calls.total())
     found = {
         "calls_s": num_calls / elapsed,
-        "reports_s": calls["ReportProgress"] / elapsed,
+        "reports_s": num_reports / elapsed,
         "minibatches_s": num_reported / elapsed,
         "cpu": cpu_s / elapsed,
         "us_per_call": cpu_s / num_calls * 1e6,
@@ -292,6 +293,8 @@ def measure_for(seconds: float, master: Measured, clients: Clients) -> dict[str,
         "call_p50_ms": _quantile(others, 0.5) * 1e3,
         "call_p99_ms": _quantile(others, 0.99) * 1e3,
     }
+    if num_reported:
+        found["us_per_minibatch"] = cpu_s / num_reported * 1e6
     if leases:
         found |= {"lease_p50_ms": _quantile(leases, 0.5) * 1e3, "lease_p99_ms": _quantile(leases, 0.99) * 1e3}
     return found

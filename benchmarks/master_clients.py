@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,6 @@ TIMEOUT_S = 10.0
 LONG_POLL_S = 20.0
 RETRY_S = 0.3
 STREAM_S = 3600.0
-STREAMED = {  # method: field of the request, field of the answer
-    "Heartbeat": ("heartbeat", "heartbeat"),
-    "ReportProgress": ("progress", "ack"),
-    "FinishTask": ("finished", "ack"),
-}
 VARIABLES = (pb.Variable(name="kernel", shape=[2, 3], trainable=True),)
 
 
@@ -47,6 +43,7 @@ class Tally:
     calls: Counter[str] = field(default_factory=Counter)
     lease_s: list[float] = field(default_factory=list)
     call_s: list[float] = field(default_factory=list)
+    num_reports: int = 0  # messages with minibatches
     num_reported: int = 0  # minibatches
 
     def read(self) -> dict[str, Any]:
@@ -54,9 +51,10 @@ class Tally:
             "calls": dict(self.calls),
             "lease_s": self.lease_s,
             "call_s": self.call_s,
+            "num_reports": self.num_reports,
             "num_reported": self.num_reported,
         }
-        self.calls, self.lease_s, self.call_s, self.num_reported = Counter(), [], [], 0
+        self.calls, self.lease_s, self.call_s, self.num_reports, self.num_reported = Counter(), [], [], 0, 0
         return found
 
 
@@ -87,7 +85,7 @@ class AioWorker:
         self._step_s = pace.step_s
         self._by_stream = pace.by_stream
         self._stream: Any = None
-        self._turn = asyncio.Lock()  # of one message on the stream
+        self._turn = asyncio.Lock()  # of one heartbeat or report
         self._committed = committed
         self._tally = tally
         self._registration = asyncio.Lock()
@@ -97,6 +95,8 @@ class AioWorker:
         self._ended_at = 0.0  # its newest task; it may have one lease more when the master knows of the end
         self._told_at = 0.0  # of progress
         self._heartbeat_s, self._report_s = 1.0, 0.1
+        self._beaten_at = time.perf_counter() - random.random() * self._heartbeat_s
+        self._seconds = {"compute": 0.0, "ps": 0.0, "input": 0.0, "idle": 0.0}
         self.generation = 0
         self.may_train = asyncio.Event()
 
@@ -126,8 +126,8 @@ class AioWorker:
         while True:
             try:
                 began = time.perf_counter()
-                if self._by_stream and method in STREAMED:
-                    reply = await self._exchange(method, request, is_away)
+                if method == "Exchange":
+                    reply = await self._send(request, is_away)
                 else:
                     function = getattr(self._stub, method)
                     reply = await function(request, timeout=timeout_s, metadata=self._token, wait_for_ready=is_away)
@@ -148,52 +148,97 @@ class AioWorker:
                     self._tally.call_s.append(time.perf_counter() - began)
                 return reply
 
-    async def _exchange(self, method: str, request: Any, is_away: bool) -> Any:
-        field, answer = STREAMED[method]
-        async with self._turn:
-            stream, self._stream = self._stream, None  # kept if there is an answer
-            if stream is None:
-                stream = self._stub.Exchange(timeout=STREAM_S, metadata=self._token, wait_for_ready=is_away)
-            await stream.write(pb.WorkerMessage(**{field: request}))
-            reply = await stream.read()
-            if reply is grpc.aio.EOF:
-                raise SystemExit(f"the master has closed the stream: {await stream.details()}")
-            self._stream = stream
-        return getattr(reply, answer)
+    async def _send(self, message: pb.WorkerMessage, is_away: bool) -> pb.MasterMessage:
+        """On the stream."""
+        stream, self._stream = self._stream, None  # kept if there is an answer
+        if stream is None:
+            stream = self._stub.Exchange(timeout=STREAM_S, metadata=self._token, wait_for_ready=is_away)
+        await stream.write(message)
+        answer: pb.MasterMessage = await stream.read()
+        if answer is grpc.aio.EOF:
+            raise SystemExit(f"the master has closed the stream: {await stream.details()}")
+        self._stream = stream
+        return answer
 
-    async def _told(self, method: str, request: Any) -> pb.Ack:
-        known = self.generation
-        ack: pb.Ack = await self._call(method, request)
-        if not ack.accepted and ack.generation > known:
-            await self.register()
-            ack = await self._call(method, request)
-        return ack
+    async def _exchange(self, reports: Sequence[pb.TaskReport] = ()) -> Sequence[pb.Ack]:
+        """Report, with a heartbeat if one is due before the next report; without reports a heartbeat alone."""
+        async with self._turn:
+            message = pb.WorkerMessage(reports=reports)
+            if self._until_beat_s() <= (min(self._report_s, self._heartbeat_s / 2) if reports else 0.0):
+                message.heartbeat.CopyFrom(self._heartbeat())
+            elif not reports:
+                return ()
+            answer = await (self._call("Exchange", message) if self._by_stream else self._call_each(message))
+        self._tally.num_reports += bool(reports)
+        if answer.HasField("heartbeat"):
+            await self._on_heartbeat(answer.heartbeat)
+        return answer.acks
+
+    async def _call_each(self, message: pb.WorkerMessage) -> pb.MasterMessage:
+        """The calls that a message stands for."""
+        answer = pb.MasterMessage()
+        if message.HasField("heartbeat"):
+            answer.heartbeat.CopyFrom(await self._call("Heartbeat", message.heartbeat))
+        for report in message.reports:
+            is_end = report.HasField("finished")
+            call = ("FinishTask", report.finished) if is_end else ("ReportProgress", report.progress)
+            answer.acks.append(await self._call(*call))
+            if not answer.acks[-1].accepted:
+                break
+        return answer
+
+    async def _report(self, reports: Sequence[pb.TaskReport]) -> None:
+        while reports:
+            known = self.generation
+            acks = await self._exchange(reports)
+            last = acks[-1]
+            if not last.accepted and last.generation > known:
+                await self.register()
+                reports = reports[len(acks) - 1 :]
+                continue
+            report = reports[len(acks) - 1]
+            lease = report.finished.lease or report.progress.lease
+            if not last.accepted and not self._may_have_ended(lease):
+                raise SystemExit(f"a report of worker {self._id} is not accepted: {last.reason}")
+            reports = reports[len(acks) :]
 
     async def _beat(self) -> None:
-        seconds = {"compute": 0.0, "ps": 0.0, "input": 0.0, "idle": 0.0}
-        due = time.perf_counter() + random.random() * self._heartbeat_s
         while True:
-            await asyncio.sleep(due - time.perf_counter())
-            due = max(due + self._heartbeat_s, time.perf_counter())
-            seconds["compute"] += self._heartbeat_s
-            held = [pb.Position(lease=one, minibatch=len(done)) for one, done in self._held.items()]
-            request = pb.HeartbeatRequest(
-                role=pb.WORKER,
-                id=self._id,
-                incarnation=self._incarnation,
-                positions=held,
-                activity="compute",
-                seconds=seconds,
-                partition_version=1 << 40,
-                cpu=pb.CpuUse(load=1.0, cores=2),
-            )
-            reply = await self._call("Heartbeat", request)
-            if reply.heartbeat_seconds:
-                self._heartbeat_s, self._report_s = reply.heartbeat_seconds, reply.report_seconds
-            if not reply.known:
-                await self.register()
-            elif set(reply.revoked) & set(self._held):
-                raise SystemExit(f"worker {self._id} has lost a lease")
+            await asyncio.sleep(self._until_beat_s())
+            await self._exchange()
+
+    def _until_beat_s(self) -> float:
+        return self._beaten_at + self._heartbeat_s - time.perf_counter()
+
+    def _heartbeat(self) -> pb.HeartbeatRequest:
+        now = time.perf_counter()
+        self._seconds["compute"] += now - self._beaten_at
+        self._beaten_at = now
+        return pb.HeartbeatRequest(
+            role=pb.WORKER,
+            id=self._id,
+            incarnation=self._incarnation,
+            positions=[pb.Position(lease=one, minibatch=len(done)) for one, done in self._held.items()],
+            activity="compute",
+            seconds=self._seconds,
+            partition_version=1 << 40,
+            cpu=pb.CpuUse(load=1.0, cores=2),
+        )
+
+    async def _on_heartbeat(self, reply: pb.HeartbeatReply) -> None:
+        if reply.heartbeat_seconds:
+            self._heartbeat_s, self._report_s = reply.heartbeat_seconds, reply.report_seconds
+        if not reply.known:
+            await self.register()
+            return
+        for lease in set(reply.revoked) & set(self._held):
+            if not self._may_have_ended(lease):
+                raise SystemExit(f"worker {self._id} has lost lease {lease}")
+
+    def _may_have_ended(self, lease: int) -> bool:
+        """Whether a master that was killed may have noted the end of a task and not answered."""
+        shard = self._leases[lease].shard
+        return lease >> 32 < self.generation and len(self._held[lease]) == shard.end - shard.start
 
     async def _draw(self) -> None:
         request = pb.LeaseRequest(worker_id=self._id, incarnation=self._incarnation)
@@ -240,13 +285,15 @@ class AioWorker:
                 has_loss=True,
             )
             num_told = len(done)
-            await self._told("ReportProgress", report)
+            reports = [pb.TaskReport(progress=report)]
+            if len(done) == size:
+                self._ended_at = self._told_at
+                end = pb.FinishedTask(
+                    worker_id=self._id, incarnation=self._incarnation, lease=lease.id, num_minibatches=size
+                )
+                reports.append(pb.TaskReport(finished=end))
+            await self._report(reports)
             self._tally.num_reported += len(report.committed)
-        self._ended_at = time.perf_counter()
-        task = pb.FinishedTask(worker_id=self._id, incarnation=self._incarnation, lease=lease.id, num_minibatches=size)
-        ack = await self._told("FinishTask", task)
-        if not ack.accepted:
-            raise SystemExit(f"a finished task is not accepted: {ack.reason}")
         del self._held[lease.id], self._leases[lease.id]
         return due
 

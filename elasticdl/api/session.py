@@ -25,7 +25,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channels import read_master_timeout_s
 from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.leases import HeldLease, LeaseBook
+from elasticdl.worker.leases import HeldLease, LeaseBook, TaskProgress
 from elasticdl.worker.master_link import MasterLink
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
@@ -175,6 +175,9 @@ class AloneLink:
 
     def finish(self, lease: int, num_minibatches: int, surplus: Surplus) -> pb.Ack:
         return pb.Ack(accepted=True, model_version=self._num_committed)
+
+    def report(self, progress: Sequence[TaskProgress]) -> list[pb.Ack]:
+        return [self.report_progress(one.lease, one.committed, one.loss) for one in progress]
 
     def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack:
         raise JobError(f"minibatch {minibatch} failed: {error}")

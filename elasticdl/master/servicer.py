@@ -3,8 +3,8 @@
 
 It runs in the threads of the gRPC server and knows nothing of the job but its generation and specification.
 
-`answer_each`, the server's side of `Exchange`: each message of a worker's stream is answered as the call that it stands
-for.
+`answer_each`, the server's side of `Exchange`: each message of a worker's stream is answered as the calls that it
+stands for.
 """
 
 from __future__ import annotations
@@ -195,12 +195,26 @@ def answer_each(
 ) -> Iterator[pb.MasterMessage]:
     """Answer the messages of a stream, one after another, by the methods of a servicer."""
     for message in stream:
-        match message.WhichOneof("call"):
-            case "heartbeat":
-                yield pb.MasterMessage(heartbeat=servicer.Heartbeat(message.heartbeat, context))
-            case "progress":
-                yield pb.MasterMessage(ack=servicer.ReportProgress(message.progress, context))
-            case "finished":
-                yield pb.MasterMessage(ack=servicer.FinishTask(message.finished, context))
-            case _:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "WorkerMessage: it holds no call")
+        reply = pb.MasterMessage()
+        if message.HasField("heartbeat"):
+            reply.heartbeat.CopyFrom(servicer.Heartbeat(message.heartbeat, context))
+        elif not message.reports:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "WorkerMessage: it holds neither a heartbeat nor a report")
+        for report in message.reports:
+            ack = _answer_report(servicer, report, context)
+            reply.acks.append(ack)
+            if not ack.accepted:
+                break  # what the worker reports next may depend on that
+        yield reply
+
+
+def _answer_report(servicer: pb_grpc.MasterServicer, report: pb.TaskReport, context: grpc.ServicerContext) -> pb.Ack:
+    ack: pb.Ack
+    match report.WhichOneof("report"):
+        case "progress":
+            ack = servicer.ReportProgress(report.progress, context)
+        case "finished":
+            ack = servicer.FinishTask(report.finished, context)
+        case _:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "TaskReport: it holds no report")
+    return ack

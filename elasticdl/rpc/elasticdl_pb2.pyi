@@ -70,22 +70,28 @@ FLOAT16: WireType
 BFLOAT16: WireType
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("heartbeat", "progress", "finished")
+    __slots__ = ("heartbeat", "reports")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    heartbeat: HeartbeatRequest
+    reports: _containers.RepeatedCompositeFieldContainer[TaskReport]
+    def __init__(self, heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[TaskReport, _Mapping]]] = ...) -> None: ...
+
+class TaskReport(_message.Message):
+    __slots__ = ("progress", "finished")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
-    heartbeat: HeartbeatRequest
     progress: ProgressReport
     finished: FinishedTask
-    def __init__(self, heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., progress: _Optional[_Union[ProgressReport, _Mapping]] = ..., finished: _Optional[_Union[FinishedTask, _Mapping]] = ...) -> None: ...
+    def __init__(self, progress: _Optional[_Union[ProgressReport, _Mapping]] = ..., finished: _Optional[_Union[FinishedTask, _Mapping]] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("heartbeat", "ack")
+    __slots__ = ("heartbeat", "acks")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    ACK_FIELD_NUMBER: _ClassVar[int]
+    ACKS_FIELD_NUMBER: _ClassVar[int]
     heartbeat: HeartbeatReply
-    ack: Ack
-    def __init__(self, heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ...) -> None: ...
+    acks: _containers.RepeatedCompositeFieldContainer[Ack]
+    def __init__(self, heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., acks: _Optional[_Iterable[_Union[Ack, _Mapping]]] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("accepted", "reason", "generation", "model_version")

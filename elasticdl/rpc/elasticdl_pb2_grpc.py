@@ -240,8 +240,8 @@ class MasterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request_iterator, context):
-        """A worker's frequent calls on one stream: each message is answered by one, in order, as the call that it replaces
-        would be.  A message on a stream costs the master a third of a call.
+        """A worker's frequent calls on one stream: each message is answered by one, in order, as the calls that it replaces
+        would be.  A message on a stream costs the master a third of a call, and several times what its content does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from elasticdl.frameworks.framework import Surplus
+from elasticdl.frameworks.framework import NO_SURPLUS, Surplus
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 
@@ -102,6 +102,21 @@ class LeaseLink(Protocol):
     def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack: ...
 
 
+@dataclass(slots=True)
+class TaskProgress:
+    """Minibatches of a task that are in the model, or the task's end.
+
+    Attributes:
+        num_minibatches: of the task, which is done; None: it is not.
+    """
+
+    lease: int
+    committed: list[int]
+    loss: float | None = None
+    num_minibatches: int | None = None
+    surplus: Surplus = NO_SURPLUS
+
+
 class PacedLink(LeaseLink, Protocol):
     """The same for a reporter.
 
@@ -110,3 +125,12 @@ class PacedLink(LeaseLink, Protocol):
     """
 
     report_s: float
+
+    def report(self, progress: Sequence[TaskProgress]) -> Sequence[pb.Ack]:
+        """Report the progress of tasks, in this order.
+
+        Returns:
+            The answers to the first of them, at least to one.  If the last answer is a refusal, the rest is not
+            reported yet.
+        """
+        ...

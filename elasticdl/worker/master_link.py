@@ -3,9 +3,9 @@
 It registers (again, at every new generation of the master), keeps leases alive by heartbeats, and repeats calls until
 the master has answered or has been gone for too long.  It decides nothing about the work itself.
 
-`MasterStream` carries heartbeats, progress and the ends of tasks.  One message is under way at a time.  A stream that
-breaks, or whose answer is late, is given up, and the next message opens another; nothing is repeated here, because only
-the caller knows what that means.
+`MasterStream` carries heartbeats, progress and the ends of tasks, all that there are at a moment in one message.  One
+message is under way at a time.  A stream that breaks, or whose answer is late, is given up, and the next message opens
+another; nothing is repeated here, because only the caller knows what that means.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from elasticdl.rpc.channels import MasterGone, connect, is_transient
 from elasticdl.rpc.resource_use import cpu_use, used_share
 from elasticdl.worker import child_stacks, stacks
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.leases import HeldLease, LeaseBook
+from elasticdl.worker.leases import HeldLease, LeaseBook, TaskProgress
 from elasticdl.worker.termination import FAREWELL_S
 from elasticdl_client.errors import JobError
 from elasticdl_client.secret_values import hide
@@ -77,6 +77,7 @@ class MasterLink:
         self._checkpoint_request = 0  # of the master, as it was seen last
         self._save: Callable[[], None] = lambda: None
         self._beat_at_once = threading.Event()
+        self._beaten_at = float("inf")  # when the newest heartbeat was made; infinite: they have not begun
         self._is_ending = False
         self.num_registrations = 0
         self.heartbeat_s, self.report_s = HEARTBEAT_S, REPORT_S  # until the master says how many workers there are
@@ -135,6 +136,7 @@ class MasterLink:
     def start_heartbeat(self) -> None:
         """From now on a thread of its own says what this worker does, as often as the master wants."""
         child_stacks.watch()
+        self._beaten_at = float("-inf")
         threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True).start()
 
     def _told(self, method: Callable[..., Any], message: Any) -> pb.Ack:
@@ -277,7 +279,12 @@ class MasterLink:
     def report_progress(
         self, lease: int, committed: list[int], loss: float | None, skipped: Sequence[int] = (), not_finite: str = ""
     ) -> pb.Ack:
-        message = pb.ProgressReport(
+        return self._report([pb.TaskReport(progress=self._progress(lease, committed, loss, skipped, not_finite))])[0]
+
+    def _progress(
+        self, lease: int, committed: list[int], loss: float | None, skipped: Sequence[int] = (), not_finite: str = ""
+    ) -> pb.ProgressReport:
+        return pb.ProgressReport(
             worker_id=self.worker_id,
             incarnation=self._incarnation,
             lease=lease,
@@ -288,7 +295,6 @@ class MasterLink:
             not_finite=not_finite,
             learning_rate=self._learning_rate(),
         )
-        return self._told(self._stream.report_progress, message)
 
     def _learning_rate(self) -> float:
         """As it was a moment ago; 0: not known."""
@@ -297,14 +303,46 @@ class MasterLink:
         return self._told_rate[1]
 
     def finish(self, lease: int, num_minibatches: int, surplus: Surplus = NO_SURPLUS) -> pb.Ack:
-        message = pb.FinishedTask(
+        return self._report([pb.TaskReport(finished=self._finished(lease, num_minibatches, surplus))])[0]
+
+    def _finished(self, lease: int, num_minibatches: int, surplus: Surplus) -> pb.FinishedTask:
+        return pb.FinishedTask(
             worker_id=self.worker_id,
             incarnation=self._incarnation,
             lease=lease,
             num_minibatches=num_minibatches,
             surplus=_message(surplus),
         )
-        return self._told(self._stream.finish_task, message)
+
+    def report(self, progress: Sequence[TaskProgress]) -> Sequence[pb.Ack]:
+        """See `PacedLink`."""
+        return self._report([self._task_report(one) for one in progress])
+
+    def _task_report(self, progress: TaskProgress) -> pb.TaskReport:
+        if progress.num_minibatches is None:
+            return pb.TaskReport(progress=self._progress(progress.lease, progress.committed, progress.loss))
+        return pb.TaskReport(finished=self._finished(progress.lease, progress.num_minibatches, progress.surplus))
+
+    def _report(self, reports: Sequence[pb.TaskReport]) -> Sequence[pb.Ack]:
+        known = self._generation
+        acks = self._exchange(reports)
+        if not acks[-1].accepted and acks[-1].generation > known:  # a new generation of the master must learn it first
+            if acks[-1].generation > self._generation:
+                self.register()
+            acks = [*acks[:-1], *self._exchange(reports[len(acks) - 1 :])]
+        return acks
+
+    def _exchange(self, reports: Sequence[pb.TaskReport]) -> Sequence[pb.Ack]:
+        """Report by the stream, with a heartbeat that would be due before the next report."""
+
+        def message() -> pb.WorkerMessage:
+            is_due = self._until_beat_s() <= min(self.report_s, self.heartbeat_s / 2)
+            return pb.WorkerMessage(heartbeat=self._heartbeat() if is_due else None, reports=reports)
+
+        answer: pb.MasterMessage = self.call(self._stream.exchange, lambda: message)
+        if answer.HasField("heartbeat"):
+            self._on_heartbeat(answer.heartbeat)
+        return answer.acks
 
     def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack:
         message = pb.FailedTask(
@@ -407,44 +445,49 @@ class MasterLink:
                 self._partition_changed.notify_all()
 
     def on_checkpoint_request(self, save: Callable[[], None]) -> None:
-        """Sets what is called, in the thread of the heartbeats, when the master asks for a checkpoint of the model."""
+        """Sets what is called, from any thread, when the master asks for a checkpoint of the model."""
         self._save = save
 
     def _beat_for_ever(self) -> None:
         while True:
             self._beat_at_once.clear()
             try:
-                self._beat()
+                answer = self._stream.exchange(lambda: pb.WorkerMessage(heartbeat=self._heartbeat()), _CALL_TIMEOUT_S)
+                self._on_heartbeat(answer.heartbeat)
             except grpc.RpcError as error:
                 if not is_transient(error):
                     raise
                 _log.debug("no heartbeat: %s", error.code())
-            self._beat_at_once.wait(self.heartbeat_s)
+            while not self._beat_at_once.wait(max(0.0, self._until_beat_s())) and self._until_beat_s() > 0:
+                pass  # one went with a report
 
-    def _beat(self) -> None:
+    def _until_beat_s(self) -> float:
+        return self._beaten_at + self.heartbeat_s - time.monotonic()
+
+    def _heartbeat(self) -> pb.HeartbeatRequest:
+        self._beaten_at = time.monotonic()
         activity, seconds = self.clock.read()
         world_version, waiting_seconds = self._standing()
         taken, self._stacks = self._stacks, None
-        reply: pb.HeartbeatReply = self._stream.heartbeat(
-            pb.HeartbeatRequest(
-                role=pb.WORKER,
-                id=self.worker_id,
-                incarnation=self._incarnation,
-                positions=self.leases.positions(),
-                activity=activity,
-                seconds=seconds,
-                partition_version=self._partition.version,
-                world_version=world_version,
-                waiting_seconds=waiting_seconds,
-                memory_share=used_share(),
-                stacks=taken,
-                cpu=cpu_use(),
-                device=_device_message(self._device()),
-                optimizer_share=self._optimizer_share(),
-                ending=self._is_ending,
-            ),
-            timeout=_CALL_TIMEOUT_S,
+        return pb.HeartbeatRequest(
+            role=pb.WORKER,
+            id=self.worker_id,
+            incarnation=self._incarnation,
+            positions=self.leases.positions(),
+            activity=activity,
+            seconds=seconds,
+            partition_version=self._partition.version,
+            world_version=world_version,
+            waiting_seconds=waiting_seconds,
+            memory_share=used_share(),
+            stacks=taken,
+            cpu=cpu_use(),
+            device=_device_message(self._device()),
+            optimizer_share=self._optimizer_share(),
+            ending=self._is_ending,
         )
+
+    def _on_heartbeat(self, reply: pb.HeartbeatReply) -> None:
         if reply.stop:
             _log.info("Worker %d leaves: the master requested a stop", self.worker_id)
             logging.shutdown()
@@ -531,7 +574,7 @@ class _Stream:
 
 
 class MasterStream:
-    """Safe to use from any thread.  Its methods are called as those of the stub are, and raise the same errors.
+    """Safe to use from any thread.
 
     Args:
         method: `Exchange` of the stub.
@@ -542,29 +585,30 @@ class MasterStream:
         self._lock = threading.Lock()  # one message at a time; guards the next
         self._stream: _Stream | None = None
 
-    def heartbeat(self, request: pb.HeartbeatRequest, timeout: float, wait_for_ready: bool = False) -> Any:
-        return self._exchange(pb.WorkerMessage(heartbeat=request), timeout, wait_for_ready).heartbeat
+    def exchange(
+        self, message: Callable[[], pb.WorkerMessage], timeout: float, wait_for_ready: bool = False
+    ) -> pb.MasterMessage:
+        """Send a message and wait for its answer; raises the errors of a stub's method.
 
-    def report_progress(self, request: pb.ProgressReport, timeout: float, wait_for_ready: bool = False) -> Any:
-        return self._exchange(pb.WorkerMessage(progress=request), timeout, wait_for_ready).ack
-
-    def finish_task(self, request: pb.FinishedTask, timeout: float, wait_for_ready: bool = False) -> Any:
-        return self._exchange(pb.WorkerMessage(finished=request), timeout, wait_for_ready).ack
-
-    def _exchange(self, message: pb.WorkerMessage, timeout_s: float, wait_for_ready: bool) -> pb.MasterMessage:
-        deadline = time.monotonic() + timeout_s
-        if not self._lock.acquire(timeout=timeout_s):
+        Args:
+            message: makes it when no other one is under way, so that what it says is newer than what those said.
+            timeout: seconds.
+            wait_for_ready: for a connection, as a stub's method.
+        """
+        deadline = time.monotonic() + timeout
+        if not self._lock.acquire(timeout=timeout):
             raise StreamFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "another message waits for its answer")
         try:
+            request = message()
             stream, self._stream = self._stream, None  # kept if there is an answer
             if stream is None or stream.is_broken:
                 stream = _Stream().open(self._method, wait_for_ready)
-            stream.requests.put(message)
+            stream.requests.put(request)
             try:
                 answer = stream.answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 stream.close()
-                raise StreamFailed(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s:g} s") from None
+                raise StreamFailed(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout:g} s") from None
             if isinstance(answer, grpc.RpcError):
                 stream.close()
                 raise answer

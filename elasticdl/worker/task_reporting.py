@@ -16,7 +16,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.input.task_stream import LeaseLost, NotFinite, TaskBatches, TaskStream
-from elasticdl.worker.leases import HeldLease, PacedLink
+from elasticdl.worker.leases import HeldLease, PacedLink, TaskProgress
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.strategy import Values
 from elasticdl_client.errors import DataError, JobError, LastCheckpointError
@@ -201,23 +200,20 @@ def said_of(error: Exception, held: HeldLease | None) -> tuple[str, str]:
     return f"Record {held.record_numbers[error.sample]} of {held.lease.shard.name}: {error}", ""
 
 
-@dataclass(slots=True)
-class _News:
-    lease: int
-    committed: list[int]
-    loss: float | None = None
-    num_minibatches: int | None = None  # not None: the task is done
-    surplus: Surplus = NO_SURPLUS
+_MOST_AT_ONCE = 64  # the master answers them well within a call's time-out
 
 
 class Reporter:
-    """One thread and a queue; the minibatches of a moment are reported together, the end of a task at once."""
+    """One thread and a queue; the minibatches of a moment are reported together, the end of a task at once.
+
+    All that is queued goes in one message, so a master that answers slowly gets fewer and larger ones.
+    """
 
     def __init__(self, link: PacedLink, log_loss_steps: int) -> None:
         self._link = link
         self._log_loss_steps = max(1, log_loss_steps)
         self._logged_at = -1
-        self._news: deque[_News] = deque()
+        self._queue: deque[TaskProgress] = deque()
         self._changed = threading.Condition()
         self._busy = False
         self._num_draining = 0
@@ -227,18 +223,18 @@ class Reporter:
         """A minibatch is in the model."""
         self._link.leases.commit(lease, (minibatch,))
         with self._changed:
-            newest = self._news[-1] if self._news else None
+            newest = self._queue[-1] if self._queue else None
             if newest is not None and newest.lease == lease and newest.num_minibatches is None:
                 newest.committed.append(minibatch)
                 newest.loss = loss if loss is not None else newest.loss
             else:
-                self._news.append(_News(lease, [minibatch], loss))
+                self._queue.append(TaskProgress(lease, [minibatch], loss))
                 self._changed.notify_all()
 
     def finished(self, lease: int, num_minibatches: int, surplus: Surplus = NO_SURPLUS) -> None:
         """All minibatches of the task are in the model."""
         with self._changed:
-            self._news.append(_News(lease, [], num_minibatches=num_minibatches, surplus=surplus))
+            self._queue.append(TaskProgress(lease, [], num_minibatches=num_minibatches, surplus=surplus))
             self._changed.notify_all()
 
     def drain(self, timeout_s: float | None = None) -> None:
@@ -246,7 +242,7 @@ class Reporter:
         with self._changed:
             self._num_draining += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._news and not self._busy, timeout_s)
+            self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
             self._num_draining -= 1
 
     def _run(self) -> None:
@@ -255,28 +251,32 @@ class Reporter:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: bool(self._news))
+                self._changed.wait_for(lambda: bool(self._queue))
                 self._changed.wait_for(self._is_urgent, max(0.0, told_at + self._link.report_s - time.monotonic()))
-                news = self._news.popleft()
+                progress = [self._queue.popleft() for _ in range(min(len(self._queue), _MOST_AT_ONCE))]
                 self._busy = True
             told_at = time.monotonic()
-            self._tell(news)
+            self._report(progress)
 
     def _is_urgent(self) -> bool:
         """Whether a call waits for the report, or it is not progress of one task alone."""
-        return self._num_draining > 0 or len(self._news) > 1 or self._news[0].num_minibatches is not None
+        return self._num_draining > 0 or len(self._queue) > 1 or self._queue[0].num_minibatches is not None
 
-    def _tell(self, news: _News) -> None:
-        if news.num_minibatches is not None:
-            ack = self._link.finish(news.lease, news.num_minibatches, news.surplus)
-            self._link.leases.remove(news.lease)
-        else:
-            ack = self._link.report_progress(news.lease, news.committed, news.loss)
+    def _report(self, progress: Sequence[TaskProgress]) -> None:
+        while progress:
+            acks = self._link.report(progress)
+            for one, ack in zip(progress, acks, strict=False):
+                self._on_ack(one, ack)
+            progress = progress[len(acks) :]
+
+    def _on_ack(self, progress: TaskProgress, ack: pb.Ack) -> None:
+        if progress.num_minibatches is not None:
+            self._link.leases.remove(progress.lease)
         if not ack.accepted:
-            _log.info("The master refuses a report of lease %d: %s", news.lease, ack.reason)
-            self._link.leases.revoke((news.lease,))
-        elif news.loss is not None:
-            self._log_loss(news.loss, ack.model_version)
+            _log.info("The master refuses a report of lease %d: %s", progress.lease, ack.reason)
+            self._link.leases.revoke((progress.lease,))
+        elif progress.loss is not None:
+            self._log_loss(progress.loss, ack.model_version)
 
     def _log_loss(self, loss: float, steps: int) -> None:
         if steps // self._log_loss_steps > self._logged_at:

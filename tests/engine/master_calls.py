@@ -226,14 +226,18 @@ class Stream:
         self._lock = Lock(channel._calls.scheduler)
         self._call = lambda method, request, timeout: channel._calls.call(channel._process, method, request, timeout)
 
-    def heartbeat(self, request: pb.HeartbeatRequest, timeout: float, wait_for_ready: bool = False) -> Any:
+    def exchange(
+        self, message: Callable[[], pb.WorkerMessage], timeout: float, wait_for_ready: bool = False
+    ) -> pb.MasterMessage:
+        """Each part is lost by itself: the master may die when it has answered some of them."""
         with self._lock:
-            return self._call("Heartbeat", request, timeout)
-
-    def report_progress(self, request: pb.ProgressReport, timeout: float, wait_for_ready: bool = False) -> Any:
-        with self._lock:
-            return self._call("ReportProgress", request, timeout)
-
-    def finish_task(self, request: pb.FinishedTask, timeout: float, wait_for_ready: bool = False) -> Any:
-        with self._lock:
-            return self._call("FinishTask", request, timeout)
+            request, reply = message(), pb.MasterMessage()
+            if request.HasField("heartbeat"):
+                reply.heartbeat.CopyFrom(self._call("Heartbeat", request.heartbeat, timeout))
+            for report in request.reports:
+                is_end = report.HasField("finished")
+                call = ("FinishTask", report.finished) if is_end else ("ReportProgress", report.progress)
+                reply.acks.append(self._call(*call, timeout))
+                if not reply.acks[-1].accepted:
+                    break
+        return reply

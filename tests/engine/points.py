@@ -31,7 +31,7 @@ class Point(Enum):
     SUM_IS_BEGUN = (SimulatedGroup, "begin_reduce", False)
     SUMS_HAVE_COME = (WorldSession, "finish_reduce", True)
     STEP_IS_APPLIED = (WorldSession, "commit", True)
-    COMMIT_IS_REPORTED = (Reporter, "_tell", False)
+    COMMIT_IS_REPORTED = (Reporter, "_report", False)
 
 
 @contextmanager

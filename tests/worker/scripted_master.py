@@ -34,9 +34,10 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         self.generation = 1
         self.revoked: list[int] = []
         self.checkpoint_request = 0
-        self.report_seconds = 0.0
+        self.heartbeat_seconds = self.report_seconds = 0.0
         self.accepts = True
         self.num_streams = 0
+        self.messages: list[pb.WorkerMessage] = []  # of all streams
         self.is_called = threading.Event()  # at the beginning of a call
         self.on_call: Callable[[str], object] = lambda method: None  # before the answer
         self.changed = threading.Condition()
@@ -103,7 +104,7 @@ class ScriptedMaster(pb_grpc.MasterServicer):
             known=self.known,
             revoked=self.revoked,
             checkpoint_request=self.checkpoint_request,
-            heartbeat_seconds=0.01 if self.report_seconds else HEARTBEAT_S,
+            heartbeat_seconds=self.heartbeat_seconds or (0.01 if self.report_seconds else HEARTBEAT_S),
             report_seconds=self.report_seconds or REPORT_S,
         )
 
@@ -116,7 +117,12 @@ class ScriptedMaster(pb_grpc.MasterServicer):
     def Exchange(self, messages: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         with self.changed:
             self.num_streams += 1
-        yield from answer_each(self, messages, context)
+        yield from answer_each(self, map(self._noted, messages), context)
+
+    def _noted(self, message: pb.WorkerMessage) -> pb.WorkerMessage:
+        with self.changed:
+            self.messages.append(message)
+        return message
 
     def ReportModel(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
         return self._note("ReportModel", request)

@@ -20,10 +20,11 @@ from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.input.task_stream import LeaseLost, TaskStream
-from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.leases import HeldLease, TaskProgress
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.task_reporting import Reporter
 from elasticdl_client.errors import JobError
+from tests.master.actors import wait_until
 from tests.worker.counting import Numbers
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 
@@ -229,6 +230,59 @@ def test_a_worker_speaks_as_often_as_the_master_says(master: ScriptedMaster) -> 
     master.report_seconds = 0.0  # the heartbeats continue for as long as this process: no more than they need
     master.hears("Heartbeat", times=len(master.hears("Heartbeat")) + 2)
     assert worker.heartbeat_s == HEARTBEAT_S
+
+
+def test_all_that_comes_up_while_the_master_answers_goes_in_one_message(master: ScriptedMaster) -> None:
+    may_answer = threading.Event()
+    master.on_call = lambda method: may_answer.wait(60)
+    reporter = Reporter(link(master), log_loss_steps=1)
+    reporter.committed(7, 0, 0.1)
+    assert master.is_called.wait(60)
+    reporter.committed(7, 1, 0.2)
+    reporter.finished(7, 2)
+    reporter.committed(8, 0, 0.3)
+    may_answer.set()
+    reporter.drain(60)
+    told = [(method, request.lease) for method, request in master.told]
+    assert told == [("ReportProgress", 7), ("ReportProgress", 7), ("FinishTask", 7), ("ReportProgress", 8)]
+    assert [len(message.reports) for message in master.messages] == [1, 3]
+
+
+def test_what_follows_a_refused_report_is_reported_after_it(master: ScriptedMaster) -> None:
+    """The master does not take the end of a task whose minibatches it has refused: the worker looks at that first."""
+    worker = link(master)
+    worker.register()
+    master.is_called.clear()
+    refused, good = worker.leases.add(lease(0)), worker.leases.add(lease(1))
+    may_answer = threading.Event()
+    master.on_call = lambda method: may_answer.wait(60)
+    reporter = Reporter(worker, log_loss_steps=1)
+    reporter.committed(good.id, 0, 0.1)
+    assert master.is_called.wait(60)
+    reporter.committed(refused.id, 0, 0.1)
+    reporter.committed(good.id, 1, 0.1)
+    master.on_call = lambda method: setattr(master, "accepts", len(master.told) != 2)
+    may_answer.set()
+    reporter.drain(60)
+    assert [request.lease for _, request in master.told[1:]] == [good.id, refused.id, good.id]
+    assert [len(message.reports) for message in master.messages] == [1, 2, 1]
+    assert (refused.revoked, good.revoked) == (True, False)
+
+
+def test_a_heartbeat_that_is_due_before_the_next_report_goes_with_this_one(master: ScriptedMaster) -> None:
+    master.heartbeat_seconds = master.report_seconds = 1e6
+    worker = link(master)
+    worker.start_heartbeat()
+    master.hears("Heartbeat")
+    wait_until(lambda: worker.heartbeat_s == 1e6, "the pace that the master wants", 60)
+    progress = TaskProgress(worker.leases.add(lease(0)).id, [0])
+    worker.report([progress])
+    worker.heartbeat_s = 0.0
+    worker.report([progress])
+    worker.report([progress])
+    assert worker.heartbeat_s == 1e6
+    with_heartbeat = [message.HasField("heartbeat") for message in master.messages[1:]]
+    assert with_heartbeat == [False, True, False]
 
 
 def test_a_refused_report_ends_the_lease(master: ScriptedMaster) -> None:

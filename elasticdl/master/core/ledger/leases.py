@@ -19,7 +19,7 @@ from elasticdl.master.core.workers import MOST_AHEAD, Worker
 from elasticdl.protocol import Shard
 
 MIN_PER_WORKER = 2  # the one being computed, and the next one, prefetched
-MAX_FINISHED = 1024  # of which a repeated report of the end is known
+MAX_FINISHED = 1024  # of which repeated reports are known
 MAX_UNWRITTEN = 10_000  # leases that a generation of the master may have granted after its last journal, in a second
 
 TaskKey = tuple[TaskType, int, int]  # type, epoch, task
@@ -174,7 +174,7 @@ class Leases:
             del self._finished[next(iter(self._finished))]
 
     def has_finished(self, lease_id: int) -> bool:
-        """It ended well lately: a repeated report of its end is accepted and changes nothing."""
+        """It ended well lately: a repeated report under it is accepted and changes nothing."""
         return lease_id in self._finished
 
     def renew(self, worker_id: int, positions: Sequence[Position], clock: float) -> tuple[int, ...]:

@@ -308,7 +308,8 @@ class Work:
             return
         lease = self.leases.get(event.lease, worker.id)
         if lease is None:
-            if self.leases.has_finished(event.lease) and isinstance(event, TaskFinished | EvaluationReported):
+            is_report = isinstance(event, ProgressReported | TaskFinished | EvaluationReported)
+            if is_report and self.leases.has_finished(event.lease):
                 self._out.reply(event.call, Accepted(self.tasks.model_version))
             else:
                 self._out.reply(event.call, Refused(f"lease {event.lease} was revoked"))
