@@ -33,7 +33,10 @@ _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOt
 @contextlib.contextmanager
 def google() -> Iterator[dict[str, str]]:
     """A server with the bucket `bucket`; yields the variables that name it."""
-    pytest.importorskip("gcsfs", reason="needs gcsfs")
+    no_grpc = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"  # by which newer gcsfs ask for the kind of a bucket
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(no_grpc, "false")  # they read it when they are imported
+        pytest.importorskip("gcsfs", reason="needs gcsfs")
     config = pytest.importorskip("fsspec.config", reason="needs gcsfs")
     emulator = pytest.importorskip("gcp_storage_emulator.server", reason="needs gcp-storage-emulator")
     emulator.server.HTTPServer = ThreadingHTTPServer  # a connection of a stopped client must not stop the others
@@ -42,12 +45,11 @@ def google() -> Iterator[dict[str, str]]:
     server = emulator.create_server(_HOST, port, in_memory=True, default_bucket="bucket")
     server.start()
     try:
-        no_grpc = {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}  # by which newer gcsfs ask for the kind of a bucket
         # Older gcsfs ask an emulator's machine, too, for 15 s, whether it has credentials.
         no_credentials = {"FSSPEC_GS_TOKEN": "anon"}
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(config.conf, "gs", {"token": "anon"})  # fsspec has read the environment of this process
-            yield {"STORAGE_EMULATOR_HOST": f"http://{_HOST}:{port}", **no_grpc, **no_credentials}
+            yield {"STORAGE_EMULATOR_HOST": f"http://{_HOST}:{port}", no_grpc: "false", **no_credentials}
     finally:
         server.stop()
 
