@@ -271,15 +271,17 @@ class ModuleGradients:
                 if parameter.grad.is_sparse:
                     parameter.grad = parameter.grad.to_dense()  # as in a group
                 gradients.append(parameter.grad)
-        device = self._built.device
-        read = _read_later(
-            torch.stack([total.float(), finiteness_of(self._starts.now(), device), finiteness_of(gradients, device)])
-        )
+        numbers = torch.zeros(3, device=self._built.device)
+        numbers[:1].copy_(total.reshape(1))
+        _mark_flaws(self._starts.now(), numbers[1:2])
+        _mark_flaws(gradients, numbers[2:])
+        read = _read_later(numbers)
         not_finite: dict[int, str] = {}
 
         @cache
         def told() -> Floats:
-            loss, change, gradient = read()
+            loss, *flaws = read()
+            change, gradient = (math.inf if flaw else 0.0 for flaw in flaws)
             return self._own_numbers(loss, change, gradient, not_finite)
 
         if self._runs_ahead:
@@ -371,11 +373,17 @@ class _BegunStep:
 
 
 def finiteness_of(tensors: Sequence[Any], device: Any) -> Any:
-    """Return a float32 scalar on the tensors' device: 0, or infinity if one of their numbers is not finite.
+    """Return a float32 scalar on the tensors' device: 0, or infinity if one of their numbers is not finite."""
+    found = torch.zeros(1, device=device)
+    _mark_flaws(tensors, found)
+    return torch.where(found[0] > 0, math.inf, 0.0)
+
+
+def _mark_flaws(tensors: Sequence[Any], found: Any) -> None:
+    """Set `found`, float32 of one element, to 1 if a number in the tensors is not finite.
 
     Many tensors are looked through by one kernel, which writes them back as they are.
     """
-    found, one = torch.zeros(1, device=device), torch.ones(1, device=device)
     kinds: dict[Any, list[Any]] = {}
     for tensor in tensors:
         dense = tensor.detach()._values() if tensor.is_sparse else tensor
@@ -385,8 +393,12 @@ def finiteness_of(tensors: Sequence[Any], device: Any) -> Any:
             kinds.setdefault(dense.dtype, []).append(dense)
     with torch.no_grad():
         for some in kinds.values():
-            torch._amp_foreach_non_finite_check_and_unscale_(some, found, one)
-    return torch.where(found[0] > 0, math.inf, 0.0)
+            torch._amp_foreach_non_finite_check_and_unscale_(some, found, _one(found.device))
+
+
+@cache
+def _one(device: Any) -> Any:
+    return torch.ones(1, device=device)
 
 
 def _read_later(numbers: Any) -> Callable[[], list[float]]:
