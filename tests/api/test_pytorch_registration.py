@@ -187,6 +187,26 @@ def test_an_optimizer_with_a_state_has_to_be_registered() -> None:
     assert "state=[" in refused.value.hint
 
 
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_a_schedule_that_is_not_registered_is_warned_of_once(
+    is_registered: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Script()
+    optimizer = torch.optim.SGD(script.bare.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    unused = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(script.bare.parameters(), lr=0.01), 10)
+    state = [script.bare, optimizer, schedule if is_registered else unused]
+    controller = create_elastic_controller(BATCH, EPOCHS, state=state)
+    for _ in controller.epochs():
+        for batch in controller.loader(DATA):
+            with controller.step():
+                optimizer.zero_grad()
+                loss_of(script.bare, batch).backward()
+                optimizer.step()
+                schedule.step()
+    assert caplog.text.count("schedule that is not registered") == (0 if is_registered else 1)
+
+
 def test_an_optimizer_without_a_state_may_be_left_out() -> None:
     script = Script()
     script.optimizer = torch.optim.SGD(script.bare.parameters(), lr=0.01)  # type: ignore[assignment]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from elasticdl.api.pytorch.state import RegisteredState
 from elasticdl_client.errors import ModelDefinitionError
+
+_log = logging.getLogger("elasticdl.pytorch")
 
 
 def named_things(state: Any) -> Iterator[tuple[str, Any]]:
@@ -53,11 +56,15 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 class OptimizerCheck:
-    """Refuses an optimizer of the script, after its first step, that would make members differ."""
+    """Refuses an optimizer of the script, after its first step, that would make members differ.
+
+    A schedule that is not registered is warned of once it changes a rate.
+    """
 
     def __init__(self, state: RegisteredState) -> None:
         self._state = state
         self._checked = weakref.WeakSet[torch.optim.Optimizer]()
+        self._first_rates = weakref.WeakKeyDictionary[torch.optim.Optimizer, list[float]]()
         self._is_in_step = False
         self._hook = register_optimizer_step_post_hook(self._look)
 
@@ -75,6 +82,16 @@ class OptimizerCheck:
         if self._is_in_step and optimizer not in self._checked:
             self._check(optimizer)
             self._checked.add(optimizer)
+            if _is_scheduled(optimizer) and not self._state.may_hold_schedule(optimizer):
+                self._first_rates[optimizer] = _rates(optimizer)
+        elif optimizer in self._first_rates and self._first_rates[optimizer] != _rates(optimizer):
+            del self._first_rates[optimizer]
+            _log.warning(
+                "The rate of %s follows a schedule that is not registered: a worker that joins or replaces another "
+                "begins it anew, with other rates than the others. Give the scheduler to create_elastic_controller: "
+                "state=[model, optimizer, scheduler]",
+                type(optimizer).__name__,
+            )
 
     def _check(self, optimizer: torch.optim.Optimizer) -> None:
         kind = type(optimizer).__name__
@@ -95,3 +112,12 @@ class OptimizerCheck:
                 "their gradients would not be averaged over the workers.",
                 "Put them into a module, and give it to create_elastic_controller: state=[…].",
             )
+
+
+def _is_scheduled(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a scheduler of PyTorch has been made for it."""
+    return any("initial_lr" in group for group in optimizer.param_groups)
+
+
+def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]

@@ -140,6 +140,14 @@ class RegisteredState:
         told = {id(tensor) for one in self.optimizers for tensor in _tensors(one.state_dict())}  # by any wrapper's
         return any(id(tensor) in told for tensor in _tensors(optimizer.state))
 
+    def may_hold_schedule(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether a scheduler of an optimizer is in here, or possibly in an object of the script's own."""
+        for thing in map(_registered, self._objects.values()):
+            scheduler = getattr(thing, "scheduler", thing)  # as accelerate wraps it
+            if getattr(scheduler, "optimizer", None) is optimizer or _is_of_script(thing):
+                return True
+        return False
+
     def state(self) -> Arrays:
         """Copies of everything.
 
