@@ -400,6 +400,19 @@ def test_a_minibatch_that_is_not_finite_under_a_lost_lease_waits_for_the_next_on
     assert one.steps(1) == [[[100, 101], [102, 103], [0, 1]]]
 
 
+def test_a_task_whose_lease_is_held_stays_if_another_one_of_the_step_is_lost(life: Make) -> None:
+    """The master grants it to none while rank 0 holds it."""
+    one = life(lease(0), lease(1), num_per_epoch=4, skips=True)
+    one.begin()
+    begun = [
+        member.does(Sharing.until_settled, flaws, lost)
+        for member, flaws, lost in zip(one.members, ({}, {0: "nan", 1: "nan"}), ([1000], []), strict=True)
+    ]
+    assert [settled.result(ANSWER_S) for settled in begun] == [False, False]
+    one.master.grant(lease(0, life=1))
+    assert one.steps(1) == [[[100, 101], [102, 103], [0, 1]]]
+
+
 @pytest.mark.parametrize("skips", [True, False])
 def test_minibatches_that_are_not_finite_are_reported_by_rank_0_before_the_step_is_applied(
     life: Make, skips: bool

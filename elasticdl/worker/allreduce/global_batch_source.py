@@ -173,12 +173,11 @@ class GlobalBatches:
         first = next(rank for rank, parts in enumerate(plan.parts) if flawed[0] in parts)
         is_first = self._session.rank == first
         what = self._session.share(next(iter(flaws.values())).encode() if is_first else None, first).decode()
-        is_told = self._tell(flawed, what) if self._session.rank == 0 else None
-        is_accepted = self._session.share(bytes([is_told]) if is_told is not None else None) == b"\x01"
-        if not is_accepted:  # the lease is lost: the step would be refused again until the task comes again
-            lost = {(part.name.epoch, part.name.task) for part in flawed}
+        marks = self._session.share(self._tell(flawed, what) if self._session.rank == 0 else None)
+        lost = {(part.name.epoch, part.name.task) for part, is_lost in zip(flawed, marks, strict=True) if is_lost}
+        if lost:  # the step would be refused again until the tasks come again
             self._take_out(lambda task: (task.epoch, task.task) in lost)
-        return self._skips_not_finite and is_accepted
+        return self._skips_not_finite and not lost
 
     def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
         return plan.all_parts if self._session.rank == 0 else ()
@@ -290,22 +289,21 @@ class GlobalBatches:
         count = num_samples - _num_records(lease)
         return NO_SURPLUS if num_samples == UNKNOWN or not count else Surplus(count, self._made_by)
 
-    def _tell(self, flawed: Sequence[BatchRef], what: str) -> bool:
-        """Rank 0: tells the master what is not finite; whether it takes it."""
+    def _tell(self, flawed: Sequence[BatchRef], what: str) -> bytes:
+        """Rank 0: tells the master what is not finite; 1 for each minibatch whose lease is lost, else 0."""
         by_task = {(one.lease.epoch, one.lease.task): one for one in self._link.leases.held()}
-        is_told = True
-        for part in flawed:
+        marks = bytearray(len(flawed))
+        for k, part in enumerate(flawed):
             held = by_task.get((part.name.epoch, part.name.task))
-            if held is None:
-                return False
             n = part.name.n
-            if self._skips_not_finite:
+            if held is None:
+                marks[k] = True
+            elif self._skips_not_finite:
                 _log.warning("Minibatch %d of %s is left out of the model: %s", n, held.task_name, what)
-                told = self._link.report_progress(held.id, [], None, skipped=[n], not_finite=what)
-                is_told = is_told and told.accepted
+                marks[k] = not self._link.report_progress(held.id, [], None, skipped=[n], not_finite=what).accepted
             else:
                 self._outcomes.not_finite(held, NotFinite(n, what))
-        return is_told
+        return bytes(marks)
 
     def _share_failure(self, rank: int) -> None:
         """All receive a failure, the task leaves the queue, and rank 0 reports it to the master."""
