@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from elasticdl.storage.paths import make_directory, remove_directory, remove_file, remove_if_empty, writing
@@ -62,8 +62,15 @@ def begin(checkpoint_dir: AnyPath, number: int) -> AnyPath:
     return directory
 
 
-def begin_beside(checkpoint_dir: AnyPath, number: int) -> AnyPath:
-    """Create the directory of a checkpoint that others may be writing, too; only a complete one is removed first.
+def begin_beside(checkpoint_dir: AnyPath, number: int, is_same: Callable[[AnyPath], bool]) -> AnyPath | None:
+    """Create the directory of a checkpoint that others may be writing, too, unless it is there already.
+
+    Args:
+        is_same: whether a complete one has the contents that are to be written; else it is removed first.  One that
+            becomes complete later is another writer's, and has them.
+
+    Returns:
+        None: it is there.
 
     Raises:
         CheckpointError: it cannot be created.
@@ -71,6 +78,8 @@ def begin_beside(checkpoint_dir: AnyPath, number: int) -> AnyPath:
     directory = directory_of(checkpoint_dir, number)
     try:
         if is_complete(directory):
+            if is_same(directory):
+                return None
             _remove(directory)
         make_directory(directory)
     except (OSError, StorageError) as error:

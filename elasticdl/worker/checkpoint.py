@@ -172,11 +172,16 @@ class StateCheckpoints:
             "crc32": zlib.crc32(state),
             "names_depend_on": dict(self._kind.names_depend_on),
         }
+
+        def is_same(found: AnyPath) -> bool:
+            has_manifest = _has_manifest(found, manifest)
+            write.advance()
+            return has_manifest
+
         write.advance()
-        if _has_manifest(versions.directory_of(self._directory, number), manifest):
+        directory = versions.begin_beside(self._directory, number, is_same)
+        if directory is None:
             return
-        write.advance()
-        directory = versions.begin_beside(self._directory, number)
         is_state_written = False
         try:
             write.advance()

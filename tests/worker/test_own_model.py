@@ -17,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.ps.applied import MinibatchName
+from elasticdl.storage import versions
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.checkpoint import CheckpointKind, HangLimits, StateCheckpoints
 from elasticdl.worker.ledger import UNKNOWN, Ledger, packed, unpacked
 from elasticdl_client.errors import CheckpointError
+from elasticdl_client.storage_kinds import AnyPath
 
 EVERY = 10
 
@@ -107,6 +109,28 @@ def test_members_that_write_the_same_checkpoint_at_once_do_not_disturb_each_othe
         assert found.arrays.keys() == arrays.keys()
         assert written(tmp_path / "version-7") == ["MANIFEST.json", "model.npz"]
         (tmp_path / "version-7" / "MANIFEST.json").unlink()  # as if they had been killed before
+
+
+def test_a_complete_checkpoint_of_the_same_contents_is_never_removed(tmp_path: Path) -> None:
+    """The member that has written it ends, and counts on it; a second look could find one completed meanwhile."""
+    seen: list[list[str]] = []
+
+    def is_same(directory: AnyPath) -> bool:
+        seen.append(written(Path(str(directory))))
+        return True
+
+    assert versions.begin_beside(tmp_path, 7, is_same) == tmp_path / "version-7"
+    checkpoints_in(tmp_path).save(7, {"w": np.ones(3)}, ledger_of(7))
+    assert versions.begin_beside(tmp_path, 7, is_same) is None
+    assert seen == [written(tmp_path / "version-7")] == [["MANIFEST.json", "model.npz"]]
+
+
+def test_a_complete_checkpoint_of_other_contents_is_replaced(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        checkpoints_in(tmp_path).save(7, {"w": np.full(3, value)}, ledger_of(7))
+    found = checkpoints_in(tmp_path).newest()
+    assert found is not None
+    assert found.arrays["w"].tolist() == [2.0] * 3
 
 
 def save_or_keep(directory: Path, arrays: dict[str, Any], errors: list[CheckpointError]) -> None:
