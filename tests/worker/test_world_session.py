@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.allreduce.step_header import StepFlag
 from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl.worker.ledger import Ledger, RestoredModel
@@ -197,6 +198,26 @@ def test_a_world_that_the_master_does_not_want_is_left_for_the_next(
     master.on_call = lambda method: setattr(master, "accepts", True)
     master.plan(0, 1)
     assert [one.result(ANSWER_S) for one in (begun[0], again)] == [True, True]
+
+
+def test_a_group_that_a_member_is_shut_out_of_as_it_has_formed_does_not_hold_the_others(
+    master: WorldMaster, three: list[SessionMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, form = three[1].session, three[1].session._form
+    outside = []
+
+    def form_and_be_asked_to_end(world: pb.World) -> None:
+        form(world)
+        outside.append(session.shut_out())
+
+    monkeypatch.setattr(session, "_form", form_and_be_asked_to_end)
+    begun = [member.does(enter) for member in three[:2]]
+    master.plan(0, 1)
+    assert begun[1].result(ANSWER_S) is False
+    assert outside == [True]
+    master.await_outside(0)
+    master.plan(0)
+    assert begun[0].result(ANSWER_S)
 
 
 def test_all_hear_numbers_and_words_of_each_other(master: WorldMaster, three: list[SessionMember]) -> None:

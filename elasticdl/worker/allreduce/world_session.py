@@ -6,7 +6,7 @@ member's model by the header of step k + 1.  Any failure ends the world: `WorldE
 `enter`, after which the state, its ledger and the counts are those of the source.
 
 It owns the ledger of the model (which minibatches it holds) and knows nothing of frameworks, leases and tasks.  All but
-`standing` is to be called by one thread.
+`standing` and `shut_out` is to be called by one thread.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def reason_of(lost: GroupLost, world: pb.World) -> str:
 
 
 _LOOK_AGAIN_S = 1.0
+_SHUT = "this worker was asked to end"
 
 
 class WorldWatch:
@@ -297,6 +298,7 @@ class WorldSession:
                 self._is_outside = False
                 if self._is_shut:  # each thread writes its mark before it reads the other's, so one sees the other
                     self._is_outside = True
+                    self._group.abandon(_SHUT)  # the others wait for this member to begin
                     return False
                 self._synchronize(world)
             except GroupLost as error:
@@ -321,7 +323,7 @@ class WorldSession:
             self._is_shut = True
             self._is_shut = self._is_outside
             if self._is_shut and self._is_forming:
-                self._group.abandon("this worker was asked to end")
+                self._group.abandon(_SHUT)
             return self._is_shut
 
     def leave(self, reason: str = "") -> None:
