@@ -30,6 +30,17 @@ def logged(self, *given):
 
 gradients.ModuleGradients._run_ahead = logged
 """
+BROKEN_SCHEDULE = """
+def lr_scheduler(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 5 else 1 // 0)
+"""
+BROKEN_DEVICE = """
+def broken(self, *given):
+    raise RuntimeError("device-side assert triggered")
+
+
+gradients.ModuleGradients._own_numbers = broken
+"""
 FLAWED = """
 plain_loss = loss
 calls = []
@@ -80,3 +91,18 @@ def test_the_last_checkpoint_of_a_job_that_ends_by_a_bad_number_is_without_it(tm
     checkpoints = sorted((tmp_path / "job" / "checkpoints").glob("version-*"), key=lambda path: int(path.name[8:]))
     with np.load(next(checkpoints[-1].glob("*.npz"))) as state:
         assert all(np.isfinite(state[name]).all() for name in state.files if name.startswith(("model/", "optimizer/")))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(BROKEN_SCHEDULE, "ZeroDivisionError"), (BROKEN_DEVICE, "device-side assert triggered")],
+    ids=["schedule", "device"],
+)
+def test_an_error_of_the_step_fails_its_task_and_not_the_worker(tmp_path: Path, code: str, error: str) -> None:
+    flags = {"num_workers": 1, "max_task_failures": 2}
+    running = all_reduce_job(TORCH, tmp_path, JOB.make_data(tmp_path), AHEAD + code, JOB, **flags).start()
+    assert running.wait(200) == 1, running.story()
+    assert "failed 2 times" in running.story()
+    assert error in running.story()
+    assert len(list((tmp_path / "job" / "logs").glob("*worker*"))) == 1

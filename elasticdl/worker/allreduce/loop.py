@@ -234,7 +234,7 @@ class AllReduceLoop:
         compute: ComputeGradient | None = self._framework.local_gradient
         while compute is not None:
             gradient = self._reduced(plan, compute)
-            loss, weight, num_flawed = (float(number) for number in gradient.told())
+            loss, weight, num_flawed = self._told(gradient)
             flaws = self._flaws(plan, gradient)
             flawed = self._session.all_flawed(plan, flaws) if num_flawed else []
             if flawed and not self._supply.settle(plan, flawed, flaws):
@@ -261,10 +261,7 @@ class AllReduceLoop:
         except (WorldEnded, ElasticDLError, grpc.RpcError):
             raise
         except Exception as error:
-            # The others wait for this member's sum: they lose the step, too.
-            ended = self._session.abandon("user code raised")
-            self._supply.fail(error)
-            raise ended from error
+            raise self._failed(error) from error
         flaws = self._flaws(plan, gradient) if self._skips_not_finite else {}
         if flaws and not self._supply.leave_out(flaws):
             raise self._session.abandon("a minibatch that is not finite cannot be left out")
@@ -280,7 +277,24 @@ class AllReduceLoop:
         if gradient.run_ahead is None or following is None:
             return
         name, batch = following
-        gradient.run_ahead(self._rate(plan), Share(batch, self._seed_of(name), 1.0, is_alone=True))
+        try:
+            gradient.run_ahead(self._rate(plan), Share(batch, self._seed_of(name), 1.0, is_alone=True))
+        except ElasticDLError as error:  # of the user's schedule, as in `_update`
+            raise self._failed(error, " in the update of the model") from error
+
+    def _told(self, gradient: LocalGradient) -> tuple[float, float, float]:
+        """Return the numbers of a step; errors of a device show when it is waited for."""
+        try:
+            loss, weight, num_flawed = (float(number) for number in gradient.told())
+        except Exception as error:
+            raise self._failed(error) from error
+        return loss, weight, num_flawed
+
+    def _failed(self, error: Exception, where: str = "", is_model_whole: bool = True) -> WorldEnded:
+        """User code raised the exception being handled: the others, maybe waiting for a sum, lose the step, too."""
+        ended = self._session.abandon(f"user code raised{where}", is_model_whole)
+        self._supply.fail(error)
+        return ended
 
     @staticmethod
     def _flaws(plan: StepPlan, gradient: LocalGradient) -> dict[int, str]:
@@ -319,9 +333,7 @@ class AllReduceLoop:
         except WorldEnded:
             raise
         except Exception as error:
-            ended = self._session.abandon("user code raised in the update of the model", is_model_whole=False)
-            self._supply.fail(error)
-            raise ended from error
+            raise self._failed(error, " in the update of the model", is_model_whole=False) from error
 
     # -- between steps
 
