@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from elasticdl.frameworks.framework import Batch, Share
+from elasticdl.frameworks.framework import Batch, LabelError, Share
 from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.frameworks.torch import gradients as module_gradients
 from elasticdl.frameworks.torch.computation import Computation
+from elasticdl.frameworks.torch.undo import TensorCopies
 
 Make = Callable[..., TorchFramework]
 Cut = Callable[..., list[Batch]]
@@ -125,6 +127,30 @@ def test_an_update_that_is_not_finite_is_undone(
     assert_equal(ahead, plain)
 
 
+class Counting(torch.optim.SGD):
+    """Counts its steps in its group's settings, as optimizers that find their rates themselves do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["num_steps"] = group.get("num_steps", 0) + 1
+        return super().step(closure)
+
+
+def test_settings_that_an_update_has_changed_are_put_back(framework: Make, digits: Any, minibatches: Cut) -> None:
+    ahead, plain = framework(), framework()
+    for model in (ahead, plain):
+        model._made_optimizer = Counting(model._built().parameters.values(), lr=0.1)
+        model.state()  # now the settings are those of the start
+    first, ill, after, last, *_ = shares(minibatches(ahead, digits))
+    for model in (ahead, plain):
+        step(model, first, ill if model is ahead else None)
+    step(ahead, spoil(ill), after)
+    assert_equal(ahead, plain)
+    assert ahead.state()["group/0/num_steps"] == 1
+    assert step(ahead, after, last) == step(plain, after)
+    assert_equal(ahead, plain)
+
+
 def test_a_step_that_is_dropped_before_its_update_is_applied_leaves_nothing(
     framework: Make, digits: Any, minibatches: Cut
 ) -> None:
@@ -193,3 +219,40 @@ def test_a_model_too_large_for_copies_makes_the_same_steps(
     for share, following in pairwise(parts):
         assert step(ahead, share, following) == step(plain, share)
     assert_equal(ahead, plain)
+
+
+def test_a_device_without_memory_for_copies_makes_the_same_steps(
+    framework: Make, digits: Any, minibatches: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def no_memory(copies: TensorCopies, tensors: list[Any]) -> None:
+        tries.append(tensors)
+        raise torch.OutOfMemoryError
+
+    ahead, plain = framework(), framework()
+    parts = shares(minibatches(ahead, digits))
+    ahead._gradients()._undo._copies = copies = TensorCopies()
+    monkeypatch.setattr(copies, "take", partial(no_memory, copies))
+    for share, following in pairwise(parts):
+        assert step(ahead, share, following) == step(plain, share)
+    assert_equal(ahead, plain)
+    assert len(tries) == 1
+
+
+def test_no_record_is_blamed_for_labels_of_another_task(
+    framework: Make, digits: Any, minibatches: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = framework()
+    monkeypatch.setattr(TorchFramework, "_samples_per_batch", 8)
+    first, second, *_ = shares(minibatches(model, digits))
+    wrong = replace(second, batch=replace(second.batch, data=replace(second.batch.data, labels=torch.full((8,), 99))))
+    for lease, sample in ((first.batch.lease, 8 * wrong.batch.n), (first.batch.lease + 1, None)):
+        gradient = model.local_gradient([first], lambda buffer: None)
+        assert gradient.run_ahead is not None
+        gradient.run_ahead(None, replace(wrong, batch=replace(wrong.batch, lease=lease)))
+        with monkeypatch.context() as failing:
+            failing.setattr(model._gradients(), "_own_numbers", lambda *_: 1 // 0)
+            with pytest.raises(LabelError) as raised:
+                gradient.told()
+        assert raised.value.sample == sample

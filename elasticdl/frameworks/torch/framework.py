@@ -216,6 +216,7 @@ class TorchFramework:
         # Not the gradient itself, which then would hold its minibatch until garbage is collected.
         plain_told, run_ahead, not_finite = gradient.told, gradient.run_ahead, gradient.not_finite
         computed = [share.batch for share in shares]  # by the device, whose errors show when it is waited for
+        ahead: list[Batch] = []  # likewise
 
         def explain() -> None:
             for position in not_finite.keys() - explained:
@@ -223,13 +224,18 @@ class TorchFramework:
                 not_finite[position] += self._data_flaws(shares[position].batch)
 
         def told() -> Floats:
-            with labels_blamed(computed, self._label_flaw, self._samples_per_batch, False):
+            is_one_task = all(batch.lease == computed[0].lease for batch in ahead)  # else its samples are of another
+            ahead_samples = self._samples_per_batch if is_one_task else None
+            with (
+                labels_blamed(computed, self._label_flaw, self._samples_per_batch, False),
+                labels_blamed(ahead, self._label_flaw, ahead_samples, False),
+            ):
                 numbers = plain_told()
             explain()
             return numbers
 
         def run_on(learning_rate: float | None, following: Share) -> None:
-            computed.append(following.batch)
+            ahead.append(following.batch)
             assert run_ahead is not None
             run_ahead(learning_rate, following)
 

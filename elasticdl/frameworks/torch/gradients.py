@@ -254,6 +254,7 @@ class ModuleGradients:
         """The gradient where the optimizer looks for it, and the buffers changed: nothing is weighted or summed up."""
         begun = self._take_begun(share)
         if begun is None:
+            self._starts.take()
             self._start(share)
         self._buckets.ignore_backward()
         total: Any = None
@@ -312,7 +313,6 @@ class ModuleGradients:
     def _start(self, share: Share) -> None:
         self._buckets.take_back()
         self._built.train()
-        self._starts.take()
         seed_step(share.seed, self._built.device)
 
     def _losses(self, share: Share) -> Iterator[tuple[float, Any]]:
@@ -341,10 +341,11 @@ class ModuleGradients:
             raise
         if self._is_cut(following):
             return
+        self._other_starts.take()
         self._starts, self._other_starts = self._other_starts, self._starts
-        self._start(following)
         self._begun = _BegunStep(following)
         try:
+            self._start(following)
             ((_, self._begun.loss),) = self._losses(following)
         except Exception:  # noqa: BLE001  raised again in a step of its own
             self._drop_begun()

@@ -113,19 +113,25 @@ class UpdateUndo:
         self._most_bytes = _memory(device) * _MOST_OF_MEMORY
         self._copies = TensorCopies()
         self._states: dict[Any, dict[Any, Any]] = {}
+        self._groups: list[dict[str, Any]] = []
 
     def take(self) -> bool:
-        """Copy parameters and the optimizer's state.
+        """Copy parameters and the optimizer's state, with settings of its groups, which some optimizers count in.
 
         Returns:
             False: they are too large for it.
         """
         self._states = {key: dict(state) for key, state in self._optimizer.state.items()}
-        held = [value for state in self._states.values() for value in state.values() if isinstance(value, torch.Tensor)]
-        tensors = [*self._parameters, *held]
+        self._groups = [dict(group) for group in self._optimizer.param_groups]
+        kept = [value for one in (*self._states.values(), *self._groups) for value in one.values()]
+        tensors = [*self._parameters, *(value for value in kept if isinstance(value, torch.Tensor))]
         if not self._copies.are_of(tensors) and sum(map(_num_bytes, tensors)) > self._most_bytes:
             return False
-        self._copies.take(tensors)
+        try:
+            self._copies.take(tensors)
+        except torch.OutOfMemoryError:  # of a device that the steps themselves fill
+            self._most_bytes, self._copies = 0.0, TensorCopies()
+            return False
         return True
 
     def restore(self) -> None:
@@ -135,8 +141,14 @@ class UpdateUndo:
         for key in [key for key in states if key not in self._states]:
             del states[key]
         for key, state in self._states.items():
-            states[key].clear()
-            states[key].update(state)
+            _put(state, states[key])
+        for before, group in zip(self._groups, self._optimizer.param_groups, strict=True):
+            _put(before, group)
+
+
+def _put(before: dict[Any, Any], present: dict[Any, Any]) -> None:
+    present.clear()
+    present.update(before)
 
 
 def by_type(targets: Sequence[Any], others: Sequence[Any]) -> list[tuple[list[Any], list[Any]]]:
