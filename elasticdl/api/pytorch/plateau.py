@@ -71,7 +71,7 @@ class PlateauMetrics:
             if not take(scheduler, metrics):
                 original(scheduler, metrics, *arguments, **keywords)
 
-        ReduceLROnPlateau.step = step
+        ReduceLROnPlateau.step = self._taking = step
 
     @property
     def wish(self) -> StepFlag:
@@ -82,6 +82,8 @@ class PlateauMetrics:
         """From now on each scheduler follows the metric of this process alone."""
         self._is_open = False
         self._given.clear()
+        if ReduceLROnPlateau.step is self._taking:  # it would keep the registered objects
+            ReduceLROnPlateau.step = self._step
 
     def drop(self) -> None:
         """Forget the metrics of a step that is dropped."""
