@@ -143,6 +143,19 @@ def test_a_worker_that_has_missed_the_exchange_takes_the_metric_of_the_others() 
     assert [worker.scheduler.best for worker in workers] == [1.0] * 3
 
 
+def test_a_worker_that_takes_the_state_of_others_forgets_the_metric_that_is_in_it() -> None:
+    workers = [Worker() for _ in range(2)]
+    for worker in workers:
+        worker.scheduler.step(3.0)
+    agree(workers[0])  # in a group without the other one, which joins later
+    workers[1].agreed.load_state_dict(workers[0].agreed.state_dict())
+    assert not workers[1].metrics.wish
+    for worker, metric in zip(workers, (1.0, 2.0), strict=True):
+        worker.scheduler.step(metric)
+    agree(*workers)
+    assert [worker.agreed.newest for worker in workers] == [[[0, 3.0], [0, 1.5]]] * 2
+
+
 def job_of(tmp_path: Path, arguments: str = "", **flags: object) -> LocalJob:
     (tmp_path / "notes").mkdir(parents=True)
     all_flags: dict[str, Any] = {

@@ -38,6 +38,10 @@ class AgreedMetrics:
         self.count += 1
         self.newest = [*self.newest, [scheduler, metric]][-_KEPT:]
 
+    def since(self, count: int) -> list[list[float]]:
+        """Return those after the first `count`, as far as they are known."""
+        return self.newest[-(self.count - count) :] if self.count > count else []
+
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count, "newest": self.newest}
 
@@ -62,6 +66,7 @@ class PlateauMetrics:
         self._agreed = agreed
         self._on_metric = on_metric
         self._given: deque[tuple[int, float]] = deque()  # by the script, not agreed yet
+        self._num_known = agreed.count  # metrics that the given ones come after
         self._step: Callable[..., None] = ReduceLROnPlateau.step
         self._is_open = True
         original, take = self._step, self._take
@@ -76,6 +81,7 @@ class PlateauMetrics:
     @property
     def wish(self) -> StepFlag:
         """For the next header."""
+        self._forget_agreed()
         return StepFlag.METRIC if self._given else StepFlag.NOTHING
 
     def close(self) -> None:
@@ -111,15 +117,21 @@ class PlateauMetrics:
         told = json.dumps(self._agreed.state_dict()).encode() if world.rank == source else None
         theirs = AgreedMetrics()
         theirs.load_state_dict(json.loads(world.share(told, source)))
-        for scheduler, metric in theirs.newest[len(theirs.newest) - (theirs.count - self._agreed.count) :]:
+        for scheduler, metric in theirs.since(self._agreed.count):
             self._apply(int(scheduler), metric)
 
     def _apply(self, scheduler: int, metric: float) -> None:
         self._step(self._state.plateau_schedulers[scheduler], metric)
         self._agreed.add(scheduler, metric)
         self.num_records = 0
-        if self._given and self._given[0][0] == scheduler:
-            self._given.popleft()
+        self._forget_agreed()
+
+    def _forget_agreed(self) -> None:
+        """Forget given metrics in whose place others were agreed, here or in the state taken over from a member."""
+        for scheduler, _ in self._agreed.since(self._num_known):
+            if self._given and self._given[0][0] == scheduler:
+                self._given.popleft()
+        self._num_known = self._agreed.count
 
     def _row(self) -> npt.NDArray[np.int64]:
         """Return the number of agreed metrics, whether one is given here, its scheduler, the metric and its weight."""
@@ -140,6 +152,7 @@ class PlateauMetrics:
                 "worker that joins would begin with another rate.",
                 "Give it to create_elastic_controller: state=[model, optimizer, scheduler].",
             )
+        self._forget_agreed()
         self._given.append((number, float(metric)))
         if self._on_metric():
             return True
