@@ -14,6 +14,7 @@ from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, lo
 from torch.utils.data import TensorDataset
 
 from elasticdl.api.pytorch import create_elastic_controller
+from elasticdl.api.pytorch.pipeline import joined
 from elasticdl.protocol import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
@@ -61,6 +62,18 @@ def two_losses(script: Script, batch: Any) -> None:
     loss_of(script.model, batch).backward()
     script.model[3].weight.square().sum().backward()
     script.optimizer.step()
+
+
+def test_batches_are_joined_by_columns_or_as_lists_of_samples() -> None:
+    def columns(size: int) -> dict[str, Any]:
+        return {"image": torch.zeros(size, 3), "parts": [torch.zeros(size), torch.zeros(size, 2)], "name": ["a"] * size}
+
+    both = joined([columns(2), columns(2)], [2, 2])
+    assert [len(both["image"]), len(both["name"]), *map(len, both["parts"])] == [4, 4, 4, 4]
+    samples = joined([(torch.zeros(3, 8), torch.zeros(3, 9)), (torch.zeros(3, 8),)], [2, 1])
+    assert [tuple(sample.shape) for sample in samples] == [(3, 8), (3, 9), (3, 8)]
+    images, boxes = joined([([torch.zeros(3, 8)] * 2, [{"box": torch.zeros(4)}] * 2) for _ in range(2)], [2, 2])
+    assert (len(images), len(boxes), len(images[0])) == (4, 4, 3)
 
 
 def test_two_losses_add_up_in_one_update() -> None:

@@ -219,8 +219,11 @@ def _sample(source: Any, index: int) -> Any:
         raise
 
 
-def joined(batches: Sequence[Any]) -> Any:
-    """Return one batch of several, as `default_collate` makes it of all their samples.
+def joined(batches: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """Return one batch of several, as `default_collate` makes it of all their samples; or a list of all samples.
+
+    Args:
+        sizes: samples of each.
 
     Raises:
         DataError: they cannot be put together.
@@ -230,11 +233,13 @@ def joined(batches: Sequence[Any]) -> Any:
         if isinstance(first, Tensor):
             return torch.cat(list(batches))
         if isinstance(first, dict):
-            return {key: joined([batch[key] for batch in batches]) for key in first}
+            return {key: joined([batch[key] for batch in batches], sizes) for key in first}
         if isinstance(first, list | tuple):
-            if all(isinstance(value, str | bytes) for value in first):
+            values = [(value, size) for batch, size in zip(batches, sizes, strict=True) for value in batch]
+            are_samples = [*map(len, batches)] == list(sizes) and not all(_is_column(*one) for one in values)
+            if are_samples or all(isinstance(value, str | bytes) for value in first):
                 return type(first)(value for batch in batches for value in batch)
-            columns = [joined(column) for column in zip(*batches, strict=True)]
+            columns = [joined(column, sizes) for column in zip(*batches, strict=True)]
             return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
         reason = f"a {type(first).__name__}"
     except (RuntimeError, KeyError, ValueError) as error:
@@ -245,6 +250,16 @@ def joined(batches: Sequence[Any]) -> Any:
         "Let collate_fn make tensors of equal shapes, in lists, tuples and dictionaries; or leave fixed_global_batch "
         "out.",
     )
+
+
+def _is_column(part: Any, size: int) -> bool:
+    """Whether a part of a batch, or each value in it, has a row or an item for each of this many samples."""
+    if isinstance(part, Tensor):
+        return part.dim() > 0 and len(part) == size
+    if isinstance(part, dict):
+        return all(_is_column(value, size) for value in part.values())
+    is_list = isinstance(part, list | tuple)
+    return is_list and (len(part) == size or (bool(part) and all(_is_column(value, size) for value in part)))
 
 
 def cause_of(error: Exception) -> str:

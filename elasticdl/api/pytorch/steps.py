@@ -491,8 +491,10 @@ class ScriptSteps:
             return True
         try:
             with parts.data.session.clock.during(Activity.INPUT):
-                batches = [parts.pipeline.get(one) for _, one in (self._todo if self._is_joined else self._todo[:1])]
-                self._batch = joined(batches) if len(batches) > 1 else batches[0]
+                todo = self._todo if self._is_joined else self._todo[:1]
+                batches = [parts.pipeline.get(one) for _, one in todo]
+                sizes = [0 if own is None else own.num_records for own, _ in todo]
+                self._batch = joined(batches, sizes) if len(batches) > 1 else batches[0]
         except Exception as error:
             self._fail(error)
             raise
