@@ -185,6 +185,22 @@ def test_a_report_leaves_the_worker_and_its_lease_alone() -> None:
     assert len(hung(script)) == 1
 
 
+@pytest.mark.parametrize("phase", [0, 1])
+def test_a_worker_whose_feed_hangs_does_not_move_while_its_main_thread_looks_for_input_each_second(phase: int) -> None:
+    """Between some two heartbeats the main thread only waits for input; in others it also exchanges headers."""
+    script, lease = working()
+    for second in range(710):  # idle is none of its own work: it has all of --step_timeout
+        script.now += 1.0
+        seconds = {"idle": script.now, "world": (second + phase) // 2 * 0.001}
+        script.heartbeat(0, (lease.id,), 2, activity="idle", seconds=seconds)
+        for server in script.job._fleet.servers.all():
+            script.ask(e.HeartbeatReceived, Role.PS, server.id, server.incarnation)
+        script.tell(e.Tick())
+    assert len(hung(script)) == 1
+    assert not any("moves again" in line for line in script.log())
+    assert is_replaced(script)
+
+
 def is_replaced(script: Script) -> bool:
     return c.DeletePod("elasticdl-j-worker-0") in script.history
 

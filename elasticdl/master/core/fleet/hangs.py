@@ -9,6 +9,7 @@ heartbeats is judged by its silence, not here.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ HISTORY = 20.0  # times the longest minibatch: garbage collection, a cold cache,
 LOOK_AHEAD = 10.0  # seconds before the end of its time at which a worker is asked for its stacks; py-spy takes some
 SILENCE = 3.0  # heartbeats that fail: it cannot be said whether it moves
 MAX_TEXT = 1900  # of the stacks in an event; the whole text is in the log
+LOOK_BACK = 2.5  # what a main thread does is seen in so many seconds: it may wait for input for one at a time
 _NO_STACKS = Stacks("", "")
 OWN_WORK = frozenset({"compute", "repeat", "input", "evaluate"})  # activities; else it compiles, waits, saves
 IN_COLLECTIVE = ("world",)
@@ -45,7 +47,8 @@ class _Watch:
         stacks: of this minibatch; None: it has not sent any.
         waited: seconds that it had waited for other members, or saved, in all when it moved last.
         saving_at: when it was last seen writing a checkpoint.
-        grown: activities whose seconds grew between its last two heartbeats.
+        heard: seconds by activity as of its heartbeats in the last `LOOK_BACK` seconds, and of one before, with times.
+        grown: activities whose seconds grew in that time.
         behind_since: since then it has waited in a group that is over; None: it does not.
         hung: how it looked when it was found; None: it moves.
         is_silent: an event says that it is silent.
@@ -58,6 +61,7 @@ class _Watch:
     stacks: Stacks | None = None
     waited: float = 0.0
     saving_at: float = float("-inf")
+    heard: deque[tuple[float, Mapping[str, float]]] = field(default_factory=deque)
     grown: frozenset[str] = frozenset()
     behind_since: float | None = None
     hung: _Hung | None = None
@@ -109,7 +113,10 @@ class Hangs:
             worker.moved_at, watch.stacks = clock, None
         if event.activity == SAVING:
             watch.saving_at = clock
-        watch.grown = _grown(worker.seconds, event.seconds)
+        watch.heard.append((clock, event.seconds))
+        while len(watch.heard) > 2 and clock - watch.heard[1][0] >= LOOK_BACK:
+            watch.heard.popleft()
+        watch.grown = _grown(watch.heard[0][1], event.seconds)
         if worker.stuck_since is not None and watch.hung is None and worker.seconds:  # an earlier master has found it
             watch.hung = _Hung(_the_only(watch.grown), event.seconds)
         watch.is_silent = False
@@ -295,7 +302,7 @@ def _waited(seconds: Mapping[str, float]) -> float:
 
 
 def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> frozenset[str]:
-    """Activities of the main thread between two heartbeats; idle is waiting for input that waits for a task."""
+    """Activities of the main thread between two moments; idle is waiting for input that waits for a task."""
     grown = {activity for activity, seconds in now.items() if seconds > before.get(activity, 0.0)}
     return frozenset("input" if activity == "idle" else activity for activity in grown)
 
