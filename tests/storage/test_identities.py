@@ -193,7 +193,8 @@ def google(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[GoogleId
             of_pod = {"STORAGE_EMULATOR_HOST": f"http://{here}", "GCE_METADATA_HOST": here, "GCE_METADATA_IP": here}
             for name, value in {**variables, **of_pod, "HOME": str(tmp_path)}.items():
                 monkeypatch.setenv(name, value)
-            monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+            for name in ("GOOGLE_APPLICATION_CREDENTIALS", "FSSPEC_GS_TOKEN"):  # the emulator's names no credentials
+                monkeypatch.delenv(name, raising=False)
             storage_of_scheme.cache_clear()
             yield google
             storage_of_scheme.cache_clear()
