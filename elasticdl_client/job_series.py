@@ -125,6 +125,8 @@ class JobSeries:
         self._points: list[SeriesPoint] = []
         self._gap_s = MIN_GAP_S
         self._saved: dict[str, Any] | None = None  # for the journal, which is written more often than there are points
+        self._columns: tuple[list[str], list[str]] = [], []  # of the journal: names of metrics, and of states
+        self._rows: dict[float, list[Any]] = {}  # of the journal, by time: each point is rounded once
         for point in points:
             self.add(point)
 
@@ -163,28 +165,28 @@ class JobSeries:
         return self._saved
 
     def _to_plain(self) -> dict[str, Any]:
-        metrics = sorted({name for point in self._points for name in point.metrics})[:MAX_METRICS]
-        states = sorted({state for point in self._points for state in point.worker_seconds})
-        return {
-            "gap_s": self._gap_s,
-            "metrics": metrics,
-            "states": states,
-            "points": [
-                [
-                    round(point.at, _PLACES),
-                    point.step,
-                    point.records,
-                    point.loss,
-                    point.workers,
-                    point.ps,
-                    round(point.ps_busy, _PLACES),
-                    point.metrics_step,
-                    [point.metrics.get(name) for name in metrics],
-                    [round(point.worker_seconds.get(state, 0.0), _PLACES) for state in states],
-                ]
-                for point in self._points
-            ],
-        }
+        metrics = sorted(set().union(*(point.metrics for point in self._points)))[:MAX_METRICS]
+        states = sorted(set().union(*(point.worker_seconds for point in self._points)))
+        if self._columns != (metrics, states):
+            self._columns, self._rows = (metrics, states), {}
+        self._rows = {point.at: self._rows.get(point.at) or self._row(point) for point in self._points}
+        points = list(self._rows.values())
+        return {"gap_s": self._gap_s, "metrics": metrics, "states": states, "points": points}
+
+    def _row(self, point: SeriesPoint) -> list[Any]:
+        metrics, states = self._columns
+        return [
+            round(point.at, _PLACES),
+            point.step,
+            point.records,
+            point.loss,
+            point.workers,
+            point.ps,
+            round(point.ps_busy, _PLACES),
+            point.metrics_step,
+            [point.metrics.get(name) for name in metrics],
+            [round(point.worker_seconds.get(state, 0.0), _PLACES) for state in states],
+        ]
 
     @classmethod
     def from_journal(cls, saved: Mapping[str, Any], limit: int = MAX_POINTS) -> JobSeries:

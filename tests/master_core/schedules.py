@@ -10,6 +10,9 @@ from core_simulation import SimJob
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from elasticdl.master.core import overview
+from elasticdl_client.job_series import SeriesPoint
+
 Schedule = list[tuple[str, int]]
 Job = TypeVar("Job", bound=SimJob)
 
@@ -75,6 +78,9 @@ def play(job: Job, schedule: Schedule, act: Callable[[Job, str, int], None]) -> 
         job.drain()
     assert job.end is not None
     assert job.end.exit_code == 0, job.end
+    core = job.job
+    point = overview.series_point(core._state, core._work, core._fleet, core._accounting, core._unix_now)
+    assert point == SeriesPoint.of(core.status(), core._unix_now)
     assert any(re.match(r"Evaluation metrics\[step=\d+\]: ", line) for line in job.log)
 
 

@@ -34,7 +34,7 @@ from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Lease, Level, ReportedLease, TaskType
 from elasticdl.protocol import Shard
 from elasticdl_client.job_events import EventHistory, EventKind
-from elasticdl_client.job_series import JobSeries, SeriesPoint
+from elasticdl_client.job_series import JobSeries
 from elasticdl_client.job_status import JobPhase, JobStatus
 
 _NO_DATA = (
@@ -287,7 +287,10 @@ class Job:
             self._waits_for = why
             if why:
                 self._out.events.add(EventKind.JOB_WAITING, "job", why)
-        self._series.add(SeriesPoint.of(self.status(), self._out.events.now))
+        self._add_point()
+
+    def _add_point(self) -> None:
+        self._series.add(overview.series_point(self._state, self._work, self._fleet, self._accounting, self._unix_now))
 
     def _advance(self) -> None:
         if self.settings.runs_command and self._fleet.pods.all_are_done and not self._ending.is_decided:
@@ -404,7 +407,7 @@ class Job:
         self._members.end()
         heard_after = self._clock - self.settings.lease_timeout
         if self._ending.is_due(self._clock, self._workers.is_heard(heard_after)):
-            self._series.add(SeriesPoint.of(self.status(), self._out.events.now))
+            self._add_point()
             self._ending.end(self._fleet.who_must_be_ended(heard_after), self._accounting.lines(self._unix_now))
 
     # For people and tests -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Overview: a job's status, gathered from its parts, and the pace at which it takes records in."""
+"""Overview: a job's status, and the points of its series, gathered from its parts, and the pace of its records."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from elasticdl.master.core.plan.epoch import coverage_of, records_by_fate
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.workers import Workers
+from elasticdl_client.job_series import SeriesPoint
 from elasticdl_client.job_status import DeviceStatus, JobPhase, JobStatus
 
 _ENDED = (JobPhase.SUCCEEDED, JobPhase.FAILED)
@@ -78,7 +79,7 @@ def with_processes(status: JobStatus, state: JobState, fleet: Fleet, worlds: Wor
     settings, workers, loads = state.settings, state.workers, state.ps_metrics
     return replace(
         status,
-        workers_alive=len({settings.pod_of(worker.id) for worker in workers.all()}),
+        workers_alive=_num_workers(state),
         processes_per_worker=settings.processes_per_worker,
         devices=_devices(workers, settings),
         workers_wanted=len(fleet.pods.worker_slots),
@@ -126,6 +127,35 @@ def with_history(status: JobStatus, totals: EventTotals, accounting: Accounting,
         worker_seconds=accounting.worker_seconds(unix_now),
         ps_seconds=accounting.ps_seconds(unix_now),
     )
+
+
+def series_point(state: JobState, work: Work, fleet: Fleet, accounting: Accounting, unix_now: float) -> SeriesPoint:
+    """Return `SeriesPoint.of` the status of this moment, for a fraction of its time: there is a point for each tick.
+
+    Args:
+        state: of the job.
+        work: planned and done.
+        fleet: its pods.
+        accounting: of its time.
+        unix_now: seconds since the Unix epoch.
+    """
+    return SeriesPoint(
+        at=unix_now,
+        step=work.tasks.model_version,
+        records=work.tasks.records_done,
+        loss=work.losses.newest,
+        workers=_num_workers(state),
+        ps=fleet.num_serving,
+        ps_busy=sum(server.busy for server in state.ps_metrics.servers()),
+        metrics=dict(work.evaluations.results),
+        metrics_step=work.evaluations.results_step,
+        worker_seconds=accounting.worker_seconds(unix_now),
+    )
+
+
+def _num_workers(state: JobState) -> int:
+    """Pods that have registered, each of whose processes is a worker."""
+    return len({state.settings.pod_of(worker.id) for worker in state.workers.all()})
 
 
 class Pace:
