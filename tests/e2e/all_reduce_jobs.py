@@ -43,6 +43,17 @@ def feed(records, mode, metadata):
 def eval_metrics_fn():
     return {"accuracy": lambda labels, predictions: predictions.argmax(1) == labels}
 """
+# More code for PyTorch: a job as long as its test has use for it, see `RealJob.pace_s`.
+PACED_FEED = """
+from tests.e2e_kubernetes.zoo.paced.pace import pause
+
+at_once = feed
+
+
+def feed(records, mode, metadata):
+    pause(len(records))
+    return at_once(records, mode, metadata)
+"""
 
 
 def zoo_of(framework: str, directory: Path, code: str = "") -> Path:

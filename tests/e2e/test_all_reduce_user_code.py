@@ -16,7 +16,6 @@ from tests.explain.explained import the_trouble
 
 pytestmark = pytest.mark.timeout(240)
 
-LONG = replace(JOB, num_epochs=40)
 BOTH = pytest.mark.parametrize("framework", [KERAS, TORCH])
 KERAS_FIRST = pytest.mark.parametrize("framework", [KERAS, pytest.param(TORCH, marks=pytest.mark.full)])
 TORCH_FIRST = pytest.mark.parametrize("framework", [TORCH, pytest.param(KERAS, marks=pytest.mark.full)])

@@ -11,19 +11,9 @@ from elasticdl.protocol import Role
 from tests.chaos import jobs
 from tests.chaos.kills import Kill, run_life
 from tests.chaos.scenarios import assert_exact
-from tests.e2e.all_reduce_jobs import TORCH, all_reduce_job, worker_logs
+from tests.e2e.all_reduce_jobs import PACED_FEED, TORCH, all_reduce_job, worker_logs
 
 JOB = replace(jobs.DIGITS, num_epochs=4, num_ps_pods=0, pace_s=0.004)
-PACED_FEED = """
-from tests.e2e_kubernetes.zoo.paced.pace import pause
-
-at_once = feed
-
-
-def feed(records, mode, metadata):
-    pause(len(records))
-    return at_once(records, mode, metadata)
-"""
 ALL_REDUCE, LOCAL = "AllReduceStrategy", "Local"
 
 

@@ -15,10 +15,10 @@ from elasticdl.protocol import Role
 from tests.chaos import jobs
 from tests.chaos.kills import Kill, run_life
 from tests.chaos.scenarios import assert_exact
-from tests.e2e.all_reduce_jobs import TORCH, all_reduce_job, worker_logs
+from tests.e2e.all_reduce_jobs import PACED_FEED, TORCH, all_reduce_job, worker_logs
 
 JOB = replace(jobs.DIGITS, num_epochs=4, num_ps_pods=0)
-LONG_JOB = replace(JOB, num_epochs=60)  # longer than the status takes to say how far it is
+SLOW_JOB = replace(JOB, num_epochs=8, pace_s=0.004)  # longer than the status takes to say how far it is
 SLOTS = {"exp_avg", "exp_avg_sq", "step"}  # of Adam
 
 
@@ -45,9 +45,9 @@ def test_all_workers_that_are_asked_to_end_at_once_write_a_checkpoint_together(t
     running = all_reduce_job(
         TORCH,
         tmp_path,
-        LONG_JOB.make_data(tmp_path),
-        "",
-        LONG_JOB,
+        SLOW_JOB.make_data(tmp_path),
+        PACED_FEED,
+        SLOW_JOB,
         num_workers=3,
         shard_optimizer=True,
         checkpoint_steps=10_000,
@@ -60,8 +60,9 @@ def test_all_workers_that_are_asked_to_end_at_once_write_a_checkpoint_together(t
     running.wait_until("a world of three", is_trained_by_all)
     for pod in running.pods(Role.WORKER):
         os.kill(pod.pid, signal.SIGTERM)
+    running.hurry()
     assert running.wait(200) == 0, running.story()
-    assert_exact(running, LONG_JOB)
+    assert_exact(running, SLOW_JOB)
     found = re.search(r"the last checkpoint is written, after step (\d+)", worker_logs(running))
     assert found is not None, running.story()
     assert f"Restored the model at step {found[1]} from" in worker_logs(running), running.story()
