@@ -32,6 +32,7 @@ class Data:
             DataKind.VALIDATION: settings.has_validation_data,
             DataKind.PREDICTION: settings.has_prediction_data,
         }
+        self._fingerprint = ""  # made when it is asked for: many shards take their time, and each journal holds it
         self._kinds = [kind for kind, has in sources.items() if has]
 
     @property
@@ -76,7 +77,7 @@ class Data:
         """A worker has loaded the model; the kinds of data that the shell must list."""
         if self.has_model:
             return []
-        self.has_model, self.has_metrics, self.plan = True, has_metrics, plan
+        self.has_model, self.has_metrics, self.plan, self._fingerprint = True, has_metrics, plan, ""
         self.callbacks = dict(callbacks or {})
         for kind in self._kinds:
             if kind in shards:
@@ -89,6 +90,7 @@ class Data:
 
     def listed(self, kind: DataKind, shards: tuple[Shard, ...]) -> None:
         self._shards.setdefault(kind, tuple(sorted(shards)))
+        self._fingerprint = ""
 
     def empty_kinds(self) -> list[DataKind]:
         return [kind for kind in self._kinds if not any(len(shard) for shard in self._shards[kind])]
@@ -112,10 +114,13 @@ class Data:
 
     def fingerprint(self) -> str:
         """Of everything that says which records a minibatch holds."""
+        if self._fingerprint:
+            return self._fingerprint
         settings = self.settings
         shards = [[shard.name, shard.start, shard.end] for shard in self._shards.get(DataKind.TRAINING, ())]
         known = [shards, settings.minibatch_size, settings.num_minibatches_per_task, settings.seed]
-        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+        self._fingerprint = hashlib.sha256(json.dumps(known).encode()).hexdigest()
+        return self._fingerprint
 
     def snapshot(self) -> dict[str, Any]:
         return {
@@ -132,3 +137,4 @@ class Data:
         plan = saved.get("plan")
         self.plan = None if plan is None else ScriptPlan(*plan)
         self._shards = {DataKind(k): tuple(Shard(*s) for s in shards) for k, shards in saved["shards"].items()}
+        self._fingerprint = ""
