@@ -107,6 +107,19 @@ def test_another_minibatch_than_the_one_begun_may_come(framework: Make, digits: 
     assert_equal(ahead, plain)
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_step_that_is_dropped_leaves_nothing(framework: Make, digits: Any, minibatches: Cut, is_read: bool) -> None:
+    ahead, plain = framework(), framework()
+    first, second, *_ = shares(minibatches(ahead, digits))
+    dropped = ahead.local_gradient([first if is_read else spoil(first)], lambda buffer: None)
+    if is_read:
+        dropped.told()
+        assert_equal(ahead, plain)
+    assert step(ahead, first, second) == step(plain, first)
+    assert step(ahead, second) == step(plain, second)
+    assert_equal(ahead, plain)
+
+
 @pytest.mark.parametrize("num_before", [0, 2])
 @pytest.mark.parametrize("optimizer", ["adam", "optimizer"])
 def test_an_update_that_is_not_finite_is_undone(

@@ -127,7 +127,7 @@ class TorchFramework:
         self._made_measures: list[CountingMeasure] | None = None
         self._made_meter: DeviceMeter | None = None
         self._made_callbacks: list[Any] | None = None
-        self._rates = Rates(definition, lambda: make_optimizer(definition, self._built()))
+        self._rates = Rates(definition, lambda: make_optimizer(definition, self._as_built()))
         self._features: Any = None  # of a minibatch, as an example for the export
 
     @property
@@ -417,6 +417,10 @@ class TorchFramework:
         """The model between two steps; steps themselves have it in `_gradients`."""
         if self._made_gradients is not None:
             self._made_gradients.settle()
+        return self._as_built()
+
+    def _as_built(self) -> BuiltModule:
+        """The model, maybe amid a step."""
         if self._model is None:
             self._model = build_model(self._definition, self._seed, self._computation)
         return self._model

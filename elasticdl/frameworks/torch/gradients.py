@@ -54,10 +54,12 @@ class ModuleGradients:
         self._num_repeats = 0  # of the newest step
         self._withheld: Collection[int] = range(len(built.parameters)) if built.computation.shards_optimizer else ()
         self._is_alone = self._own_has_overflowed = False  # the newest step
+        self._is_open = False  # a member's alone: the buffers are changed, and it may still be dropped
         self._is_updated = False  # by it already, although its numbers may not be known
         self._begun: _BegunStep | None = None
         self._buckets = Buckets(built)
         self._starts, self._other_starts = StartValues(built), StartValues(built)
+        self._numbers = _OwnNumbers(built.device)
         self._undo = UpdateUndo(list(built.parameters.values()), optimizer, built.device)
         self._num_parameters = len(built.parameters)
         self._last = torch.zeros(self._num_parameters + 1 + self._starts.num_values + NUM_TOLD, device=built.device)
@@ -73,12 +75,11 @@ class ModuleGradients:
             num_repeats: how often the same step has overflowed.
         """
         self._num_repeats = num_repeats
-        if self._is_updated:  # by a step that was dropped
-            self.settle()
         self._is_alone = len(shares) == 1 and shares[0].is_alone
+        if self._is_open or not self._is_alone:  # the step before was dropped, or another one was begun
+            self.settle()
         if self._is_alone:
             return self._own_gradient(shares[0])
-        self.settle()
         not_finite: dict[int, str] = {}
         found: list[Any] = []  # of each bucket, see `finiteness_of`
 
@@ -110,17 +111,18 @@ class ModuleGradients:
             self._take_sums(gradient)
         if not self._is_updated:
             self._update(learning_rate)
-        self._is_updated = False
+        self._is_open = self._is_updated = False
         if not self._is_alone:
             self._starts.add(self._changes)
 
     def settle(self) -> None:
-        """Leave the model as it is between two steps: without an unconfirmed update, and without a begun step."""
+        """Leave the model as it is between two steps: without a step that is not applied, and without a begun one."""
         self._drop_begun()
         if self._is_updated:
-            self._is_updated = False
             self._undo.restore()
+        if self._is_open:
             self._starts.restore()
+        self._is_open = self._is_updated = False
 
     @property
     def order(self) -> list[int]:
@@ -256,6 +258,7 @@ class ModuleGradients:
         if begun is None:
             self._starts.take()
             self._start(share)
+        self._is_open = True
         self._buckets.ignore_backward()
         total: Any = None
         try:
@@ -264,7 +267,7 @@ class ModuleGradients:
                 part = loss.detach() if weight == 1.0 else loss.detach() * weight
                 total = part if total is None else total + part
         except BaseException:
-            self._starts.restore()
+            self.settle()
             raise
         gradients = []
         for parameter in self._built.parameters.values():
@@ -272,11 +275,7 @@ class ModuleGradients:
                 if parameter.grad.is_sparse:
                     parameter.grad = parameter.grad.to_dense()  # as in a group
                 gradients.append(parameter.grad)
-        numbers = torch.zeros(3, device=self._built.device)
-        numbers[:1].copy_(total.reshape(1))
-        _mark_flaws(self._starts.now(), numbers[1:2])
-        _mark_flaws(gradients, numbers[2:])
-        read = _read_later(numbers)
+        read = self._numbers.later(total, self._starts.now(), gradients)
         not_finite: dict[int, str] = {}
 
         @cache
@@ -303,7 +302,6 @@ class ModuleGradients:
         self._own_has_overflowed = is_overflow
         if flaw:
             self.settle()
-            self._starts.restore()
             self._buckets.take_back()
         if not flaw or is_overflow:
             return np.array([loss, 1.0, 0.0], np.float32)
@@ -373,6 +371,45 @@ class _BegunStep:
     loss: Any = None
 
 
+class _OwnNumbers:
+    """The loss of a step of a member alone, and whether buffers and gradients are finite."""
+
+    def __init__(self, device: Any) -> None:
+        self._there = torch.zeros(3, device=device)
+        self._loss, self._change, self._gradient = self._there.split(1)
+        self._is_zero = True  # what says that numbers are not finite
+        self._here = self._come = None
+        if self._there.is_cuda:
+            self._here, self._come = torch.empty(3, pin_memory=True), torch.cuda.Event()
+
+    def later(self, loss: Any, buffers: Sequence[Any], gradients: Sequence[Any]) -> Callable[[], list[float]]:
+        """Return a function that waits for the numbers, and for nothing that the device is given afterwards.
+
+        It is called before the next step asks for its own numbers, or not at all.
+
+        Args:
+            loss: of one element.
+        """
+        if not self._is_zero:
+            self._there.zero_()
+        self._is_zero = False
+        self._loss.copy_(loss.reshape(1))
+        _mark_flaws(buffers, self._change)
+        _mark_flaws(gradients, self._gradient)
+        if self._here is not None and self._come is not None:
+            self._here.copy_(self._there, non_blocking=True)
+            self._come.record()
+        return self._read
+
+    def _read(self) -> list[float]:
+        """Return loss, and two numbers that are 0 where all is finite."""
+        if self._come is not None:
+            self._come.synchronize()
+        numbers = list((self._there if self._here is None else self._here).tolist())
+        self._is_zero = not any(numbers[1:])
+        return numbers
+
+
 def finiteness_of(tensors: Sequence[Any], device: Any) -> Any:
     """Return a float32 scalar on the tensors' device: 0, or infinity if one of their numbers is not finite."""
     found = torch.zeros(1, device=device)
@@ -400,22 +437,6 @@ def _mark_flaws(tensors: Sequence[Any], found: Any) -> None:
 @cache
 def _one(device: Any) -> Any:
     return torch.ones(1, device=device)
-
-
-def _read_later(numbers: Any) -> Callable[[], list[float]]:
-    """Return a function that waits for numbers, and for nothing that the device is given afterwards."""
-    if not numbers.is_cuda:
-        return lambda: list(numbers.tolist())
-    copies = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-    copies.copy_(numbers, non_blocking=True)
-    come = torch.cuda.Event()
-    come.record()
-
-    def read() -> list[float]:
-        come.synchronize()
-        return list(copies.tolist())
-
-    return read
 
 
 def _described(loss: float, change: float, gradient: float = 0.0) -> str:

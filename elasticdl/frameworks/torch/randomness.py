@@ -71,10 +71,15 @@ def seeded_task(seed: int) -> Iterator[None]:
 
 
 def seed_step(seed: int, device: Any) -> None:
-    """Before a forward pass.  Like `torch.manual_seed`, which takes a millisecond where there is no GPU."""
+    """Before a forward pass.  Like `torch.manual_seed`, which takes a millisecond where there is no GPU.
+
+    Args:
+        device: of the module, which is on it already.
+    """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.manual_seed_all(seed)
+        for generator in torch.cuda.default_generators:  # of all GPUs: the module may use others
+            generator.manual_seed(seed)
 
 
 def seed_script(seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from operator import is_
 from typing import Any
@@ -20,22 +21,34 @@ class TensorCopies:
         values: the copies.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: float = math.inf) -> None:
+        """
+        Args:
+            most_bytes: of all copies together.
+        """
         self.values: list[Any] = []
+        self._most_bytes = most_bytes
         self._tensors: list[Any] = []
         self._sizes: list[int] = []
         self._pairs: list[tuple[list[Any], list[Any]]] = []
 
-    def take(self, tensors: list[Any]) -> None:
-        """Copy them."""
+    def take(self, tensors: list[Any]) -> bool:
+        """Copy them.
+
+        Returns:
+            False: they are too large for it.
+        """
         if self.are_of(tensors):
             with torch.no_grad():
                 for copies, originals in self._pairs:
                     torch._foreach_copy_(copies, originals)
-            return
+            return True
+        if sum(map(_num_bytes, tensors)) > self._most_bytes:
+            return False
         self.values = [one.detach().clone() for one in tensors]
         self._tensors, self._sizes = tensors, [one.numel() for one in tensors]
         self._pairs = by_type(self.values, tensors)
+        return True
 
     def are_of(self, tensors: Sequence[Any]) -> bool:
         """Whether these are the tensors that were copied."""
@@ -110,8 +123,7 @@ class UpdateUndo:
     def __init__(self, parameters: Sequence[Any], optimizer: Any, device: Any) -> None:
         self._parameters = list(parameters)
         self._optimizer = optimizer
-        self._most_bytes = _memory(device) * _MOST_OF_MEMORY
-        self._copies = TensorCopies()
+        self._copies = TensorCopies(_memory(device) * _MOST_OF_MEMORY)
         self._states: dict[Any, dict[Any, Any]] = {}
         self._groups: list[dict[str, Any]] = []
 
@@ -125,14 +137,11 @@ class UpdateUndo:
         self._groups = [dict(group) for group in self._optimizer.param_groups]
         kept = [value for one in (*self._states.values(), *self._groups) for value in one.values()]
         tensors = [*self._parameters, *(value for value in kept if isinstance(value, torch.Tensor))]
-        if not self._copies.are_of(tensors) and sum(map(_num_bytes, tensors)) > self._most_bytes:
-            return False
         try:
-            self._copies.take(tensors)
+            return self._copies.take(tensors)
         except torch.OutOfMemoryError:  # of a device that the steps themselves fill
-            self._most_bytes, self._copies = 0.0, TensorCopies()
+            self._copies = TensorCopies(0.0)
             return False
-        return True
 
     def restore(self) -> None:
         """Undo all updates since `take`, which must have returned True."""
