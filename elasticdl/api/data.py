@@ -95,7 +95,7 @@ class DataShardService:
         data_reader_params: dict[str, object] | None = None,
         session: ScriptSession | None = None,
     ) -> None:
-        """Joins the job and says what the data are; they may turn out to be what another script has said first.
+        """Join the job and report what the data are; the first report of a script holds for all.
 
         Args:
             batch_size: records of a minibatch; 0: --minibatch_size.
@@ -123,14 +123,7 @@ class DataShardService:
             has_num_epochs=num_epochs is not None or self.session.is_alone,
             num_epochs=spec.num_epochs if num_epochs is None else num_epochs,
         )
-        if self.session.link is None:
-            self.plan = self._source.plan_alone(wanted)
-            self._link: MasterLink | AloneLink = AloneLink(self._source.shards, self.plan, spec.seed)
-        else:
-            self.plan = self._source.agree(self.session.link, wanted)
-            _warn_of_unused_flags(spec, self.plan)
-            self._link = self.session.link
-            self.session.link.carry_ledger(self._ledger)
+        self.plan, self._link = self._agree(wanted)
         self.shuffles, clock = spec.shuffle if shuffle is None else shuffle, self.session.clock
         self.tasks = TaskStream(
             self._link, lambda kind: self._source.reader, _take_over, spec.seed, self.shuffles, clock
@@ -375,6 +368,17 @@ class DataShardService:
         return message
 
     # Behind them ------------------------------------------------------------------------------------------------
+
+    def _agree(self, wanted: pb.Plan) -> tuple[pb.Plan, MasterLink | AloneLink]:
+        """Return the plan in force, and what hands out its tasks."""
+        link, spec = self.session.link, self.session.spec
+        if link is None:
+            plan = self._source.plan_alone(wanted)
+            return plan, AloneLink(self._source.shards, plan, spec.seed)
+        plan = self._source.agree(link, wanted)
+        _warn_of_unused_flags(spec, plan)
+        link.carry_ledger(self._ledger)
+        return plan, link
 
     def _check_strategy(self) -> None:
         """Check that data can come: under AllReduce the master hands out none before a group stands.

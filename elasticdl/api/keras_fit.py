@@ -136,7 +136,7 @@ def fit(
         KeyboardInterrupt: Ctrl-C, which ends the job, as the end of this process does.
     """
     _check_flags(flags)
-    numbers: dict[str, FlagValue] = {
+    flags |= {
         "num_workers": num_workers,
         "minibatch_size": _minibatch_size(batch_size, num_workers),
         "fixed_global_batch": batch_size,
@@ -150,18 +150,13 @@ def fit(
     training = _opened(definition, given, Mode.TRAINING)
     _build(model, training)
     validation = None if validation_data is None else _opened(definition, validation_data, Mode.EVALUATION)
-    place = _new_directory(directory)
-    try:
+    with _new_directory(directory) as place:
         write_callbacks(callbacks, place / _CALLBACKS)
-        job = _start(model, training, validation, place, numbers | flags, progress)
-    except BaseException:
-        if not directory:
-            shutil.rmtree(place, ignore_errors=True)
-        raise
+        job = _start(model, training, validation, place, flags, progress)
     job.is_kept = bool(directory)
     _ended(job, place)
     history = _take_back(model, place / _MODULE_DIRECTORY)
-    if not directory:
+    if not job.is_kept:
         _remove(job, place)
     return history
 
@@ -257,14 +252,19 @@ def _opened(definition: ModelDefinition, given: Any, mode: Mode) -> ModuleData:
     )
 
 
-def _new_directory(directory: str | os.PathLike[str]) -> Path:
-    if not directory:
-        return Path(tempfile.mkdtemp(prefix="elasticdl-fit-"))
-    place = Path(directory).absolute()
+@contextmanager
+def _new_directory(directory: str | os.PathLike[str]) -> Iterator[Path]:
+    """A new directory; without a name a temporary one, which is removed if the block raises."""
+    place = Path(directory).absolute() if directory else Path(tempfile.mkdtemp(prefix="elasticdl-fit-"))
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise FlagError(f"fit: directory={place} is not empty.", "Name a new one.")
     place.mkdir(parents=True, exist_ok=True)
-    return place
+    try:
+        yield place
+    except BaseException:
+        if not directory:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
 
 
 def _start(

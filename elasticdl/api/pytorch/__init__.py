@@ -77,15 +77,15 @@ def create_elastic_controller(
     """
     joined = join_job(session)
     wishes = TrainingOptions(
-        batch_size,
-        num_epochs,
-        dataset_size,
-        shuffle,
-        num_minibatches_per_shard,
-        fixed_global_batch,
-        training_data,
-        checkpoint_dir,
-        checkpoint_steps,
+        batch_size=batch_size,
+        num_epochs=num_epochs,
+        dataset_size=dataset_size,
+        shuffle=shuffle,
+        num_minibatches_per_shard=num_minibatches_per_shard,
+        fixed_global_batch=fixed_global_batch,
+        training_data=training_data,
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_steps=checkpoint_steps,
     )
     return ElasticController(
         state,

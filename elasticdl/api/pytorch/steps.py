@@ -604,7 +604,7 @@ class Loop:
     """The parts that `ElasticController` drives; put together by `wiring`.
 
     Attributes:
-        start: the threads behind the world and the shares.
+        start: the threads behind the world and the shares; further calls do nothing.
         stop: ends threads that must not outlive the interpreter.
     """
 
@@ -612,7 +612,6 @@ class Loop:
     world: StepGroup
     shares: ScriptBatchSource
     pipeline: LoaderPipeline
-    state: RegisteredState
     gradients: ScriptGradients
     optimizers: OptimizerCheck
     metrics: PlateauMetrics

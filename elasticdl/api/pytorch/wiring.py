@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import torch.utils.data
@@ -59,72 +60,51 @@ class TrainingOptions:
 def make_loop(
     wishes: TrainingOptions, session: ScriptSession, controller: ScriptSteps, dataset: Any, options: Any
 ) -> Loop:
-    """Everything behind a controller whose data set is known.
+    """Put everything behind a controller together, now that its data set is known.
 
     Raises:
         ElasticDLError: the script and the job's flags contradict each other, or there is nothing to train.
     """
-    spec = session.spec
+    spec, state = session.spec, controller.state
     wishes = _with_loader(wishes, options, spec)
     limit_threads()
-    gradients = ScriptGradients(controller.state.modules, session.clock)
-    data = DataShardService(
-        batch_size=wishes.batch_size,
-        num_epochs=wishes.num_epochs,
-        dataset_size=wishes.dataset_size or _size_of(dataset),
-        shuffle=wishes.shuffle,
-        num_minibatches_per_shard=wishes.num_minibatches_per_shard,
-        training_data=wishes.training_data,
-        session=session,
-    )
+    gradients = ScriptGradients(state.modules, session.clock)
+    data = _data_of(wishes, session, dataset)
     num_per_step = _num_per_step(wishes.fixed_global_batch, data, session)
     collate = cast("Callable[..., Any] | None", options.pop("collate"))
     pipeline = LoaderPipeline(dataset, collate, spec.seed, **options)
     checkpoints = _checkpoints(wishes, data, session)
-    model = Replica(cast(Framework, controller.state), checkpoints, "")
+    model = Replica(cast(Framework, state), checkpoints, "")
     writer = CheckpointWriter(model, checkpoints, wishes.checkpoint_steps or spec.checkpoint_steps)
-    termination = Termination(session.clock)
+    termination = _termination_of(session, controller)
     if session.link is not None:
         session.link.carry_ledger(controller.final_ledger)
         session.link.carry_device(gradients.meter)
-        termination.at_once(session.link.announce_end)
         session.link.tasks_ahead = math.ceil(pipeline.num_ahead / data.plan.num_minibatches_per_task)
-        _take_over_sigterm(termination, controller)
         pipeline.start()  # before there are connections that its processes could hold on to
     world, stop = _world_of(session, model, str(gradients.device))
     drawer = MinibatchPrefetcher(data, max(2 * num_per_step, 2 * pipeline.num_ahead))
-    if num_per_step:
-        shares: ScriptBatchSource = GlobalShares(data, drawer, pipeline, world, num_per_step)
-    else:
-        shares = LeasedShares(data, drawer, pipeline, world)
-    begun: list[bool] = []
 
-    def start() -> None:
-        if not begun:
-            begun.append(True)
-            world.start()
-            drawer.start()
+    @cache
+    def start_once() -> None:
+        world.start()
+        drawer.start()
 
     atexit.register(controller.close)
-    last = LastCheckpoint(world, writer, termination, session.clock)
-    state = controller.state
-    optimizers = OptimizerCheck(state)
-    metrics = PlateauMetrics(state, controller.progress.metrics, controller.take_metric)
     return Loop(
-        data,
-        world,
-        shares,
-        pipeline,
-        state,
-        gradients,
-        optimizers,
-        metrics,
-        model,
-        writer,
-        termination,
-        last,
-        start,
-        stop,
+        data=data,
+        world=world,
+        shares=_shares_of(data, drawer, pipeline, world, num_per_step),
+        pipeline=pipeline,
+        gradients=gradients,
+        optimizers=OptimizerCheck(state),
+        metrics=PlateauMetrics(state, controller.progress.metrics, controller.take_metric),
+        model=model,
+        writer=writer,
+        termination=termination,
+        last=LastCheckpoint(world, writer, termination, session.clock),
+        start=start_once,
+        stop=stop,
     )
 
 
@@ -149,12 +129,28 @@ def _with_loader(wishes: TrainingOptions, options: dict[str, Any], spec: JobSpec
     return wishes if shuffle is None else dataclasses.replace(wishes, shuffle=shuffle)
 
 
-def _take_over_sigterm(termination: Termination, controller: ScriptSteps) -> None:
-    """Unless the script has a handler of its own, or trains in another thread."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        termination.before_end(controller.bid_farewell)
-        termination.install()
+def _data_of(wishes: TrainingOptions, session: ScriptSession, dataset: Any) -> DataShardService:
+    return DataShardService(
+        batch_size=wishes.batch_size,
+        num_epochs=wishes.num_epochs,
+        dataset_size=wishes.dataset_size or _size_of(dataset),
+        shuffle=wishes.shuffle,
+        num_minibatches_per_shard=wishes.num_minibatches_per_shard,
+        training_data=wishes.training_data,
+        session=session,
+    )
+
+
+def _termination_of(session: ScriptSession, controller: ScriptSteps) -> Termination:
+    """Return what a job's SIGTERM starts, unless the script has a handler of its own, or trains in another thread."""
+    termination = Termination(session.clock)
+    if session.link is not None:
+        termination.at_once(session.link.announce_end)
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            termination.before_end(controller.bid_farewell)
+            termination.install()
+    return termination
 
 
 def _world_of(session: ScriptSession, model: Replica, device: str) -> tuple[StepGroup, Callable[[], None]]:
@@ -171,6 +167,14 @@ def _world_of(session: ScriptSession, model: Replica, device: str) -> tuple[Step
     num_processes = spec.num_processes_per_worker
     world = WorldSession(session.link, group, model, spec.collective_timeout, processes_per_worker=num_processes)
     return world, group.close
+
+
+def _shares_of(
+    data: DataShardService, drawer: MinibatchPrefetcher, pipeline: LoaderPipeline, world: StepGroup, num_per_step: int
+) -> ScriptBatchSource:
+    if num_per_step:
+        return GlobalShares(data, drawer, pipeline, world, num_per_step)
+    return LeasedShares(data, drawer, pipeline, world)
 
 
 def _num_per_step(wanted: int, data: DataShardService, session: ScriptSession) -> int:
