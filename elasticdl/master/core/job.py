@@ -31,8 +31,7 @@ from elasticdl.master.core.overview import Pace
 from elasticdl.master.core.plan.epoch import coverage_line, coverage_of
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.state import JobState
-from elasticdl.master.core.values import Lease, Level, ReportedLease, TaskType
-from elasticdl.protocol import Shard
+from elasticdl.master.core.values import Level
 from elasticdl_client.job_events import EventHistory, EventKind
 from elasticdl_client.job_series import JobSeries
 from elasticdl_client.job_status import JobPhase, JobStatus
@@ -157,9 +156,7 @@ class Job:
             job._autoscaler.restore(snapshot["autoscaler"], job._clock)
         if job._registration.is_planned:
             job._work.restore_plan(snapshot)
-        for lease_id, worker_id, task_type, epoch, task in snapshot["leases"]:
-            lease = Lease(lease_id, TaskType(task_type), epoch, task, Shard("", 0, 0))
-            job._work.hold(worker_id, ReportedLease(lease), job._clock)
+        job._work.restore_leases(snapshot, job._clock)
         return job
 
     def snapshot(self) -> dict[str, Any]:

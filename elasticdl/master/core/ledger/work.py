@@ -242,7 +242,7 @@ class Work:
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """All but the plan, the tasks of which may not be known yet, and the leases, which need the workers."""
+        """All but the plan, the tasks of which may not be known yet, and the leases of its tasks."""
         self.retry_budget.restore(snapshot["charges"])
         self.has_exported = snapshot["has_exported"]
         self.has_callbacks = snapshot["has_callbacks"]
@@ -255,6 +255,12 @@ class Work:
         if not self.evaluations.has_lost_states:
             self.tasks.restore(snapshot["tasks"])
         self.callbacks.restore(snapshot["callbacks"])
+
+    def restore_leases(self, snapshot: Mapping[str, Any], clock: float) -> None:
+        """Leases that were held; how far they are the workers report."""
+        for lease_id, worker_id, task_type, epoch, task in snapshot["leases"]:
+            lease = Lease(lease_id, TaskType(task_type), epoch, task, Shard("", 0, 0))
+            self.hold(worker_id, ReportedLease(lease), clock)
 
     def _take(self, lease: Lease) -> bool:
         """Takes the task of a lease out of the todo list, if it is there."""
