@@ -97,21 +97,13 @@ def check_local(spec: JobSpec) -> JobSpec:
             changes[name] = absolute_sources(path)
         elif path:
             changes[name] = str(_absolute(path))
-    for name in _WRITTEN:
-        if name in changes and not is_table(changes[name]):
-            path, is_file = Path(changes[name]), name == "metrics_output" or spec.job_type is JobType.ANALYZE
-            if is_file and path.is_dir():
-                raise FlagError(f"--{name}: {path} is a directory.", "Name a file in it.")
-            _check_writable(name, path.parent if is_file else path)
+    _check_written(spec, changes)
     if "checkpoint_dir_for_init" in changes:
         path = Path(changes["checkpoint_dir_for_init"])
         if spec.job_type is JobType.TRAIN:
             _check_checkpoint(path)
         else:
             _check_trained(dataclasses.replace(spec, model_zoo=str(zoo)), path)
-    is_written = "prediction_outputs" in changes and not is_table(changes["prediction_outputs"])
-    if is_written and spec.job_type is JobType.PREDICT:
-        check_unused(Path(changes["prediction_outputs"]))
     for name in spec.trackers:
         if importlib.util.find_spec(name.value) is None:
             raise FlagError(f"--track={name}: the package {name} is not installed here.", f"pip install {name}")
@@ -120,6 +112,18 @@ def check_local(spec: JobSpec) -> JobSpec:
     if spec.metrics_port:
         _check_port("metrics_port", spec.metrics_port, "Name another port, or leave --metrics_port out.")
     return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
+
+
+def _check_written(spec: JobSpec, paths: Mapping[str, str]) -> None:
+    """Check what the job writes to; `paths` are absolute, by flag."""
+    for name in _WRITTEN:
+        if name in paths and not is_table(paths[name]):
+            path, is_file = Path(paths[name]), name == "metrics_output" or spec.job_type is JobType.ANALYZE
+            if is_file and path.is_dir():
+                raise FlagError(f"--{name}: {path} is a directory.", "Name a file in it.")
+            _check_writable(name, path.parent if is_file else path)
+            if name == "prediction_outputs" and spec.job_type is JobType.PREDICT:
+                check_unused(path)
 
 
 def _absolute(path: str) -> Path:

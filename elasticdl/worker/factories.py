@@ -8,7 +8,7 @@ from typing import cast
 
 from elasticdl.data.custom import adapt_reader
 from elasticdl.data.factory import SlicedReader, open_source
-from elasticdl.data.reader import Reader
+from elasticdl.data.reader import Metadata, Reader
 from elasticdl.frameworks.framework import Framework, Mode
 from elasticdl.frameworks.internals import check_internals
 from elasticdl.frameworks.user_code import user_call
@@ -106,25 +106,7 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
     """
     metadata = readers.of(TASK_TYPES[spec.job_type]).metadata()
     if framework_of(spec) is FrameworkName.TORCH:
-        from elasticdl.frameworks.torch import TorchFramework
-        from elasticdl.frameworks.torch.computation import Computation
-        from elasticdl.frameworks.torch.input_processes import InputProcesses
-
-        made = TorchFramework(
-            definition,
-            minibatch_size=spec.minibatch_size,
-            seed=spec.seed,
-            metadata=metadata,
-            on_parameter_server=on_parameter_servers(spec),
-            overlaps=spec.nan_policy is NanPolicy.FAIL,
-            computation=Computation.of(spec),
-        )
-        if spec.input_workers:
-            begin = partial(begin_input, spec)
-            processes = InputProcesses(begin, spec.input_workers, spec.minibatch_size, metadata)
-            processes.start()
-            made.feed_in(processes)
-        return made
+        return _torch_framework(spec, definition, metadata)
     if definition.framework is not None:
         adapter = partial(
             definition.framework,
@@ -136,6 +118,32 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
             mode=MODES[spec.job_type],
         )
         return cast(Framework, user_call(adapter, f"{definition.path}: framework()"))
+    return _keras_framework(spec, definition, metadata)
+
+
+def _torch_framework(spec: JobSpec, definition: ModelDefinition, metadata: Metadata) -> Framework:
+    from elasticdl.frameworks.torch import TorchFramework
+    from elasticdl.frameworks.torch.computation import Computation
+    from elasticdl.frameworks.torch.input_processes import InputProcesses
+
+    made = TorchFramework(
+        definition,
+        minibatch_size=spec.minibatch_size,
+        seed=spec.seed,
+        metadata=metadata,
+        on_parameter_server=on_parameter_servers(spec),
+        overlaps=spec.nan_policy is NanPolicy.FAIL,
+        computation=Computation.of(spec),
+    )
+    if spec.input_workers:
+        begin = partial(begin_input, spec)
+        processes = InputProcesses(begin, spec.input_workers, spec.minibatch_size, metadata)
+        processes.start()
+        made.feed_in(processes)
+    return made
+
+
+def _keras_framework(spec: JobSpec, definition: ModelDefinition, metadata: Metadata) -> Framework:
     from elasticdl.frameworks.keras import KerasFramework, KerasSettings
 
     return KerasFramework(

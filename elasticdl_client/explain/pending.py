@@ -6,7 +6,7 @@ The messages are those of Kubernetes 1.20 to 1.34; their common parts are matche
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, evidence_of, stated
@@ -160,16 +160,32 @@ def _unscheduled(message: str, role: str) -> Wait:
     if len(reasons) > len(control_plane):  # the reasons of the other nodes matter
         taints -= control_plane
     lacking = [found[1].rstrip(".,") for found in re.finditer(r"Insufficient (\S+)", scheduled)]
-    request = f"--{role}_resource_request"
-    if any(map(_GPU.search, lacking)):
-        if any(map(_GPU.search, taints)):  # those with GPUs are tainted, and the others have none
-            return _tainted(taints, evidence)
-        resource = next(filter(_GPU.search, lacking))
+    has_tainted_gpus = any(map(_GPU.search, lacking)) and any(map(_GPU.search, taints))  # the other nodes have none
+    if has_tainted_gpus or (taints and not lacking):
+        return _tainted(taints, evidence)
+    if lacking:
+        return _insufficient(lacking, f"--{role}_resource_request", evidence)
+    return Wait(
+        Trouble.NO_MATCHING_NODE,
+        "waits for a node that it may run on",
+        "Compare --node_selector, and affinities of --pod_template or --cluster_spec, with `kubectl get nodes "
+        "--show-labels`.",
+        evidence,
+    )
+
+
+def _insufficient(lacking: Sequence[str], request: str, evidence: dict[str, Detail]) -> Wait:
+    """Return that no node has enough of some resources, the scarcest kind first.
+
+    Args:
+        request: the flag that asks for them.
+    """
+    if gpu := next(filter(_GPU.search, lacking), ""):
         return Wait(
             Trouble.NO_GPU,
-            f"waits for a node with a free GPU ({resource})",
+            f"waits for a node with a free GPU ({gpu})",
             f"Add nodes with GPUs, wait until others have ended, or ask for fewer: {request}, --num_workers.",
-            {**evidence, "resource": resource},
+            {**evidence, "resource": gpu},
         )
     for resource, trouble, seen in (
         ("cpu", Trouble.NO_CPU, "waits for a node with enough processors"),
@@ -182,21 +198,11 @@ def _unscheduled(message: str, role: str) -> Wait:
                 f"Add nodes, wait until others have ended, or ask for less: {request}={resource}=…, --num_workers.",
                 {**evidence, "resource": resource},
             )
-    if lacking:
-        return Wait(
-            Trouble.NO_RESOURCE,
-            f"waits for a node with enough {lacking[0]}",
-            f"Add nodes with it, wait until others have ended, or ask for less: {request}.",
-            {**evidence, "resource": lacking[0]},
-        )
-    if taints:
-        return _tainted(taints, evidence)
     return Wait(
-        Trouble.NO_MATCHING_NODE,
-        "waits for a node that it may run on",
-        "Compare --node_selector, and affinities of --pod_template or --cluster_spec, with `kubectl get nodes "
-        "--show-labels`.",
-        evidence,
+        Trouble.NO_RESOURCE,
+        f"waits for a node with enough {lacking[0]}",
+        f"Add nodes with it, wait until others have ended, or ask for less: {request}.",
+        {**evidence, "resource": lacking[0]},
     )
 
 
