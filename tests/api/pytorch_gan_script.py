@@ -6,7 +6,6 @@ pytorch_gan_script.py NOTES …: notes the models after every step.
 import argparse
 import os
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -61,7 +60,6 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("notes", type=Path)
     parser.add_argument("--hold-at", type=int, default=-1, help="worker 1 waits before its generator's backward there")
-    parser.add_argument("--slow", type=float, default=0.0)
     parser.add_argument("--plain", action="store_true", help="without BatchNorm, and noise that is made of the images")
     parser.add_argument("--every", type=int, default=0, help="the generator is trained at each of these batches")
     parser.add_argument("--late", action="store_true", help="it is not trained in the rehearsal")
@@ -103,7 +101,6 @@ def main():
                 else:
                     noise = real[:, 0, :1, :].reshape(len(real), 8, 1, 1) if args.plain else None
                     gan.train(real, noise, after_real, before_generator)
-                time.sleep(args.slow)
             if not controller.is_rehearsal and controller.num_steps > last:
                 number, last = number + 1, controller.num_steps
                 models = gan.state[:2]

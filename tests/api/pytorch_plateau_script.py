@@ -5,7 +5,6 @@ pytorch_plateau_script.py NOTES [--metric training|validation] …: notes model 
 
 import argparse
 import os
-import time
 from pathlib import Path
 
 import torch
@@ -40,7 +39,6 @@ def main():
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--every", action="store_true", help="a metric after each step, in it")
     parser.add_argument("--hold-at", type=int, default=-1, help="worker 1 waits there, after that epoch")
-    parser.add_argument("--slow", type=float, default=0.0)
     args = parser.parse_args()
     worker = os.environ.get("WORKER_ID", "alone")
     torch.manual_seed(1)
@@ -62,7 +60,6 @@ def main():
                 total, count = total + loss.item() * len(labels), count + len(labels)
                 if args.every:
                     scheduler.step(loss)
-                time.sleep(args.slow)
             if not controller.is_rehearsal and controller.num_steps > last:
                 last = controller.num_steps
                 rate = optimizer.param_groups[0]["lr"]

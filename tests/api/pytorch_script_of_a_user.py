@@ -17,11 +17,12 @@ from script_waits import hold, wait_to_begin
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elasticdl.api.pytorch import create_elastic_controller
+from elasticdl.api.pytorch import ElasticController, create_elastic_controller
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl_client.errors import CheckpointError
 
 SIZE, WIDTH = 400, 6
+_PATIENCE_S = 90.0
 
 
 def digest(*modules: nn.Module) -> str:
@@ -53,17 +54,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("notes", type=Path)
     parser.add_argument("--hold-worker", default="")
     parser.add_argument(
-        "--hold-at",
-        type=int,
-        default=-1,
-        help="that worker waits there, in its step, for a writer of the pipe `go`",
+        "--hold-at", type=int, default=-1, help="that worker waits there, in its step, for a writer of the pipe `go`"
     )
     parser.add_argument(
-        "--hold-size", type=int, default=1, help="members of its group before; its steps are slow until then"
+        "--hold-size", type=int, default=1, help="members of its group before; smaller groups wait in a step for it"
     )
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--loaders", type=int, default=1)
-    parser.add_argument("--slow", type=float, default=0.0, help="seconds of each step")
     parser.add_argument("--bad-record", type=int, default=-1)
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--end-worker", default="", help="ends after the step --end-at, before the end of the data")
@@ -87,15 +84,12 @@ def refuse_after(seconds: float) -> None:
     StateCheckpoints.save = save  # type: ignore[method-assign]
 
 
-def has_held(given: argparse.Namespace) -> bool:
-    return (given.notes / "held").exists()
-
-
-def misbehave(given: argparse.Namespace, worker: str, number: int, size: int) -> None:
+def misbehave(given: argparse.Namespace, worker: str, number: int, controller: ElasticController) -> None:
     """The events that the arguments set for the middle of a step."""
-    is_large = size >= given.hold_size
-    if worker == given.hold_worker and 0 <= given.hold_at <= number and is_large and not has_held(given):
+    if worker == given.hold_worker and 0 <= given.hold_at <= number and not (given.notes / "held").exists():
         hold(given.notes)
+    if controller.size < given.hold_size and not controller.is_rehearsal and not (given.notes / "held").exists():
+        controller.world._watch.await_own(controller.world.version, _PATIENCE_S)
     if number == given.raise_at and worker == "0":
         raise ValueError("the script is wrong")
 
@@ -139,10 +133,9 @@ def main() -> int:
                         controller.log_loss(loss)
                     loss.backward()
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                    misbehave(given, worker, number, controller.size)
+                    misbehave(given, worker, number, controller)
                     optimizer.step()
                     scheduler.step()
-                    time.sleep(given.slow if controller.size >= given.hold_size or has_held(given) else 0.4)
                 if not controller.is_rehearsal and controller.num_steps > last:
                     number, last = number + 1, controller.num_steps
                     rates = [group["lr"] for group in optimizer.param_groups]

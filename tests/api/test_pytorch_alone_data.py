@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +18,9 @@ from torch.utils.data import IterableDataset, Subset
 from elasticdl.api.data import DataShardService, Minibatch
 from elasticdl.api.pytorch import create_elastic_controller
 from elasticdl.api.pytorch.alone import LoneGroup
+from elasticdl.api.pytorch.shares import LeasedShares
 from elasticdl.frameworks.framework import TaskRecords
-from elasticdl.worker.allreduce.step_header import StepPlan
+from elasticdl.worker.allreduce.step_header import BatchRef, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
@@ -128,13 +128,13 @@ def test_records_of_files_reach_a_function(tmp_path: Path) -> None:
 
 def test_the_end_of_the_job_may_come_before_the_end_of_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a stop: the others have left with the last step, and this process has the model for what follows."""
-    is_over, draw = threading.Event(), DataShardService.minibatches
-    enter, plan_step = LoneGroup.enter, LoneGroup.plan_step
+    is_over, is_asked = threading.Event(), threading.Event()
+    draw, enter, plan_step = DataShardService.minibatches, LoneGroup.enter, LoneGroup.plan_step
+    offer = LeasedShares.offer
 
     def draw_few(data: DataShardService) -> Iterator[Minibatch]:
         yield from itertools.islice(draw(data), 3)
-        is_over.wait()
-        time.sleep(0.3)  # of the answer of the master
+        is_asked.wait()  # the answer of the master comes after the question
 
     def plan(group: LoneGroup, *arguments: Any) -> StepPlan:
         if group.ledger.steps < 3:
@@ -142,7 +142,13 @@ def test_the_end_of_the_job_may_come_before_the_end_of_its_data(monkeypatch: pyt
         is_over.set()
         raise WorldEnded("the others have left")
 
+    def ask(shares: LeasedShares, patience_s: float) -> list[BatchRef]:
+        if is_over.is_set():
+            is_asked.set()
+        return offer(shares, patience_s)
+
     monkeypatch.setattr(DataShardService, "minibatches", draw_few)
+    monkeypatch.setattr(LeasedShares, "offer", ask)
     monkeypatch.setattr(LoneGroup, "plan_step", plan)
     monkeypatch.setattr(LoneGroup, "enter", lambda group: not is_over.is_set() and enter(group))
     script = Script()

@@ -67,7 +67,7 @@ def ended(tmp_path: Path) -> list[str]:
 
 def test_a_worker_is_killed_in_its_step_and_a_successor_joins(tmp_path: Path) -> None:
     flags = {"num_workers": 2, "min_workers": 2, "tensorboard_log_dir": tmp_path / "logs"}
-    job = job_of(tmp_path, "--hold-worker 1 --hold-at 9 --slow 0.02", **flags).start()
+    job = job_of(tmp_path, "--hold-worker 1 --hold-at 9", **flags).start()
     job.wait_until("worker 1 to hold", (tmp_path / "notes" / "held").exists, 90)
     victim = next(pod for pod in job.pods(Role.WORKER) if pod.index == 1)
     os.kill(victim.pid, signal.SIGKILL)
@@ -90,7 +90,7 @@ def test_a_worker_is_killed_in_its_step_and_a_successor_joins(tmp_path: Path) ->
 def test_a_script_that_is_asked_to_end_leaves_between_two_steps(num_workers: int, tmp_path: Path) -> None:
     flags = {"num_workers": num_workers, "min_workers": num_workers}  # no worker trains all before worker 0 comes
     flags |= {"max_task_failures": 1, "checkpoint_steps": 1_000_000}
-    job = job_of(tmp_path, "--hold-worker 0 --hold-at 9 --slow 0.02", **flags).start()
+    job = job_of(tmp_path, "--hold-worker 0 --hold-at 9", **flags).start()
     notes = tmp_path / "notes"
     job.wait_until("worker 0 to hold", (notes / "held").exists, 90)
     leaving = job.pods(Role.WORKER)[0]
@@ -126,7 +126,7 @@ def assert_continued_from_last_step(job: LocalJob) -> None:
 
 def test_scripts_that_are_all_asked_to_end_leave_a_checkpoint_of_their_last_step(tmp_path: Path) -> None:
     flags = {"num_workers": 2, "min_workers": 2, "max_task_failures": 1, "checkpoint_steps": 1_000_000}
-    job = job_of(tmp_path, "--hold-worker 0 --hold-at 9 --slow 0.02", **flags).start()
+    job = job_of(tmp_path, "--hold-worker 0 --hold-at 9", **flags).start()
     notes = tmp_path / "notes"
     job.wait_until("worker 0 to hold", (notes / "held").exists, 90)
     ask_all_to_end(job)
@@ -137,10 +137,10 @@ def test_scripts_that_are_all_asked_to_end_leave_a_checkpoint_of_their_last_step
 
 
 def test_scripts_of_which_one_is_killed_when_all_are_asked_to_end_leave_a_checkpoint(tmp_path: Path) -> None:
-    flags = {"num_workers": 3, "min_workers": 2, "max_task_failures": 1, "checkpoint_steps": 1_000_000}
-    job = job_of(tmp_path, "--hold-worker 0 --hold-at 0 --hold-size 3", **flags).start()
+    flags = {"num_workers": 3, "min_workers": 3, "max_task_failures": 1, "checkpoint_steps": 1_000_000}
+    job = job_of(tmp_path, "--hold-worker 0 --hold-at 1", **flags).start()
     notes = tmp_path / "notes"
-    job.wait_until("worker 0 to hold in a group of three", (notes / "held").exists, 90)
+    job.wait_until("worker 0 to hold", (notes / "held").exists, 90)
     asked = ask_all_to_end(job)
     os.killpg(next(pod for pod in asked if pod.name.endswith("-1")).pid, signal.SIGKILL)
     (notes / "go").write_text("")
@@ -181,7 +181,7 @@ def test_the_processes_of_a_worker_run_a_script_together(tmp_path: Path) -> None
 
 def test_a_process_that_ends_before_the_data_says_so_and_the_others_of_its_pod_train_the_rest(tmp_path: Path) -> None:
     flags = {"num_workers": 1, "processes_per_worker": 2}
-    job = job_of(tmp_path, "--loaders 0 --end-worker 1 --end-at 5 --slow 0.01", **flags).start()
+    job = job_of(tmp_path, "--loaders 0 --end-worker 1 --end-at 5", **flags).start()
     assert job.wait(150) == 0, job.story()
     assert [(c.records, c.committed, c.lost) for c in coverage_of(job)] == [(RECORDS, RECORDS, 0)] * 2
     assert ended(tmp_path) == ["0"]
@@ -201,7 +201,7 @@ def test_three_workers_with_a_fixed_global_batch_make_its_steps(tmp_path: Path) 
 @pytest.mark.parametrize("kind", ["--amp", "--compile"])
 def test_a_kill_under_a_fixed_global_batch_changes_no_step(kind: str, tmp_path: Path) -> None:
     flags = {"num_workers": 3, "min_workers": 3, "fixed_global_batch": 32, "minibatch_size": 16}  # the script says 8
-    job = job_of(tmp_path, f"--hold-worker 1 --hold-at 5 --loaders 0 --slow 0.02 {kind}", **flags).start()
+    job = job_of(tmp_path, f"--hold-worker 1 --hold-at 5 --loaders 0 {kind}", **flags).start()
     job.wait_until("worker 1 to hold", (tmp_path / "notes" / "held").exists, 200)
     os.kill(next(pod.pid for pod in job.pods(Role.WORKER) if pod.index == 1), signal.SIGKILL)
     assert job.wait(280) == 0, job.story()

@@ -196,7 +196,7 @@ def test_all_workers_have_the_same_rate(arguments: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_is_killed_while_others_wait_for_its_metric(victim: int, tmp_path: Path) -> None:
-    job = job_of(tmp_path, "--hold-at 2 --slow 0.01", num_workers=2, min_workers=2).start()
+    job = job_of(tmp_path, "--hold-at 2", num_workers=2, min_workers=2).start()
     job.wait_until("worker 1 to hold", (tmp_path / "notes" / "held").exists, 90)
     os.kill(next(pod for pod in job.pods(Role.WORKER) if pod.index == victim).pid, signal.SIGKILL)
     if victim == 0:

@@ -113,7 +113,7 @@ def check(tmp_path: Path, job: LocalJob) -> dict[int, list[str]]:
 @pytest.mark.parametrize("flags", [{}, {"fixed_global_batch": 32, "minibatch_size": 8}], ids=["", "fixed"])
 def test_a_worker_is_killed_between_two_backwards_of_a_step(flags: dict[str, object], tmp_path: Path) -> None:
     """The survivor has updated the discriminator, and makes the step again."""
-    job = job_of(tmp_path, "--hold-at 4 --slow 0.01", num_workers=2, min_workers=2, **flags).start()
+    job = job_of(tmp_path, "--hold-at 4", num_workers=2, min_workers=2, **flags).start()
     job.wait_until("worker 1 to hold", (tmp_path / "notes" / "held").exists, 90)
     os.kill(next(pod for pod in job.pods(Role.WORKER) if pod.index == 1).pid, signal.SIGKILL)
     assert job.wait(150) == 0, job.story()

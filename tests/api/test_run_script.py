@@ -34,7 +34,7 @@ def test_a_pytorch_script_is_exact_though_a_worker_is_killed(tmp_path: Path) -> 
     notes = tmp_path / "notes"
     notes.mkdir()
     flags = {"num_workers": 2, "min_workers": 2, "num_minibatches_per_task": 4}
-    job = job_of(tmp_path, TORCH, str(notes), "--hold-worker=1", "--hold-at=9", "--slow", "0.02", **flags).start()
+    job = job_of(tmp_path, TORCH, str(notes), "--hold-worker=1", "--hold-at=9", **flags).start()
     job.wait_until("worker 1 to hold", (notes / "held").exists, 90)
     kill_worker(job, 1)
     assert job.wait(150) == 0, job.story()
