@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from noted_jobs import noted_job, steps_of
 from script_waits import kept_from_beginning
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -25,24 +26,7 @@ RECORDS, MINIBATCHES, EPOCHS = 400, 50, 2
 
 
 def job_of(tmp_path: Path, arguments: str = "", **flags: object) -> LocalJob:
-    (tmp_path / "notes").mkdir()
-    all_flags = {
-        "job_name": "script",
-        "job_command": f"python {SCRIPT} {tmp_path / 'notes'} {arguments}",
-        "distribution_strategy": "AllReduceStrategy",
-        "num_minibatches_per_task": 4,
-        "checkpoint_dir": tmp_path / "checkpoints",
-    }
-    return LocalJob(tmp_path / "job", all_flags | flags)
-
-
-def steps_of(tmp_path: Path) -> dict[str, dict[int, str]]:
-    """By worker and step: the model's digest and the rates after it."""
-    found = {}
-    for path in (tmp_path / "notes").glob("steps-*"):
-        lines = [line.split(" ", 1) for line in path.read_text().splitlines()]
-        found[path.name.removeprefix("steps-")] = {int(step): rest for step, rest in lines}
-    return found
+    return noted_job(SCRIPT, tmp_path, arguments, **{"checkpoint_dir": tmp_path / "checkpoints", **flags})
 
 
 def check(tmp_path: Path, job: LocalJob) -> dict[str, dict[int, str]]:

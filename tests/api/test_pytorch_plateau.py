@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from noted_jobs import agreed_steps, noted_job
 from pytorch_loops import BATCH, Script, assert_equal, dataset, loop, loss_of, minibatches
 
 from elasticdl.api.pytorch import create_elastic_controller
@@ -156,39 +157,15 @@ def test_a_worker_that_takes_the_state_of_others_forgets_the_metric_that_is_in_i
     assert [worker.agreed.newest for worker in workers] == [[[0, 3.0], [0, 1.5]]] * 2
 
 
-def job_of(tmp_path: Path, arguments: str = "", **flags: object) -> LocalJob:
-    (tmp_path / "notes").mkdir(parents=True)
-    all_flags: dict[str, Any] = {
-        "job_name": "plateau",
-        "job_command": f"python {SCRIPT} {tmp_path / 'notes'} {arguments}",
-        "distribution_strategy": "AllReduceStrategy",
-        "num_minibatches_per_task": 4,
-    }
-    return LocalJob(tmp_path / "job", all_flags | flags)
-
-
-def steps_of(tmp_path: Path) -> dict[int, set[str]]:
-    """By step: models and rates after it, of all workers that made it."""
-    found: dict[int, set[str]] = {}
-    for path in (tmp_path / "notes").glob("steps-*"):
-        for line in path.read_text().splitlines():
-            step, rest = line.split(" ", 1)
-            found.setdefault(int(step), set()).add(rest)
-    return found
-
-
 def check(tmp_path: Path, job: LocalJob) -> list[float]:
     """Every record was trained once, and all workers have the same model and rate after each step; return the rates."""
     assert [(c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(RECORDS, 0, 0)] * EPOCHS, job.story()
-    steps = steps_of(tmp_path)
-    differing = {step: found for step, found in steps.items() if len(found) > 1}
-    assert not differing, job.story()
-    return [float(found.pop().split()[1]) for _, found in sorted(steps.items())]
+    return [float(rate) for _, rate, _ in agreed_steps(tmp_path)]
 
 
 @pytest.mark.parametrize("arguments", ["", "--every", "--metric validation"])
 def test_all_workers_have_the_same_rate(arguments: str, tmp_path: Path) -> None:
-    job = job_of(tmp_path, arguments, num_workers=2, min_workers=2).start()
+    job = noted_job(SCRIPT, tmp_path, arguments, num_workers=2, min_workers=2).start()
     assert job.wait(120) == 0, job.story()
     rates = check(tmp_path, job)
     assert rates[-1] < rates[0]
@@ -196,7 +173,7 @@ def test_all_workers_have_the_same_rate(arguments: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_is_killed_while_others_wait_for_its_metric(victim: int, tmp_path: Path) -> None:
-    job = job_of(tmp_path, "--hold-at 2", num_workers=2, min_workers=2).start()
+    job = noted_job(SCRIPT, tmp_path, "--hold-at 2", num_workers=2, min_workers=2).start()
     job.wait_until("worker 1 to hold", (tmp_path / "notes" / "held").exists, 90)
     os.kill(next(pod for pod in job.pods(Role.WORKER) if pod.index == victim).pid, signal.SIGKILL)
     if victim == 0:
@@ -210,9 +187,8 @@ def test_the_rates_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> Non
     found = []
     for number in (1, 2):
         flags = {"num_workers": number, "min_workers": number, "fixed_global_batch": 16, "minibatch_size": 8}
-        job = job_of(tmp_path / str(number), "--metric validation", **flags).start()
+        job = noted_job(SCRIPT, tmp_path / str(number), "--metric validation", **flags).start()
         assert job.wait(120) == 0, job.story()
         check(tmp_path / str(number), job)
-        steps = sorted(steps_of(tmp_path / str(number)).items())
-        found.append([[float(word) for word in line.split()[1:]] for _, lines in steps for line in lines])
+        found.append([[float(rate), float(weight)] for _, rate, weight in agreed_steps(tmp_path / str(number))])
     torch.testing.assert_close(*map(torch.tensor, found), rtol=1e-4, atol=1e-4)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from noted_jobs import agreed_steps, noted_job
 from pytorch_gan_script import Gan, images
 from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, loop, loss_of, minibatches, plain_loop
 from torch.utils.data import TensorDataset
@@ -87,33 +88,16 @@ def test_two_losses_add_up_in_one_update() -> None:
 DATA = dataset()
 
 
-def job_of(tmp_path: Path, arguments: str = "", **flags: object) -> LocalJob:
-    (tmp_path / "notes").mkdir(parents=True)
-    all_flags: dict[str, Any] = {
-        "job_name": "gan",
-        "job_command": f"python {SCRIPT} {tmp_path / 'notes'} {arguments}",
-        "distribution_strategy": "AllReduceStrategy",
-        "num_minibatches_per_task": 4,
-    }
-    return LocalJob(tmp_path / "job", all_flags | flags)
-
-
-def check(tmp_path: Path, job: LocalJob) -> dict[int, list[str]]:
+def check(tmp_path: Path, job: LocalJob) -> list[list[str]]:
     """Every record was trained once, and all workers have the same models after each step; return those."""
     assert [(c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(RECORDS, 0, 0)] * 2, job.story()
-    steps: dict[int, set[str]] = {}
-    for path in (tmp_path / "notes").glob("steps-*"):
-        for line in path.read_text().splitlines():
-            step, rest = line.split(" ", 1)
-            steps.setdefault(int(step), set()).add(rest)
-    assert not [step for step, found in steps.items() if len(found) > 1], job.story()
-    return {step: found.pop().split() for step, found in sorted(steps.items())}
+    return agreed_steps(tmp_path)
 
 
 @pytest.mark.parametrize("flags", [{}, {"fixed_global_batch": 32, "minibatch_size": 8}], ids=["", "fixed"])
 def test_a_worker_is_killed_between_two_backwards_of_a_step(flags: dict[str, object], tmp_path: Path) -> None:
     """The survivor has updated the discriminator, and makes the step again."""
-    job = job_of(tmp_path, "--hold-at 4", num_workers=2, min_workers=2, **flags).start()
+    job = noted_job(SCRIPT, tmp_path, "--hold-at 4", num_workers=2, min_workers=2, **flags).start()
     job.wait_until("worker 1 to hold", (tmp_path / "notes" / "held").exists, 90)
     os.kill(next(pod for pod in job.pods(Role.WORKER) if pod.index == 1).pid, signal.SIGKILL)
     assert job.wait(150) == 0, job.story()
@@ -125,12 +109,12 @@ def test_the_models_do_not_depend_on_workers_and_their_losses(tmp_path: Path) ->
     for run, (number, is_killed) in enumerate([(1, False), (2, False), (2, True)]):
         directory = tmp_path / str(run)
         flags = {"num_workers": number, "min_workers": number, "fixed_global_batch": 16, "minibatch_size": 8}
-        job = job_of(directory, "--plain" + " --hold-at 4" * is_killed, **flags).start()
+        job = noted_job(SCRIPT, directory, "--plain" + " --hold-at 4" * is_killed, **flags).start()
         if is_killed:
             job.wait_until("worker 1 to hold", (directory / "notes" / "held").exists, 90)
             os.kill(next(pod for pod in job.pods(Role.WORKER) if pod.index == 1).pid, signal.SIGKILL)
         assert job.wait(150) == 0, job.story()
-        found.append(torch.tensor([float(weight) for _, weight in check(directory, job).values()]))
+        found.append(torch.tensor([float(weight) for _, weight in check(directory, job)]))
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found[2], found[0], rtol=1e-3, atol=1e-3)
 
@@ -144,7 +128,7 @@ def test_the_models_do_not_depend_on_workers_and_their_losses(tmp_path: Path) ->
     ],
 )
 def test_what_cannot_be_summed_is_refused_with_the_scripts_line(arguments: str, what: str, tmp_path: Path) -> None:
-    job = job_of(tmp_path, arguments, num_workers=2, min_workers=2, max_task_failures=1).start()
+    job = noted_job(SCRIPT, tmp_path, arguments, num_workers=2, min_workers=2, max_task_failures=1).start()
     assert job.wait(120) == 1, job.story()
     output = "\n".join(job.output)
     assert what in output, job.story()

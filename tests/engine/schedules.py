@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -158,11 +158,7 @@ def play_end(seed: int) -> EngineJob:
     Raises:
         AssertionError: they do not continue from the last step; the message names the seed.
     """
-    draw = random.Random(f"end {seed}")
-    job = _ending_job(seed, draw, _SHARE_SHARDED)
-    with replayed_by(job, f"python -m tests.engine end {seed}"):
-        _end_all(job, draw)
-    return job
+    return _play_ending("end", seed, _SHARE_SHARDED, lambda draw: None)
 
 
 def play_killed_end(seed: int) -> EngineJob:
@@ -171,11 +167,7 @@ def play_killed_end(seed: int) -> EngineJob:
     Raises:
         AssertionError: they do not continue from the last step; the message names the seed.
     """
-    draw = random.Random(f"killed end {seed}")
-    job = _ending_job(seed, draw, 0.0)
-    with replayed_by(job, f"python -m tests.engine killed_end {seed}"):
-        _end_all(job, draw, _Losses(kill_s=draw.random() * 1.5))
-    return job
+    return _play_ending("killed end", seed, 0.0, lambda draw: _Losses(draw.random() * 1.5))
 
 
 def play_lost_end(seed: int) -> EngineJob:
@@ -184,11 +176,21 @@ def play_lost_end(seed: int) -> EngineJob:
     Raises:
         AssertionError: they do not continue from the last step; the message names the seed.
     """
-    draw = random.Random(f"lost end {seed}")
-    job = _ending_job(seed, draw, 0.0)
-    with replayed_by(job, f"python -m tests.engine lost_end {seed}"):
-        kill_s = draw.choice([None, None, draw.random() * 1.5])
-        _end_all(job, draw, _Losses(kill_s, draw.choice(_RESTARTS_S)))
+    return _play_ending(
+        "lost end",
+        seed,
+        0.0,
+        lambda draw: _Losses(draw.choice([None, None, draw.random() * 1.5]), draw.choice(_RESTARTS_S)),
+    )
+
+
+def _play_ending(
+    name: str, seed: int, share_sharded: float, draw_losses: Callable[[random.Random], _Losses | None]
+) -> EngineJob:
+    draw = random.Random(f"{name} {seed}")
+    job = _ending_job(seed, draw, share_sharded)
+    with replayed_by(job, f"python -m tests.engine {name.replace(' ', '_')} {seed}"):
+        _end_all(job, draw, draw_losses(draw))
     return job
 
 
@@ -216,7 +218,7 @@ class _Losses:
     restart_s: float = 0.0
 
 
-def _end_all(job: EngineJob, draw: random.Random, losses: _Losses | None = None) -> None:
+def _end_all(job: EngineJob, draw: random.Random, losses: _Losses | None) -> None:
     settings, scheduler, num_steps = job.settings, job.scheduler, draw.randint(1, 8)
     num_members = settings.num_workers * settings.processes_per_worker
     while len(job.job.status().world) < num_members or min(one.steps for one in job.members.values()) < num_steps:

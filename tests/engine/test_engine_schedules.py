@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 
@@ -71,17 +72,7 @@ def test_whatever_happens_to_members_for_long_every_record_is_in_the_model_once(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_last_pod_writes_a_checkpoint_when_all_its_processes_are_asked_to_end(seed: int) -> None:
-    spec = JobSpec(
-        job_name="j",
-        distribution_strategy=DistributionStrategy.ALL_REDUCE,
-        training_data="records",
-        minibatch_size=3,
-        num_workers=1,
-        processes_per_worker=2,
-        num_ps_pods=0,
-        checkpoint_dir="/checkpoints",
-    )
-    job = make_job(seed, spec, (Shard("a", 0, 300),), Troubles(random.Random(seed), compute_s=0.2))
+    job = plain_job(seed, 1, 2, Troubles(random.Random(seed), compute_s=0.2), num_records=300)
     with installed(job.room, job.members.__getitem__):
         while min((member.steps for member in job.members.values()), default=0) < 3:
             job.scheduler.step()
@@ -102,9 +93,9 @@ def plain_job(
     num_processes: int = 1,
     troubles: Troubles | None = None,
     num_records: int = 600,
-    min_workers: int = 1,
+    **flags: Any,
 ) -> EngineJob:
-    """A job whose members hold the whole model each."""
+    """A job whose members hold the whole model each, unless a flag says otherwise."""
     spec = JobSpec(
         job_name="j",
         distribution_strategy=DistributionStrategy.ALL_REDUCE,
@@ -114,7 +105,7 @@ def plain_job(
         processes_per_worker=num_processes,
         num_ps_pods=0,
         checkpoint_dir="/checkpoints",
-        min_workers=min_workers,
+        **flags,
     )
     return make_job(seed, spec, (Shard("a", 0, num_records),), troubles or Troubles(random.Random(seed), compute_s=0.1))
 
@@ -245,8 +236,7 @@ def test_a_member_about_to_leave_saves_if_the_only_one_that_was_to_stay_is_kille
 def test_a_job_whose_pods_all_die_in_its_last_checkpoint_does_its_last_steps_again(
     num_workers: int, is_sharded: bool
 ) -> None:
-    make = sharded_job if is_sharded else plain_job
-    job = make(1, num_workers, num_records=60)
+    job = plain_job(1, num_workers, num_records=60, shard_optimizer=is_sharded)
     written = job.room.written
     with installed(job.room, job.members.__getitem__):
         while written.begun is None or written.begun[1] < 20:
@@ -311,22 +301,9 @@ class Steady(random.Random):
         return 1.0
 
 
-def sharded_job(
-    seed: int, num_workers: int, num_processes: int = 1, troubles: Troubles | None = None, num_records: int = 600
-) -> EngineJob:
+def sharded_job(seed: int, num_workers: int, num_processes: int = 1, troubles: Troubles | None = None) -> EngineJob:
     """A job whose members hold the optimizer's state in shards."""
-    spec = JobSpec(
-        job_name="j",
-        distribution_strategy=DistributionStrategy.ALL_REDUCE,
-        training_data="records",
-        minibatch_size=3,
-        num_workers=num_workers,
-        processes_per_worker=num_processes,
-        num_ps_pods=0,
-        checkpoint_dir="/checkpoints",
-        shard_optimizer=True,
-    )
-    return make_job(seed, spec, (Shard("a", 0, num_records),), troubles or Troubles(random.Random(seed), compute_s=0.1))
+    return plain_job(seed, num_workers, num_processes, troubles, shard_optimizer=True)
 
 
 def begin(job: EngineJob) -> None:
