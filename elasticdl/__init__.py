@@ -1,16 +1,11 @@
-"""ElasticDL: deep learning on machines that come and go.
+"""ElasticDL: elastic, fault-tolerant training for Keras 3 and PyTorch.
 
-gRPC's event engine hands every message from thread to thread.  Its older poller lets the thread that waits do the
-reading: with grpcio 1.85 that takes a fifth off a call of 400 kB in each direction, and a quarter off the client's
-processor time.  gRPC looks only once, when it is imported; so it is chosen here, before anything else of ours is
-imported, unless the environment has chosen already.
+    job = elasticdl.train(runtime="local", model_zoo="zoo", model_def="flowers.custom_model", training_data="data.csv")
+    job.wait()  # raises JobFailed
+    history = elasticdl.fit(model, x, y, epochs=5, num_workers=2)  # a compiled Keras model
 
-While no thread waits in a call, the older poller looks every 5 s whether a connection has come about: too long to wait
-for the next start of a master or a PS.
-
-gRPC's preparation of a fork, which lets the child use the parent's channels, crashes the parent now and then
-while one of its threads is in a call.  No child of ours does that, and a loader's processes are forked during
-heartbeats.
+`train`, `evaluate` and `predict` take the flags of the commands as arguments and return a `JobHandle`; `get` finds a
+job by its name.  Code that runs inside of a job uses `elasticdl.api` and `elasticdl.layers`.
 """
 
 import os
@@ -28,10 +23,16 @@ if TYPE_CHECKING:
     from elasticdl_client.sdk import predict as predict
     from elasticdl_client.sdk import train as train
 
+# gRPC reads these once, when it is imported.  Its event engine hands every message from thread to thread; in the older
+# poller the waiting thread reads: with grpcio 1.85 a call of 400 kB in each direction takes a fifth less time, and a
+# quarter less of the client's processor time.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+# While no thread waits in a call, the older poller looks every 5 s whether a connection stands: too late for the next
+# start of a master or a PS.
 os.environ.setdefault("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "200")
+# The preparation of a fork crashes a parent with a thread in a call now and then.  No child of ours uses the parent's
+# channels, and a loader's processes are forked during heartbeats.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-
 
 _API = ("ElasticDLError", "JobHandle", "JobFailed", "JobStatus", "Phase", "evaluate", "get", "predict", "train")
 

@@ -25,7 +25,7 @@ class Callback:
         """In one worker, once an epoch, from 0, is in the model; `logs`: `loss`, and `val_NAME` of each metric."""
 
     def on_evaluation_end(self, model: Any, step: int, metrics: Mapping[str, float]) -> None:
-        """In one worker, after each evaluation."""
+        """In one worker, after each evaluation; `step` is the model version, `metrics` are by name."""
 
     def on_train_end(self, model: Any, output: str) -> None:
         """In one worker, at the end; `output` is the directory of `--output`, which may be empty."""
@@ -36,7 +36,7 @@ class Decided:
 
 
 class EarlyStopping(Decided):
-    """Ends training once a metric of the evaluation has stopped improving.
+    """End training once a metric of the evaluation has stopped improving.
 
     Args:
         monitor: a metric of `eval_metrics_fn`, with or without `val_` before its name; `val_loss` is always there.
@@ -65,7 +65,7 @@ class EarlyStopping(Decided):
 
 
 class ModelCheckpoint(Decided):
-    """Saves the whole model during training.
+    """Save the whole model during training.
 
     Args:
         filepath: a directory, which gets what `--output` gets, or a file: `.keras` of a Keras model, `.pt` (the
@@ -96,14 +96,14 @@ class ModelCheckpoint(Decided):
 
 
 class MaxStepsStopping(Decided):
-    """Limits the number of minibatches, like `--max_step`; of both the smaller one counts."""
+    """Limit the number of minibatches, like `--max_step`; of both the smaller one counts."""
 
     def __init__(self, max_steps: int) -> None:
         self.max_steps = max_steps
 
 
 class SavedModelExporter(Decided):
-    """Exports the trained model to a directory at the end, beside `--output`, in the same form."""
+    """Export the trained model to a directory at the end, beside `--output`, in the same form."""
 
     def __init__(self, path: str) -> None:
         self.path = str(path)

@@ -102,9 +102,9 @@ class DataShardService:
             num_epochs: None: --num_epochs; 0: endless.
             dataset_size: number of records that the script holds itself.
             shuffle: permute records within each task (tasks always are); None: --shuffle.
-            num_minibatches_per_shard: of a task; 0: --num_minibatches_per_task.
+            num_minibatches_per_shard: minibatches of a task; 0: --num_minibatches_per_task.
             training_data: files to read; empty: --training_data.
-            data_reader_params: of the reader of these files; None: --data_reader_params.
+            data_reader_params: parameters of their reader; None: --data_reader_params.
             session: of the elastic controller that draws from this service; None: the script itself draws.
 
         Raises:
@@ -167,7 +167,10 @@ class DataShardService:
             self.done(minibatch)
 
     def done(self, minibatch: Minibatch, loss: float | None = None) -> bool:
-        """A minibatch is in the model.
+        """Report that a minibatch is in the model.
+
+        Args:
+            loss: its mean loss, for the log.
 
         Returns:
             Whether its task is complete by that; False, too, when its lease is lost and others compute it again.
@@ -188,7 +191,7 @@ class DataShardService:
         return is_complete
 
     def failed(self, minibatch: Minibatch, error: str, details: str = "") -> None:
-        """A minibatch cannot be computed: its task goes to another worker, and is charged to the job.
+        """Report that a minibatch cannot be computed: its task goes to another worker, and is charged to the job.
 
         Raises:
             JobError: there is no other worker: this process is alone.
@@ -235,6 +238,7 @@ class DataShardService:
         return self.tasks.is_over
 
     def get_minibatch_count_per_epoch(self) -> int:
+        """Return the minibatches of an epoch, of all workers together."""
         return int(self.plan.num_minibatches)
 
     def has_rest_of(self, epoch: int, newest_lease: int) -> bool:
@@ -295,7 +299,7 @@ class DataShardService:
             raise JobError(f"the master does not stop training: {ack.reason}")
 
     def close(self) -> None:
-        """Waits until the master knows what was reported; also done at the end of the process."""
+        """Wait until the master has all reports; also done at the end of the process."""
         self.reporter.drain(_LAST_REPORTS_S)
         if self.session.link is not None:
             self.session.link.report_time()
@@ -332,11 +336,11 @@ class DataShardService:
         return None
 
     def report_batch_done(self, batch_size: int | None = None, err_msg: str = "") -> bool:
-        """Records of fetched shards are in the model, oldest first.
+        """Report that records of fetched shards are in the model, oldest first.
 
         Args:
-            batch_size: how many; None: one minibatch, whatever its size.
-            err_msg: not empty: they are not, and this is why.
+            batch_size: number of records; None: one minibatch, whatever its size.
+            err_msg: why the oldest task has failed, in the place of such a report.
 
         Returns:
             Whether a task is complete by that.

@@ -20,7 +20,7 @@ COMBINERS = ("sum", "mean", "sqrtn")
 
 @keras.saving.register_keras_serializable(package="elasticdl")
 class Embedding(keras.layers.Layer):  # type: ignore[misc]
-    """Turns ids into vectors that are learnt.
+    """Turn ids into vectors that are learnt: `Embedding(8, combiner="mean")` makes [B, 8] of ids [B, L].
 
     Dense ids [B, L] become [B, L, output_dim], or [B, output_dim] with a combiner, which combines over axis 1.  Ragged
     and sparse ids of two dimensions need a combiner; a row without ids becomes zeros.  Ids are cast to int64.
@@ -38,6 +38,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         embeddings_regularizer: Keras regularizer: of the rows that a minibatch looks up, each once, where the table
             is on the parameter servers; of the whole table elsewhere.
         embeddings_constraint: Keras constraint, applied to the rows that an update touches, or to the whole table.
+
+    Raises:
+        ModelDefinitionError: an argument is out of its range, or the layer is built without an `input_dim` it needs.
     """
 
     def __init__(

@@ -54,23 +54,23 @@ def create_elastic_controller(
     trainable_only: bool = False,
     session: ScriptSession | None = None,
 ) -> ElasticController:
-    """Joins the job, if the script runs in one.
+    """Return the controller of a script's training loop, after joining the job if there is one; example above.
 
     Args:
         batch_size: records of a minibatch; 0: --minibatch_size.
-        num_epochs: None: --num_epochs.
+        num_epochs: passes over the data; None: --num_epochs.
         dataset_size: number of records; 0: that of the loader's data set.
         shuffle: permute records within each task (tasks always are); None: --shuffle.
         state: objects equal in all workers, see `ElasticController.register`: models, optimizers, schedulers …; a
             sequence, a mapping from names, or a single one.
-        num_minibatches_per_shard: of a task; 0: --num_minibatches_per_task.
+        num_minibatches_per_shard: minibatches that a worker is given at once; 0: --num_minibatches_per_task.
         fixed_global_batch: records of every step, however many workers there are; in a job that is the flag's.
         training_data: files that ElasticDL reads; empty: --training_data, or the data set is the script's own.
         checkpoint_dir: None: --checkpoint_dir.
         checkpoint_steps: minibatches between two checkpoints; 0: --checkpoint_steps, or one a minute.
         trainable_only: frozen parameters of registered modules are neither sent to new workers nor written to
             checkpoints: every worker loads the same ones itself, which is checked.
-        session: if the script has joined already.
+        session: of a script that has joined the job already.
 
     Raises:
         JobError: the master cannot be reached, or another launcher has started this process.

@@ -37,7 +37,9 @@ class ElasticController(ScriptSteps):
         """Register objects that are equal in all members and are restored from checkpoints; same order everywhere.
 
         Models, optimizers, schedulers, scalers, objects of the script's own with `state_dict` and `load_state_dict`.
-        Models come before `loader`, all else before the first batch.
+
+        Raises:
+            JobError: a model comes after `loader`, or anything else after the first batch.
         """
         if self._has_rehearsed:
             raise JobError("register() comes too late: training has begun", "call it before the first batch")
@@ -70,6 +72,10 @@ class ElasticController(ScriptSteps):
                 ElasticDL reads.
             options: of `DataLoader`, such as `num_workers`; `batch_size` and `shuffle` where
                 `create_elastic_controller` was not given them.
+
+        Raises:
+            ElasticDLError: the data set cannot be counted, it is another one than before, or an option contradicts the
+                job's flags.
         """
         if isinstance(dataset, torch.utils.data.DataLoader):
             dataset, collate_fn, options = taken_over(dataset, collate_fn, options)
@@ -86,9 +92,12 @@ class ElasticController(ScriptSteps):
     def on_evaluation(
         self, dataset_size: int, steps: int = 0
     ) -> Callable[[Callable[[range], Mapping[str, float]]], Callable[[range], Mapping[str, float]]]:
-        """Decorates a function from numbers of validation records to means over them; see `ScriptEvaluation`.
+        """Decorate a function that evaluates the model on some validation records: their numbers → means by name.
+
+        It is called without gradients, the modules in evaluation mode; the log shows the means over all records.
 
         Args:
+            dataset_size: number of validation records; each worker evaluates a part of them.
             steps: minibatches between two evaluations; 0: after every epoch.
         """
 
@@ -114,11 +123,11 @@ class ElasticController(ScriptSteps):
             self._settle()
 
     def step(self) -> AbstractContextManager[None]:
-        """The script's code on one batch: forward, backward, the update of the model."""
+        """Return the context of the script's code on one batch: forward, backward, the update of the model."""
         return _StepContext(self)
 
     def elastic_run(self, function: Function) -> Function:
-        """Decorates the function that trains on one batch: as if its calls stood in `with controller.step()`.
+        """Decorate the function that trains on one batch: as if its calls stood in `with controller.step()`.
 
         It returns None where the step is dropped; its batch comes again.
         """
@@ -132,11 +141,11 @@ class ElasticController(ScriptSteps):
         return cast(Function, run)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """For a `backward()` that is not the last one of its batch."""
+        """Return the context of a `backward()` that is not the last one of its batch."""
         return self._parts.gradients.no_sync()
 
     def log_loss(self, loss: Any) -> None:
-        """Lets the master know (and the log show) the loss of this batch; a number or a tensor of one."""
+        """Report the loss of this batch, a number or a tensor of one element, to the master and the log."""
         self._loss = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
     def add_loss(self, loss: torch.Tensor) -> None:
@@ -189,12 +198,12 @@ class ElasticController(ScriptSteps):
 
     @property
     def global_completed_batch_num(self) -> int:
-        """Minibatches in the model."""
+        """Return the minibatches in the model."""
         return self._num_names
 
     @property
     def num_steps(self) -> int:
-        """Updates of the model."""
+        """Return the updates of the model."""
         return self._parts.world.ledger.steps
 
     @contextmanager
@@ -218,7 +227,7 @@ class ElasticController(ScriptSteps):
         self._parts.data.stop_training(reason)
 
     def save_checkpoint(self) -> None:
-        """Writes one now, between two batches; of rank 0, without effect in the others."""
+        """Write a checkpoint now, between two batches: the worker with rank 0 does, in the others nothing happens."""
         if self.rank == 0 and self._is_inside:
             self._parts.writer.save_last(self._parts.world.ledger)
 
