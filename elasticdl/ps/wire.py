@@ -88,11 +88,6 @@ class ExchangeCall:
     wire_type: pb.WireType = pb.FLOAT32
 
 
-def encode_initialize(call: InitializeCall) -> bytes:
-    """As one message."""
-    return initialize_frame(call).whole()
-
-
 def initialize_frame(call: InitializeCall) -> Frame:
     return Frame(call.header.SerializeToString(), [call.trainable, call.non_trainable])
 
@@ -109,11 +104,6 @@ def decode_initialize(frame: FrameMessage | Frame) -> InitializeCall:
     call = InitializeCall(_header(pb.InitializeHeader, header_bytes), taken.floats(1), taken.floats(1))
     taken.check_end()
     return call
-
-
-def encode_exchange(call: ExchangeCall) -> bytes:
-    """As one message."""
-    return exchange_frame(call).whole()
 
 
 def exchange_frame(call: ExchangeCall) -> Frame:
@@ -163,11 +153,6 @@ def decode_exchange(frame: FrameMessage | Frame) -> ExchangeCall:
     return ExchangeCall(header.incarnation, push, pull, header.partition_version, rounds, header.wire_type)
 
 
-def encode_known_ids(incarnation: int, table: str, partition_version: int = 0) -> bytes:
-    """As one message."""
-    return known_ids_frame(incarnation, table, partition_version).whole()
-
-
 def known_ids_frame(incarnation: int, table: str, partition_version: int = 0) -> Frame:
     header = pb.KnownIdsHeader(incarnation=incarnation, table=table, partition_version=partition_version)
     return Frame(header.SerializeToString(), [])
@@ -181,11 +166,6 @@ def decode_known_ids(frame: FrameMessage | Frame) -> pb.KnownIdsHeader:
         RequestError: malformed.
     """
     return _header(pb.KnownIdsHeader, decode(frame)[0])
-
-
-def encode_reply(reply: pb.ExchangeReply, arrays: Sequence[Array] = (), wire_type: pb.WireType = pb.FLOAT32) -> bytes:
-    """As one message."""
-    return reply_frame(reply, arrays, wire_type).whole()
 
 
 def reply_frame(reply: pb.ExchangeReply, arrays: Sequence[Array] = (), wire_type: pb.WireType = pb.FLOAT32) -> Frame:

@@ -24,7 +24,7 @@ from elasticdl.ps.partition import (
 )
 from elasticdl.ps.server.service import PsService
 from elasticdl.ps.server.state import ServerState
-from elasticdl.ps.wire import ExchangeCall, decode_reply, encode_exchange, encode_initialize, encode_known_ids
+from elasticdl.ps.wire import ExchangeCall, decode_reply, exchange_frame, initialize_frame, known_ids_frame
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.fleet import Fleet
 
@@ -136,9 +136,9 @@ def test_calls_by_an_old_partition_are_refused_with_the_new_one() -> None:
         """The status of each method, and the version of the partition in its reply."""
         initialize.header.incarnation, initialize.header.partition_version = incarnation, version
         frames = [
-            service.initialize(encode_initialize(initialize)),
-            service.exchange(encode_exchange(ExchangeCall(incarnation, None, None, version))),
-            service.known_ids(encode_known_ids(incarnation, "deep", version)),
+            service.initialize(initialize_frame(initialize).whole()),
+            service.exchange(exchange_frame(ExchangeCall(incarnation, None, None, version)).whole()),
+            service.known_ids(known_ids_frame(incarnation, "deep", version).whole()),
         ]
         standing = service.task_standing(
             pb.TaskStandingRequest(incarnation=incarnation, partition_version=version, lease=1)
@@ -155,6 +155,6 @@ def test_calls_by_an_old_partition_are_refused_with_the_new_one() -> None:
 
 def test_a_ps_that_is_not_ready_refuses_every_call() -> None:
     service = PsService(0, ServerState())
-    reply, _ = decode_reply(service.exchange(encode_exchange(ExchangeCall(0, None, None, 1))))
+    reply, _ = decode_reply(service.exchange(exchange_frame(ExchangeCall(0, None, None, 1)).whole()))
     assert reply.status == pb.WRONG_INCARNATION
     assert service.task_standing(pb.TaskStandingRequest()).status == pb.WRONG_INCARNATION

@@ -18,7 +18,7 @@ from elasticdl.ps.applied import AppliedSet
 from elasticdl.ps.partition import PartSnapshot
 from elasticdl.ps.server.service import PsService
 from elasticdl.ps.server.state import ServerState
-from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall, decode_reply, encode_exchange, encode_initialize
+from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall, decode_reply, exchange_frame, initialize_frame
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.scenes import config
 
@@ -35,7 +35,7 @@ def push_frame(incarnation: int, lease: int, task: int, minibatch: int) -> bytes
     change = np.zeros(NUM_NAMES, np.float32)
     change[task * TASK_MINIBATCHES + minibatch] = 1.0
     header = pb.Push(lease=lease, epoch=0, task=task, minibatch=minibatch, dense=True)
-    return encode_exchange(ExchangeCall(incarnation, PushCall(header, np.ones(2, np.float32), change, ()), None))
+    return exchange_frame(ExchangeCall(incarnation, PushCall(header, np.ones(2, np.float32), change, ()), None)).whole()
 
 
 class ParameterServers(RuleBasedStateMachine):
@@ -63,7 +63,7 @@ class ParameterServers(RuleBasedStateMachine):
             total_non_trainable=NUM_NAMES,
         )
         call = InitializeCall(header, np.zeros(2, np.float32), np.zeros(NUM_NAMES, np.float32))
-        assert decode_reply(service.initialize(encode_initialize(call)))[0].status == pb.OK
+        assert decode_reply(service.initialize(initialize_frame(call).whole()))[0].status == pb.OK
 
     def counts(self, ps_id: int) -> Any:
         snapshot = self.services[ps_id].state.snapshot()

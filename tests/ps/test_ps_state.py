@@ -18,7 +18,7 @@ from elasticdl.ps.server.model import ModelPart, build_constraint
 from elasticdl.ps.server.service import PsService, register_service
 from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.server.synchronous import UpdateSettings
-from elasticdl.ps.wire import ExchangeCall, InitializeCall, PullCall, RequestError, encode_exchange
+from elasticdl.ps.wire import ExchangeCall, InitializeCall, PullCall, RequestError, exchange_frame
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.servers import serve
 from elasticdl_client.errors import ModelDefinitionError
@@ -158,7 +158,7 @@ def test_load_counts_bytes_and_time_of_exchanges() -> None:
     fleet = Fleet.begin(1)
     service = PsService(0, fleet.states[0])
     service.incarnation = 5
-    frame = encode_exchange(ExchangeCall(5, fleet.push_call(0, integers(0)), PullCall(pb.Pull(dense=True), ())))
+    frame = exchange_frame(ExchangeCall(5, fleet.push_call(0, integers(0)), PullCall(pb.Pull(dense=True), ()))).whole()
     reply = service.exchange(frame)
     load = service.load()
     assert (load.bytes_received, load.bytes_sent) == (len(frame), len(reply))

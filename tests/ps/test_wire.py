@@ -18,8 +18,8 @@ from elasticdl.ps.wire import (
     RequestError,
     decode_exchange,
     decode_reply,
-    encode_exchange,
-    encode_reply,
+    exchange_frame,
+    reply_frame,
 )
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.frames import CHUNK_BYTES, Frame, FrameError, decode, encode, join
@@ -52,7 +52,7 @@ def error(sent: Floats, got: Floats) -> float:
 @pytest.mark.parametrize("wire_type", WIRE_TYPES)
 def test_an_exchange_arrives_as_it_was_sent(wire_type: pb.WireType) -> None:
     sent = exchange_call(wire_type)
-    got = decode_exchange(encode_exchange(sent))
+    got = decode_exchange(exchange_frame(sent).whole())
     assert sent.push is not None
     assert sent.pull is not None
     assert got.push is not None
@@ -74,21 +74,21 @@ def test_an_exchange_arrives_as_it_was_sent(wire_type: pb.WireType) -> None:
 @pytest.mark.parametrize("wire_type", WIRE_TYPES)
 def test_a_reply_arrives_as_it_was_sent(wire_type: pb.WireType) -> None:
     ids, rows = np.arange(4), np.random.default_rng(2).standard_normal((4, 3)).astype(np.float32)
-    reply, arrays = decode_reply(encode_reply(pb.ExchangeReply(version=5), [rows, ids], wire_type), wire_type)
+    reply, arrays = decode_reply(reply_frame(pb.ExchangeReply(version=5), [rows, ids], wire_type).whole(), wire_type)
     assert reply.version == 5
     assert error(rows, arrays[0]) <= SHORT.get(wire_type, 0.0)
     np.testing.assert_array_equal(arrays[1], ids)
 
 
 def test_short_floats_halve_the_bytes() -> None:
-    sizes = [len(encode_reply(pb.ExchangeReply(), [np.zeros(10_000, np.float32)], it)) for it in WIRE_TYPES]
+    sizes = [len(reply_frame(pb.ExchangeReply(), [np.zeros(10_000, np.float32)], it).whole()) for it in WIRE_TYPES]
     assert sizes[1] == sizes[2] < 0.51 * sizes[0]
 
 
 @pytest.mark.parametrize("wire_type", WIRE_TYPES)
 def test_special_values(wire_type: pb.WireType) -> None:
     sent = np.array([0.0, -0.0, 1e30, -1e30, np.nan, 2.0], np.float32)
-    got = decode_reply(encode_reply(pb.ExchangeReply(), [sent], wire_type), wire_type)[1][0]
+    got = decode_reply(reply_frame(pb.ExchangeReply(), [sent], wire_type).whole(), wire_type)[1][0]
     largest = 65504.0 if wire_type == pb.FLOAT16 else 1e30
     np.testing.assert_allclose(got, [0.0, -0.0, largest, -largest, np.nan, 2.0], rtol=2.0**-8)
     np.testing.assert_array_equal(np.signbit(got[:2]), [False, True])
