@@ -45,6 +45,18 @@ def test_ctrl_c_before_a_job_has_started_leaves_no_traceback(tmp_path: Path) -> 
     assert (process.returncode, errors) == (128 + signal.SIGINT, "")
 
 
+def test_ctrl_c_while_the_client_is_imported_leaves_no_traceback() -> None:
+    code = (
+        "import signal, sys; from elasticdl_client.__main__ import main\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'elasticdl_client.job_spec': signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts()); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 def test_help_of_a_command_exits_0() -> None:
     done = elasticdl("train", "--job_name=x", "--help")
     assert done.returncode == 0
