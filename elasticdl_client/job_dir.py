@@ -2,7 +2,7 @@
 
 Layout: ``spec.json`` without what is secret in it, ``secret_flags.json`` with that, ``token``, the job's certificate if
 it has one, ``agent.json`` (the agent's socket), ``status.json`` and ``journal.json`` (written by the master),
-``num_workers`` (by `elasticdl scale`), ``logs/POD.log``, ``checkpoints/``; ``previous/`` holds the run before.  Only
+``num_workers`` (by `elasticdl scale`), ``deleted`` (by `elasticdl delete`), ``logs/POD.log``, ``checkpoints/``; ``previous/`` holds the run before.  Only
 the user can enter it.  A directory that --job_dir names has a link in ``~/.elasticdl/elsewhere``, by which the job
 commands find it.
 
@@ -36,6 +36,7 @@ from elasticdl_client.job_status import JobStatus
 from elasticdl_client.kubernetes import names
 from elasticdl_client.storage_kinds import is_remote
 
+DELETED = "deleted"  # the file in a directory that is about to be removed
 _KEPT = ("lock", "previous")
 
 

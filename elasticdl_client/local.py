@@ -30,7 +30,7 @@ from typing import IO, Self
 from elasticdl_client import last_checkpoint, progress, report
 from elasticdl_client.choices import LOG_FORMAT_VARIABLE, JobType
 from elasticdl_client.errors import JobError
-from elasticdl_client.job_dir import JobDir, is_elsewhere, path_of, register
+from elasticdl_client.job_dir import DELETED, JobDir, is_elsewhere, path_of, register
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import EXIT_SUPERSEDED, Ended, JobPhase, JobStatus
 from elasticdl_client.local_checks import check_local
@@ -240,8 +240,9 @@ def _leave(
     signals.ignore()
     if outcome:
         display.say(outcome)
-    display.say(f"{name}: ending the job and all its processes …")
-    if (job_dir.path / "journal.json").exists():
+    is_deleted = (job_dir.path / DELETED).exists()
+    display.say(f"{'`elasticdl delete`' if is_deleted else name}: ending the job and all its processes …")
+    if not is_deleted and (job_dir.path / "journal.json").exists():
         display.say(f"`elasticdl resume {spec.job_name} --runtime=local` continues it.")
 
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from elasticdl_client import worker_range
@@ -19,6 +20,7 @@ from elasticdl_client.chaos.faults import FaultInjector
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_dir import (
+    DELETED,
     JobDir,
     holders,
     home,
@@ -90,6 +92,8 @@ class LocalJobs:
             JobError: a process of the job does not end, or the directory cannot be removed.
         """
         directory = Path(job.directory)
+        with suppress(OSError):  # of a full disk, or of another user, is no reason not to try
+            (directory / DELETED).touch()
         _end(job, directory)
         job_dir = JobDir.take(directory)
         try:
@@ -159,7 +163,9 @@ class LocalJobs:
                 f"Job {job.name} was cut off before it had begun: there is no journal in {directory}.",
                 "Start it again with the command that started it.",
             )
-        return local.go_on(spec, JobDir.take(directory))
+        job_dir = JobDir.take(directory)
+        (directory / DELETED).unlink(missing_ok=True)
+        return local.go_on(spec, job_dir)
 
 
 def _directories() -> list[Path]:

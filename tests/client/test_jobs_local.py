@@ -115,8 +115,9 @@ def test_delete_ends_a_running_job_with_all_its_processes(
 ) -> None:
     master = int((Path(flags["job_dir"]) / "pid").read_text())
     assert run("delete", "job") == f'job "job" deleted with its directory {flags["job_dir"]}\n'
-    _, errors = running.communicate(timeout=30)
+    output, errors = running.communicate(timeout=30)
     assert running.returncode == 143, errors
+    assert output.splitlines()[-1] == "`elasticdl delete`: ending the job and all its processes …"
     assert not alive(master)
     assert not Path(flags["job_dir"]).exists()
     with pytest.raises(JobError, match='job "job" not found on this machine'):
