@@ -1,10 +1,10 @@
 """The directory of a local job: its owner, its content, and the files of an earlier run.
 
-Layout: ``spec.json`` without what is secret in it, ``secret_flags.json`` with that, ``token``, the job's certificate if
-it has one, ``agent.json`` (the agent's socket), ``status.json`` and ``journal.json`` (written by the master),
-``num_workers`` (by `elasticdl scale`), ``deleted`` (by `elasticdl delete`), ``logs/POD.log``, ``checkpoints/``; ``previous/`` holds the run before.  Only
-the user can enter it.  A directory that --job_dir names has a link in ``~/.elasticdl/elsewhere``, by which the job
-commands find it.
+Layout: ``spec.json`` without what is secret in it, ``secret_flags.json`` with that, ``token``, the job's certificate
+if it has one, ``agent.json`` (the agent's socket), ``status.json`` and ``journal.json`` (written by the master),
+``num_workers`` (by `elasticdl scale`), ``deleted`` (by `elasticdl delete`), ``logs/POD.log``, ``checkpoints/``;
+``previous/`` holds the run before. Only the user can enter it. A directory that --job_dir names has a link in
+``~/.elasticdl/elsewhere``, by which the job commands find it.
 
 `holders`: the processes that hold the directory, its client and its agent, known by the lock file they have open.
 

@@ -78,6 +78,7 @@ class News:
         self._status = status
         self._newest = max((event.number for event in history.events), default=0) if history is not None else 0
         self._counts: Counter[EventKind] = Counter()
+        self._failures: set[str] = set()
         self._num_evaluations = 0
         self._shown_at: dict[str, float] = {}  # when the newest coverage and evaluation were shown
 
@@ -159,8 +160,17 @@ class News:
                 step = event.subject.removeprefix("evaluation-")
                 lines += [Headline(text) for text in self._of_evaluation(step, describe(event), now)]
             elif event.kind in _TEXTS and self._is_told_again(event):
-                lines.append(Headline(_text(event) + followed.text(event), event.is_trouble))
+                lines.append(Headline(self._line(event) + followed.text(event), event.is_trouble))
         return lines + _join_lines(joined, history, followed)
+
+    def _line(self, event: JobEvent) -> str:
+        """Return the line of an event; a failure that a task repeats is printed in full once."""
+        text = _text(event)
+        if event.kind is EventKind.TASK_FAILED:
+            if text in self._failures:
+                return f"{text.partition(':')[0]} again in the same way"
+            self._failures.add(text)
+        return text
 
     def _is_told_again(self, event: JobEvent) -> bool:
         self._counts[event.kind] += 1

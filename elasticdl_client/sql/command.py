@@ -267,7 +267,7 @@ def describe(session: Session, statement: DescribeModel) -> None:
     lines["export"] = model.exported if model.is_trained else ""
     for key, text in lines.items():
         if text:
-            session.say(f"{key + ':':<12} {text}")
+            session.say(f"{key + ':':<12} " + f"\n{'':<13}".join(text.splitlines()))
 
 
 def drop(session: Session, statement: DropModel) -> None:

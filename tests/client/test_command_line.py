@@ -53,7 +53,9 @@ def test_ctrl_c_while_the_client_is_imported_leaves_no_traceback() -> None:
         "        if name == 'elasticdl_client.job_spec': signal.raise_signal(signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupts()); main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 

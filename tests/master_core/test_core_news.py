@@ -235,6 +235,17 @@ def test_reopened_epochs_are_one_line_and_other_troubles_are_named() -> None:
     ]
 
 
+def test_a_task_that_fails_again_in_the_same_way_is_not_printed_in_full_twice() -> None:
+    causes = ("ValueError: row 7", "ValueError: row 7", "OSError: gone", "ValueError: row 7")
+    events = tuple(JobEvent(k, 1.0, EventKind.TASK_FAILED, "task-1", text) for k, text in enumerate(causes, 1))
+    assert [line.text for line in News().lines(STATUS, EventHistory(events))] == [
+        "task 1 failed: ValueError: row 7",
+        "task 1 failed again in the same way",
+        "task 1 failed: OSError: gone",
+        "task 1 failed again in the same way",
+    ]
+
+
 def test_of_a_trouble_that_repeats_by_the_hundred_few_lines_are_printed() -> None:
     history = EventHistory(tuple(JobEvent(k, 1.0, EventKind.LOSS_NOT_FINITE, "task-1", "nan") for k in range(1, 201)))
     assert len(News().lines(STATUS, history)) == 14

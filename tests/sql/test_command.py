@@ -368,12 +368,15 @@ def test_models_are_listed_described_and_dropped_without_a_database(
 ) -> None:
     models = ModelRegistry(tmp_path)
     models.add(
-        "m", {"label": "income", "classes": ["a", "b"], "rows": 5, "metrics": {"auc": 0.5}, "job": "sql-train-m-1"}
+        "m",
+        {"label": "income", "classes": ["a", "b"], "rows": 5, "metrics": {"auc": 0.5}, "job": "sql-train-m-1"}
+        | {"statement": "SELECT *\nFROM t\nLABEL income INTO m"},
     )
     command.run([f"--models_dir={tmp_path}", "SHOW MODELS; DESCRIBE m; DROP MODEL m; SHOW MODELS"], {})
     said = capsys.readouterr().out
     assert re.search(r"m@1 .* income +5 +not trained +auc 0\.5000", said)
     assert "classes:     a, b" in said
+    assert "statement:   SELECT *\n             FROM t\n             LABEL income INTO m\n" in said
     assert "job:         sql-train-m-1" in said
     assert "Removed m: 1 version." in said
     assert said.rstrip().endswith(f"There is no model in {tmp_path}.")
