@@ -25,6 +25,16 @@ READ_TIMEOUT_S = 30.0
 IN_CLUSTER = "in-cluster"  # the name of the context inside a pod
 DEFAULT_NAMESPACE = "default"
 _KUBECONFIG = "~/.kube/config"
+OF_EVERY_POD = ("must specify", " per Container")  # of refusals that hold for the pods that a master makes, too
+_OF_LIMITS = {  # words of the server on resources → what to do
+    "exceeded quota": "Ask for less, or wait until other pods of the namespace have ended.",
+    "must specify": "A quota of the namespace counts them: give each role all of them by --worker_resource_request and "
+    "--worker_resource_limit, and the same of --master_ and --ps_.",
+    " per Container": "A LimitRange of the namespace says so: change --worker_resource_request and "
+    "--worker_resource_limit, or the same of the role that is named.",
+    "spec.containers[0].resources.requests": "Where a job gives no limit, a LimitRange of the namespace does: give "
+    "--worker_resource_limit, or a smaller --worker_resource_request; or the same of the role that is named.",
+}
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -129,7 +139,8 @@ class Connection:
             404: f"This was looked for in the cluster of {where}; is it the right one, and is --namespace?",
             409: "It exists already, or has been changed by another client.",
         }
-        return ClusterError(f"Cannot {what}: {said}", hints.get(status, ""), status)
+        hint = next((hint for words, hint in _OF_LIMITS.items() if words in said), hints.get(status, ""))
+        return ClusterError(f"Cannot {what}: {said}", hint, status)
 
 
 def is_configured() -> bool:

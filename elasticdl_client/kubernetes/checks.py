@@ -12,6 +12,7 @@ from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import (
+    OF_EVERY_POD,
     ClusterError,
     Connection,
     elasticdl_command,
@@ -266,8 +267,9 @@ def _check_pods(connection: Connection, spec: JobSpec) -> None:
             with connection.doing(f"make a {role} pod of this job"):
                 connection.core.create_namespaced_pod(spec.namespace, manifest, dry_run="All")
         except ClusterError as error:
-            # Else a quota or policy of the namespace: the check for the user now need not hold for the master.
-            if error.status in (400, 422) or error.unreachable:
+            # Else a used-up quota or a policy: the check for the user now need not hold for the master.
+            is_final = error.status in (400, 422) or any(words in error.what for words in OF_EVERY_POD)
+            if is_final or error.unreachable:
                 raise
 
 

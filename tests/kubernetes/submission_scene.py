@@ -17,6 +17,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import objects, rbac
 from elasticdl_client.kubernetes.api import Connection, connect
 from elasticdl_client.kubernetes.rbac import Right
+from tests.e2e_kubernetes.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120
@@ -109,6 +110,14 @@ class Scene:
             if event["raw_object"]["status"].get("hard"):  # it counts from then on
                 return
         raise TimeoutError("the quota is not in force")
+
+    def limit_containers(self, **limits: dict[str, str]) -> None:
+        """From now on containers have these limits, and no earlier ones."""
+        spec = {"limits": [{"type": "Container", **limits}]}
+        self.apply({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "limits"}, "spec": spec})
+        limit = next(iter(limits.values()))["cpu"]  # is the default, too, where no other is given
+        tried = ("run", "tried", "--image=python:3.11-slim", "--dry-run=server", "--output=yaml")
+        wait_until("the limits", lambda: f"cpu: {limit}" in self.kubectl(*tried), TIMEOUT_S)
 
     def user(self, rights: Sequence[Right], name: str = "user") -> Path:
         """The kubeconfig of a user with these rights in the namespace and no others."""

@@ -219,6 +219,17 @@ def test_a_worker_that_the_api_would_not_take_is_refused_at_once(scene: Scene) -
     refused(scene, "Cannot make a worker pod of this job", "Sometimes", cluster_spec_json=json.dumps(parts))
 
 
+def test_limits_of_a_namespace_that_no_worker_fits_into_are_refused_with_what_to_do(scene: Scene) -> None:
+    room = {"master_resource_request": "cpu=10m,memory=32Mi", "worker_resource_request": "cpu=1,memory=32Mi"}
+    scene.limit_containers(default={"cpu": "500m"}, defaultRequest={"cpu": "10m"})
+    refused(scene, "must be less than or equal to cpu limit", "give --worker_resource_limit", **room)
+    scene.limit_containers(max={"cpu": "750m"})
+    refused(scene, "maximum cpu usage per Container", "A LimitRange", **room, worker_resource_limit="cpu=1")
+    scene.kubectl("delete", "limitrange", "limits")
+    scene.forbid("limits.cpu")
+    refused(scene, "must specify limits.cpu", "A quota of the namespace counts them", **room)
+
+
 def test_pods_that_no_node_can_hold_are_a_note(scene: Scene) -> None:
     done = scene.train()
     assert done.returncode == 0
