@@ -52,7 +52,6 @@ _OWN_FLAGS = {  # flag → the argument of `fit` that it follows from
     "job_dir": "directory",
 }
 _OF_KERAS = {  # arguments of Keras's `fit` that have no place here → what to do
-    "verbose": "progress=False shows nothing of the job.",
     "initial_epoch": "A job counts its epochs from 0; the model's weights are those that it has now.",
     "steps_per_epoch": "An epoch is one pass over the data; max_step=N ends the job after N minibatches.",
     "validation_steps": "All of the validation data are evaluated: give fewer.",
@@ -102,6 +101,7 @@ def fit(
     num_workers: int = 2,
     directory: str | os.PathLike[str] = "",
     progress: bool = True,
+    verbose: int | str = "auto",
     **flags: FlagValue,
 ) -> Any:
     """Train a compiled model by a local job; its weights become those that the job has trained.
@@ -125,6 +125,7 @@ def fit(
         num_workers: processes that train.
         directory: a new one, for the model, the data and the job, which stays; empty: a temporary one.
         progress: show the job.
+        verbose: as in Keras: 0 shows nothing of the job.
         **flags: other flags of `elasticdl train`.
 
     Returns:
@@ -152,7 +153,7 @@ def fit(
     validation = None if validation_data is None else _opened(definition, validation_data, Mode.EVALUATION)
     with _new_directory(directory) as place:
         write_callbacks(callbacks, place / _CALLBACKS)
-        job = _start(model, training, validation, place, flags, progress)
+        job = _start(model, training, validation, place, flags, progress and verbose != 0)
     job.is_kept = bool(directory)
     _ended(job, place)
     history = _take_back(model, place / _MODULE_DIRECTORY)
@@ -310,6 +311,8 @@ def _hand_over(model: Any, training: ModuleData, validation: ModuleData | None, 
 
 
 def _write_module(model: Any, module: Path) -> None:
+    if type(model).__module__ == "__main__":
+        raise _of_script(f"The model of fit is a {type(model).__name__}, a class")
     path = module / _MODEL
     try:
         model.save(path)
@@ -321,13 +324,17 @@ def _write_module(model: Any, module: Path) -> None:
         ) from error
     imports = modules_of(path)
     if "__main__" in imports:
-        raise ModelDefinitionError(
-            "The model of fit has a class or function of this script or notebook, which no worker can import.",
-            "Put it into a module of its own, and import it from there.",
-        )
+        raise _of_script("The model of fit has a class or function")
     paths = [os.path.abspath(one) for one in sys.path if os.path.isdir(one or ".")]
     lines = "\n".join(f"import {name}  # noqa: F401" for name in imports)
     (module / f"{_MODULE}.py").write_text(_SOURCE.format(paths=paths, imports=lines, directory=str(module)))
+
+
+def _of_script(what: str) -> ModelDefinitionError:
+    return ModelDefinitionError(
+        f"{what} of this script or notebook, which no worker can import.",
+        "Put it into a module of its own, decorate it with @keras.saving.register_keras_serializable(), and import it.",
+    )
 
 
 def _loaded_model(path: Path) -> Any:

@@ -107,12 +107,6 @@ class RuleMaker:
         Raises:
             ModelDefinitionError: something of it cannot be kept.
         """
-        if getattr(callback, "restore_best_weights", False):
-            raise self._refused(
-                "EarlyStopping(restore_best_weights=True)",
-                "no process holds the best weights",
-                "Leave it out; ModelCheckpoint(path, save_best_only=True) keeps the best model.",
-            )
         metric, maximize = self._monitored(callback)
         patience, start = int(callback.patience), int(callback.start_from_epoch)
         self.rules.stopping.append(
@@ -132,12 +126,6 @@ class RuleMaker:
         Raises:
             ModelDefinitionError: something of it cannot be kept.
         """
-        if getattr(callback, "save_weights_only", False):
-            raise self._refused(
-                "ModelCheckpoint(save_weights_only=True)",
-                "whole models are saved",
-                f"Leave it out, and give a path that ends in {self._file_ending}, or a directory.",
-            )
         every = 0 if callback.save_freq == "epoch" else callback.save_freq
         if not isinstance(every, int) or every < 0 or (every == 0 and callback.save_freq != "epoch"):
             raise self._refused(

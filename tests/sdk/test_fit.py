@@ -94,7 +94,7 @@ def test_the_arguments_of_keras_do_as_there(tmp_path: Path, monkeypatch: pytest.
             keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=10.0),
         ],
         num_workers=2,
-        progress=False,
+        verbose=0,
     )
     assert 2 <= len(history.epoch) < 8  # no epoch gains so much; begun tasks are finished
     best = keras.saving.load_model("best.keras").evaluate(x[1437:], y[1437:], verbose=0, return_dict=True)
@@ -174,6 +174,12 @@ def model_of(**compiled: Any) -> keras.Model:
     return model
 
 
+def model_of_script() -> keras.Model:
+    model = type("Net", (keras.Sequential,), {"__module__": "__main__"})([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
 def own_loss(labels: Any, predictions: Any) -> Any:
     return tf.reduce_mean(tf.square(labels - predictions))
 
@@ -189,7 +195,7 @@ REFUSED: dict[str, Callable[[], Attempt]] = {
     "few samples": lambda: ((model_of(), X, Y), {"batch_size": 2, "num_workers": 3}, FlagError, "no sample of a step"),
     "own flag": lambda: ((model_of(), X, Y), {"minibatch_size": 2}, FlagError, "fit takes no minibatch_size"),
     "unknown flag": lambda: ((model_of(), X, Y), {"minibatches": 3}, FlagError, "minibatches"),
-    "of Keras": lambda: ((model_of(), X, Y), {"verbose": 0}, FlagError, "fit takes no verbose"),
+    "of Keras": lambda: ((model_of(), X, Y), {"initial_epoch": 2}, FlagError, "fit takes no initial_epoch"),
     "all for validation": lambda: ((model_of(), X, Y), {"validation_split": 1.0}, FlagError, "leaves none"),
     "split of batches": lambda: ((model_of(), Batches(X, Y)), {"validation_split": 0.1}, FlagError, "is for arrays"),
     "split of lists": lambda: ((model_of(), X, Y.tolist()), {"validation_split": 0.5}, FlagError, "a int in x or y"),
@@ -205,6 +211,24 @@ REFUSED: dict[str, Callable[[], Attempt]] = {
         {"callbacks": [keras.callbacks.ReduceLROnPlateau()]},
         ModelDefinitionError,
         "no place in",
+    ),
+    "best weights": lambda: (
+        (model_of(), X, Y),
+        {"callbacks": [keras.callbacks.EarlyStopping(restore_best_weights=True)]},
+        ModelDefinitionError,
+        "no process holds the best weights",
+    ),
+    "weights alone": lambda: (
+        (model_of(), X, Y),
+        {"callbacks": keras.callbacks.ModelCheckpoint("a.weights.h5", save_weights_only=True)},
+        ModelDefinitionError,
+        "whole models are saved",
+    ),
+    "class of the script": lambda: (
+        (model_of_script(), X, Y),
+        {},
+        ModelDefinitionError,
+        "is a Net, a class of this script",
     ),
     "local function": lambda: (
         (model_of(), X, Y),

@@ -275,6 +275,7 @@ def make_callbacks(path: str, callbacks: Callable[[], Any] | None) -> list[Any]:
                 "Each must be a keras.callbacks.Callback, or one of elasticdl.api.callbacks.",
             )
         _refuse_kind(path, callback)
+        _refuse_setting(path, callback)
         refuse_hooks(path, callback, sorted(_hooks(callback) - set(_CALLED)), ", ".join(_CALLED))
     return made
 
@@ -351,4 +352,18 @@ def _refuse_kind(path: str, callback: Any) -> None:
         raise ModelDefinitionError(
             f"{path}: the callback {kind.__name__} has no place in a distributed job.",
             _HINTS.get(kind.__name__, "Leave it out; docs/callbacks.md says which callbacks work."),
+        )
+
+
+def _refuse_setting(path: str, callback: Any) -> None:
+    """Refuses what the master cannot decide, before a job starts where the callbacks are known then."""
+    if getattr(callback, "restore_best_weights", False):
+        raise ModelDefinitionError(
+            f"{path}: EarlyStopping(restore_best_weights=True): no process holds the best weights.",
+            "Leave it out; ModelCheckpoint(path, save_best_only=True) keeps the best model.",
+        )
+    if getattr(callback, "save_weights_only", False):
+        raise ModelDefinitionError(
+            f"{path}: ModelCheckpoint(save_weights_only=True): whole models are saved.",
+            "Leave it out, and give a path that ends in .keras, or a directory.",
         )
