@@ -262,6 +262,7 @@ def _bytes(value: Any) -> bytes:
 
 Columns = Mapping[str, npt.NDArray[Any]]
 _ATTEMPTS = 10  # with each lost deadlock another worker has written the same rows; a job has few that repeat a task
+_NAME_A_KEY = "The first of --prediction_columns is the table's key: name one with another value in each record."
 _LONGEST_KEY = 255  # characters; MySQL has no key of texts of any length
 
 
@@ -315,8 +316,31 @@ class OutputTable:
                     # Another worker writes the same rows: it has committed by now, or there was a deadlock with it.
                     if attempt == _ATTEMPTS - 1:
                         raise
+        except sql.exc.IntegrityError as error:
+            raise DataError(_refused(self._where, error).what, _NAME_A_KEY) from error
         except sql.exc.SQLAlchemyError as error:
             raise _refused(self._where, error) from error
+
+    def check_num_rows(self, least: int) -> None:
+        """Check at the end of a job that each record has a row.
+
+        Args:
+            least: the number of its records.
+
+        Raises:
+            DataError: records with the same key have taken each other's place, or the database refuses.
+        """
+        sql = self._sql
+        count = sql.select(sql.func.count()).select_from(sql.table(self._name, schema=self._schema))
+        try:
+            with self._engine.connect() as connection:
+                is_there = sql.inspect(connection).has_table(self._name, schema=self._schema)
+                num_rows = connection.scalar(count) if is_there else 0
+        except sql.exc.SQLAlchemyError as error:
+            raise _refused(self._where, error) from error
+        if num_rows < least:
+            what = f"{self._where}: {num_rows:,} rows for {least:,} records: several have the same {self._key}."
+            raise DataError(what, _NAME_A_KEY)
 
     def _made(self, columns: Columns) -> Any:
         """Return the table, which is made if there is none.

@@ -55,6 +55,19 @@ def test_a_task_that_is_done_twice_leaves_each_row_once(database: str) -> None:
         check_unused_table(url)
 
 
+def test_records_with_the_same_key_are_an_error_in_one_task_and_at_the_end(database: str) -> None:
+    table = OutputTable(f"{database}&table=keys", "id")
+    table.check_num_rows(0)
+    with pytest.raises(DataError) as caught:
+        table.replace({"id": np.array([1, 2, 1])})
+    assert "another value in each record" in caught.value.hint
+    for _ in range(2):  # tasks of two files with the same ids
+        table.replace(rows(0, 50))
+    table.check_num_rows(50)
+    with pytest.raises(DataError, match="50 rows for 100 records: several have the same id"):
+        table.check_num_rows(100)
+
+
 def test_workers_that_write_the_same_rows_at_once_leave_each_row_once(database: str) -> None:
     """None of them finds the table; all write the same keys, each in another order."""
     barrier, failures = threading.Barrier(NUM_WRITERS), []

@@ -64,6 +64,7 @@ class PredictionWork:
         if is_table(spec.prediction_outputs):
             self._carried = CarriedColumns(spec, definition)
             self._table = TableParts(spec.prediction_outputs, self._carried.names[0], link.confirm)
+            self._max_excluded = spec.max_bad_records
         elif spec.prediction_outputs:
             self._format: PredictionFormat = format_of(spec.prediction_format)
             self._parts = Parts(path_of(spec.prediction_outputs), self._format.value, link.confirm)
@@ -108,8 +109,13 @@ class PredictionWork:
             raise FeedError(held.id, 0, f"{what}. A prediction has one row for each record. {_ONE_A_RECORD}")
 
     def end(self, held: HeldLease) -> None:
-        """All parts are there: says so in a file beside them; a table needs none."""
-        if self._table is not None:
+        """All parts are there: says so in a file beside them; of a table that each record has a row.
+
+        Raises:
+            DataError: it has not.
+        """
+        if self._table is not None and self._carried is not None:
+            self._table.check_num_rows(self._carried.num_records() - self._max_excluded)
             return
         assert self._parts is not None
         self._parts.sweep()
@@ -196,6 +202,10 @@ class CarriedColumns:
             else None  # records are tf.train.Examples
         )
 
+    def num_records(self) -> int:
+        """Return the number of records of the source."""
+        return sum(map(len, self._reader.shards()))
+
     def of(self, held: HeldLease, minibatch: int) -> Columns:
         """Return the columns of the records of a minibatch.
 
@@ -277,3 +287,7 @@ class TableParts:
             raise LeaseLost
         if columns := rows.columns():
             self._table.replace(columns)
+
+    def check_num_rows(self, least: int) -> None:
+        """See `OutputTable.check_num_rows`."""
+        self._table.check_num_rows(least)
