@@ -192,6 +192,7 @@ _NOT_TEXT = {  # the first bytes of a file → its kind, and what to do
     b"\xff\xfe": ("in UTF-16", _CONVERT),
     b"\xfe\xff": ("in UTF-16", _CONVERT),
 }
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")  # its first three bytes alone may begin a text, too
 _PARQUET = b"PAR1"  # at both ends: the first column of a table may have that name
 
@@ -261,7 +262,10 @@ def _check_kind(name: str, spec: JobSpec, source: str) -> None:
     params = spec.data_reader_params_dict()
     given = params.pop("reader_type", None)
     files = _files(source)
+    is_packed = bool(files) and files[0].lower().endswith(_PACKED)
     if given is None and (not files or (os.path.isdir(source) and type_by_ending(files) == "RecordIO")):
+        if is_packed:
+            _check_is_text(name, files[0])
         return  # the content of a directory decides: images, a saved data set, RecordIO
     kind = known_type(given) if given is not None else type_by_ending(files)
     check_params(kind, params, source)
@@ -269,7 +273,7 @@ def _check_kind(name: str, spec: JobSpec, source: str) -> None:
         columns = _schema(kind, files[0])
         if columns:
             _check_columns(name, spec, files[0], columns)
-    if kind in ("CSV", "JSONL", "Text") and files:
+    if is_packed or (kind in ("CSV", "JSONL", "Text") and files):
         _check_is_text(name, files[0])
     if kind == "JSONL" and files:
         _check_first_object(name, files[0])
@@ -310,7 +314,7 @@ def _check_is_text(name: str, path: str) -> None:
         found = "a Parquet file", "Name it so that it ends in .parquet."
     if found is not None:
         kind, hint = found
-        raise DataError(f"--{name}: {path} is {kind}, not a text in UTF-8.", hint)
+        raise DataError(f"--{name}: {path} is {kind}, not records or a text in UTF-8.", hint)
 
 
 def _check_delimiter(name: str, path: str, column: str) -> None:

@@ -304,6 +304,13 @@ def test_a_file_that_is_no_text_is_named_by_its_kind(spec: JobSpec, tmp_path: Pa
         assert kind in refused(spec, DataError, training_data=str(rows))
 
 
+@pytest.mark.parametrize("source", ["parts", "parts/*", "parts/rows.csv.gz"])
+def test_compressed_files_are_not_taken_for_recordio(spec: JobSpec, tmp_path: Path, source: str) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "rows.csv.gz").write_bytes(gzip.compress(b"city,price\nBonn,1\n"))
+    assert "rows.csv.gz is compressed by gzip" in refused(spec, DataError, training_data=str(tmp_path / source))
+
+
 @pytest.mark.parametrize("header", ["PAR1,PAR2", "BZh,city", "BZh91,city", "a"])
 def test_a_text_may_begin_like_a_file_of_another_kind(spec: JobSpec, tmp_path: Path, header: str) -> None:
     rows = tmp_path / "rows.csv"

@@ -89,6 +89,8 @@ def test_a_directory_of_directories_says_which_to_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="only directories") as caught:
         create_reader(str(tmp_path))
     assert str(tmp_path / "train") in caught.value.hint
+    assert create_reader(f"{tmp_path}/*/*").shards()
+    assert f"{tmp_path}/*/*" in caught.value.hint
 
 
 @pytest.mark.parametrize("missing", ["none", "none/data", "*.none"])
