@@ -83,16 +83,16 @@ def test_inside_of_scope_the_controllers_epochs_are_one_loop_each(caplog: pytest
 
 
 def test_a_fixed_global_batch_is_one_update_of_several_minibatches() -> None:
-    script = Script(Script.scheduled)
-    script.bare[1] = nn.Identity()
+    script, other = Script(Script.scheduled), Script(Script.scheduled)
+    for one in (script, other):
+        one.bare[1] = nn.Identity()
+        one.bare.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
     controller = create_elastic_controller(BATCH, EPOCHS, state=script.state, fixed_global_batch=3 * BATCH)
     loader = controller.loader(dataset(), num_workers=1)
     for _ in controller.epochs():
         for batch in loader:
             with controller.step():
                 script.train(batch)
-    other = Script(Script.scheduled)
-    other.bare[1] = nn.Identity()
     expected = plain_loop(other, group=3)
     assert controller.num_steps == EPOCHS * 3 == script.scheduler.last_epoch
     for name, value in script.values().items():

@@ -291,6 +291,28 @@ def test_a_minibatch_alone_that_is_not_finite_leaves_the_model_as_it_was(
         np.testing.assert_array_equal(value, before[name])
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_of_buffers_that_were_never_finite_only_a_change_counts(
+    framework: Make, digits: Any, minibatches: Make, overlaps: bool, is_alone: bool
+) -> None:
+    tested = framework("masked.custom_model", overlaps=overlaps)
+    expected = framework("torch_conv.custom_model", {"dropout": 0.0}, overlaps=overlaps)
+    first, ill = minibatches(tested, digits)[:2]
+    before = weights(tested)
+    for one in (tested, expected):
+        gradient = one.local_gradient([Share(first, 1, 1.0, is_alone=is_alone)], nothing)
+        assert gradient.told()[1:].tolist() == [1.0, 0.0]
+        one.apply_gradient(gradient, None)
+    after = before | weights(expected)
+    for name, value in weights(tested).items():
+        np.testing.assert_array_equal(value, after[name], err_msg=name)
+    ill.data.features[:] = math.inf
+    gradient = tested.local_gradient([Share(ill, 2, 1.0, is_alone=is_alone)], nothing)
+    assert gradient.told()[2] == 1.0
+    assert "the change of the non-trainable variables" in gradient.not_finite[0]
+
+
 def test_a_sparse_gradient_of_a_member_alone_is_dense_as_in_a_group(
     framework: Make, digits: Any, minibatches: Make
 ) -> None:

@@ -27,6 +27,7 @@ from elasticdl.collective import Reduction
 from elasticdl.frameworks.torch.buckets import Buckets
 from elasticdl.frameworks.torch.computation import Computation, device_meter
 from elasticdl.frameworks.torch.model import BuiltModule, buffers_of
+from elasticdl.frameworks.torch.undo import change_of, masks_among
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl_client.errors import ModelDefinitionError
@@ -98,6 +99,7 @@ class ScriptGradients(Buckets):
         self.device = device
         self.meter = device_meter(device)
         self._places = places
+        self._has_masks = bool(masks_among([place.tensor for place in places]))
         num_changes = sum(place.tensor.numel() for place in places)
         self._clock = clock
         self._last = torch.zeros(len(self._parameters) + num_changes + 1, device=device)
@@ -386,12 +388,8 @@ class ScriptGradients(Buckets):
     def _add_changes(self, weight: float) -> None:
         if not self._places or not weight:
             return
-        with torch.no_grad():
-            parts = [
-                (one.tensor.to(torch.float32) - start.to(torch.float32)).reshape(-1)
-                for one, start in zip(self._places, self._marks, strict=True)
-            ]
-            self._changes.add_(torch.cat(parts), alpha=weight)
+        change = change_of([one.tensor for one in self._places], self._marks, self._has_masks)
+        self._changes.add_(change, alpha=weight)
 
     def _restore(self) -> None:
         """Undo the changes of buffers since the last sum, unseen by a graph whose backward is to come."""

@@ -275,7 +275,7 @@ class ModuleGradients:
                 if parameter.grad.is_sparse:
                     parameter.grad = parameter.grad.to_dense()  # as in a group
                 gradients.append(parameter.grad)
-        read = self._numbers.later(total, self._starts.now(), gradients)
+        read = self._numbers.later(total, self._starts.changed(), gradients)
         not_finite: dict[int, str] = {}
 
         @cache

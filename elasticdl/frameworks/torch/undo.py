@@ -73,6 +73,7 @@ class StartValues:
         self._places = built.buffers
         self._device = built.device
         self._starts = TensorCopies()
+        self._masks = masks_among(self.now())
         self._sizes = [place.tensor.numel() for place in built.buffers]
         self.num_values = sum(self._sizes)
 
@@ -97,12 +98,15 @@ class StartValues:
         """Return what a forward pass has added to the buffers, as one vector."""
         if not self._places:
             return torch.zeros(0, device=self._device)
-        with torch.no_grad():
-            flat = [
-                torch.cat([one.reshape(-1).to(torch.float32) for one in side])
-                for side in (self.now(), self._starts.values)
-            ]
-            return flat[0] - flat[1]
+        return change_of(self.now(), self._starts.values, bool(self._masks))
+
+    def changed(self) -> list[Any]:
+        """Return tensors that are finite if what a forward pass has changed is: the buffers, and changes of masks."""
+        now = self.now()
+        if not self._masks:
+            return now
+        masks, starts = ([side[k] for k in self._masks] for side in (now, self._starts.values))
+        return [*(one for k, one in enumerate(now) if k not in self._masks), change_of(masks, starts, True)]
 
     def add(self, changes: Any) -> None:
         """Change the buffers by a vector as `change` gives it; those of integers by rounded numbers."""
@@ -115,6 +119,25 @@ class StartValues:
             shaped = [(a if t.is_floating_point() else b).reshape(t.shape).to(t.dtype) for a, b, t in pieces]
             for targets, added in by_type(tensors, shaped):
                 torch._foreach_add_(targets, added)
+
+
+def masks_among(buffers: Sequence[Any]) -> list[int]:
+    """Return the numbers of the buffers that hold an infinity or a NaN as float32, as masks of attention do."""
+    return [k for k, one in enumerate(buffers) if not one.to(torch.float32).isfinite().all()]
+
+
+def change_of(now: Sequence[Any], before: Sequence[Any], has_masks: bool) -> Any:
+    """Return what was added to buffers, as one float32 vector.
+
+    Args:
+        has_masks: numbers that are not finite may be among them: one that stays has changed by zero.
+    """
+    with torch.no_grad():
+        after, start = (torch.cat([one.reshape(-1).to(torch.float32) for one in side]) for side in (now, before))
+        change = after - start
+        if not has_masks:
+            return change
+        return torch.where(after.view(torch.int32) == start.view(torch.int32), 0.0, change)
 
 
 class UpdateUndo:
