@@ -13,7 +13,7 @@ import pytest
 
 from elasticdl.protocol import Shard
 from elasticdl.worker.ledger import Ledger
-from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.choices import DistributionStrategy, NanPolicy
 from elasticdl_client.job_spec import JobSpec
 from tests.engine.arithmetic import Troubles
 from tests.engine.engine_job import EngineJob, make_job
@@ -108,6 +108,33 @@ def plain_job(
         **flags,
     )
     return make_job(seed, spec, (Shard("a", 0, num_records),), troubles or Troubles(random.Random(seed), compute_s=0.1))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_user_code_that_always_raises_ends_a_job_before_its_first_step(num_workers: int) -> None:
+    troubles = Troubles(random.Random(0), share_raising=1.0, compute_s=0.2)
+    job = plain_job(0, num_workers, troubles=troubles, num_records=24, num_minibatches_per_task=2)
+    with installed(job.room, job.members.__getitem__):
+        while job.end is None:
+            assert job.job._worlds.num_formed < 10, "groups form without end"
+            job.scheduler.step()
+    assert job.end.exit_code == 1
+    assert "the user's code raises" in job.end.message
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_first_minibatches_that_are_not_finite_are_left_out_once_a_member_is_lost(num_workers: int) -> None:
+    troubles = Troubles(random.Random(0), not_finite=frozenset(range(24)), compute_s=0.5)
+    flags = {"num_minibatches_per_task": 2, "nan_policy": NanPolicy.SKIP}
+    job = plain_job(0, num_workers, troubles=troubles, num_records=24, **flags)
+    with installed(job.room, job.members.__getitem__):
+        while job.job._worlds.formed is None or len(job.job._work.leases.all()) < num_workers:
+            job.scheduler.step()
+        job.kill(job.living_processes()[-1], "Killed")
+        while job.end is None:
+            assert job.job._worlds.num_formed < 6, "groups form without end"
+            job.scheduler.step()
+        job.check_end()
 
 
 def end_all(job: EngineJob, seed: int, moments: list[float]) -> EngineJob:
