@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from elasticdl.storage.paths import make_directory, remove_directory, remove_file, remove_if_empty, writing
 from elasticdl_client.checkpoint_manifest import MANIFEST, with_checksum
 from elasticdl_client.errors import CheckpointError, StorageError
-from elasticdl_client.storage_kinds import AnyPath
+from elasticdl_client.storage_kinds import AnyPath, is_remote
 
 PREFIX = "version-"
 
@@ -87,8 +88,17 @@ def begin_beside(checkpoint_dir: AnyPath, number: int, is_same: Callable[[AnyPat
     return directory
 
 
-def commit(directory: AnyPath, manifest: Mapping[str, Any], tag: str = "new") -> None:
-    """Make a directory whose files are all written a checkpoint.
+def commit(directory: AnyPath, manifest: Mapping[str, Any]) -> None:
+    """Make a directory whose files are all written a checkpoint; arguments and errors as of `committing`."""
+    with committing(directory, manifest):
+        pass
+
+
+@contextmanager
+def committing(directory: AnyPath, manifest: Mapping[str, Any], tag: str = "new") -> Iterator[None]:
+    """Make a directory a checkpoint when the block ends, in which its files are written.
+
+    The manifest has its place on the disk before: a full one fails before any file has its final name.
 
     Args:
         manifest: without its checksum.
@@ -101,6 +111,8 @@ def commit(directory: AnyPath, manifest: Mapping[str, Any], tag: str = "new") ->
     try:
         with writing(path, tag) as file:
             file.write(json.dumps(with_checksum(manifest)).encode())
+            file.flush()
+            yield
     except (OSError, StorageError) as error:
         raise CheckpointError(f"the manifest {path} cannot be written: {reason(error)}") from error
 
@@ -125,7 +137,8 @@ def abandon_beside(directory: AnyPath) -> None:
 def prune(checkpoint_dir: AnyPath, keep_max: int) -> None:
     """Keep the newest `keep_max` complete checkpoints, at least one; 0 keeps all.
 
-    Incomplete ones older than the newest are deleted, too: a writer that was killed left it.
+    Incomplete ones older than the newest are deleted, too, and temporary files in the one before the newest: a writer
+    that was killed left them.
     """
     try:
         found = versions(checkpoint_dir)
@@ -135,6 +148,8 @@ def prune(checkpoint_dir: AnyPath, keep_max: int) -> None:
         for path in older:
             if path not in kept:
                 _remove_old(path)
+        for path in kept[-2:-1]:
+            _remove_temporary(path)
     except (OSError, StorageError) as error:
         _log.warning("The old checkpoints in %s cannot be removed: %s", checkpoint_dir, reason(error))
 
@@ -155,6 +170,16 @@ def _remove(directory: AnyPath) -> None:
     """The manifest goes first: without it, it is no checkpoint any more, whatever interrupts the rest."""
     remove_file(directory / MANIFEST)
     remove_directory(directory)
+
+
+def _remove_temporary(directory: AnyPath) -> None:
+    """Delete temporary files as `writing` names them."""
+    if is_remote(str(directory)):
+        return
+    names = {path.name for path in directory.iterdir()}
+    for name in names:
+        if name.startswith(".") and name[1:].rpartition(".")[0] in names:
+            remove_file(directory / name)
 
 
 def _has_number(name: str) -> bool:

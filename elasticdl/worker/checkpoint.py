@@ -148,7 +148,7 @@ class StateCheckpoints:
             number: minibatches in the model.
 
         Raises:
-            CheckpointError: it could not be written; nothing of this member is left of it.
+            CheckpointError: it could not be written; what is left goes with the next one, as another member may use it.
         """
         assert self._directory is not None
         place = versions.directory_of(self._directory, number)
@@ -182,18 +182,13 @@ class StateCheckpoints:
         directory = versions.begin_beside(self._directory, number, is_same)
         if directory is None:
             return
-        is_state_written = False
         try:
-            write.advance()
-            _write_state(directory / self._kind.file, state, write, self._tag)
-            is_state_written = True
-            write.advance()
-            versions.commit(directory, manifest, self._tag)
+            with versions.committing(directory, manifest, self._tag):
+                write.advance()
+                _write_state(directory / self._kind.file, state, write, self._tag)
+                write.advance()
         except CheckpointError:
-            if is_state_written and not write.is_given_up:
-                versions.abandon(directory)
-            else:  # what is in it is another member's, or may be by now
-                versions.abandon_beside(directory)
+            versions.abandon_beside(directory)  # what is in it may be another member's
             raise
         write.advance()
         versions.prune(self._directory, self._keep)

@@ -128,7 +128,7 @@ def test_a_writer_that_is_killed_before_the_manifest_leaves_the_checkpoint_befor
     assert [path.name for path in versions.versions(path_of(url))] == ["version-1", "version-3"]
 
 
-def test_a_checkpoint_that_storage_refuses_is_an_error_and_is_removed(
+def test_a_checkpoint_that_storage_refuses_is_an_error_and_goes_with_the_next_one(
     url: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = FsspecStorage("s3", RetryPolicy(3.0, 0.01, 0.02, 0.05))
@@ -138,12 +138,15 @@ def test_a_checkpoint_that_storage_refuses_is_an_error_and_is_removed(
     proxy.fault_of = lambda request: Fault.UNAVAILABLE if request.method == "PUT" and "MANIF" in request.path else None
     with pytest.raises(CheckpointError, match=r"version-2/MANIFEST.json cannot be written: .* could not be reached"):
         save(kept, 2)
-    assert [path.name for path in versions.versions(path_of(url))] == ["version-1"]
+    assert [path.name for path in versions.complete(path_of(url))] == ["version-1"]
     proxy.fault_of = lambda request: Fault.UNAVAILABLE
     with pytest.raises(CheckpointError, match="cannot be created"):
         save(kept, 3)
     with pytest.raises(StorageError, match="could not be reached"):  # none is not the same as not known
         kept.newest()
+    proxy.fault_of = lambda request: None
+    save(kept, 4)
+    assert [path.name for path in versions.versions(path_of(url))] == ["version-1", "version-4"]
 
 
 def test_any_number_of_parameter_servers_takes_over_from_storage(url: str, proxy: FaultyProxy) -> None:

@@ -111,6 +111,25 @@ def test_members_that_write_the_same_checkpoint_at_once_do_not_disturb_each_othe
         (tmp_path / "version-7" / "MANIFEST.json").unlink()  # as if they had been killed before
 
 
+def test_a_member_that_cannot_write_the_manifest_leaves_what_another_one_is_writing(tmp_path: Path) -> None:
+    checkpoints, directory = checkpoints_in(tmp_path), tmp_path / "version-7"
+    (directory / f".MANIFEST.json.{checkpoints._tag}").mkdir(parents=True)  # in the way
+    (directory / ".model.npz.other").write_bytes(b"half of it")
+    with pytest.raises(CheckpointError, match="manifest"):
+        checkpoints.save(7, {"w": np.ones(3)}, ledger_of(7))
+    assert (directory / ".model.npz.other").read_bytes() == b"half of it"
+    assert not (directory / "model.npz").exists()
+
+
+def test_what_a_killed_writer_leaves_in_a_complete_checkpoint_goes_with_the_next_one(tmp_path: Path) -> None:
+    checkpoints = checkpoints_in(tmp_path)
+    checkpoints.save(7, {"w": np.ones(3)}, ledger_of(7))
+    for name in (".model.npz.killed", ".MANIFEST.json.killed", ".nfs0001"):
+        (tmp_path / "version-7" / name).write_bytes(b"half of it")
+    checkpoints.save(8, {"w": np.ones(3)}, ledger_of(8))
+    assert written(tmp_path / "version-7") == [".nfs0001", "MANIFEST.json", "model.npz"]
+
+
 def test_a_complete_checkpoint_of_the_same_contents_is_never_removed(tmp_path: Path) -> None:
     """The member that has written it ends, and counts on it; a second look could find one completed meanwhile."""
     seen: list[list[str]] = []
