@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, loss_of, plain_loop
+from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, loop, loss_of, plain_loop
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -205,6 +205,16 @@ def test_a_schedule_that_is_not_registered_is_warned_of_once(
                 optimizer.step()
                 schedule.step()
     assert caplog.text.count("schedule that is not registered") == (0 if is_registered else 1)
+
+
+def test_a_scaler_has_to_be_registered_unless_it_is_disabled() -> None:
+    script = Script(Script.scaled)
+    script.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with pytest.raises(ModelDefinitionError, match="GradScaler is not registered") as refused:
+        loop(create_elastic_controller(BATCH, 1, state=[script.bare, script.optimizer]), DATA, script.train)
+    assert "state=[" in refused.value.hint
+    script.scaler = torch.amp.GradScaler("cpu", enabled=False)
+    loop(create_elastic_controller(BATCH, 1, state=[script.bare, script.optimizer]), DATA, script.train)
 
 
 def test_an_optimizer_without_a_state_may_be_left_out() -> None:

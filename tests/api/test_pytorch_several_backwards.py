@@ -127,9 +127,12 @@ def test_the_models_do_not_depend_on_workers_and_their_losses(tmp_path: Path) ->
         ("--local", "controller.no_sync() stands in a batch that has several backward()"),
     ],
 )
-def test_what_cannot_be_summed_is_refused_with_the_scripts_line(arguments: str, what: str, tmp_path: Path) -> None:
-    job = noted_job(SCRIPT, tmp_path, arguments, num_workers=2, min_workers=2, max_task_failures=1).start()
+def test_what_cannot_be_summed_is_refused_at_once_with_the_scripts_line(
+    arguments: str, what: str, tmp_path: Path
+) -> None:
+    job = noted_job(SCRIPT, tmp_path, arguments, num_workers=2, min_workers=2).start()
     assert job.wait(120) == 1, job.story()
     output = "\n".join(job.output)
     assert what in output, job.story()
     assert f'File "{SCRIPT}", line ' in output
+    assert not list((job.job_dir / "logs").glob("*worker-2*")), "it was tried again"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -56,7 +57,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 class OptimizerCheck:
-    """Refuses an optimizer of the script, after its first step, that would make members differ.
+    """Refuses an optimizer of the script, or its scaler, after its first step, that would make members differ.
 
     A schedule that is not registered is warned of once it changes a rate.
     """
@@ -101,6 +102,13 @@ class OptimizerCheck:
                 "would differ from the others'.",
                 "Give it to create_elastic_controller: state=[model, optimizer].",
             )
+        scaler = _scaler_of_step()
+        if scaler is not None and not self._state.may_hold_scaler(scaler):
+            raise ModelDefinitionError(
+                f"{type(scaler).__name__} is not registered: a worker that joins would begin with another scale than "
+                "the others, and its gradients would count with another weight.",
+                "Give it to create_elastic_controller: state=[model, optimizer, scaler].",
+            )
         registered = {id(parameter) for module in self._state.modules for parameter in module.parameters()}
         given = (parameter for group in optimizer.param_groups for parameter in group["params"])
         lone = [one for one in given if one.grad is not None and id(one) not in registered]
@@ -112,6 +120,17 @@ class OptimizerCheck:
                 "their gradients would not be averaged over the workers.",
                 "Put them into a module, and give it to create_elastic_controller: state=[…].",
             )
+
+
+def _scaler_of_step() -> torch.amp.GradScaler | None:
+    """Return the enabled scaler whose `step` has called that of the optimizer."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, torch.amp.GradScaler):
+            return caller if caller.is_enabled() else None
+    return None
 
 
 def _is_scheduled(optimizer: torch.optim.Optimizer) -> bool:

@@ -148,6 +148,10 @@ class RegisteredState:
                 return True
         return False
 
+    def may_hold_scaler(self, scaler: torch.amp.GradScaler) -> bool:
+        """Return whether a scaler is in here, or possibly in an object of the script's own."""
+        return any(thing is scaler or _is_of_script(thing) for thing in map(_registered, self._objects.values()))
+
     def state(self) -> Arrays:
         """Copies of everything.
 

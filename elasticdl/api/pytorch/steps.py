@@ -36,7 +36,7 @@ from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl.worker.ledger import derive_seed
 from elasticdl.worker.termination import Termination
-from elasticdl_client.errors import JobError, LastCheckpointError
+from elasticdl_client.errors import JobError, LastCheckpointError, ModelDefinitionError
 
 _log = logging.getLogger("elasticdl.api")
 _PATIENCE_S = 0.1  # between two looks while no member has work
@@ -586,7 +586,7 @@ class ScriptSteps:
         self._plan = self._before = None
 
     def _fail(self, error: Exception) -> None:
-        """The script's code raised: the others lose the step; report the minibatch to the master."""
+        """The script raised: the others lose the step; tell the master of the minibatch, or of the script itself."""
         parts = self._parts
         part, minibatch = self._todo[0]
         self._todo.clear()
@@ -594,8 +594,13 @@ class ScriptSteps:
         if self._is_inside:
             parts.world.abandon("the script raised", is_model_whole=False)
         self._come_out_for_good()
-        if part is not None and parts.data.session.link is not None and parts.data.holds(minibatch):
-            details = frames_of_user("".join(traceback.format_exception(error)))
+        link = parts.data.session.link
+        if link is None:
+            return
+        details = frames_of_user("".join(traceback.format_exception(error)))
+        if isinstance(error, ModelDefinitionError | JobError):  # ours, of the loop: each try would end so
+            link.report_model(pb.ModelReport(error=str(error), error_details=details))
+        elif part is not None and parts.data.holds(minibatch):
             parts.data.failed(minibatch, cause_of(error), details)
 
 
