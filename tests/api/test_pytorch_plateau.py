@@ -144,6 +144,17 @@ def test_a_worker_that_has_missed_the_exchange_takes_the_metric_of_the_others() 
     assert [worker.scheduler.best for worker in workers] == [1.0] * 3
 
 
+def test_a_worker_that_gives_no_metric_takes_one_that_only_the_others_have_agreed_on() -> None:
+    workers = [Worker() for _ in range(3)]
+    workers[0].scheduler.step(3.0)
+    agree(workers[0])  # then the group breaks, and the next one has all of them at the same step
+    for worker in workers:
+        worker.metrics.entered()
+    agree(*workers)
+    assert [worker.agreed.newest for worker in workers] == [[[0, 3.0]]] * 3
+    assert [worker.scheduler.best for worker in workers] == [3.0] * 3
+
+
 def test_a_worker_that_takes_the_state_of_others_forgets_the_metric_that_is_in_it() -> None:
     workers = [Worker() for _ in range(2)]
     for worker in workers:

@@ -67,6 +67,7 @@ class PlateauMetrics:
         self._on_metric = on_metric
         self._given: deque[tuple[int, float]] = deque()  # by the script, not agreed yet
         self._num_known = agreed.count  # metrics that the given ones come after
+        self._is_unsure = False  # whether others have agreed on more
         self._step: Callable[..., None] = ReduceLROnPlateau.step
         self._is_open = True
         original, take = self._step, self._take
@@ -82,7 +83,11 @@ class PlateauMetrics:
     def wish(self) -> StepFlag:
         """For the next header."""
         self._forget_agreed()
-        return StepFlag.METRIC if self._given else StepFlag.NOTHING
+        return StepFlag.METRIC if self._given or self._is_unsure else StepFlag.NOTHING
+
+    def entered(self) -> None:
+        """A world has been entered: the end of the one before may have kept a metric from some of its members."""
+        self._is_unsure = bool(self._state.plateau_schedulers)
 
     def close(self) -> None:
         """From now on each scheduler follows the metric of this process alone."""
@@ -102,11 +107,14 @@ class PlateauMetrics:
             WorldEnded: the world is broken; members that have not agreed do so in the next one.
         """
         rows = world.gather(self._row())
+        self._is_unsure = False
         counts = rows[:, 0].tolist()
         if min(counts) < max(counts):
             self._catch_up(world, counts.index(max(counts)))
             return
         gives, schedulers = rows[:, 1], rows[:, 2]
+        if not gives.any():
+            return
         scheduler = int(schedulers[np.flatnonzero(gives)[0]])
         chosen = (gives == 1) & (schedulers == scheduler)
         values, weights = np.ascontiguousarray(rows[chosen, 3:]).view(np.float64).T.tolist()

@@ -310,6 +310,7 @@ class ScriptSteps:
             self._after_loop = self.state.state()
         parts.shares.confirmed(parts.world.take_confirmed(), None)
         parts.shares.entered()
+        parts.metrics.entered()
         parts.writer.begin(parts.world.ledger)
         return True
 
@@ -450,7 +451,9 @@ class ScriptSteps:
                 return  # the world has begun with an older model
             try:
                 self._between_steps()
-                parts.world.plan_step()
+                if StepFlag.METRIC in parts.world.plan_step((), parts.metrics.wish).wishes:
+                    parts.metrics.agree(parts.world)
+                    continue
                 why_unsaved = parts.last.save_with_all()
             except WorldEnded:
                 self._come_out()
