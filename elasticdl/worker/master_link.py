@@ -59,7 +59,7 @@ class MasterLink:
         self._incarnation = secrets.randbits(62)
         self._generation = 0  # of the master that this worker has registered with
         self._stub: Any = pb_grpc.MasterStub(connect(address, token))
-        self._stream = MasterStream(self._stub.Exchange)
+        self._stream = MasterStream(self._stub.Exchange, self._on_heartbeat)
         self._address = address
         self._master_timeout_s = master_timeout_s
         self._registration = threading.Lock()
@@ -340,8 +340,7 @@ class MasterLink:
             return pb.WorkerMessage(heartbeat=self._heartbeat() if is_due else None, reports=reports)
 
         answer: pb.MasterMessage = self.call(self._stream.exchange, lambda: message)
-        if answer.HasField("heartbeat"):
-            self._on_heartbeat(answer.heartbeat)
+        self._register_if_unknown(answer)
         return answer.acks
 
     def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack:
@@ -453,7 +452,7 @@ class MasterLink:
             self._beat_at_once.clear()
             try:
                 answer = self._stream.exchange(lambda: pb.WorkerMessage(heartbeat=self._heartbeat()), _CALL_TIMEOUT_S)
-                self._on_heartbeat(answer.heartbeat)
+                self._register_if_unknown(answer)
             except grpc.RpcError as error:
                 if not is_transient(error):
                     raise
@@ -487,13 +486,17 @@ class MasterLink:
             ending=self._is_ending,
         )
 
+    def _register_if_unknown(self, answer: pb.MasterMessage) -> None:
+        if answer.HasField("heartbeat") and not answer.heartbeat.known:
+            self.register()
+
     def _on_heartbeat(self, reply: pb.HeartbeatReply) -> None:
+        """Take a reply in, in the thread of whichever message it answers; of two threads never the older one last."""
         if reply.stop:
             _log.info("Worker %d leaves: the master requested a stop", self.worker_id)
             logging.shutdown()
             os._exit(0)
         if not reply.known:
-            self.register()
             return
         if reply.checkpoint_request != self._checkpoint_request:
             self._checkpoint_request = reply.checkpoint_request
@@ -578,10 +581,12 @@ class MasterStream:
 
     Args:
         method: `Exchange` of the stub.
+        on_heartbeat: takes in the reply to a heartbeat, before another message is made.
     """
 
-    def __init__(self, method: Callable[..., Any]) -> None:
+    def __init__(self, method: Callable[..., Any], on_heartbeat: Callable[[pb.HeartbeatReply], None]) -> None:
         self._method = method
+        self._on_heartbeat = on_heartbeat
         self._lock = threading.Lock()  # one message at a time; guards the next
         self._stream: _Stream | None = None
 
@@ -613,6 +618,8 @@ class MasterStream:
                 stream.close()
                 raise answer
             self._stream = stream
+            if answer.HasField("heartbeat"):
+                self._on_heartbeat(answer.heartbeat)
             return answer
         finally:
             self._lock.release()

@@ -222,8 +222,9 @@ class Channel:
 class Stream:
     """Stands for `MasterStream`: one message at a time is under way."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, on_heartbeat: Callable[[pb.HeartbeatReply], None]) -> None:
         self._lock = Lock(channel._calls.scheduler)
+        self._on_heartbeat = on_heartbeat
         self._call = lambda method, request, timeout: channel._calls.call(channel._process, method, request, timeout)
 
     def exchange(
@@ -240,4 +241,6 @@ class Stream:
                 reply.acks.append(self._call(*call, timeout))
                 if not reply.acks[-1].accepted:
                     break
+            if reply.HasField("heartbeat"):
+                self._on_heartbeat(reply.heartbeat)
         return reply

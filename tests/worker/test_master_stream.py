@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,10 @@ def acks(stream: MasterStream, *reports: pb.TaskReport, timeout_s: float = 30) -
     return stream.exchange(lambda: pb.WorkerMessage(reports=reports), timeout_s).acks
 
 
-def stream_to(master: ScriptedMaster) -> MasterStream:
-    return MasterStream(pb_grpc.MasterStub(connect(master.address, TOKEN)).Exchange)
+def stream_to(
+    master: ScriptedMaster, on_heartbeat: Callable[[pb.HeartbeatReply], None] = lambda reply: None
+) -> MasterStream:
+    return MasterStream(pb_grpc.MasterStub(connect(master.address, TOKEN)).Exchange, on_heartbeat)
 
 
 @pytest.fixture
@@ -90,6 +92,27 @@ def test_a_message_that_waits_for_another_ones_answer_ends_at_its_own_deadline(m
     assert is_known(stream)
 
 
+def test_a_heartbeats_reply_is_taken_in_before_another_message_is_made(master: ScriptedMaster) -> None:
+    late: list[grpc.RpcError] = []
+
+    def on_heartbeat(reply: pb.HeartbeatReply) -> None:
+        if not late:
+            other = threading.Thread(target=lambda: late.append(error_of(stream)))
+            other.start()
+            other.join()
+
+    def error_of(stream: MasterStream) -> grpc.RpcError:
+        with pytest.raises(grpc.RpcError) as error:
+            acks(stream, progress(), timeout_s=0.1)
+        return error.value
+
+    stream = stream_to(master, on_heartbeat)
+    assert is_known(stream)
+    assert [error.code() for error in late] == [grpc.StatusCode.DEADLINE_EXCEEDED]
+    assert [method for method, _ in master.told] == ["Heartbeat"]
+    assert acks(stream, progress())[0].accepted
+
+
 def test_a_stream_that_has_ended_between_two_messages_fails_neither(master: ScriptedMaster) -> None:
     stream = stream_to(master)
     assert is_known(stream)
@@ -125,7 +148,7 @@ def test_a_worker_and_its_stream_outlive_stops_and_a_kill_of_the_master(tmp_path
         worker = job.worker()
         assert worker.register().accepted
         assert worker.report_model().accepted
-        stream, lease = MasterStream(worker.stub.Exchange), worker.lease()
+        stream, lease = MasterStream(worker.stub.Exchange, lambda reply: None), worker.lease()
         own = {"worker_id": worker.id, "incarnation": worker.incarnation}
         assert job.process is not None
         os.kill(job.process.pid, signal.SIGSTOP)
