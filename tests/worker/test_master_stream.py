@@ -152,6 +152,7 @@ def test_a_worker_and_its_stream_outlive_stops_and_a_kill_of_the_master(tmp_path
         own = {"worker_id": worker.id, "incarnation": worker.incarnation}
         assert job.process is not None
         os.kill(job.process.pid, signal.SIGSTOP)
+        os.waitpid(job.process.pid, os.WUNTRACED)  # each thread stops by itself
         with pytest.raises(grpc.RpcError) as late:
             is_known(stream, 0.5, **own)
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
