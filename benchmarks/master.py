@@ -1,15 +1,16 @@
 """The master at scale: a real one over gRPC with token and TLS, its workers and parameter servers scripted.
 
-``python -m benchmarks.master [--workers=N] [--seconds=S] [--step_seconds=S] [--quick] [--json]``: a job of N workers
-and 16 parameter servers.  Each worker has a connection of its own, registers, sends heartbeats, and then trains: it
-takes tasks of 8 minibatches and reports them, all as often as the master says.  Then the master is killed (SIGKILL),
-and all wait for its next generation.  At the end what the master has in its ledger is compared with what the model
-holds.
+``python -m benchmarks.master [--workers=N] [--seconds=S] [--step_seconds=S] [--tasks=N] [--quick] [--json]``: a job of
+N workers and 16 parameter servers.  Each worker has a connection of its own, registers, sends heartbeats, and then
+trains: it takes tasks of 8 minibatches and reports them, all as often as the master says.  Then the master is killed
+(SIGKILL), and all wait for its next generation.  At the end what the master has in its ledger is compared with what the
+model holds.
 
 The peer is an empty servicer of gRPC with the same messages, token and certificate: the limit of the library.  With
 ``--transport=unary`` heartbeats and reports are calls, as of a worker before it had a stream for them.  All share the
 machine with the workers, so the result is the processor time of the master's process for a call; `calls_per_core_s` is
-how many a whole core would do at that cost.
+how many a whole core would do at that cost.  With ``--own_core`` the master has one core for itself, and the workers
+the others.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -42,6 +44,7 @@ from elasticdl.rpc.addresses import free_ports
 from elasticdl.rpc.channels import connect
 from elasticdl.rpc.job_secret import TOKEN_FILE_VARIABLE
 from elasticdl.rpc.servers import serve
+from elasticdl.task_numbers import TaskNumbers
 from elasticdl_client.certificates import make_certificate
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
@@ -49,8 +52,8 @@ from elasticdl_client.job_status import JobStatus
 TOKEN = "the token of a benchmark"
 PER_TASK = 8
 NUM_PS = 16
-CLIENTS = 2  # processes
 START_S = 120.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 POLL_S = 0.02
 _MODULE = """
 def custom_model(): ...
@@ -70,6 +73,8 @@ class Scene:
         step_s: between two minibatches of a worker.
         num_tasks: of its only epoch.
         transport: of heartbeats and reports: stream or unary.
+        cores: of the master; empty: any.
+        num_clients: processes of the workers.
     """
 
     directory: Path
@@ -77,6 +82,8 @@ class Scene:
     step_s: float
     num_tasks: int
     transport: str = "stream"
+    cores: frozenset[int] = frozenset()
+    num_clients: int = 2
     port: int = field(default_factory=lambda: free_ports("127.0.0.1", 1)[0])
 
     @property
@@ -130,11 +137,12 @@ class Measured:
         with (scene.job_dir / "master.log").open("ab") as log:
             argv = [sys.executable, "-m", "benchmarks.master_process", str(scene.job_dir), str(scene.port), *arguments]
             self.process = subprocess.Popen(argv, cwd=ROOT, stdout=log, stderr=log)
+        if scene.cores:
+            os.sched_setaffinity(self.process.pid, scene.cores)  # while it starts; its threads inherit it
 
     def cpu_s(self) -> float:
         """Processor time so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return _cpu_s(self.process)
 
     def size(self) -> tuple[float, int]:
         """Resident MB, and threads."""
@@ -157,7 +165,7 @@ class Clients:
     """The processes of the workers."""
 
     def __init__(self, scene: Scene) -> None:
-        bounds = [scene.num_workers * n // CLIENTS for n in range(CLIENTS + 1)]
+        bounds = [scene.num_workers * n // scene.num_clients for n in range(scene.num_clients + 1)]
         argv = [sys.executable, "-m", "benchmarks.master_clients", str(scene.port)]
         rest = [str(scene.step_s), str(scene.committed_file), scene.transport]
         self._processes = [
@@ -182,6 +190,10 @@ class Clients:
             answers.append(json.loads(line))
         return answers
 
+    def cpu_s(self) -> float:
+        """Processor time so far, of all."""
+        return sum(map(_cpu_s, self._processes))
+
     def num_registered(self, generation: int) -> int:
         """How many know this generation of the master, or a later one."""
         return sum(known >= generation for found in self.ask("generations") for known in found)
@@ -204,6 +216,11 @@ class Clients:
         for process in self._processes:
             process.kill()
             process.wait()
+
+
+def _cpu_s(process: subprocess.Popen[Any]) -> float:
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 class StillPs(pb_grpc.ParameterServerServicer):  # type: ignore[misc]
@@ -231,13 +248,13 @@ class StillPs(pb_grpc.ParameterServerServicer):  # type: ignore[misc]
         self._server.stop(None).wait()
 
     def _applied(self) -> pb.AppliedSet:
-        (found,) = np.nonzero(self._committed)
-        watermarks = self._committed[found]
-        tasks = [
-            pb.AppliedTask(task=task, watermark=watermark)
-            for task, watermark in zip(found.tolist(), watermarks.tolist(), strict=True)
+        watermarks = TaskNumbers()
+        watermarks.put(0, array("q", self._committed.tolist()))
+        runs = [
+            pb.AppliedRun(epoch=epoch, first_task=first, num_tasks=count, watermark=watermark)
+            for epoch, first, count, watermark in TaskNumbers.runs(watermarks)
         ]
-        return pb.AppliedSet(tasks=tasks, num_applies=int(watermarks.sum()))
+        return pb.AppliedSet(runs=runs, num_applies=watermarks.total_of_all())
 
     def _live(self) -> None:
         while not self._stop.wait(1.0 if self._incarnation else 0.1):
@@ -352,12 +369,17 @@ def measure_master(scene: Scene, seconds: float) -> dict[str, Any]:
         figures["journal_writes_s"] = (after[0] - before[0]) / seconds
         figures["journal_bytes"] = after[2]
         figures["memory_mb"], figures["threads"] = lives[0].size()
+        clients_cpu_s = clients.cpu_s()
         lives[0].kill()
         lives.append(Measured(scene))
-        figures["restart_s"] = wait_until(
+        figures["restart_first_s"] = wait_until(
+            lambda: clients.num_registered(2) > 0, "a worker is registered again", lives[1]
+        )
+        figures["restart_s"] = figures["restart_first_s"] + wait_until(
             lambda: clients.num_registered(2) == scene.num_workers, "all workers are registered again", lives[1]
         )
         figures["restart_cpu_s"] = lives[1].cpu_s()
+        figures["restart_clients_cpu_s"] = clients.cpu_s() - clients_cpu_s
         done = scene.status().records_done
         figures["continued_s"] = wait_until(
             lambda: scene.status().generation == 2 and scene.status().records_done > done, "more reports", lives[1]
@@ -385,16 +407,29 @@ def measure_peer(scene: Scene, seconds: float) -> dict[str, Any]:
         return {"beats": beats, "training": training}
 
 
-def measure(num_workers: int, seconds: float, step_s: float, transport: str, has_peer: bool) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """The master and its peer, one after the other."""
     found: dict[str, Any] = {}
+    num_workers, seconds, step_s = arguments.workers, arguments.seconds, arguments.step_seconds
     num_tasks = int(num_workers / step_s / PER_TASK * (2 * seconds + 30)) + num_workers
-    for name in ("elasticdl", "peer") if has_peer else ("elasticdl",):
+    cores = os.sched_getaffinity(0)
+    own = frozenset({max(cores)}) if arguments.own_core else frozenset[int]()
+    os.sched_setaffinity(0, cores - own)  # inherited by the workers
+    num_clients = max(2, len(cores) - 2)
+    for name in ("elasticdl",) if arguments.no_peer else ("elasticdl", "peer"):
         with tempfile.TemporaryDirectory() as directory:
-            scene = Scene(Path(directory), num_workers, step_s, num_tasks, transport)
+            scene = Scene(
+                Path(directory),
+                num_workers,
+                step_s,
+                max(num_tasks, arguments.tasks),
+                arguments.transport,
+                own,
+                num_clients,
+            )
             scene.make()
             found[name] = measure_peer(scene, seconds) if name == "peer" else measure_master(scene, seconds)
-    for phase in ("beats", "training") if has_peer else ():
+    for phase in () if arguments.no_peer else ("beats", "training"):
         found[f"{phase}_ratio"] = found["elasticdl"][phase]["us_per_call"] / found["peer"][phase]["us_per_call"]
     return found
 
@@ -412,6 +447,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1000, help="of the job")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--step_seconds", type=float, default=1.0, help="between two minibatches of a worker")
+    parser.add_argument("--tasks", type=int, default=0, help="of the epoch at least, 0: as many as the time needs")
+    parser.add_argument("--own_core", action="store_true", help="the master alone has the last core of this machine")
     parser.add_argument("--quick", action="store_true", help="100 workers, 3 seconds; less exact")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--transport", choices=("stream", "unary"), default="stream", help="of heartbeats and reports")
@@ -420,10 +457,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its processes are ended, too
     if min(arguments.workers, arguments.seconds, arguments.step_seconds) <= 0:
         parser.error("--workers, --seconds and --step_seconds must be positive")
-    workers, seconds = (100, 3.0) if arguments.quick else (arguments.workers, arguments.seconds)
-    found = measure(workers, seconds, arguments.step_seconds, arguments.transport, not arguments.no_peer)
+    if arguments.quick:
+        arguments.workers, arguments.seconds = 100, 3.0
+    if arguments.own_core and len(os.sched_getaffinity(0)) < 2:
+        parser.error("--own_core needs a second core")
+    found = measure(arguments)
     if arguments.json:
-        print(json.dumps({"benchmark": "master", "quick": arguments.quick, "workers": workers, **found}))
+        print(json.dumps({"benchmark": "master", "quick": arguments.quick, "workers": arguments.workers, **found}))
         return
     for line in _lines(found):
         print(line)

@@ -21,18 +21,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
+from elasticdl.cluster.local.framework_import import no_garbage_collection
 
-from elasticdl.cluster.cluster import CannotResize, EventType, Pod, PodEvent, PodPhase, PodSpec
-from elasticdl.cluster.local.adapter import pod_from_message, pod_to_message
-from elasticdl.master.local_environment import FileJournal, LocalEnvironment, read_spec, replace_file
-from elasticdl.master.master import Master
-from elasticdl.master.servicer import answer_each
-from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
-from elasticdl.rpc.channels import OPTIONS, TOKEN_KEY
-from elasticdl.rpc.job_secret import TOKEN_FILE_VARIABLE, read_certificate, read_token
-from elasticdl_client.job_status import JobStatus
+with no_garbage_collection():  # as in elasticdl/master/__main__.py
+    import grpc
+
+    from elasticdl.cluster.cluster import CannotResize, EventType, Pod, PodEvent, PodPhase, PodSpec
+    from elasticdl.cluster.local.adapter import pod_from_message, pod_to_message
+    from elasticdl.master.local_environment import FileJournal, LocalEnvironment, read_spec, replace_file
+    from elasticdl.master.master import Master
+    from elasticdl.master.servicer import answer_each
+    from elasticdl.rpc import elasticdl_pb2 as pb
+    from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+    from elasticdl.rpc.channels import OPTIONS, TOKEN_KEY
+    from elasticdl.rpc.job_secret import TOKEN_FILE_VARIABLE, read_certificate, read_token
+    from elasticdl_client.job_status import JobStatus
 
 PODS = "pods"
 JOURNAL_BYTES = "journal_bytes"
