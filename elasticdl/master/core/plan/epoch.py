@@ -15,9 +15,10 @@ from __future__ import annotations
 import base64
 import heapq
 import itertools
+import operator
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from elasticdl.master.core.applied import NOTHING, CommittedSet, CommittedTask, TaskName
@@ -88,6 +89,8 @@ class Epoch:
     def _planned(self) -> tuple[array[int], int]:
         """Return the planned tasks in order, and the number of their records."""
         order = self._columns.order
+        if not self._unplanned and not self._shortened and self._num_within_budget == len(order):
+            return order, self.records
         if self._unplanned or self._num_within_budget < len(order):
             within_budget = itertools.islice(order, self._num_within_budget)
             order = array("i", (task for task in within_budget if task not in self._unplanned))
@@ -250,9 +253,16 @@ class Epoch:
     def applied(self, task: int) -> CommittedTask:
         return CommittedTask(self._watermarks[task], self._extras.get(task, frozenset()))
 
-    def holds_just(self, watermarks: TaskNumbers) -> bool:
-        """Whether just the minibatches below these watermarks are committed."""
-        return not self._extras and self._watermarks == watermarks.of_epoch(self.number, len(self._watermarks))
+    def unlike(self, watermarks: TaskNumbers, others: Set[int]) -> list[int]:
+        """Return the planned tasks of which not just the minibatches below these watermarks are committed, in order.
+
+        Args:
+            watermarks: of the tasks.
+            others: tasks that are returned in any case, if they are planned.
+        """
+        held = watermarks.of_epoch(self.number, len(self._watermarks))
+        unlike = itertools.compress(itertools.count(), map(operator.ne, self._watermarks, held))
+        return sorted(filter(self._is_planned, {*unlike, *self._extras, *others}), key=self._columns.place)
 
     def fill(self, watermarks: TaskNumbers, extras: dict[TaskName, frozenset[int]]) -> None:
         """Add what is committed to that of other epochs."""
@@ -347,19 +357,41 @@ class Epoch:
     def restore(self, saved: Mapping[str, Any]) -> None:
         columns = self._columns.unpack(saved)
         watermarks, sizes, surpluses = (columns[name] for name in ("watermarks", "sizes", "surpluses"))
+        extras = {int(task): above for task, above in saved["extras"].items()}
         self._leave_out(saved.get("unplanned", ()))
         self._excluded = {int(task): frozenset(records) for task, records in saved["excluded"].items()}
         self._skipped = {int(task): frozenset(skipped) for task, skipped in saved["skipped"].items()}
         self._num_quarantined = None
         self.num_repeated = saved["num_repeated"]
-        for task in self.order:
-            applied = CommittedTask.of(watermarks[task], saved["extras"].get(str(task), ()))
-            if applied != NOTHING or sizes[task] != UNKNOWN:
-                self.change(task, applied, sizes[task], surpluses[task])
+        peculiar = {*extras, *self._excluded, *self._skipped, *itertools.compress(itertools.count(), surpluses)}
+        changes = [(task, CommittedTask.of(watermarks[task], extras.get(task, ())), sizes[task]) for task in peculiar]
+        for task in peculiar:
+            watermarks[task], sizes[task] = 0, UNKNOWN
+        self._commit_plain(watermarks, sizes)
+        for task, applied, size in changes:
+            if applied != NOTHING or size != UNKNOWN:
+                self.change(task, applied, size, surpluses[task])
         self._queue()
         if saved["covered"]:
             self.cover()
         self.processed_records = saved.get("processed_records", self.processed_records)
+
+    def _commit_plain(self, watermarks: array[int], sizes: array[int]) -> None:
+        """Commit as `change` does, but many tasks at once, of an epoch that has not begun.
+
+        Args:
+            watermarks: of all tasks; 0 of those with extras, excluded records, skipped minibatches or a surplus.
+            sizes: of all tasks; `UNKNOWN` of the same.
+        """
+        self._watermarks[:], self._sizes[:] = watermarks, sizes
+        for task, watermark, size in zip(itertools.count(), watermarks, sizes):
+            if 0 <= size <= watermark:
+                self.num_done += 1
+                self.committed_records += len(self.slice(task))
+            elif watermark:
+                self.committed_records += min(len(self.slice(task)), watermark * self._minibatch_size)
+        self.num_minibatches = sum(watermarks)
+        self.processed_records = self.committed_records
 
     def validate(self) -> None:
         """Every planned task is todo, leased or done exactly once.

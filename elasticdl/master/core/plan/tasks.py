@@ -326,12 +326,13 @@ class Tasks:
                 epoch.plan_again(truth)
             self._plan_what_is_left()
         self.begin_until(truth.last_epoch)
-        special = {epoch for epoch, _ in (*fresh, *truth.extras, *truth.skipped)}
+        named: dict[int, set[int]] = {}
+        for epoch_number, task in (*fresh, *truth.extras, *truth.skipped):
+            named.setdefault(epoch_number, set()).add(task)
         return [
             loss
             for epoch in self.epochs
-            if epoch.number in special or not epoch.holds_just(truth.watermarks)
-            for task in epoch.order
+            for task in epoch.unlike(truth.watermarks, named.get(epoch.number, frozenset()))
             if (loss := self._reconcile_task(epoch, task, truth, fresh.get((epoch.number, task), NOTHING))) is not None
         ]
 
