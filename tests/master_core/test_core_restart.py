@@ -125,6 +125,16 @@ def test_a_lease_that_was_revoked_because_a_ps_was_lost_is_never_adopted() -> No
     assert script.heartbeat(0, (lease.id,)).revoked == (lease.id,)
 
 
+def test_the_journal_is_written_for_a_ps_that_is_new_and_not_for_one_that_comes_back() -> None:
+    script = Script()
+    script.ps_joins()
+    assert script.told(c.Persist)
+    back(script)
+    assert script.told(c.Persist) == []
+    script.ps_joins(life=2)
+    assert script.told(c.Persist)
+
+
 def test_a_ps_that_is_not_back_yet_is_waited_for() -> None:
     script = running()
     script.restart_master()

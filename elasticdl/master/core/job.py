@@ -321,7 +321,7 @@ class Job:
         """
         missing = self._workers.absent()
         if self._clock < self.settings.lease_timeout:
-            return bool(missing)
+            return any(missing)
         return any(self._work.leases.of_worker(worker.id) for worker in missing)
 
     @property

@@ -5,7 +5,7 @@ A worker is known by its id and the incarnation of its process.  Pods are in fle
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -91,9 +91,9 @@ class Workers:
         """Some worker has registered in this generation of the master."""
         return len(self._workers) > len(self._absent)
 
-    def absent(self) -> list[Worker]:
-        """Workers of an earlier generation of the master that stay and have not registered in this one."""
-        return [worker for worker in self._absent.values() if not worker.is_leaving]
+    def absent(self) -> Iterator[Worker]:
+        """Yield the workers of an earlier generation of the master that stay and have not registered in this one."""
+        return (worker for worker in self._absent.values() if not worker.is_leaving)
 
     def staying(self) -> list[Worker]:
         return [worker for worker in self._workers.values() if not worker.is_leaving]

@@ -283,11 +283,13 @@ class Fleet:
     def _ps_joined(self, event: PsJoined, clock: float) -> None:
         before = self.servers.get(event.ps_id)
         incarnation = before.incarnation if before is not None else 0
+        written = self.servers.snapshot()
         answer = self.servers.join(event, *self._checkpoints.source(), clock)
         if isinstance(answer, PsAdmitted):
             if answer.incarnation != incarnation:
                 self._reconciler.doubt()
-            self._out.persist()
+            if self.servers.snapshot() != written:  # else it comes back to a new generation of the master
+                self._out.persist()
         self._out.reply(event.call, answer)
 
     def _ps_ready(self, event: PsReady, clock: float) -> None:
