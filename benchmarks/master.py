@@ -93,7 +93,7 @@ class Scene:
     @property
     def committed_file(self) -> Path:
         """For each task of how many minibatches the model has the gradients."""
-        return self.directory / "committed.npy"
+        return self.directory / "committed"
 
     def make(self) -> None:
         """Writes all that the processes read."""
@@ -102,7 +102,7 @@ class Scene:
             made.mkdir()
         (zoo / "nothing.py").write_text(_MODULE)
         (data / "records.csv").write_text("x,y\n" + "1,2\n" * (self.num_tasks * PER_TASK))
-        np.save(self.committed_file, np.zeros(self.num_tasks, np.int16))
+        np.zeros(self.num_tasks, np.int16).tofile(self.committed_file)
         flags = {
             "job_name": "benchmark",
             "runtime": "local",
@@ -228,7 +228,7 @@ class StillPs(pb_grpc.ParameterServerServicer):  # type: ignore[misc]
 
     def __init__(self, scene: Scene, ps_id: int) -> None:
         self._id = ps_id
-        self._committed = np.load(scene.committed_file, mmap_mode="r")
+        self._committed_file = scene.committed_file
         self._server, port = serve(
             lambda server: pb_grpc.add_ParameterServerServicer_to_server(self, server), "127.0.0.1", 0, TOKEN, 4
         )
@@ -249,7 +249,7 @@ class StillPs(pb_grpc.ParameterServerServicer):  # type: ignore[misc]
 
     def _applied(self) -> pb.AppliedSet:
         watermarks = TaskNumbers()
-        watermarks.put(0, array("q", self._committed.tolist()))
+        watermarks.put(0, array("q", np.fromfile(self._committed_file, np.int16).tolist()))
         runs = [
             pb.AppliedRun(epoch=epoch, first_task=first, num_tasks=count, watermark=watermark)
             for epoch, first, count, watermark in TaskNumbers.runs(watermarks)
@@ -392,7 +392,7 @@ def measure_master(scene: Scene, seconds: float) -> dict[str, Any]:
 def _check_ledger(scene: Scene, master: Measured) -> None:
     """Check that the ledger has nothing that the model lacks, and lacks at most one unreported task of each worker."""
     threading.Event().wait(1.5)  # a status is written once a second
-    held, status = int(np.load(scene.committed_file).sum()), scene.status()
+    held, status = int(np.fromfile(scene.committed_file, np.int16).sum()), scene.status()
     master.check()
     if not held - scene.num_workers * PER_TASK <= status.records_done <= held:
         raise BenchmarkError(f"the ledger has {status.records_done} minibatches, the model {held}")

@@ -1,16 +1,17 @@
 """``python -m benchmarks.master_clients PORT FIRST END STEP_S COMMITTED TRANSPORT``: workers of benchmarks/master.py.
 
 Each has a connection of its own, registers, and sends heartbeats as a real one; on a command it takes tasks,
-always asking for the next one while it has one, notes a minibatch every STEP_S seconds in the file COMMITTED, which
-stands for the model, and then reports it, with others if the master wants fewer reports.  TRANSPORT is
-``stream``, as of a real worker, or ``unary``: heartbeats and reports are calls.  Commands are lines of standard input,
-each answered with a line of JSON.
+always asking for the next one while it has one, notes a minibatch every STEP_S seconds in the file COMMITTED, 16 bits
+for each task, which stands for the model, and then reports it, with others if the master wants fewer reports.
+TRANSPORT is ``stream``, as of a real worker, or ``unary``: heartbeats and reports are calls.  Commands are
+lines of standard input, each answered with a line of JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sys
 import time
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
@@ -74,7 +74,7 @@ class Pace:
 class AioWorker:
     """One worker: the calls of `MasterLink`, without threads."""
 
-    def __init__(self, address: str, worker_id: int, pace: Pace, committed: Any, tally: Tally) -> None:
+    def __init__(self, address: str, worker_id: int, pace: Pace, committed: int, tally: Tally) -> None:
         certificate = read_certificate()
         assert certificate is not None
         credentials = grpc.ssl_channel_credentials(certificate.authority, certificate.key, certificate.certificate)
@@ -272,7 +272,7 @@ class AioWorker:
             await asyncio.sleep(due - time.perf_counter())
             due += self._step_s
             done.append(len(done))
-            self._committed[lease.task] = len(done)
+            os.pwrite(self._committed, len(done).to_bytes(2, sys.byteorder), 2 * lease.task)
             if len(done) < size and time.perf_counter() < self._told_at + self._report_s:
                 continue
             self._told_at = time.perf_counter()
@@ -300,7 +300,7 @@ class AioWorker:
 
 async def serve(port: int, first: int, end: int, pace: Pace, committed_file: Path) -> None:
     """Runs the workers and does what standard input says until it ends."""
-    committed = np.load(committed_file, mmap_mode="r+")
+    committed = os.open(committed_file, os.O_WRONLY)
     tally = Tally()
     workers = [AioWorker(f"127.0.0.1:{port}", n, pace, committed, tally) for n in range(first, end)]
     lives = asyncio.gather(*(worker.live() for worker in workers))
