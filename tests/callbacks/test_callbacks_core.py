@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.applied import CommittedSet
@@ -97,6 +99,26 @@ def test_begun_tasks_are_finished_and_the_rest_is_not_planned_any_more() -> None
     assert (script.job.status().phase, script.job.status().records_total) == ("Succeeded", 60)
 
 
+@pytest.mark.parametrize("rules", [{"stopping": [STOP]}, {"calls_epoch_end": True}, {"saving": [SAVE]}], ids=str)
+def test_no_epoch_begins_before_the_model_of_the_last_one_has_been_looked_at(rules: dict[str, Any]) -> None:
+    script = running(rules, num_epochs=2, num_workers=2)
+    held: dict[int, Lease] = {}
+    seen = []
+    while all(lease.epoch == 0 or lease.type is not TaskType.TRAINING for lease in held.values()):
+        if held:
+            worker_id, lease = held.popitem()
+            if lease.type is TaskType.EVALUATION:
+                script.evaluated(lease, worker_id=worker_id, **({"loss": 1.0} if lease.task == 2 else {}))
+            else:
+                script.finish(lease, worker_id)
+        new = {one: lease for one in {0, 1} - held.keys() if (lease := script.request(one)) is not None}
+        seen += [lease.type for lease in new.values()]
+        held |= new
+    num_looks = {TaskType.EVALUATION: 0 if "saving" in rules else 3, TaskType.CALLBACK: int("stopping" not in rules)}
+    assert {one: seen.count(one) for one in num_looks} == num_looks
+    assert {lease.type for lease in held.values()} == {TaskType.TRAINING}
+
+
 def test_a_new_life_of_the_master_continues_with_what_was_decided() -> None:
     script = running({"stopping": [STOP]}, num_epochs=9)
     losses = [2.0, 2.5]
@@ -136,18 +158,6 @@ def test_a_model_is_saved_and_a_hook_called_after_each_epoch_in_order_before_the
     assert others[2].occasion is not None
     assert dict(others[2].occasion.logs) == {"val_loss": 1.0}
     assert "ModelCheckpoint: the model of step 8 is saved to m-2" in script.log()
-
-
-def test_an_epoch_that_ends_before_an_earlier_one_has_its_hook_called_after_that() -> None:
-    script = running({"calls_epoch_end": True}, num_epochs=2, num_workers=2, has_validation_data=False)
-    late = script.lease(1)
-    while script.job.status().records_done < 2 * script.records - len(late.shard):
-        script.finish(script.lease(0))
-    assert script.request(0) is None
-    script.finish(late, worker_id=1)
-    first = script.lease(0)
-    script.finish(first)
-    assert [one.occasion and one.occasion.epoch for one in (first, script.lease(0))] == [0, 1]
 
 
 def test_the_best_model_is_saved_after_the_evaluation_that_found_it() -> None:

@@ -119,9 +119,13 @@ class Work:
         """Otherwise the requests of all workers wait."""
         current = self.evaluations.current
         is_evaluating = current is not None and bool(current.todo)
-        has_tasks = self.tasks.has_todo or self.tasks.can_begin
+        has_tasks = self.tasks.has_todo or self._may_begin_epoch
         has_occasion = self.callbacks.next(self.tasks.num_covered) is not None
         return has_tasks or is_evaluating or has_occasion or self.needs_export
+
+    @property
+    def _may_begin_epoch(self) -> bool:
+        return self.tasks.can_begin and self.callbacks.may_begin(len(self.tasks.epochs))
 
     def answer_waiting(self, clock: float) -> None:
         """Answer non-blocking requests and expired long polls with no lease."""
@@ -155,7 +159,7 @@ class Work:
         planned = self._settings.planned_type
         trains = wanted(planned) and self.quota.may_train(worker, self.tasks)
         name = self.tasks.take(lambda epoch, task: allowed(planned, epoch, task)) if trains else None
-        if trains and name is None and not self.tasks.has_todo and self.tasks.can_begin:
+        if trains and name is None and not self.tasks.has_todo and self._may_begin_epoch:
             epoch = self.tasks.begin_epoch()
             sizes = {"records": epoch.records, "tasks": len(epoch.order)}
             self._out.events.add(EventKind.EPOCH_STARTED, f"epoch-{epoch.number + 1}", **sizes)

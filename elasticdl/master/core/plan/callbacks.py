@@ -55,6 +55,14 @@ class Callbacks:
         watches = any(one.rule.watched is not None for one in self._saving)
         return bool(self._stopping) or watches or self._calls_epoch_end
 
+    def may_begin(self, num_begun: int) -> bool:
+        """Whether the next epoch may begin after so many: the model of an epoch's end is not looked at any more.
+
+        As in Keras, what is saved at an epoch's end, or handed to a hook, is the model that the epoch's metrics are of.
+        """
+        looks = bool(self._stopping) or self._calls_epoch_end or any(not one.rule.every_steps for one in self._saving)
+        return not looks or (self._num_ended >= num_begun and not self._open)
+
     # Decisions ------------------------------------------------------------------------------------------------------
 
     def evaluated(self, results: Mapping[str, float], step: int, epoch: int, loss: float | None) -> str:
