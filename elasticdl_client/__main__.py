@@ -8,7 +8,9 @@ import signal
 
 def main() -> None:
     """Run the command line."""
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:  # else it is ignored, as in the background of a shell script
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from elasticdl_client import main as client
 
     signal.signal(signal.SIGINT, handler)

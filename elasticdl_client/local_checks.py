@@ -262,7 +262,7 @@ def _check_kind(name: str, spec: JobSpec, source: str) -> None:
     params = spec.data_reader_params_dict()
     given = params.pop("reader_type", None)
     files = _files(source)
-    is_packed = bool(files) and files[0].lower().endswith(_PACKED)
+    is_packed = bool(files) and all(path.lower().endswith(_PACKED) for path in files) and not _has_directories(source)
     if given is None and (not files or (os.path.isdir(source) and type_by_ending(files) == "RecordIO")):
         if is_packed:
             _check_is_text(name, files[0])
@@ -294,6 +294,11 @@ def _files(source: str) -> list[str]:
     elif not os.path.exists(source):
         paths = sorted(glob.glob(source, recursive=True))
     return [path for path in paths if os.path.isfile(path) and not os.path.basename(path).startswith((".", "_"))]
+
+
+def _has_directories(source: str) -> bool:
+    """Return whether directories are in it, such as one unpacked from an archive beside it."""
+    return os.path.isdir(source) and any(entry.is_dir() and entry.name[0] not in "._" for entry in os.scandir(source))
 
 
 def _header(path: str, delimiter: str) -> list[str]:

@@ -107,7 +107,7 @@ def _files_of_directory(directory: str) -> list[str]:
     if directories:
         raise DataError(
             f"The data directory {directory} has no files, only directories.",
-            f"Name one of them: {', '.join(directories[:5])}; or all files in them, {directory}/*/*.",
+            f"Name one of them: {', '.join(directories[:5])}; or all files in them, {directory}/**/*.",
         )
     raise DataError(
         f"The data directory {directory} is empty.",

@@ -316,10 +316,10 @@ class OutputTable:
                     # Another worker writes the same rows: it has committed by now, or there was a deadlock with it.
                     if attempt == _ATTEMPTS - 1:
                         raise
-        except sql.exc.IntegrityError as error:
-            raise DataError(_refused(self._where, error).what, _NAME_A_KEY) from error
         except sql.exc.SQLAlchemyError as error:
-            raise _refused(self._where, error) from error
+            refused = _refused(self._where, error)
+            is_repeated = len({row[self._key] for row in rows}) < len(rows)
+            raise (DataError(refused.what, _NAME_A_KEY) if is_repeated else refused) from error
 
     def check_num_rows(self, least: int) -> None:
         """Check at the end of a job that each record has a row.

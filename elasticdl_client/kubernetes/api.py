@@ -25,14 +25,18 @@ READ_TIMEOUT_S = 30.0
 IN_CLUSTER = "in-cluster"  # the name of the context inside a pod
 DEFAULT_NAMESPACE = "default"
 _KUBECONFIG = "~/.kube/config"
-OF_EVERY_POD = ("must specify", " per Container")  # of refusals that hold for the pods that a master makes, too
+OF_EVERY_POD = ("failed quota: ", " per Container is", " per Pod is")  # refusals of a master's pods, too
+_OF_RANGE = (
+    "A LimitRange of the namespace says so: change --worker_resource_request and --worker_resource_limit, or the same "
+    "of the role that is named."
+)
 _OF_LIMITS = {  # words of the server on resources → what to do
     "exceeded quota": "Ask for less, or wait until other pods of the namespace have ended.",
-    "must specify": "A quota of the namespace counts them: give each role all of them by --worker_resource_request and "
-    "--worker_resource_limit, and the same of --master_ and --ps_.",
-    " per Container": "A LimitRange of the namespace says so: change --worker_resource_request and "
-    "--worker_resource_limit, or the same of the role that is named.",
-    "spec.containers[0].resources.requests": "Where a job gives no limit, a LimitRange of the namespace does: give "
+    "failed quota: ": "A quota of the namespace counts them: give each role all of them by --worker_resource_request "
+    "and --worker_resource_limit, and the same of --master_ and --ps_.",
+    " per Container is": _OF_RANGE,
+    " per Pod is": _OF_RANGE,
+    "must be less than or equal to": "Where a job gives no limit, a LimitRange of the namespace does: give "
     "--worker_resource_limit, or a smaller --worker_resource_request; or the same of the role that is named.",
 }
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

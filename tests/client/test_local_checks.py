@@ -311,6 +311,12 @@ def test_compressed_files_are_not_taken_for_recordio(spec: JobSpec, tmp_path: Pa
     assert "rows.csv.gz is compressed by gzip" in refused(spec, DataError, training_data=str(tmp_path / source))
 
 
+def test_an_archive_may_lie_beside_the_images_unpacked_from_it(spec: JobSpec, tmp_path: Path) -> None:
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "archive.zip").write_bytes(b"PK\x03\x04")
+    check_local(dataclasses.replace(spec, training_data=str(tmp_path)))
+
+
 @pytest.mark.parametrize("header", ["PAR1,PAR2", "BZh,city", "BZh91,city", "a"])
 def test_a_text_may_begin_like_a_file_of_another_kind(spec: JobSpec, tmp_path: Path, header: str) -> None:
     rows = tmp_path / "rows.csv"

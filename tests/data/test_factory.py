@@ -89,8 +89,11 @@ def test_a_directory_of_directories_says_which_to_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="only directories") as caught:
         create_reader(str(tmp_path))
     assert str(tmp_path / "train") in caught.value.hint
-    assert create_reader(f"{tmp_path}/*/*").shards()
-    assert f"{tmp_path}/*/*" in caught.value.hint
+    pattern = f"{tmp_path}/**/*"
+    assert pattern in caught.value.hint
+    assert len(create_reader(pattern).shards()) == 1
+    write_recordio(tmp_path / "test" / "day=1" / "data-00000", b"record")
+    assert len(create_reader(pattern).shards()) == 2
 
 
 @pytest.mark.parametrize("missing", ["none", "none/data", "*.none"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import psycopg
@@ -12,7 +13,8 @@ import pytest
 
 from elasticdl.data.sql import OutputTable, check_unused_table
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.inference.prediction import TableParts
+from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.inference.prediction import PredictionWork, TableParts
 from elasticdl.worker.input.task_stream import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl_client.choices import JobType
@@ -99,6 +101,19 @@ def test_a_lease_that_is_lost_writes_nothing(database: str) -> None:
     with pytest.raises(LeaseLost), TableParts(url, "id", lambda number: False).writing(held(7)) as written:
         written.write(rows(0, 9))
     assert selected(database, "select id from leased order by id") == [(i,) for i in range(5)]
+
+
+def test_a_prediction_ends_well_where_each_record_has_a_row(server: str, tmp_path: Path) -> None:
+    """The master says how many there are: files may have come since it planned them."""
+    (tmp_path / "rows.csv").write_text("id,x\n1,2\n")
+    url, link = f"{server}&table=ended", SimpleNamespace(worker_id=0, confirm=lambda number: True)
+    spec = JobSpec(prediction_data=str(tmp_path), prediction_columns="id", prediction_outputs=url)
+    definition = SimpleNamespace(prediction_outputs_processor=None, custom_data_reader=None)
+    work = PredictionWork(cast(Any, link), cast(Any, None), spec, cast(Any, definition), ActivityClock())
+    OutputTable(url, "id").replace(rows(0, 3))
+    work.end(HeldLease(pb.Lease(type=pb.TRAIN_END, shard=pb.ShardMessage(end=3))))
+    with pytest.raises(DataError, match="3 rows for 4 records"):
+        work.end(HeldLease(pb.Lease(type=pb.TRAIN_END, shard=pb.ShardMessage(end=4))))
 
 
 def test_a_table_with_other_columns_is_refused(database: str) -> None:

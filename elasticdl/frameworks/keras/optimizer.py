@@ -357,12 +357,12 @@ def _refuse_kind(path: str, callback: Any) -> None:
 
 def _refuse_setting(path: str, callback: Any) -> None:
     """Refuses what the master cannot decide, before a job starts where the callbacks are known then."""
-    if getattr(callback, "restore_best_weights", False):
+    if isinstance(callback, _OWN.EarlyStopping) and callback.restore_best_weights:
         raise ModelDefinitionError(
             f"{path}: EarlyStopping(restore_best_weights=True): no process holds the best weights.",
             "Leave it out; ModelCheckpoint(path, save_best_only=True) keeps the best model.",
         )
-    if getattr(callback, "save_weights_only", False):
+    if isinstance(callback, _OWN.ModelCheckpoint) and callback.save_weights_only:
         raise ModelDefinitionError(
             f"{path}: ModelCheckpoint(save_weights_only=True): whole models are saved.",
             "Leave it out, and give a path that ends in .keras, or a directory.",

@@ -115,7 +115,8 @@ class Lease:
         id: generation << 32 | counter; the fencing token.
         epoch: from 0; of an EVALUATION the number of the evaluation.
         task: index in the epoch's unpermuted list of tasks.
-        shard: the slice of records; empty (``Shard("", 0, 0)``) for TRAIN_END and for an EVALUATION with `merged`.
+        shard: the slice of records; empty (``Shard("", 0, 0)``) for TRAIN_END and for an EVALUATION with `merged`; for
+            the TRAIN_END of a prediction from 0 to the number of records that have one.
         excluded: quarantined records of the slice, by record number in the shard.
         merged: EVALUATION, not empty: compute the results from these, read no records.
         committed: of a job that runs a command: minibatches that need not be computed.

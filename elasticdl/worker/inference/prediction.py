@@ -64,7 +64,6 @@ class PredictionWork:
         if is_table(spec.prediction_outputs):
             self._carried = CarriedColumns(spec, definition)
             self._table = TableParts(spec.prediction_outputs, self._carried.names[0], link.confirm)
-            self._max_excluded = spec.max_bad_records
         elif spec.prediction_outputs:
             self._format: PredictionFormat = format_of(spec.prediction_format)
             self._parts = Parts(path_of(spec.prediction_outputs), self._format.value, link.confirm)
@@ -114,8 +113,8 @@ class PredictionWork:
         Raises:
             DataError: it has not.
         """
-        if self._table is not None and self._carried is not None:
-            self._table.check_num_rows(self._carried.num_records() - self._max_excluded)
+        if self._table is not None:
+            self._table.check_num_rows(held.lease.shard.end)
             return
         assert self._parts is not None
         self._parts.sweep()
@@ -201,10 +200,6 @@ class CarriedColumns:
             if metadata.delimiter
             else None  # records are tf.train.Examples
         )
-
-    def num_records(self) -> int:
-        """Return the number of records of the source."""
-        return sum(map(len, self._reader.shards()))
 
     def of(self, held: HeldLease, minibatch: int) -> Columns:
         """Return the columns of the records of a minibatch.

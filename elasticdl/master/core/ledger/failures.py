@@ -152,7 +152,7 @@ class Failures:
         if self._retry_budget.is_enough(failures):
             text = f"{where} (records {lease.shard.name}:{lease.shard.start}-{lease.shard.end})"
             if lease.type is TaskType.TRAIN_END:
-                text = "The end of the training"
+                text = "The end of the training" if self._settings.trains else "The last task"
             text = f"{text} failed {failures} times, last with: {event.error}\n{event.details}".rstrip()
             self._ending.fail(text, cause=cause)
 

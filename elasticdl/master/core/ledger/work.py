@@ -174,7 +174,8 @@ class Work:
             )
         may_end = self.needs_export and not self.leases.of_type(TaskType.TRAIN_END)
         if may_end and wanted(TaskType.TRAIN_END) and allowed(*TRAIN_END_KEY):
-            return self.leases.grant(worker.id, call, clock, TRAIN_END_KEY, Shard("", 0, 0), version)
+            shard = Shard("", 0, 0 if self._settings.trains else self.tasks.records_done)
+            return self.leases.grant(worker.id, call, clock, TRAIN_END_KEY, shard, version)
         return None
 
     # Coming back without success ------------------------------------------------------------------------------------

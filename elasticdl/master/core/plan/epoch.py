@@ -359,6 +359,9 @@ class Epoch:
         watermarks, sizes, surpluses = (columns[name] for name in ("watermarks", "sizes", "surpluses"))
         extras = {int(task): above for task, above in saved["extras"].items()}
         self._leave_out(saved.get("unplanned", ()))
+        for task in itertools.chain(self._unplanned, self._columns.order[self._num_within_budget :]):
+            watermarks[task], sizes[task], surpluses[task] = 0, UNKNOWN, 0  # --max_step may be less than it was
+            extras.pop(task, None)
         self._excluded = {int(task): frozenset(records) for task, records in saved["excluded"].items()}
         self._skipped = {int(task): frozenset(skipped) for task, skipped in saved["skipped"].items()}
         self._num_quarantined = None
