@@ -385,6 +385,10 @@ class MasterLink:
         question = pb.LeaseQuestion(worker_id=self.worker_id, incarnation=self._incarnation, lease=lease)
         return self._told(self._stub.ConfirmLease, question).accepted
 
+    def drop_ended_leases(self) -> None:
+        """Revoke the held leases that the master does not count as this worker's any more."""
+        self.leases.revoke([held.id for held in self.leases.held() if not self.confirm(held.id)])
+
     def say_farewell(self) -> None:
         """Report that a terminating worker holds nothing any more.  Best effort: the master may be away."""
         self.leases.revoke([held.id for held in self.leases.held()])
@@ -491,7 +495,7 @@ class MasterLink:
             self.register()
 
     def _on_heartbeat(self, reply: pb.HeartbeatReply) -> None:
-        """Take a reply in, in the thread of whichever message it answers; of two threads never the older one last."""
+        """Take a reply in, in the thread that sent the heartbeat and before the next one is made: in their order."""
         if reply.stop:
             _log.info("Worker %d leaves: the master requested a stop", self.worker_id)
             logging.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from elasticdl.api.pytorch import create_elastic_controller
+from elasticdl.api.pytorch.registration import _scaler_of_step
 from elasticdl_client.errors import DataError, JobError, ModelDefinitionError
 from tests.chaos.job import LocalJob
 
@@ -292,6 +294,14 @@ def test_an_optimizer_may_be_in_the_state_of_one_around_it() -> None:
 def test_an_optimizer_that_the_one_around_it_says_nothing_of_is_refused() -> None:
     with pytest.raises(ModelDefinitionError, match="Adam is not registered"):
         _train_wrapped(Script(), tells=False)
+
+
+def test_a_look_for_the_scaler_keeps_no_tensor_of_the_script() -> None:
+    batch = torch.zeros(1)
+    is_gone = weakref.finalize(batch, lambda: None)
+    assert _scaler_of_step() is None
+    del batch
+    assert not is_gone.alive
 
 
 def test_an_error_of_ours_in_a_script_is_tried_twice_and_no_more(tmp_path: Path) -> None:

@@ -110,10 +110,14 @@ def plain_job(
     return make_job(seed, spec, (Shard("a", 0, num_records),), troubles or Troubles(random.Random(seed), compute_s=0.1))
 
 
+@pytest.mark.parametrize("fixed_global_batch", [0, 6])
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
-def test_user_code_that_always_raises_ends_a_job_before_its_first_step(num_workers: int) -> None:
+def test_user_code_that_always_raises_ends_a_job_before_its_first_step(
+    num_workers: int, fixed_global_batch: int
+) -> None:
     troubles = Troubles(random.Random(0), share_raising=1.0, compute_s=0.2)
-    job = plain_job(0, num_workers, troubles=troubles, num_records=24, num_minibatches_per_task=2)
+    flags = {"num_minibatches_per_task": 2, "fixed_global_batch": fixed_global_batch}
+    job = plain_job(0, num_workers, troubles=troubles, num_records=24, **flags)
     with installed(job.room, job.members.__getitem__):
         while job.end is None:
             assert job.job._worlds.num_formed < 10, "groups form without end"

@@ -313,6 +313,18 @@ def test_of_buffers_that_were_never_finite_only_a_change_counts(
     assert "the change of the non-trainable variables" in gradient.not_finite[0]
 
 
+def test_a_member_alone_takes_a_buffer_that_becomes_finite(framework: Make, digits: Any, minibatches: Make) -> None:
+    tested = framework("masked.observed_model")
+    first, ill = minibatches(tested, digits)[:2]
+    for batch in (first, first):
+        gradient = tested.local_gradient([Share(batch, 1, 1.0, is_alone=True)], nothing)
+        assert gradient.told()[1:].tolist() == [1.0, 0.0]
+        tested.apply_gradient(gradient, None)
+    ill.data.features[:] = math.inf
+    gradient = tested.local_gradient([Share(ill, 2, 1.0, is_alone=True)], nothing)
+    assert gradient.told()[2] == 1.0
+
+
 def test_a_sparse_gradient_of_a_member_alone_is_dense_as_in_a_group(
     framework: Make, digits: Any, minibatches: Make
 ) -> None:

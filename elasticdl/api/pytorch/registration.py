@@ -127,6 +127,8 @@ def _scaler_of_step() -> torch.amp.GradScaler | None:
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
+        if frame.f_globals.get("__name__") != torch.amp.GradScaler.__module__:
+            continue  # `f_locals` of the script would keep the tensors of this batch until its function returns
         caller = frame.f_locals.get("self")
         if isinstance(caller, torch.amp.GradScaler):
             return caller if caller.is_enabled() else None

@@ -30,6 +30,7 @@ from elasticdl.api.pytorch.trainers import LightningTrainer
 from elasticdl.cluster.cluster import frames_of_user
 from elasticdl.frameworks.torch.randomness import seed_script
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.channels import MasterGone
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint, Replica
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
@@ -601,7 +602,8 @@ class ScriptSteps:
         if link is None:
             return
         details = frames_of_user("".join(traceback.format_exception(error)))
-        if isinstance(error, ModelDefinitionError | JobError):  # ours, of the loop: each try would end so
+        is_ours = isinstance(error, ModelDefinitionError | JobError) and not isinstance(error, MasterGone)
+        if is_ours:  # of the loop: each try would end so
             link.report_model(pb.ModelReport(error=str(error), error_details=details))
         elif part is not None and parts.data.holds(minibatch):
             parts.data.failed(minibatch, cause_of(error), details)

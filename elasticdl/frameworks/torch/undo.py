@@ -101,12 +101,15 @@ class StartValues:
         return change_of(self.now(), self._starts.values, bool(self._masks))
 
     def changed(self) -> list[Any]:
-        """Return tensors that are finite if what a forward pass has changed is: the buffers, and changes of masks."""
+        """Return tensors that are finite if what a forward pass has changed is: buffers, and of masks what is new."""
         now = self.now()
         if not self._masks:
             return now
         masks, starts = ([side[k] for k in self._masks] for side in (now, self._starts.values))
-        return [*(one for k, one in enumerate(now) if k not in self._masks), change_of(masks, starts, True)]
+        with torch.no_grad():
+            after = torch.cat([one.reshape(-1).to(torch.float32) for one in masks])
+            new = torch.where(change_of(masks, starts, True) == 0, 0.0, after)
+        return [*(one for k, one in enumerate(now) if k not in self._masks), new]
 
     def add(self, changes: Any) -> None:
         """Change the buffers by a vector as `change` gives it; those of integers by rounded numbers."""

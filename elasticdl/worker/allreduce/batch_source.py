@@ -137,14 +137,14 @@ class LeasedBatches:
         self._known: deque[tuple[int, int]] = deque()  # (lease, n): in the model already, by another member
         self._loss: float | None = None
         self._names: dict[MinibatchName, int] = {}  # brought by this member and not confirmed: lease
-        self._is_unsure = False  # whether the master has ended the leases held
+        self._is_unsure = False  # whether the master may have ended the leases held
 
     def start(self) -> None:
         self._feeder.start()
 
     def entered(self) -> None:
         """Queue again the minibatches that the model of the new world lacks."""
-        self._is_unsure = not self._session.ledger.steps  # the master ends all leases when it hears of such a world
+        self._is_unsure = self._session.is_begun_anew
         applied = self._session.ledger.applied
         is_older = any(name not in applied for name in self._names)
         for held in self._leases.held():
@@ -184,7 +184,7 @@ class LeasedBatches:
     def agree(self, plan: StepPlan) -> bool:
         if self._is_unsure:  # a report under an ended lease would be refused, and end this world, too
             self._is_unsure = False  # its first headers have come, so the master knows of it
-            self._leases.revoke([held.id for held in self._leases.held() if not self._link.confirm(held.id)])
+            self._link.drop_ended_leases()
         return bool(plan.all_parts)
 
     def batch(self, part: BatchRef) -> Batch:

@@ -121,6 +121,8 @@ class GlobalBatches:
         self._closes = NO_EPOCH
         self._restart_feeder()
         self._to_share = []
+        if self._session.rank == 0 and self._session.is_begun_anew:
+            self._link.drop_ended_leases()  # else what fails under one could not be reported
         for held in self._link.leases.held():
             if held.lease.type == pb.TRAINING:
                 self._take_over(held)

@@ -262,7 +262,7 @@ class Work:
         self.callbacks.restore(snapshot["callbacks"])
 
     def restore_leases(self, snapshot: Mapping[str, Any], clock: float) -> None:
-        """Leases that were held; how far they are the workers report."""
+        """Hold the leases of the snapshot again; the workers report their progress."""
         for lease_id, worker_id, task_type, epoch, task in snapshot["leases"]:
             lease = Lease(lease_id, TaskType(task_type), epoch, task, Shard("", 0, 0))
             self.hold(worker_id, ReportedLease(lease), clock)
