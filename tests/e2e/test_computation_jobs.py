@@ -12,9 +12,9 @@ from elasticdl.protocol import Role
 from tests.chaos import jobs
 from tests.chaos.kills import Kill, run_life
 from tests.chaos.scenarios import assert_exact
-from tests.e2e.all_reduce_jobs import KERAS, TORCH, all_reduce_job, worker_logs
+from tests.e2e.all_reduce_jobs import KERAS, PACED_FEED, TORCH, all_reduce_job, worker_logs
 
-JOB = replace(jobs.DIGITS, num_epochs=4, num_ps_pods=0)
+JOB = replace(jobs.DIGITS, num_epochs=4, num_ps_pods=0, pace_s=0.004)  # of PyTorch: until a worker is killed
 ALL_REDUCE, LOCAL = "AllReduceStrategy", "Local"
 SMALL_AND_STEEP = """
 def custom_model():
@@ -55,7 +55,8 @@ def test_a_job_with_loss_scaling_parts_and_clipping_is_exact_though_a_worker_is_
         "clip_gradient_norm": 1.0,
         "checkpoint_steps": 20,
     }
-    running = all_reduce_job(TORCH, tmp_path, JOB.make_data(tmp_path), SMALL_AND_STEEP, JOB, **flags).start()
+    code = SMALL_AND_STEEP + PACED_FEED
+    running = all_reduce_job(TORCH, tmp_path, JOB.make_data(tmp_path), code, JOB, **flags).start()
     run_life(running, [Kill(Role.WORKER, at_version=60)])
     assert running.wait(200) == 0, running.story()
     assert_exact(running, JOB)

@@ -17,15 +17,22 @@ from tests.chaos.kills import Kill, run_life
 from tests.chaos.scenarios import assert_exact
 from tests.e2e.all_reduce_jobs import PACED_FEED, TORCH, all_reduce_job, worker_logs
 
-JOB = replace(jobs.DIGITS, num_epochs=4, num_ps_pods=0)
-SLOW_JOB = replace(JOB, num_epochs=8, pace_s=0.004)  # longer than the status takes to say how far it is
+JOB = replace(jobs.DIGITS, num_epochs=4, num_ps_pods=0, pace_s=0.004)  # longer than the status is late
+SLOW_JOB = replace(JOB, num_epochs=8)
 SLOTS = {"exp_avg", "exp_avg_sq", "step"}  # of Adam
 
 
 @pytest.mark.timeout(300)
 def test_a_job_with_a_sharded_optimizer_is_exact_though_a_worker_is_killed(tmp_path: Path) -> None:
     running = all_reduce_job(
-        TORCH, tmp_path, JOB.make_data(tmp_path), "", JOB, num_workers=3, shard_optimizer=True, checkpoint_steps=30
+        TORCH,
+        tmp_path,
+        JOB.make_data(tmp_path),
+        PACED_FEED,
+        JOB,
+        num_workers=3,
+        shard_optimizer=True,
+        checkpoint_steps=30,
     ).start()
     run_life(running, [Kill(Role.WORKER, at_version=40)])
     assert running.wait(200) == 0, running.story()
