@@ -94,7 +94,7 @@ zoo: $(ESTIMATOR)/.installed
 	@$(BIN)/python -m tests.zoo $(ZOO) --estimator_python $(abspath $(ESTIMATOR))/bin/python
 
 test: $(NATIVE)
-	$(call say,running all tests that are not marked long$(comma) three at a time$(comma) as some wait (about a quarter of an hour))
+	$(call say,running all tests that are not marked long$(comma) three at a time$(comma) as some wait (20 to 30 minutes))
 	@ELASTICDL_DURATIONS=build/durations.txt $(BIN)/python -m pytest -m "not (full or cluster or estimator)" -n 3 --dist loadfile \
 	    --no-loadscope-reorder --max-worker-restart 0 --durations 20 --durations-min 5
 
