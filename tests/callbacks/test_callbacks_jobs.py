@@ -168,6 +168,15 @@ def test_impossible_callbacks_are_refused_by_name_before_the_first_update(made: 
     assert complaint in str(refused.value)
 
 
+def test_a_callback_of_the_users_own_may_have_such_a_setting() -> None:
+    class SaveBest(keras.callbacks.Callback):  # type: ignore[misc]
+        save_weights_only = restore_best_weights = True
+
+    definition = load(str(REPOSITORY / "model_zoo"), DIGITS.model_def)
+    framework = KerasFramework(replace(definition, callbacks=lambda: [SaveBest()]), 32, 0, Metadata(), False)
+    assert framework.report().has_callbacks is False
+
+
 KILLED = """
     from elasticdl.api.callbacks import Callback, EarlyStopping
 

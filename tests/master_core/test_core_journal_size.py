@@ -103,6 +103,16 @@ def test_what_is_committed_is_the_same_in_the_next_life_whatever_was_left_out() 
     assert restored.snapshot() == epoch.snapshot()
 
 
+def test_a_journal_with_more_steps_than_are_planned_now_is_taken_over() -> None:
+    epoch = epoch_of(10)
+    for task in epoch.order[:6]:
+        epoch.change(task, CommittedTask.of(8), 8)
+    shorter = Epoch(0, [Shard("a", 0, 8)] * 10, SETTINGS, 32)
+    shorter.restore(json.loads(json.dumps(epoch.snapshot())))
+    shorter.validate()
+    assert (shorter.num_done, shorter.committed_records, shorter.complete) == (4, 32, True)
+
+
 def test_the_journal_of_an_earlier_version_is_read() -> None:
     epoch = epoch_of(500)
     train(epoch, 200)

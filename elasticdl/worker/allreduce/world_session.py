@@ -173,7 +173,11 @@ class ReplicaState(Protocol):
 
 
 class WorldSession:
-    """See above."""
+    """See above.
+
+    Attributes:
+        is_begun_anew: the master ended all leases when it heard of this world: its model is restored, or at step 0.
+    """
 
     def __init__(
         self,
@@ -202,7 +206,7 @@ class WorldSession:
         self._door = threading.Lock()
         self._is_outside = self._is_shut = False  # waits for a world; enters none any more
         self._rank = 0
-        self._holds_model = self._is_last = self._is_alone = self._has_left = self._is_begun_anew = False
+        self._holds_model = self._is_last = self._is_alone = self._has_left = self.is_begun_anew = False
         self._leaving_pods: set[int] = set()  # as of the newest header
         self._left, self._reason = 0, ""
         self._pending: list[MinibatchName] = []  # own ones, applied here
@@ -253,11 +257,6 @@ class WorldSession:
     def has_left(self) -> bool:
         """Whether the others know that this one has left the newest world for good."""
         return self._has_left
-
-    @property
-    def is_begun_anew(self) -> bool:
-        """Whether the master ended all leases when it heard of this world: its model is restored, or at step 0."""
-        return self._is_begun_anew
 
     @property
     def version(self) -> int:
@@ -607,7 +606,7 @@ class WorldSession:
             raise
         # The master may not know of a restored model yet: rank 0 must restore it again, and report it, if this fails.
         self._holds_model, self._has_left = source is not None or self._rank == 0, False
-        self._is_begun_anew = source is None or not self.ledger.steps
+        self.is_begun_anew = source is None or not self.ledger.steps
         self._leaving_pods = set()
         self._is_last, self._is_alone = self._ends_last(set()), not self._other_pods()
         self._settle_pending()
