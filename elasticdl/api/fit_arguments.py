@@ -7,7 +7,7 @@ import io
 import math
 import os
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elasticdl.api.fit_results import BestWeights
 from elasticdl.frameworks.keras.optimizer import make_callbacks
 from elasticdl_client.errors import FlagError, ModelDefinitionError
 
@@ -100,16 +101,23 @@ def _sliceable(leaf: Any) -> Any:
     return leaf if hasattr(leaf, "shape") else np.asarray(leaf)
 
 
-def write_callbacks(callbacks: Iterable[Any] | Any, path: Path) -> None:
+def write_callbacks(callbacks: Iterable[Any] | Any, path: Path, results: Path) -> list[Any]:
     """Write callbacks for the workers, their relative paths as those of this process.
 
     Args:
         callbacks: as in Keras, a single one or None, too.
+        results: the directory for what `fit` takes back.
+
+    Returns:
+        Those that are written; behind an EarlyStopping that restores the best weights the one that keeps them.
 
     Raises:
         ModelDefinitionError: one has no place in a job, or cannot be sent to another process.
     """
-    of_job = [_anchored(one) for one in make_callbacks("elasticdl.fit", _as_list(callbacks))]
+    is_single = callbacks is not None and not isinstance(callbacks, Iterable)
+    given = [callbacks] if is_single else list(callbacks or ())
+    apart = [one for number, each in enumerate(given) for one in _restoring_apart(each, number, results)]
+    of_job = [_anchored(one) for one in make_callbacks("elasticdl.fit", lambda: apart)]
     for one in of_job:
         kind = type(one)
         try:
@@ -126,6 +134,7 @@ def write_callbacks(callbacks: Iterable[Any] | Any, path: Path) -> None:
                 "Let it hold values that can be pickled; functions stand at the top of a module.",
             ) from error
     path.write_bytes(pickle.dumps(of_job))
+    return of_job
 
 
 class _OfScriptError(Exception):
@@ -147,9 +156,13 @@ def read_callbacks(path: Path) -> list[Any]:
     return found
 
 
-def _as_list(callbacks: Iterable[Any] | Any) -> Callable[[], list[Any]]:
-    is_single = callbacks is not None and not isinstance(callbacks, Iterable)
-    return lambda: [callbacks] if is_single else list(callbacks or ())
+def _restoring_apart(callback: Any, number: int, results: Path) -> list[Any]:
+    """Return an EarlyStopping that restores the best weights as one that stops, and one that keeps the weights."""
+    if not isinstance(callback, keras.callbacks.EarlyStopping) or not callback.restore_best_weights:
+        return [callback]
+    stopping = copy.copy(callback)
+    stopping.restore_best_weights = False
+    return [stopping, BestWeights(stopping, number, results)]
 
 
 def _anchored(callback: Any) -> Any:

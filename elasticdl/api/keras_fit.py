@@ -17,13 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
-from typing import IO, Any
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from elasticdl.api.callbacks import SavedModelExporter
 from elasticdl.api.fit_arguments import as_fitted, read_callbacks, split, write_callbacks
+from elasticdl.api.fit_results import BestWeights, WriteBack, take_back
 from elasticdl.data.samples import SampleRows
 from elasticdl.frameworks.framework import Mode
 from elasticdl.frameworks.keras.compiled import check_complete, completed
@@ -31,12 +33,12 @@ from elasticdl.frameworks.keras.input.module_data import ModuleData
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.choices import JobType
 from elasticdl_client.data_sources import OF_MODULE
-from elasticdl_client.errors import ElasticDLError, FlagError, ModelDefinitionError
+from elasticdl_client.errors import FlagError, ModelDefinitionError
 from elasticdl_client.sdk import FlagValue, JobHandle
 from elasticdl_client.sdk import start as sdk
 
 _BLOCK = 4096  # rows copied at once
-_MODEL, _WEIGHTS, _MODULE = "model.keras", "weights.npz", "fitted"
+_MODEL, _MODULE = "model.keras", "fitted"
 _MODULE_DIRECTORY, _CALLBACKS = "module", "callbacks.pickle"  # below that of the job
 _OWN_FLAGS = {  # flag → the argument of `fit` that it follows from
     "model_zoo": "model",
@@ -152,11 +154,13 @@ def fit(
     _build(model, training)
     validation = None if validation_data is None else _opened(definition, validation_data, Mode.EVALUATION)
     with _new_directory(directory) as place:
-        write_callbacks(callbacks, place / _CALLBACKS)
+        of_job = write_callbacks(callbacks, place / _CALLBACKS, place / _MODULE_DIRECTORY)
+        if any(isinstance(one, BestWeights) for one in of_job):
+            _check_restores(of_job, flags)
         job = _start(model, training, validation, place, flags, progress and verbose != 0)
     job.is_kept = bool(directory)
     _ended(job, place)
-    history = _take_back(model, place / _MODULE_DIRECTORY)
+    history = take_back(model, place / _MODULE_DIRECTORY)
     if not job.is_kept:
         _remove(job, place)
     return history
@@ -179,24 +183,7 @@ class HandedOver:
 
     def callbacks(self) -> list[Any]:
         """Return the user's callbacks, and the one that writes the history and the weights."""
-        return [*read_callbacks(self._directory.parent / _CALLBACKS), _WriteBack(self._directory)]
-
-
-class _WriteBack(keras.callbacks.Callback):  # type: ignore[misc]
-    """Writes what `fit` takes back; each file may be written twice, when a worker is lost."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__()
-        self._directory = directory
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        numbers = {name: float(value) for name, value in (logs or {}).items()}
-        with _published(self._directory / f"epoch-{epoch}.json") as file:
-            file.write(json.dumps(numbers).encode())
-
-    def on_train_end(self, logs: Any = None) -> None:
-        with _published(self._directory / _WEIGHTS) as file:
-            np.savez(file, *self.model.get_weights())
+        return [*read_callbacks(self._directory.parent / _CALLBACKS), WriteBack(self._directory)]
 
 
 def _check_flags(flags: Mapping[str, FlagValue]) -> None:
@@ -205,6 +192,19 @@ def _check_flags(flags: Mapping[str, FlagValue]) -> None:
         raise FlagError(f"fit takes no {of_keras[0]}.", _OF_KERAS[of_keras[0]])
     if taken:
         raise FlagError(f"fit takes no {taken[0]}.", f"It follows from {_OWN_FLAGS[taken[0]]}.")
+
+
+def _check_restores(callbacks: Sequence[Any], flags: Mapping[str, FlagValue]) -> None:
+    """Refuse what does not go with EarlyStopping(restore_best_weights=True)."""
+    with_it = "fit with EarlyStopping(restore_best_weights=True)"
+    if flags.get("output") or any(isinstance(one, SavedModelExporter) for one in callbacks):
+        raise FlagError(
+            f"{with_it} exports no model: a worker would write the newest weights, not the best.",
+            "Leave output and SavedModelExporter out, and save the model that fit gives the best weights.",
+        )
+    within = [name for name in ("evaluation_steps", "evaluation_throttle_secs") if flags.get(name)]
+    if within:
+        raise FlagError(f"{with_it} takes no {within[0]}.", "The weights of the best epoch are kept: leave it out.")
 
 
 def _minibatch_size(batch_size: int, num_workers: int) -> int:
@@ -412,28 +412,3 @@ def _ended(job: JobHandle, place: Path) -> JobHandle:
 def _remove(job: JobHandle, place: Path) -> None:
     job.delete()
     shutil.rmtree(place, ignore_errors=True)
-
-
-def _take_back(model: Any, module: Path) -> Any:
-    weights = module / _WEIGHTS
-    if not weights.is_file():
-        raise ElasticDLError(f"The job of fit has succeeded and has not written {weights}.", "Report this as a bug.")
-    with np.load(weights, allow_pickle=False) as arrays:
-        model.set_weights([arrays[f"arr_{place}"] for place in range(len(arrays.files))])
-    history = keras.callbacks.History()
-    history.set_model(model)
-    history.on_train_begin()
-    files = {int(path.stem.partition("-")[2]): path for path in module.glob("epoch-*.json")}
-    for epoch, path in sorted(files.items()):
-        history.on_epoch_end(epoch, json.loads(path.read_text()))
-    model.history = history
-    return history
-
-
-@contextmanager
-def _published(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name once it is whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        yield file
-    temporary.replace(path)

@@ -134,7 +134,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.data_sources",
     ),
     "elasticdl.api": (*SHARED, *BELOW, "elasticdl.layers", "elasticdl.worker"),  # a worker inside of a user's script
-    "elasticdl.api.fit_arguments": (*SHARED, "elasticdl.frameworks"),
+    "elasticdl.api.fit_arguments": (*SHARED, "elasticdl.api", "elasticdl.frameworks"),
+    "elasticdl.api.fit_results": SHARED,
     "elasticdl.api.keras_fit": (  # a job of its own, from Python
         *SHARED,
         "elasticdl.api",
@@ -230,6 +231,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
             "elasticdl.layers",
             "elasticdl.tabular",
             "elasticdl.api.fit_arguments",
+            "elasticdl.api.fit_results",
             "elasticdl.api.keras_fit",
             "elasticdl.api.tensorflow",
             "elasticdl_preprocessing",

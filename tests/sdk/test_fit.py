@@ -20,6 +20,7 @@ from sklearn.datasets import load_digits
 
 import elasticdl
 from elasticdl.api.fit_arguments import as_fitted, read_callbacks, split, write_callbacks
+from elasticdl.api.fit_results import WriteBack, take_back
 from elasticdl.api.keras_fit import modules_of
 from elasticdl_client.errors import DataError, ElasticDLError, FlagError, ModelDefinitionError
 from elasticdl_client.job_dir import holders, wait_for_end
@@ -81,8 +82,9 @@ def test_the_arguments_of_keras_do_as_there(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     x, y = load_digits(return_X_y=True)
     x, weights = (x / 16).astype("f4"), {digit: 1 + digit / 5 for digit in range(9)}
+    model = digits_model(has_input=False)
     history = elasticdl.fit(
-        digits_model(has_input=False),
+        model,
         x,
         y,
         batch_size=64,
@@ -91,12 +93,16 @@ def test_the_arguments_of_keras_do_as_there(tmp_path: Path, monkeypatch: pytest.
         validation_split=0.2,
         callbacks=[
             keras.callbacks.ModelCheckpoint("best.keras", "val_loss", save_best_only=True),
-            keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=10.0),
+            keras.callbacks.EarlyStopping("val_accuracy", patience=0, min_delta=10.0, restore_best_weights=True),
         ],
         num_workers=2,
         verbose=0,
     )
     assert 2 <= len(history.epoch) < 8  # no epoch gains so much; begun tasks are finished
+    of_samples = np.array([weights.get(digit, 1.0) for digit in y[1437:]], "f4")
+    restored = model.evaluate(x[1437:], y[1437:], sample_weight=of_samples, verbose=0, return_dict=True)
+    assert restored["loss"] == pytest.approx(history.history["val_loss"][0], rel=1e-3)  # of the best epoch, the first
+    assert restored["loss"] > history.history["val_loss"][-1] * 1.01
     best = keras.saving.load_model("best.keras").evaluate(x[1437:], y[1437:], verbose=0, return_dict=True)
     assert best["loss"] <= min(history.history["val_loss"]) * 1.0001  # or that of the part of an epoch at the end
 
@@ -212,11 +218,17 @@ REFUSED: dict[str, Callable[[], Attempt]] = {
         ModelDefinitionError,
         "no place in",
     ),
-    "best weights": lambda: (
+    "best weights exported": lambda: (
         (model_of(), X, Y),
-        {"callbacks": [keras.callbacks.EarlyStopping(restore_best_weights=True)]},
-        ModelDefinitionError,
-        "no process holds the best weights",
+        {"callbacks": [keras.callbacks.EarlyStopping(restore_best_weights=True)], "output": "exported"},
+        FlagError,
+        "restore_best_weights=True. exports no model",
+    ),
+    "best weights of no epoch": lambda: (
+        (model_of(), X, Y),
+        {"callbacks": keras.callbacks.EarlyStopping(restore_best_weights=True), "evaluation_steps": 5},
+        FlagError,
+        "restore_best_weights=True. takes no evaluation_steps",
     ),
     "weights alone": lambda: (
         (model_of(), X, Y),
@@ -260,14 +272,53 @@ def test_callbacks_may_hold_functions_of_modules_and_none_of_the_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     callback = keras.callbacks.LearningRateScheduler(steps_down)
-    write_callbacks(callback, tmp_path / "one")
+    write_callbacks(callback, tmp_path / "one", tmp_path)
     assert read_callbacks(tmp_path / "one")[0].schedule is steps_down
-    write_callbacks(None, tmp_path / "none")
+    write_callbacks(None, tmp_path / "none", tmp_path)
     assert read_callbacks(tmp_path / "none") == []
     monkeypatch.setattr(steps_down, "__module__", "__main__")
     with pytest.raises(ModelDefinitionError, match="needs steps_down, which is of this script or notebook"):
-        write_callbacks([callback], tmp_path / "refused")
+        write_callbacks([callback], tmp_path / "refused", tmp_path)
     assert not (tmp_path / "refused").exists()
+
+
+class Counted(keras.Model):
+    """A model whose only weight is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.add_weight(shape=(), name="count")
+
+
+@pytest.mark.parametrize(
+    ("settings", "losses"),
+    [
+        ({"patience": 9}, [3.0, 1.0, 2.0, 1.0]),  # training ends without a stop
+        ({"patience": 9, "min_delta": 0.5}, [3.0, 2.8, 2.6, 2.4, 2.2]),
+        ({"patience": 9, "min_delta": 0.5, "mode": "max"}, [1.0, 2.0, 2.4, 2.6]),
+        ({"patience": 2, "baseline": 1.0}, [3.0, 2.0, 2.5]),
+        ({"patience": 9, "start_from_epoch": 2}, [0.5, 0.4, 3.0, 2.0, 2.5]),
+        ({"patience": 9, "start_from_epoch": 9}, [0.5, 0.4]),  # nothing is restored
+        ({"patience": 9}, [float("nan"), 3.0, 2.0]),
+    ],
+)
+def test_the_best_weights_are_those_of_keras(settings: dict[str, Any], losses: list[float], tmp_path: Path) -> None:
+    of_keras = keras.callbacks.EarlyStopping(restore_best_weights=True, **settings)
+    first, *ours = write_callbacks([of_keras], tmp_path / "callbacks", tmp_path)
+    assert not first.restore_best_weights
+    model = Counted()
+    for callback in (of_keras, *ours, write_back := WriteBack(tmp_path)):
+        callback.set_model(model)
+    of_keras.on_train_begin()
+    for epoch, loss in enumerate(losses):
+        model.count.assign(epoch)
+        for callback in (of_keras, *ours, *ours, write_back):  # as if the worker of the first call was lost
+            callback.on_epoch_end(epoch, {"val_loss": loss})
+    write_back.on_train_end()
+    of_keras.on_train_end()
+    taken = Counted()
+    assert take_back(taken, tmp_path).history["val_loss"] == pytest.approx(losses, nan_ok=True)
+    assert taken.count.numpy() == model.count.numpy()
 
 
 @keras.saving.register_keras_serializable("test_fit")

@@ -294,6 +294,9 @@ def rules_of(path: str, callbacks: list[Any], metrics: Mapping[str, bool | None]
         match callback:
             case _OWN.EarlyStopping():
                 maker.add_early_stopping(callback)
+                decided = maker.rules.stopping[-1]  # Keras itself resolves "auto" by metrics that `fit` has built
+                callback.monitor = f"val_{decided['metric']}"
+                callback.mode = "max" if decided["maximize"] else "min"
             case _OWN.ModelCheckpoint():
                 maker.add_model_checkpoint(callback, callback.best)
             case _OWN.TerminateOnNaN():
@@ -360,7 +363,7 @@ def _refuse_setting(path: str, callback: Any) -> None:
     if isinstance(callback, _OWN.EarlyStopping) and callback.restore_best_weights:
         raise ModelDefinitionError(
             f"{path}: EarlyStopping(restore_best_weights=True): no process holds the best weights.",
-            "Leave it out; ModelCheckpoint(path, save_best_only=True) keeps the best model.",
+            "Leave it out: ModelCheckpoint(path, save_best_only=True) keeps the best model; elasticdl.fit restores it.",
         )
     if isinstance(callback, _OWN.ModelCheckpoint) and callback.save_weights_only:
         raise ModelDefinitionError(
