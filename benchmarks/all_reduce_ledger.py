@@ -28,13 +28,13 @@ from elasticdl.data.example import encode_examples
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Mode, Share, TaskRecords
 from elasticdl.model_def import load
+from elasticdl.protocol import derive_seed
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.allreduce.replica import Replica
 from elasticdl.worker.allreduce.step_header import BatchRef
 from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
-from elasticdl.worker.ledger import derive_seed
 from elasticdl.worker.master_link import MasterLink
 
 LONGEST_FORMING_S = 60.0

@@ -24,9 +24,8 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.factories import Readers, load_framework
-from elasticdl.worker.input.task_stream import TaskBatches
-from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
+from elasticdl.worker.tasks import HeldLease, TaskBatches
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_spec import JobSpec
 

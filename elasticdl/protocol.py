@@ -1,7 +1,8 @@
-"""Values that all processes of a job share: roles of pods, devices, ranges of records, the order of tasks."""
+"""Values that all processes of a job share: roles of pods, devices, ranges of records, the order of tasks, seeds."""
 
 from __future__ import annotations
 
+import hashlib
 import random
 from dataclasses import dataclass
 from enum import StrEnum
@@ -57,3 +58,13 @@ def task_order(seed: int, epoch: int, num_tasks: int) -> list[int]:
     order = list(range(num_tasks))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
+
+
+def derive_seed(*parts: int) -> int:
+    """Return a seed in [0, 2**62), the same in every process.
+
+    Args:
+        parts: such as (job seed, epoch, task) or (job seed, epoch, task, n).
+    """
+    text = ",".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 2

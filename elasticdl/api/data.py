@@ -31,10 +31,9 @@ from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
-from elasticdl.worker.input.task_stream import TaskStream
-from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.task_reporting import Reporter
+from elasticdl.worker.tasks import HeldLease, TaskStream
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec

@@ -25,8 +25,8 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channels import read_master_timeout_s
 from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.leases import HeldLease, LeaseBook, TaskProgress
 from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.tasks import HeldLease, LeaseBook, TaskProgress
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
 

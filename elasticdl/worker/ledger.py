@@ -1,12 +1,7 @@
-"""The ledger of a model in a worker: minibatches by name and their samples, counts of steps, and seeds drawn from
-names.
-
-A seed is a function of names, so every worker draws the same for a minibatch.
-"""
+"""The ledger of a model in a worker: minibatches by name and their samples, and counts of steps."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -106,9 +101,3 @@ def packed(ledger: Ledger) -> bytes:
 def unpacked(data: bytes) -> Ledger:
     """The inverse of `packed`."""
     return Ledger.from_manifest(json.loads(data))
-
-
-def derive_seed(*parts: int) -> int:
-    """A seed in [0, 2**62) from integers such as (job seed, epoch, task) or (job seed, epoch, task, n)."""
-    text = ",".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 2

@@ -11,14 +11,13 @@ import threading
 import time
 
 from elasticdl.frameworks.framework import Framework, NotFiniteStep, TableRows
+from elasticdl.protocol import derive_seed
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
-from elasticdl.worker.input.task_stream import NotFinite, TaskBatches
-from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.ledger import Ledger, derive_seed
-from elasticdl.worker.strategy import Commit, Values
+from elasticdl.worker.ledger import Ledger
+from elasticdl.worker.tasks import Commit, HeldLease, NotFinite, TaskBatches, Values
 from elasticdl_client.errors import CheckpointError, LastCheckpointError
 
 _log = logging.getLogger("elasticdl.worker")

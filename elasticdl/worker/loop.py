@@ -13,11 +13,9 @@ from elasticdl.frameworks.framework import FeedError, Mode
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.resource_use import keep_large_buffers
 from elasticdl.worker.activity import Activity
-from elasticdl.worker.input.quarantine import Quarantine, inspected
-from elasticdl.worker.input.task_stream import LeaseLost, NotFinite, TaskBatches, TaskStream
-from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.strategy import Strategy
+from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.task_reporting import TaskReporter
+from elasticdl.worker.tasks import HeldLease, LeaseLost, NotFinite, Strategy, TaskBatches, TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import JobError
 

@@ -31,7 +31,7 @@ from elasticdl.rpc.channels import MasterGone, connect, is_transient
 from elasticdl.rpc.resource_use import cpu_use, used_share
 from elasticdl.worker import child_stacks, stacks
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.leases import HeldLease, LeaseBook, TaskProgress
+from elasticdl.worker.tasks import HeldLease, LeaseBook, TaskProgress
 from elasticdl.worker.termination import FAREWELL_S
 from elasticdl_client.errors import JobError
 from elasticdl_client.secret_values import hide

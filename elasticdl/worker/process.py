@@ -28,8 +28,6 @@ from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.export.exporter import Exporter, announce_export
 from elasticdl.worker.factories import Readers, first_op, load_framework, on_parameter_servers
-from elasticdl.worker.input.quarantine import Quarantine
-from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
@@ -41,8 +39,9 @@ from elasticdl.worker.ps.strategy import (
     SynchronousTraining,
     Training,
 )
-from elasticdl.worker.strategy import Strategy
+from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.task_reporting import Reporter, TaskReporter
+from elasticdl.worker.tasks import Strategy, TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy
 from elasticdl_client.errors import CheckpointError, ElasticDLError, JobError

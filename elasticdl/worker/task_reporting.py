@@ -23,10 +23,17 @@ from elasticdl.frameworks.framework import NO_SURPLUS, FeedError, Framework, Inf
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.export.exporter import Exporter
-from elasticdl.worker.input.task_stream import LeaseLost, NotFinite, TaskBatches, TaskStream
-from elasticdl.worker.leases import HeldLease, PacedLink, TaskProgress
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.strategy import Values
+from elasticdl.worker.tasks import (
+    HeldLease,
+    LeaseLost,
+    NotFinite,
+    PacedLink,
+    TaskBatches,
+    TaskProgress,
+    TaskStream,
+    Values,
+)
 from elasticdl_client.errors import DataError, JobError, LastCheckpointError
 
 _log = logging.getLogger("elasticdl.worker")

@@ -11,7 +11,7 @@ from elasticdl.analysis.analysis import Analysis
 from elasticdl.data.factory import create_reader
 from elasticdl.frameworks.framework import FeedError, Inference, Mode, TaskRecords
 from elasticdl.worker.inference.analysis import TableInput, columns_of
-from elasticdl.worker.input.quarantine import Quarantine, inspected
+from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl_client.job_spec import JobSpec
 
 

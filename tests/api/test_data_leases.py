@@ -15,8 +15,8 @@ from elasticdl.api.data import DataShardService
 from elasticdl.api.session import AloneLink, ScriptSession
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.tasks import HeldLease, LeaseBook
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import lease
 from tests.worker.scripted_master import TOKEN, ScriptedMaster

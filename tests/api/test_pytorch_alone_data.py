@@ -22,8 +22,7 @@ from elasticdl.api.pytorch.shares import LeasedShares
 from elasticdl.frameworks.framework import TaskRecords
 from elasticdl.worker.allreduce.step_header import BatchRef, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldEnded
-from elasticdl.worker.input.task_stream import TaskStream
-from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.tasks import HeldLease, TaskStream
 from elasticdl_client.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

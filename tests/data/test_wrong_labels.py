@@ -13,9 +13,9 @@ from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.model_def import load
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.input.quarantine import Quarantine, inspected
-from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.task_reporting import said_of
+from elasticdl.worker.tasks import HeldLease
 
 KERAS = """
 import keras

@@ -29,9 +29,8 @@ from elasticdl.frameworks.framework import (
     Surplus,
     TaskRecords,
 )
-from elasticdl.protocol import Shard
+from elasticdl.protocol import Shard, derive_seed
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.ledger import derive_seed
 from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec
 

@@ -13,15 +13,14 @@ from greenlet import GreenletExit
 
 import elasticdl.worker.activity
 import elasticdl.worker.allreduce.loop
+import elasticdl.worker.allreduce.prefetchers
 import elasticdl.worker.allreduce.replica
 import elasticdl.worker.allreduce.worker
 import elasticdl.worker.allreduce.world_session
 import elasticdl.worker.checkpoint
-import elasticdl.worker.input.prefetchers
-import elasticdl.worker.input.task_stream
-import elasticdl.worker.leases
 import elasticdl.worker.master_link
 import elasticdl.worker.task_reporting
+import elasticdl.worker.tasks
 import elasticdl.worker.termination
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
@@ -40,17 +39,14 @@ from tests.engine.scheduler import Process, Scheduler, Threading, Time
 _WRITING_S = 2.0  # a checkpoint: longer than from the last step to the end of its process
 _WORKER = (
     elasticdl.worker.activity,
-    elasticdl.worker.allreduce.replica,
     elasticdl.worker.allreduce.loop,
+    elasticdl.worker.allreduce.prefetchers,
     elasticdl.worker.allreduce.replica,
     elasticdl.worker.allreduce.world_session,
     elasticdl.worker.checkpoint,
-    elasticdl.worker.input.prefetchers,
-    elasticdl.worker.input.prefetchers,
-    elasticdl.worker.input.task_stream,
-    elasticdl.worker.leases,
     elasticdl.worker.master_link,
     elasticdl.worker.task_reporting,
+    elasticdl.worker.tasks,
     elasticdl.worker.termination,
 )
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from elasticdl.worker.allreduce.prefetchers import InterruptibleLeases
 from elasticdl.worker.allreduce.replica import Replica
 from elasticdl.worker.allreduce.world_session import WorldSession
-from elasticdl.worker.input.prefetchers import InterruptibleLeases
 from elasticdl.worker.task_reporting import Reporter
 from tests.engine.collectives import SimulatedGroup
 from tests.engine.scheduler import Process, Scheduler

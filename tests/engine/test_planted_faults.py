@@ -11,10 +11,10 @@ import pytest
 from elasticdl.master.core.ledger.work import Work
 from elasticdl.protocol import Shard
 from elasticdl.worker.allreduce.batch_source import LeasedBatches
+from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher
 from elasticdl.worker.allreduce.world_session import WorldSession
-from elasticdl.worker.input.prefetchers import BatchPrefetcher
-from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.ledger import packed, unpacked
+from elasticdl.worker.tasks import HeldLease
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_spec import JobSpec
 from tests.engine.aimed_schedules import play_aimed

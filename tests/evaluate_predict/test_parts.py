@@ -8,8 +8,7 @@ import pytest
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.inference.output_parts import Parts
-from elasticdl.worker.input.task_stream import LeaseLost
-from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.tasks import HeldLease, LeaseLost
 
 
 def lease(number: int, task: int) -> HeldLease:

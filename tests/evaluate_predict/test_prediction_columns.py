@@ -15,7 +15,7 @@ from elasticdl.data.recordio_format import RecordIOWriter
 from elasticdl.model_def import load
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.inference.prediction import CarriedColumns
-from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.tasks import HeldLease
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.job_spec import JobSpec
 from tests.chaos.job import LocalJob

@@ -15,8 +15,7 @@ import pytest
 from elasticdl.frameworks.framework import Floats, Ids, Parameters, TableRows
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.export.exporter import export_elsewhere, needed_bytes
-from elasticdl.worker.input.task_stream import LeaseLost
-from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.tasks import HeldLease, LeaseLost
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from tests.lean_import import LEAN_IMPORT

@@ -15,8 +15,7 @@ from elasticdl.data.sql import OutputTable, check_unused_table
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.inference.prediction import PredictionWork, TableParts
-from elasticdl.worker.input.task_stream import LeaseLost
-from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.tasks import HeldLease, LeaseLost
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.job_spec import JobSpec

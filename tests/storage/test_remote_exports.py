@@ -13,7 +13,7 @@ from elasticdl.frameworks.callback_rules import Rules
 from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.paths import RemotePath, check_writable, on_this_machine, path_of
 from elasticdl.worker.export.exporter import Exporter
-from elasticdl.worker.input.task_stream import LeaseLost
+from elasticdl.worker.tasks import LeaseLost
 from elasticdl_client.errors import CheckpointError, FlagError, ModelDefinitionError, StorageError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.local_checks import check_local

@@ -22,7 +22,7 @@ from elasticdl.master.core.settings import JobSettings
 from elasticdl.protocol import Role
 from elasticdl.storage.paths import RemotePath
 from elasticdl.storage.tensorboard_copy import refresh
-from elasticdl.worker.input.quarantine import Quarantine
+from elasticdl.worker.quarantine import Quarantine
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_preprocessing import get_min

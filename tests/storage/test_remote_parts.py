@@ -15,8 +15,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.paths import path_of
 from elasticdl.worker.inference.output_parts import Parts
-from elasticdl.worker.input.task_stream import LeaseLost
-from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.tasks import HeldLease, LeaseLost
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_spec import JobSpec
 from tests.storage.faulty_proxy import Fault, FaultyProxy, Request

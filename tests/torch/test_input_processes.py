@@ -19,7 +19,7 @@ from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.frameworks.torch.input_processes import InputProcesses
 from elasticdl.frameworks.torch.samples import TensorSamples
 from elasticdl.model_def import load
-from elasticdl.worker.input.quarantine import Quarantine, inspected
+from elasticdl.worker.quarantine import Quarantine, inspected
 from tests.torch.conftest import ZOO
 
 SIZE = 4

@@ -25,11 +25,10 @@ from elasticdl.ps.server.synchronous import UpdateSettings
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.servers import serve
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.input.task_stream import TaskBatches
-from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.ps.session import PsSession
 from elasticdl.worker.ps.strategy import Gradients, ParameterServerStrategy, PipelinedTraining, SynchronousTraining
+from elasticdl.worker.tasks import HeldLease, TaskBatches
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 

@@ -18,12 +18,12 @@ from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.export.exporter import Exporter
-from elasticdl.worker.input.quarantine import Quarantine
-from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.task_reporting import Reporter, TaskReporter
+from elasticdl.worker.tasks import TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import Numbers

@@ -14,7 +14,7 @@ from elasticdl.frameworks.framework import Batch
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channels import MasterGone
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.input.prefetchers import (
+from elasticdl.worker.allreduce.prefetchers import (
     BatchPrefetcher,
     Broke,
     Failed,
@@ -26,10 +26,9 @@ from elasticdl.worker.input.prefetchers import (
     Over,
     Unreadable,
 )
-from elasticdl.worker.input.quarantine import Quarantine
-from elasticdl.worker.input.task_stream import TaskStream
-from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.quarantine import Quarantine
+from elasticdl.worker.tasks import HeldLease, TaskStream
 from tests.worker.counting import Counting, Numbers, lease
 from tests.worker.scripted_master import ScriptedMaster
 

@@ -15,9 +15,8 @@ from elasticdl.frameworks.framework import Batch, Framework, NotFiniteStep
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
-from elasticdl.worker.input.task_stream import LeaseLost, NotFinite, TaskBatches
-from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
+from elasticdl.worker.tasks import HeldLease, LeaseLost, NotFinite, TaskBatches
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import CheckpointError
 from elasticdl_client.job_spec import JobSpec

@@ -19,10 +19,9 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.input.task_stream import LeaseLost, TaskStream
-from elasticdl.worker.leases import HeldLease, TaskProgress
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.task_reporting import Reporter
+from elasticdl.worker.tasks import HeldLease, LeaseLost, TaskProgress, TaskStream
 from elasticdl_client.errors import JobError
 from tests.master.actors import wait_until
 from tests.worker.counting import Numbers

@@ -18,7 +18,7 @@ from elasticdl.frameworks.framework import Batch
 from elasticdl.ps.client import IdsOutOfRange, Pull, Push
 from elasticdl.ps.server.synchronous import UpdateSettings
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.input.task_stream import LeaseLost, NotFinite
+from elasticdl.worker.tasks import LeaseLost, NotFinite
 from tests.ps.masters import OnePsMaster, serving, start_ps
 from tests.ps.scenes import TOKEN as PS_TOKEN
 from tests.worker.ps_job import NUM_NAMES, NUM_TRAINABLE, PsJob, Worker, name_of, ps_job

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
-from elasticdl.worker.input.quarantine import Quarantine, inspected
+from elasticdl.worker.quarantine import Quarantine, inspected
 
 
 class Picky:

@@ -12,13 +12,13 @@ from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.global_batch_source import GlobalBatches
+from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher, InterruptibleLeases, LeasePrefetcher, LocalLeases
 from elasticdl.worker.allreduce.step_header import StepFlag, StepPlan
 from elasticdl.worker.export.exporter import Exporter
-from elasticdl.worker.input.prefetchers import BatchPrefetcher, InterruptibleLeases, LeasePrefetcher, LocalLeases
-from elasticdl.worker.input.quarantine import Quarantine
-from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.ledger import UNKNOWN, Ledger, RestoredModel
+from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.task_reporting import Reporter, TaskReporter
+from elasticdl.worker.tasks import TaskStream
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import Counting, Numbers, lease

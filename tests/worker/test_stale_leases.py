@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.input.prefetchers import LocalLeases
-from elasticdl.worker.input.task_stream import TaskStream
-from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.allreduce.prefetchers import LocalLeases
+from elasticdl.worker.tasks import HeldLease, TaskStream
 from tests.worker.counting import Numbers
 
 

@@ -14,7 +14,7 @@ from elasticdl.ps.server.service import PsService
 from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.server.synchronous import UpdateSettings
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.input.task_stream import LeaseLost
+from elasticdl.worker.tasks import LeaseLost
 from tests.worker.ps_job import NUM_TRAINABLE, PsJob, Worker, name_of, ps_job
 
 pytestmark = pytest.mark.timeout(120)

@@ -8,13 +8,11 @@ from typing import Any
 from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.input.quarantine import Quarantine
-from elasticdl.worker.input.task_stream import NotFinite, TaskBatches, TaskStream
-from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.strategy import Commit
+from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.task_reporting import Reporter, TaskReporter
+from elasticdl.worker.tasks import Commit, HeldLease, NotFinite, TaskBatches, TaskStream
 from elasticdl.worker.termination import Termination
 from tests.worker.counting import Numbers
 from tests.worker.scripted_master import TOKEN, ScriptedMaster

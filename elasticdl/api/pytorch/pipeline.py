@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from elasticdl.api.data import Minibatch, Name
 from elasticdl.frameworks.torch.randomness import seed_script
+from elasticdl.protocol import derive_seed
 from elasticdl.rpc.signals import signal_pipe
-from elasticdl.worker.ledger import derive_seed
 from elasticdl.worker.termination import EXIT_CODE, LIMIT_S
 from elasticdl_client.errors import DataError
 

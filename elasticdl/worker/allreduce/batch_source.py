@@ -15,13 +15,12 @@ from typing import Protocol
 from elasticdl.frameworks.framework import Batch
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher, Broke, Failed, Item, Other, Over, Unreadable
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldSession
-from elasticdl.worker.input.prefetchers import BatchPrefetcher, Broke, Failed, Item, Other, Over, Unreadable
-from elasticdl.worker.input.task_stream import NotFinite, TaskStream
-from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.task_reporting import Reporter, TaskReporter
+from elasticdl.worker.tasks import HeldLease, LeaseBook, NotFinite, TaskStream
 
 _log = logging.getLogger("elasticdl.worker")
 

@@ -18,10 +18,7 @@ from typing import Any
 from elasticdl.frameworks.framework import NO_SURPLUS, Batch, Surplus
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.allreduce.schedule import NO_EPOCH, StepSchedule
-from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.allreduce.world_session import WorldSession
-from elasticdl.worker.input.prefetchers import (
+from elasticdl.worker.allreduce.prefetchers import (
     BatchPrefetcher,
     Broke,
     Failed,
@@ -32,10 +29,12 @@ from elasticdl.worker.input.prefetchers import (
     Over,
     Unreadable,
 )
-from elasticdl.worker.input.task_stream import NotFinite
-from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.allreduce.schedule import NO_EPOCH, StepSchedule
+from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
+from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.ledger import UNKNOWN
 from elasticdl.worker.task_reporting import TaskReporter, said_of
+from elasticdl.worker.tasks import HeldLease, NotFinite
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.job_spec import JobSpec
 

@@ -15,6 +15,7 @@ import grpc
 
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.framework import Batch, ComputeGradient, FeedError, Framework, LocalGradient, Mode, Share
+from elasticdl.protocol import derive_seed
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
@@ -22,11 +23,9 @@ from elasticdl.worker.allreduce.batch_source import BatchSource
 from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint, Replica
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldEnded, WorldSession
-from elasticdl.worker.input.quarantine import Quarantine, inspected
-from elasticdl.worker.input.task_stream import TaskBatches, TaskStream
-from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.ledger import derive_seed
+from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.task_reporting import TaskReporter
+from elasticdl.worker.tasks import HeldLease, TaskBatches, TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.errors import ElasticDLError, LastCheckpointError

@@ -23,9 +23,8 @@ from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.step_header import StepFlag
 from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl.worker.checkpoint import Arrays, Checkpoint, StateCheckpoints
-from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.ledger import Ledger, RestoredModel
-from elasticdl.worker.strategy import Values
+from elasticdl.worker.tasks import HeldLease, Values
 from elasticdl.worker.termination import PATIENCE_S, Termination
 from elasticdl_client.errors import CheckpointError
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from elasticdl.collective import ElasticGroup
 from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, ShardsOptimizer, TaskRecords
-from elasticdl.protocol import Shard
+from elasticdl.protocol import Shard, derive_seed
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.addresses import own_host
 from elasticdl.rpc.job_secret import read_token
@@ -15,19 +15,17 @@ from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.batch_source import BatchSource, LeasedBatches
 from elasticdl.worker.allreduce.global_batch_source import GlobalBatches
 from elasticdl.worker.allreduce.loop import AllReduceLoop, compile_on
+from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher, InterruptibleLeases, LeasePrefetcher, LocalLeases
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica, ShardedReplica
 from elasticdl.worker.allreduce.sharded_session import ShardedSession
 from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.factories import Readers
-from elasticdl.worker.input.prefetchers import BatchPrefetcher, InterruptibleLeases, LeasePrefetcher, LocalLeases
-from elasticdl.worker.input.quarantine import Quarantine
-from elasticdl.worker.input.task_stream import TaskStream
-from elasticdl.worker.leases import LeaseLink
-from elasticdl.worker.ledger import derive_seed
 from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.task_reporting import Reporter, TaskReporter
+from elasticdl.worker.tasks import LeaseLink, TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.errors import DataError

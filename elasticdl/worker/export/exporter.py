@@ -24,10 +24,8 @@ from elasticdl.frameworks.framework import Framework, Parameters, Table, TableRo
 from elasticdl.rpc.resource_use import available_bytes
 from elasticdl.storage.paths import DONE_FILE, RemotePath, path_of
 from elasticdl.worker.export.process import ExportWriter
-from elasticdl.worker.input.task_stream import LeaseLost
-from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.strategy import Values
+from elasticdl.worker.tasks import HeldLease, LeaseLost, Values
 from elasticdl_client.errors import CheckpointError, ElasticDLError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.storage_kinds import AnyPath, is_remote

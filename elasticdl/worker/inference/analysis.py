@@ -18,11 +18,9 @@ from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.factories import Readers
 from elasticdl.worker.inference.output_parts import Parts
 from elasticdl.worker.inference.worker import OnePassLoop
-from elasticdl.worker.input.quarantine import Quarantine
-from elasticdl.worker.input.task_stream import TaskBatches, TaskStream
-from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.strategy import Values
+from elasticdl.worker.quarantine import Quarantine
+from elasticdl.worker.tasks import HeldLease, TaskBatches, TaskStream, Values
 from elasticdl_client.errors import DataError, StorageError
 from elasticdl_client.job_spec import JobSpec
 

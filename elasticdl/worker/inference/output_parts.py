@@ -41,8 +41,7 @@ from elasticdl.storage.paths import (
     remove_matching,
     sync_directory,
 )
-from elasticdl.worker.input.task_stream import LeaseLost
-from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.tasks import HeldLease, LeaseLost
 from elasticdl_client.choices import PredictionFormat
 from elasticdl_client.errors import JobError
 from elasticdl_client.storage_kinds import AnyPath

@@ -30,10 +30,8 @@ from elasticdl.protocol import Shard
 from elasticdl.storage.paths import DONE_FILE, path_of
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.inference.output_parts import Columns, Parts, RowWriter, columns_of, format_of, open_rows
-from elasticdl.worker.input.task_stream import LeaseLost, TaskBatches
-from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.strategy import Values
+from elasticdl.worker.tasks import HeldLease, LeaseLost, TaskBatches, Values
 from elasticdl_client.choices import PredictionFormat
 from elasticdl_client.data_sources import is_table, split_columns
 from elasticdl_client.errors import DataError, ModelDefinitionError

@@ -29,13 +29,11 @@ from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.factories import MODES, TASK_TYPES, Readers, load_framework
 from elasticdl.worker.inference.output_parts import confirmed_file
 from elasticdl.worker.inference.prediction import PredictionWork
-from elasticdl.worker.input.quarantine import Quarantine, inspected
-from elasticdl.worker.input.task_stream import LeaseLost, TaskBatches, TaskStream
-from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.ps.session import PsSession
-from elasticdl.worker.strategy import Values
+from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.task_reporting import as_json, evaluate_task, merged_results, said_of
+from elasticdl.worker.tasks import HeldLease, LeaseLost, TaskBatches, TaskStream, Values
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import CheckpointError, DataError, JobError

@@ -23,9 +23,8 @@ from elasticdl.ps.client import (
     Push,
     initial_row,
 )
-from elasticdl.worker.input.task_stream import LeaseLost
-from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.tasks import HeldLease, LeaseLost
 from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")

@@ -16,14 +16,12 @@ from typing import Protocol
 import numpy as np
 
 from elasticdl.frameworks.framework import Batch, Floats, Framework, Ids, Parameters, Step, Table, TableRows
+from elasticdl.protocol import derive_seed
 from elasticdl.ps.client import LocalDenseValues, PsClient, Pull, Pulled, Push, TooStale
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.input.task_stream import LeaseLost, NotFinite, TaskBatches
-from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.ledger import derive_seed
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.ps.session import PsSession
-from elasticdl.worker.strategy import Commit, Values
+from elasticdl.worker.tasks import Commit, HeldLease, LeaseLost, NotFinite, TaskBatches, Values
 
 _EXPORT_BYTES = 16 << 20  # of one chunk of an exported table
 

@@ -18,10 +18,9 @@ from typing import Protocol
 
 from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, Surplus, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.input.quarantine import Quarantine, inspected
-from elasticdl.worker.input.task_stream import TaskStream
-from elasticdl.worker.leases import HeldLease, LeaseBook, LeaseLink
 from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.quarantine import Quarantine, inspected
+from elasticdl.worker.tasks import HeldLease, LeaseBook, LeaseLink, TaskStream
 from elasticdl_client.errors import DataError
 
 _AHEAD = 2  # minibatches made and not taken yet

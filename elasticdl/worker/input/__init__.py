@@ -1,1 +1,0 @@
-"""From leases to minibatches, ahead of training."""
