@@ -8,6 +8,7 @@ import shlex
 import unicodedata
 from urllib.parse import parse_qs, urlsplit
 
+from elasticdl_client.choices import PredictionFormat
 from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import StorageError
 from elasticdl_client.flags import Check
@@ -117,7 +118,13 @@ def check_url_of_directory(url: str) -> str:
 def check_outputs(place: str) -> str:
     """A path, the URL of a directory in storage, or of a table of a database."""
     if not is_table(place):
-        return check_writable_directory(place)
+        wrong = check_writable_directory(place)
+        of_file = place.rstrip("/").endswith(tuple(f".{kind}" for kind in PredictionFormat))
+        return wrong or (
+            "is to be a directory, of a file for each task; leave the ending out: --prediction_format says the kind"
+            if of_file
+            else ""
+        )
     has_table = bool(parse_qs(urlsplit(place).query).get("table"))
     return "" if has_table else "names no table; write it after the URL: ?table=NAME"
 

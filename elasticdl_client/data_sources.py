@@ -10,6 +10,7 @@ from elasticdl_client.errors import DataError
 from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import is_remote, scheme_of
 
+ROW = "elasticdl_row"  # the column by which a SQL statement numbers its rows
 OF_MODULE = "dataset()"  # the return value of the module's function
 SQL_SCHEMES = ("sqlite", "postgresql", "postgres", "mysql", "mariadb")
 

@@ -13,6 +13,7 @@ import sys
 from elasticdl_client import goodput, progress
 from elasticdl_client.checks import as_job_name
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
+from elasticdl_client.data_sources import ROW
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, with_metrics_of
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobStatus
@@ -137,7 +138,9 @@ def _made(spec: JobSpec, ended: Ended) -> list[tuple[str, str]]:
     if ended.exit_code != 0:
         return []
     output = "statistics" if spec.job_type is JobType.ANALYZE else "model"
-    made = {output: spec.output, "predictions": hide(spec.prediction_outputs), "metrics": spec.metrics_output}
+    of_statement = spec.prediction_columns == ROW  # which takes them into its table, and removes the files
+    predictions = "" if of_statement else hide(spec.prediction_outputs)
+    made = {output: spec.output, "predictions": predictions, "metrics": spec.metrics_output}
     return [(name, path) for name, path in made.items() if path][:1] + [("next", one) for one in _next_commands(spec)]
 
 

@@ -26,6 +26,7 @@ from typing import Any
 from urllib.parse import quote
 
 from elasticdl_client.choices import JobType, Runtime
+from elasticdl_client.data_sources import ROW
 from elasticdl_client.errors import ElasticDLError, FlagError, JobFailed
 from elasticdl_client.flags import Group
 from elasticdl_client.job_spec import JobSpec
@@ -40,7 +41,7 @@ from elasticdl_client.sql.jobs import JobFlags, command_of, name_of, spec_of
 from elasticdl_client.sql.models import DESCRIPTION, EXPORT, ModelRegistry, PodPlace, StoredModel, now, outcome_of
 from elasticdl_client.sql.models_table import CLUSTER, TRAINED, TRAINING, ModelRow, ModelsTable, row_of
 from elasticdl_client.sql.runtime import Outputs, Program, RowStore, several_outputs
-from elasticdl_client.sql.snapshot import ROW, Field
+from elasticdl_client.sql.snapshot import Field
 from elasticdl_client.sql.statement import ModelName, Place, Query
 
 TABLES = "tables"

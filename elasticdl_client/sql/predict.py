@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any, ClassVar
 
 from elasticdl_client.choices import JobType
+from elasticdl_client.data_sources import ROW
 from elasticdl_client.errors import DataError
 from elasticdl_client.sql import jobs, snapshot
 from elasticdl_client.sql.columns import written
@@ -21,7 +22,7 @@ from elasticdl_client.sql.database import SnapshotReader, find_name
 from elasticdl_client.sql.estimators import METRICS, Task, is_own
 from elasticdl_client.sql.models import StoredModel
 from elasticdl_client.sql.runtime import Session, check_target, create
-from elasticdl_client.sql.snapshot import LABEL, ROW, Field
+from elasticdl_client.sql.snapshot import LABEL, Field
 from elasticdl_client.sql.statement import Evaluate, Name, Predict, Query, StatementError, suggestion
 
 _VALUE = "elasticdl_value"

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elasticdl_client.choices import JobType
+from elasticdl_client.data_sources import ROW
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.job_dir import JobDir, path_of
 from elasticdl_client.job_spec import JobSpec
@@ -34,7 +35,7 @@ from elasticdl_client.sql.arguments import VARIABLE
 from elasticdl_client.sql.database import Database
 from elasticdl_client.sql.jobs import JobFlags, command_of
 from elasticdl_client.sql.models import DATA, DESCRIPTION, ModelRegistry, StoredModel
-from elasticdl_client.sql.snapshot import ROW, Field
+from elasticdl_client.sql.snapshot import Field
 from elasticdl_client.sql.statement import Name, StatementError, suggestion
 from elasticdl_client.sql.tokens import load
 

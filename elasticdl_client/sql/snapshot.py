@@ -12,11 +12,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from elasticdl_client.data_sources import ROW
 from elasticdl_client.errors import DataError
 from elasticdl_client.sql.tokens import load
 
 LABEL = "elasticdl_label"
-ROW = "elasticdl_row"
 _OF_OURS = "elasticdl_"
 _ROWS_PER_FILE = 50_000
 

@@ -281,6 +281,12 @@ def test_what_is_not_like_any_flag_gets_none() -> None:
     assert "Did you mean" not in str(caught.value)
 
 
+@pytest.mark.parametrize("place", ["out.csv", "s3://bucket/out.parquet/"])
+def test_predictions_are_no_single_file(place: str) -> None:
+    with pytest.raises(FlagError, match=f"--prediction_outputs={place}: is to be a directory"):
+        JobSpec.from_flags(JobType.PREDICT, {"prediction_outputs": place})
+
+
 def test_a_url_is_no_path() -> None:
     with pytest.raises(FlagError, match="--log_file_path=s3://bucket/model: is a URL; mount the bucket"):
         JobSpec.from_flags("train", {**LOCAL, "log_file_path": "s3://bucket/model"})

@@ -15,6 +15,7 @@ import pytest
 from elasticdl.master.core.event_log import MAX_EVENTS, EventLog
 from elasticdl_client import report
 from elasticdl_client.choices import JobType, Runtime
+from elasticdl_client.data_sources import ROW
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, from_journal, to_journal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, EpochCoverage, JobPhase, JobStatus
@@ -210,6 +211,14 @@ def test_the_end_is_a_card_of_what_a_user_asks_then(capsys: pytest.CaptureFixtur
     assert "--checkpoint_dir_for_init=out" in predict
     assert logs == "logs: l"
     assert printed.err == ""
+
+
+def test_predictions_of_a_statement_have_no_place_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """They go to its table, and the files are removed."""
+    for columns, lines in (("id", ["predictions: out", "logs: l"]), (ROW, ["logs: l"])):
+        spec = JobSpec(job_name="j", job_type=JobType.PREDICT, prediction_outputs="out", prediction_columns=columns)
+        report.print_end(spec, Ended(0, "", None), None, logs="l", hint="")
+        assert capsys.readouterr().out.splitlines() == ["Job j succeeded.", *lines]
 
 
 @pytest.mark.parametrize("runtime", Runtime)

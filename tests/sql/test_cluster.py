@@ -20,6 +20,7 @@ from elasticdl.protocol import Shard
 from elasticdl.tabular import importance
 from elasticdl.tabular.importance import Importance
 from elasticdl_client.choices import JobType, Runtime
+from elasticdl_client.data_sources import ROW
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
@@ -34,7 +35,7 @@ from elasticdl_client.sql.jobs import JobFlags, command_of
 from elasticdl_client.sql.models import ModelRegistry, PodPlace, StoredModel
 from elasticdl_client.sql.models_table import ModelsTable
 from elasticdl_client.sql.runtime import Session
-from elasticdl_client.sql.snapshot import ROW, Field
+from elasticdl_client.sql.snapshot import Field
 from elasticdl_client.sql.statement import ModelName, Place, Query, StatementError
 from tests.data import mariadb
 
