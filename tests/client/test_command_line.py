@@ -57,6 +57,13 @@ def test_ctrl_c_while_the_client_is_imported_leaves_no_traceback() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+    code = (
+        f"import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.argv = ['elasticdl', '--help']\n{code}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")  # ignored, as in the background of a shell script
 
 
 def test_help_of_a_command_exits_0() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -78,6 +79,30 @@ def test_a_refused_patch_is_an_error_with_the_servers_words(server: Recorder) ->
         connection.patch("/api/v1/namespaces/x/configmaps/y", {}, MERGE)
     assert caught.value.status == 409
     assert isinstance(caught.value.__cause__, ApiException)
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "hint"),
+    [
+        (403, "is forbidden: exceeded quota: pods, requested: pods=1", "wait until other pods"),
+        (403, "is forbidden: failed quota: cpus: must specify limits.cpu", "A quota of the namespace counts them"),
+        (403, "is forbidden: maximum cpu usage per Container is 750m, but limit is 1", "A LimitRange"),
+        (403, "is forbidden: minimum memory usage per Pod is 1Gi, but request is 32Mi", "A LimitRange"),
+        (
+            422,
+            "is invalid: spec.containers[0].resources.requests: must be less than or equal to cpu limit",
+            "gives no limit",
+        ),
+        (403, "is forbidden: a policy: you must specify runAsNonRoot", "Ask the administrator"),
+        (422, "is invalid: spec.containers[0].resources.requests: must be an integer", "^$"),
+    ],
+)
+def test_what_a_namespace_allows_a_pod_has_its_hint(server: Recorder, status: int, said: str, hint: str) -> None:
+    server.status, server.answer = status, json.dumps({"message": f'pods "x" {said}'}).encode()
+    connection = server.connection()
+    with pytest.raises(ClusterError) as caught, connection.doing("make a pod"):
+        connection.patch("/api/v1/namespaces/x/pods/y", {}, MERGE)
+    assert re.search(hint, caught.value.hint)
 
 
 def test_a_query_is_quoted(server: Recorder) -> None:

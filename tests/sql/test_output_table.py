@@ -69,6 +69,15 @@ def test_records_with_the_same_key_are_an_error_in_one_task_and_at_the_end(datab
         table.check_num_rows(100)
 
 
+def test_a_constraint_of_the_users_own_is_not_explained_by_the_key(server: str) -> None:
+    with psycopg.connect(server) as connection:
+        columns = "id BIGINT, prediction_0 DOUBLE PRECISION, prediction_1 DOUBLE PRECISION CHECK (prediction_1 > -3)"
+        connection.execute(f"CREATE TABLE checked ({columns})")
+    with pytest.raises(DataError, match="violates check constraint") as caught:
+        OutputTable(f"{server}&table=checked", "id").replace(rows(0, 5))
+    assert "another value in each record" not in caught.value.hint
+
+
 def test_workers_that_write_the_same_rows_at_once_leave_each_row_once(database: str) -> None:
     """None of them finds the table; all write the same keys, each in another order."""
     barrier, failures = threading.Barrier(NUM_WRITERS), []
