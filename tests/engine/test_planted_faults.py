@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from elasticdl.master.core import events
 from elasticdl.master.core.ledger.work import Work
 from elasticdl.protocol import Shard
 from elasticdl.worker.allreduce.batch_source import LeasedBatches
@@ -24,6 +25,7 @@ from tests.engine.hostile_schedules import play_hostile
 from tests.engine.member import installed
 from tests.engine.points import Point, watched
 from tests.engine.scheduler import Process
+from tests.engine.schedules import MINIBATCH
 from tests.engine.test_engine_schedules import begin, plain_job
 
 _HELD_S = 3.0
@@ -132,6 +134,34 @@ def play_lost_restorer(seed: int) -> None:
         step_until(job, lambda: job.job._worlds.num_formed > number)
 
 
+def play_second_lease(seed: int) -> None:
+    """Rank 0 is granted a task again in the same group, while it alone has the newest step in its model.
+
+    So it is if a lease crosses the registration with a restarted master, which lacks it.
+    """
+    job = plain_job(seed, 2, fixed_global_batch=2 * MINIBATCH)
+    first: list[Process] = []
+
+    def hold(point: Point, process: Process) -> float | None:
+        rank = job.members[process].loop._session.rank if first else None
+        if point is Point.STEP_IS_APPLIED and rank == 0:
+            return _HELD_S
+        return 2 * _HELD_S if point is Point.SUMS_HAVE_COME and rank else None
+
+    def steps() -> set[int]:
+        return {member.steps for member in job.members.values()}
+
+    with installed(job.room, job.members.__getitem__), watched(job.scheduler, hold):
+        begin(job)
+        first += [process for process, member in job.members.items() if member.loop._session.rank == 0]
+        step_until(job, lambda: len(steps()) > 1)
+        work, worker_id = job.job._work, job.members[first[0]]._worker_id
+        for lease in work.leases.of_worker(worker_id):
+            work.give_back(lease)
+        job.tell(events.Tick())
+        step_until(job, lambda: len(steps()) == 1)
+
+
 def _is_inside(member: Any) -> bool:
     """Whether it waits for the first header of the others."""
     return member.loop._session.version > 0 and member.loop._clock._now == "world"
@@ -178,6 +208,13 @@ def test_a_restored_model_that_is_a_source_before_it_is_reported_is_found(monkey
     assert not is_found(play_lost_restorer, message)
     monkeypatch.setattr(WorldSession, "_synchronize", synchronize_and_hold)
     assert is_found(play_lost_restorer, message, _MORE_SEEDS)
+
+
+def test_a_newest_step_that_is_reported_before_all_have_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "committed, and not in the model of"
+    assert not is_found(play_second_lease, message)
+    monkeypatch.setattr(WorldSession, "is_proven", lambda session, name: name in session.ledger.applied)
+    assert is_found(play_second_lease, message, _MORE_SEEDS)
 
 
 def test_leases_that_outlive_the_model_that_they_were_granted_for_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
