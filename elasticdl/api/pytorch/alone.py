@@ -12,7 +12,8 @@ from elasticdl.collective import Reduction
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.worker.allreduce.replica import EndingGroup
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan, StepProposal
-from elasticdl.worker.allreduce.world_session import Ledger, ReplicaState, WorldEnded
+from elasticdl.worker.allreduce.world_session import ReplicaState, WorldEnded
+from elasticdl.worker.ledger import Ledger
 
 
 class StepGroup(EndingGroup, Protocol):

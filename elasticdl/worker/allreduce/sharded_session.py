@@ -179,7 +179,7 @@ class ShardedSession(WorldSession):
 
         Of two that leave together, both may hold the same shards; and one of those members may be the next to leave.
         """
-        leaving = self._leaving(plan)
+        leaving = self._departures.leaving(plan)
         stays = [rank for rank, pod in enumerate(self._pods()) if pod not in leaving]
         if not stays:
             return
@@ -195,7 +195,7 @@ class ShardedSession(WorldSession):
         if not self.is_split:
             return
         self._settle()
-        newer, pods, leaving = self._watch.world, self._pods(), self._leaving(plan)
+        newer, pods, leaving = self._watch.world, self._pods(), self._departures.leaving(plan)
         living = {(member.worker_id, member.incarnation) for member in newer.members}
         stays = [
             rank

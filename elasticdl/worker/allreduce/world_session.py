@@ -32,6 +32,13 @@ from elasticdl_client.errors import JobError
 
 _BROKEN = re.compile(r"world \d+ is broken: ")
 _NOT_FORMED = re.compile(r"world \d+ cannot be formed: ")
+_LOOK_AGAIN_S = 1.0
+_SHUT = "this worker was asked to end"
+
+_log = logging.getLogger("elasticdl.worker")
+
+Answer = TypeVar("Answer")
+Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def shown(version: int) -> str:
@@ -54,10 +61,6 @@ def reason_of(lost: GroupLost, world: pb.World) -> str:
         return lost.what
     cause = f" without {worker}" if worker else f": {lost.what[not_formed.end() :]}"
     return f"world {shown(world.version)} cannot be formed{cause}"
-
-
-_LOOK_AGAIN_S = 1.0
-_SHUT = "this worker was asked to end"
 
 
 class WorldWatch:
@@ -135,14 +138,6 @@ class WorldWatch:
         self._heard(pb.World())
 
 
-__all__ = ["Ledger", "ReplicaState", "RestoredModel", "WorldEnded", "WorldSession"]
-
-_log = logging.getLogger("elasticdl.worker")
-
-Answer = TypeVar("Answer")
-Arrays = Mapping[str, npt.NDArray[Any]]
-
-
 def digest_of(arrays: Arrays) -> str:
     """Return a hash of names and bytes."""
     found = hashlib.blake2b(digest_size=8)
@@ -170,6 +165,62 @@ class ReplicaState(Protocol):
     def start_over(self) -> RestoredModel:
         """Loads the newest checkpoint, or initial values: no living member holds the model."""
         ...
+
+
+class Departures:
+    """Which members of a group leave or are gone, and whether this one ends last.  The processes of a pod end together.
+
+    Attributes:
+        is_last: see `WorldSession.is_last`; False before the first group.
+        is_alone: see `WorldSession.is_alone`; likewise.
+    """
+
+    def __init__(self) -> None:
+        self._pods: Sequence[int] = ()
+        self._rank = 0
+        self._leaving: set[int] = set()  # pods, as of the newest header
+        self.is_last = self.is_alone = False
+
+    def entered(self, pods: Sequence[int], rank: int) -> None:
+        """A group has begun.
+
+        Args:
+            pods: of its members, by rank.
+        """
+        self._pods, self._rank, self._leaving = pods, rank, set()
+        self._judge(set())
+
+    def planned(self, plan: StepPlan) -> None:
+        """All members are there, and their wishes are known."""
+        self._leaving = self.leaving(plan)
+        self._judge(set())
+
+    def lost(self, ranks: Collection[int | None]) -> None:
+        """Members are gone: if one of them was to write the last checkpoint, another one is.
+
+        Args:
+            ranks: those of no member do not count, nor does the own pod.
+        """
+        pods = {pod for rank, pod in enumerate(self._pods) if rank in ranks} - {self._pods[self._rank]}
+        if pods:
+            self._judge(pods)
+
+    def leaving(self, plan: StepPlan) -> set[int]:
+        """Return the pods that leave, now or soon: the cause of the group's end may end their last second, too."""
+        is_leaving = StepFlag.LEAVING | StepFlag.ENDING
+        return {pod for pod, wishes in zip(self._pods, plan.wishes_by_rank, strict=True) if wishes & is_leaving}
+
+    def _judge(self, lost: set[int]) -> None:
+        """Rank 0 is the last one if all pods leave, else the first process of the only one that stays.
+
+        Args:
+            lost: pods that are gone, another one than that of this process.
+        """
+        pods = self._pods
+        staying = set(pods) - lost - self._leaving or {next(pod for pod in pods if pod not in lost)}
+        self.is_last = len(staying) == 1 and pods.index(*staying) == self._rank
+        # A process beside this one in its pod may hold a step more than it does.
+        self.is_alone = all(pod in lost for rank, pod in enumerate(pods) if rank != self._rank)
 
 
 class WorldSession:
@@ -206,8 +257,8 @@ class WorldSession:
         self._door = threading.Lock()
         self._is_outside = self._is_shut = False  # waits for a world; enters none any more
         self._rank = 0
-        self._holds_model = self._is_last = self._is_alone = self._has_left = self.is_begun_anew = False
-        self._leaving_pods: set[int] = set()  # as of the newest header
+        self._holds_model = self._has_left = self.is_begun_anew = False
+        self._departures = Departures()
         self._left, self._reason = 0, ""
         self._pending: list[MinibatchName] = []  # own ones, applied here
         self._confirmed: list[MinibatchName] = []  # own ones, applied by all
@@ -231,7 +282,7 @@ class WorldSession:
 
         The processes of a pod end together, and those that have said that they were asked to end do.
         """
-        return self._is_last
+        return self._departures.is_last
 
     @property
     def is_split(self) -> bool:
@@ -251,7 +302,7 @@ class WorldSession:
     @property
     def is_alone(self) -> bool:
         """Whether all other members of the newest world are gone, as far as this process knows."""
-        return self._is_alone
+        return self._departures.is_alone
 
     @property
     def has_left(self) -> bool:
@@ -368,8 +419,7 @@ class WorldSession:
         self._pending, self._unproven = [], frozenset()
         headers = [StepProposal.of(row) for row in gathered]
         plan = StepPlan.of(headers, self._rank)
-        self._leaving_pods = self._leaving(plan)
-        self._is_last = self._ends_last(set())
+        self._departures.planned(plan)
         newest = max(header.version for header in headers)
         if plan.ends_all:  # its caller leaves when the model is saved
             return plan
@@ -513,40 +563,18 @@ class WorldSession:
         """Return the pod of each member of this world, by rank."""
         return [pod_and_process(member.worker_id, self._processes_per_worker)[0] for member in self._world.members]
 
-    def _other_pods(self) -> list[int]:
-        """Return the pod of each other member: those beside this process may hold a step more than it does."""
-        return [pod for rank, pod in enumerate(self._pods()) if rank != self._rank]
-
-    def _leaving(self, plan: StepPlan) -> set[int]:
-        """Return the pods that leave, now or soon: the cause of the world's end may end their last second, too."""
-        is_leaving = StepFlag.LEAVING | StepFlag.ENDING
-        return {pod for pod, wishes in zip(self._pods(), plan.wishes_by_rank, strict=True) if wishes & is_leaving}
-
-    def _ends_last(self, lost: set[int]) -> bool:
-        """See `is_last`: rank 0 if all pods leave, else the first process of the only one that stays.
-
-        Args:
-            lost: pods that are gone, another one than that of this process.
-        """
-        pods = self._pods()
-        staying = set(pods) - lost - self._leaving_pods or {next(pod for pod in pods if pod not in lost)}
-        return len(staying) == 1 and pods.index(*staying) == self._rank
-
     def _has_lost(self, rank: int | None) -> None:
-        """Members are gone: if one of them was to write the last checkpoint, another one is.
+        """Members are gone.
 
         Args:
             rank: the member that this one saw go, if it did; the master's newer world lacks others.
         """
-        pods, newer = self._pods(), self._watch.world
-        lost = {pods[rank]} if rank is not None and 0 <= rank < len(pods) else set()
+        gone, newer = {rank}, self._watch.world
         if newer.version > self.version:
             living = {(member.worker_id, member.incarnation) for member in newer.members}
-            gone = [(member.worker_id, member.incarnation) not in living for member in self._world.members]
-            lost.update(pod for pod, is_gone in zip(pods, gone, strict=True) if is_gone)
-        lost.discard(pods[self._rank])
-        if lost:
-            self._is_last, self._is_alone = self._ends_last(lost), all(pod in lost for pod in self._other_pods())
+            members = enumerate(self._world.members)
+            gone.update(k for k, member in members if (member.worker_id, member.incarnation) not in living)
+        self._departures.lost(gone)
 
     def _collective(self, call: Callable[[], Answer]) -> Answer:
         try:
@@ -607,8 +635,7 @@ class WorldSession:
         # The master may not know of a restored model yet: rank 0 must restore it again, and report it, if this fails.
         self._holds_model, self._has_left = source is not None or self._rank == 0, False
         self.is_begun_anew = source is None or not self.ledger.steps
-        self._leaving_pods = set()
-        self._is_last, self._is_alone = self._ends_last(set()), not self._other_pods()
+        self._departures.entered(self._pods(), self._rank)
         self._settle_pending()
         self._log_entry(world, source)
 
