@@ -105,7 +105,7 @@ def record(directory: Path) -> list[Output]:
     job = Terminal("train", [
         "elasticdl", "train", "--runtime=local", f"--job_name={JOB}", "--distribution_strategy=AllReduceStrategy",
         "--model_zoo=model_zoo", "--model_def=digits.digits_functional.custom_model", f"--training_data={data}/train",
-        "--num_workers=3", "--min_workers=2", "--minibatch_size=4", "--num_epochs=6", "--num_minibatches_per_task=8",
+        "--num_workers=3", "--min_workers=2", "--minibatch_size=4", "--num_epochs=20", "--num_minibatches_per_task=8",
     ], outputs, environment)  # fmt: skip
     shell = Terminal("shell", ["bash", "--norc", "--noprofile", "-i"], outputs, environment)
 
