@@ -208,7 +208,7 @@ class StateCheckpoints:
         """The newest whole one of this job; errors of newer ones are logged.
 
         Raises:
-            CheckpointError: it is of this job, but of other minibatches.
+            CheckpointError: it is of other minibatches, or of another job, which may be writing there now.
         """
         for directory in _newest_first(self._directory) if self._directory is not None else ():
             try:
@@ -216,6 +216,7 @@ class StateCheckpoints:
             except CheckpointError as error:
                 _log.warning("%s", error)
             else:
+                self._check_owner(directory, manifest)
                 self._check_names(directory, manifest)
                 return found
         return None
@@ -231,7 +232,7 @@ class StateCheckpoints:
         errors = []
         for directory in candidates:
             try:
-                return self._load(directory, any_job=True)[0]
+                return self._load(directory)[0]
             except CheckpointError as error:
                 _log.warning("%s", error)
                 errors.append(error.what)
@@ -240,7 +241,7 @@ class StateCheckpoints:
             "name a complete one with --checkpoint_dir_for_init, or a directory of them",
         )
 
-    def _load(self, directory: AnyPath, any_job: bool = False) -> tuple[Checkpoint, dict[str, Any]]:
+    def _load(self, directory: AnyPath) -> tuple[Checkpoint, dict[str, Any]]:
         file = self._kind.file
         try:
             manifest = read_manifest(directory / MANIFEST)
@@ -249,8 +250,6 @@ class StateCheckpoints:
             raise CheckpointError(f"the checkpoint in {directory} cannot be read: {error}") from error
         if manifest.get("strategy") != self._kind.strategy:
             raise CheckpointError(f"the checkpoint in {directory} is not of the strategy {self._kind.strategy}")
-        if not any_job and manifest.get("job_name") != self._kind.job_name:
-            raise CheckpointError(f"the checkpoint in {directory} is not of job {self._kind.job_name}")
         if (len(state), zlib.crc32(state)) != (manifest.get("size_bytes"), manifest.get("crc32")):
             raise CheckpointError(f"{directory / file} is damaged: size or checksum differs from its manifest")
         with np.load(io.BytesIO(state), allow_pickle=False) as arrays:
@@ -260,6 +259,15 @@ class StateCheckpoints:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{directory / MANIFEST} is damaged: {error!r}") from error
         return Checkpoint(directory, read, ledger), manifest
+
+    def _check_owner(self, directory: AnyPath, manifest: Mapping[str, Any]) -> None:
+        if manifest.get("job_name") != self._kind.job_name:
+            raise CheckpointError(
+                f"the checkpoint in {directory} is of job {manifest.get('job_name')}, not {self._kind.job_name}: "
+                "versions of two jobs in one place would be mixed up",
+                "name another checkpoint_dir, or remove that one; a job that names it in --checkpoint_dir_for_init "
+                "begins with its model",
+            )
 
     def _check_names(self, directory: AnyPath, manifest: Mapping[str, Any]) -> None:
         theirs = manifest.get("names_depend_on") or {}

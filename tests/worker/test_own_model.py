@@ -241,6 +241,17 @@ def test_the_last_checkpoint_fails_on_a_file_system_that_hangs(
     manifest.write_text("{}")
 
 
+def test_a_directory_of_another_job_is_refused(tmp_path: Path) -> None:
+    """Each job would keep the newest of both, and begin anew beside the other's."""
+    checkpoints_in(tmp_path).save(3, Weights().state(), ledger_of(3))
+    other = StateCheckpoints(str(tmp_path), CheckpointKind("other", "AllreduceStrategy", "model.npz", {}))
+    framework: Any = Weights()
+    with pytest.raises(CheckpointError, match="version-3 is of job job, not other"):
+        Replica(framework, other, "").start_over()
+    assert other.initial(str(tmp_path)).ledger.steps == 3
+    assert written(tmp_path) == ["version-3"]
+
+
 def test_a_checkpoint_that_has_failed_keeps_no_model_in_memory(tmp_path: Path) -> None:
     kind = CheckpointKind("job", "AllreduceStrategy", "missing/model.npz", {})
     checkpoints = StateCheckpoints(str(tmp_path), kind)
