@@ -127,7 +127,7 @@ def _table(tokens: list[str], num_oov_tokens: int) -> Any:
 class ConcatenateWithOffset(PreprocessingLayer):
     """Adds ``offsets[i]`` to the i-th input and concatenates: dense inputs, or sparse, or ragged ones.
 
-    An input that is no list is returned as it is.
+    Integers become int64. An input that is no list is returned as it is.
 
     Args:
         offsets: None: nothing is added.
@@ -145,7 +145,7 @@ class ConcatenateWithOffset(PreprocessingLayer):
     def call(self, inputs: Any) -> Tensor:
         if not isinstance(inputs, (list, tuple)):
             return inputs
-        tensors = [as_tensor(part) for part in inputs]
+        tensors = [map_values(_wide, as_tensor(part)) for part in inputs]
         self._check(tensors)
         if self.offsets is not None:
             tensors = [_shifted(part, offset) for part, offset in zip(tensors, self.offsets, strict=True)]
@@ -159,7 +159,8 @@ class ConcatenateWithOffset(PreprocessingLayer):
         self._check(inputs)
         first = inputs[0]
         shape = self.compute_output_shape([part.shape for part in inputs])
-        return symbolic(first, shape, dtype_name(first), sparse=is_sparse(first), ragged=is_ragged(first))
+        dtype = "int64" if tf.as_dtype(dtype_name(first)).is_integer else dtype_name(first)
+        return symbolic(first, shape, dtype, sparse=is_sparse(first), ragged=is_ragged(first))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         if not isinstance(input_shape[0], (list, tuple)):
@@ -183,6 +184,10 @@ class ConcatenateWithOffset(PreprocessingLayer):
                 f"ConcatenateWithOffset {self.name!r} is given tensors of several kinds: all must be dense, or all "
                 "sparse, or all ragged."
             )
+
+
+def _wide(values: Tensor) -> Tensor:
+    return tf.cast(values, tf.int64) if values.dtype.is_integer else values
 
 
 def _shifted(inputs: Tensor, offset: int) -> Tensor:

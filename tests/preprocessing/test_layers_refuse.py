@@ -93,6 +93,14 @@ def test_what_is_no_tensor_yet_is_taken_too() -> None:
     assert ConcatenateWithOffset([3])(inputs) is inputs
 
 
+def test_ids_of_both_integer_types_share_one_space_of_int64() -> None:
+    age, word = keras.Input((1,), dtype="int32"), keras.Input((1,), dtype="string")
+    ids = ConcatenateWithOffset([0, 2**33])([age, IndexLookup(["red", "green"])(word)])
+    result = keras.Model([age, word], ids)([tf.constant([[7]]), tf.constant([["green"]])])
+    assert (ids.dtype, result.dtype.name, result.numpy().tolist()) == ("int64", "int64", [[7, 2**33 + 1]])
+    assert ConcatenateWithOffset([2**33, 0])([tf.constant([1]), tf.constant([2])]).numpy().tolist() == [2**33 + 1, 2]
+
+
 @pytest.fixture
 def half_precision() -> Iterator[None]:
     before = keras.config.dtype_policy()
