@@ -9,6 +9,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import DataKind, PodState, ReportedLease, ScriptPlan, TaskType
 from elasticdl.protocol import Role, Shard
+from elasticdl_client.job_status import JobPhase
 
 
 def test_nothing_is_granted_before_a_world_stands() -> None:
@@ -182,3 +183,40 @@ def test_a_script_whose_world_has_ended_tells_the_next_life_of_the_master_what_i
     for worker_id in (0, 1):
         script.pod(Role.WORKER, worker_id, PodState.SUCCEEDED, "Completed")
     assert "Epoch 1: records 40, committed 40, repeated 0, lost 0" in script.log()
+
+
+# Models that are lost again and again ---------------------------------------------------------------------------------
+
+
+def _relives(script: WorldScript, worker_id: int, minibatches: int) -> None:
+    """A successor begins with the initial model, commits so many minibatches of the first task and fails."""
+    script.successor_starts(worker_id)
+    script.moment()
+    script.forms(steps=0)
+    lease = script.lease(worker_id)
+    for minibatch in range(minibatches):
+        script.progress(lease, minibatch, worker_id=worker_id)
+    script.kill(worker_id, "Error")
+
+
+def test_workers_that_fail_where_others_did_end_the_job_though_each_trains_up_to_there() -> None:
+    script = standing(2)
+    script.progress(script.lease(0), 0)
+    script.kill(0, "Error")
+    script.kill(1, "Error")
+    _relives(script, 2, 1)
+    assert script.job.status().phase is JobPhase.RUNNING
+    _relives(script, 4, 1)
+    message = (
+        "3 workers in a row failed, the last one elasticdl-j-worker-4 (Error), and training got no further than 10"
+    )
+    assert script.job.status().message.startswith(message)
+
+
+def test_workers_that_fail_ever_later_do_not_end_the_job() -> None:
+    script = standing(1, records=80, num_minibatches_per_task=8)
+    script.progress(script.lease(0), 0)
+    script.kill(0, "Error")
+    for worker_id in range(1, 6):
+        _relives(script, worker_id, worker_id + 1)
+    assert script.job.status().phase is JobPhase.RUNNING

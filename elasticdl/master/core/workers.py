@@ -38,6 +38,7 @@ class Worker:
         device: the accelerator that its model is on, as it said last; None: there is none.
         optimizer_share: that it holds of the optimizer's state, as it said last; 0: members do not divide that.
         is_ending: it was asked to end, as it said last, and has to agree with others on the last checkpoint.
+        reached: records that were done when it last had a part in a commit; 0 again once another one has failed.
         num_minibatches: that it has computed, as far as they were committed in this generation of the master.
     """
 
@@ -51,6 +52,7 @@ class Worker:
     seconds: dict[str, float] = field(default_factory=dict)
     has_joined: bool = True
     has_committed: bool = False
+    reached: int = 0
     is_leaving: bool = False
     has_ended: bool = False
     waiting_call: int | None = None  # of its request for a lease

@@ -37,6 +37,7 @@ from elasticdl_client.job_events import Detail, EventKind
 
 MAX_REASONS = 20  # reported, for which a pod waits
 _NUMBERS = re.compile(r"[0-9a-f]*\d[0-9a-f]*")  # decimal and hexadecimal: counts, ids of sandboxes
+_END_OF_CODE = re.compile(r": |; its last lines:\n")  # of "exit code 1: KeyError: 'a'"
 _REASONS_TO_REPLACE = (EventKind.WORKER_HUNG, EventKind.WORKER_SLOW, EventKind.LEASE_LOST)
 _NEAR_LIMIT = 0.9  # of a pod's memory
 _GIVE_WAY_S = 10.0  # a queue with quota admits a pod within a second or two
@@ -449,6 +450,7 @@ class Fleet:
         is_whole = len(processes) == self._settings.processes_per_worker
         is_signalled = not all(one.has_ended for one in processes)
         was_leaving = is_whole and is_signalled and all(one.is_leaving for one in processes)
+        reached = max((one.reached for one in processes), default=0)
         is_done = self._settings.runs_command and event.phase is PodState.SUCCEEDED and not record.is_leaving
         if is_done:
             for worker_id in self._settings.ids_in(record.index):
@@ -464,6 +466,8 @@ class Fleet:
             self._reconciler.doubt_session(Role.WORKER, record.slot)
         if not record.is_leaving and not self._ending.is_decided:
             self._out.persist()
+            if not was_leaving and self._fail_if_relapsed(record, event, lost, reached):
+                return
             self._out.log(f"Relaunch the worker: {record.name} ({_why(event)})", Level.WARNING)
             self._succeed(record, event, lost, was_leaving, has_committed, clock)
 
@@ -507,7 +511,7 @@ class Fleet:
         if not self._settings.runs_command or has_committed:
             return False
         if self._retry_budget.is_known_error(event.message):
-            code, error = re.split(r": |; its last lines:\n", event.message, maxsplit=1)
+            code, error = _END_OF_CODE.split(event.message, maxsplit=1)
             twice = f"The command has ended so twice, last in {record.name} ({code}), which had committed nothing"
             self._ending.fail(f"{error}\n{twice}. It is not tried again.", cause=lost)
         return self._ending.is_decided
@@ -518,6 +522,23 @@ class Fleet:
             text = f"{faults} pods in a row ended by their own fault before they committed anything"
             log_of = "" if "\n" in event.message else record.name  # else the end of its log is reported already
             self._ending.fail(f"{text}; the last one was {record.name} ({_why(event)})", log_of, lost)
+        return self._ending.is_decided
+
+    def _fail_if_relapsed(self, record: PodRecord, event: PodChanged, lost: int, reached: int) -> bool:
+        """Workers that fail where others did, and lose the model each time, would train up to there without end.
+
+        Those that fail together are one failure: the others count again once they have a part in another commit.
+        """
+        if event.reason != "Error" or not reached or self.resumed or self._work.tasks.all_done:
+            return False
+        for worker in self._workers.all():
+            worker.reached = 0
+        count = self._retry_budget.relapsed(reached)
+        if count > 1 and self._retry_budget.is_enough(count):
+            code, *error = _END_OF_CODE.split(event.message or _why(event), maxsplit=1)
+            text = f"{count} workers in a row failed, the last one {record.name} ({code})"
+            text = f"{text}, and training got no further than {reached:,} records."
+            self._ending.fail("\n".join([*error, text]), "" if error else record.name, lost)
         return self._ending.is_decided
 
     def lose_worker(self, record: PodRecord, why: str, clock: float) -> bool:

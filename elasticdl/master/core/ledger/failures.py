@@ -55,6 +55,8 @@ class RetryBudget:
         self.num_faults = 0  # pods in a row that ended by their own fault before a commit
         self._errors: set[str] = set()  # of code, since the last commit
         self._num_fruitless: dict[Place, int] = {}  # pods of a slot in a row that ended, whatever the reason
+        self._num_relapses = 0  # workers in a row that failed, each after work of its own, and no record more was done
+        self._mark = 0  # records that were done where the furthest of these failed
 
     def task_failed(self, key: TaskKey, worker_id: int) -> int:
         """Charges a task; how often it has failed."""
@@ -73,8 +75,10 @@ class RetryBudget:
     def is_enough(self, failures: int) -> bool:
         return failures >= self._max_failures
 
-    def committed(self) -> None:
-        """Something is done: earlier failures are forgiven."""
+    def committed(self, records_done: int) -> None:
+        """Something is done: earlier failures are forgiven, relapses only if training gets further than before."""
+        if records_done > self._mark:
+            self._num_relapses = self._mark = 0
         self.num_faults = 0
         self._errors.clear()
         self._num_fruitless.clear()
@@ -89,6 +93,19 @@ class RetryBudget:
         elif num_fruitless == 1:
             return 0.0
         return min(MAX_DELAY, 2.0 ** min(10, num_fruitless - 1))
+
+    def relapsed(self, reached: int) -> int:
+        """Charge a worker that failed after it had committed something; its model may be lost, and trained again.
+
+        Args:
+            reached: records that were done when it last had a part in a commit.
+
+        Returns:
+            How many failed so since training last got further.
+        """
+        self._mark = max(self._mark, reached)
+        self._num_relapses += 1
+        return self._num_relapses
 
     def is_known_error(self, message: str) -> bool:
         """Return whether a pod ended with the same error of the user's code before, since the last commit.

@@ -468,14 +468,15 @@ class Work:
             one.num_minibatches += num_minibatches / len(shared)
 
     def _has_committed(self, worker: Worker, num_minibatches: int = 0) -> None:
-        worker.has_committed = True
+        reached = self.tasks.records_done
+        worker.has_committed, worker.reached = True, reached
         self._workers.times.committed(worker.id)
         self._count(worker, num_minibatches)
         for member in map(self._workers.get, self._worlds.members):  # one member's report is the work of all
             if member is not None:
-                member.has_committed = True
+                member.has_committed, member.reached = True, reached
                 self._workers.times.committed(member.id)
-        self.retry_budget.committed()
+        self.retry_budget.committed(reached)
 
     def validate(self) -> None:
         """Every invariant of tasks, rounds and leases.
