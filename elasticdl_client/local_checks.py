@@ -8,6 +8,7 @@ Arrow files where pyarrow is installed.  Writes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import glob
@@ -38,7 +39,7 @@ from elasticdl_client.data_sources import (
     split_sources,
     type_by_ending,
 )
-from elasticdl_client.errors import DataError, FlagError, JobError
+from elasticdl_client.errors import CheckpointError, DataError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.model_source import check_model_source, reads_data_itself
 from elasticdl_client.storage_kinds import check_installed, check_url, is_remote
@@ -155,11 +156,16 @@ def _check_writable(name: str, path: Path) -> None:
 def _check_checkpoint(path: Path) -> None:
     """That it is a checkpoint, or a directory with one in it; the job reads its content."""
     hint = f"Name a directory version-N with a {MANIFEST} in it, or the directory that holds such versions."
-    if not path.is_dir():
-        raise FlagError(f"--checkpoint_dir_for_init={path} is not a directory.", hint)
     versions = [path, *path.glob("version-*")]
     if any((version / MANIFEST).is_file() for version in versions):
         return
+    with contextlib.suppress(CheckpointError):
+        raise FlagError(
+            f"--checkpoint_dir_for_init={path} is {look_at(path).kind}, and training begins with a checkpoint.",
+            "Name the checkpoints of the job that trained it, its --checkpoint_dir.",
+        )
+    if not path.is_dir():
+        raise FlagError(f"--checkpoint_dir_for_init={path} is not a directory.", hint)
     incomplete = len(versions) - 1
     found = f"its {incomplete} versions were never completed" if incomplete else "it holds no version"
     raise FlagError(f"--checkpoint_dir_for_init={path} is not a checkpoint: {found}.", hint)

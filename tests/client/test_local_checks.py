@@ -193,6 +193,14 @@ def test_a_checkpoint_to_start_from_is_a_version_or_a_directory_of_versions(spec
         assert checked.checkpoint_dir_for_init == str(path)
 
 
+def test_training_begins_with_a_checkpoint_and_not_with_an_exported_model(spec: JobSpec, tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    (tmp_path / "net.keras").write_bytes(b"")
+    for path, kind in ((tmp_path, "a SavedModel"), (tmp_path / "net.keras", "a .keras file")):
+        message = refused(spec, FlagError, checkpoint_dir_for_init=str(path))
+        assert f"{path} is {kind}, and training begins with a checkpoint" in message
+
+
 def test_a_port_in_use_is_refused(spec: JobSpec) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
