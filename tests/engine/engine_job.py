@@ -48,13 +48,13 @@ class EngineJob(SimShell):
     def __init__(self, scheduler: Scheduler, plan: Plan, troubles: Troubles) -> None:
         self.scheduler = scheduler
         self.calls_of_workers = MasterCalls(scheduler, self)
-        written = Written(scheduler, bool(plan.spec.checkpoint_dir))
+        written = Written(scheduler, bool(plan.spec.checkpoint_dir), self._version_of)
         self.room = Room(scheduler, Links(scheduler), self.calls_of_workers, plan, troubles, written)
         self.members: dict[Process, Member] = {}
         self.finished: list[Member] = []
         self.job_spec = ""
         self.is_checked_whole = True
-        self._continued = (0, 0, 0)  # the last group that formed: version, least steps, checkpoints read until then
+        self._continued = (0, 0)  # the last group that formed: version, least steps
         self._newest_lease = 0  # before the present event
         self._given_up: set[int] = set()
         self._pods: dict[Process, SimPod] = {}
@@ -223,20 +223,25 @@ class EngineJob(SimShell):
 
     def _check_continuation(self, version: int) -> None:
         """A group continues after all steps that all members of the last one had, or no earlier lease is in force."""
-        last, least, num_read = self._continued
+        last, least = self._continued
         if version == last:
             return
-        seats, written = self.room.links.groups[version].seats, self.room.written
+        seats = self.room.links.groups[version].seats
         session = self.members[seats[0].process].loop._session
         if last in self.room.links.groups:
             least = max(least, self.room.links.groups[last].num_proven)
-        if written.num_read > num_read:
+        if version in self.room.written.begun_anew:
             least = 0
             old = [lease.id for lease in self.job._work.leases.all() if lease.id <= self._newest_lease]
             assert not old, f"the model is an older one, and leases are in force: {old}"
         steps = session.ledger.steps
         assert steps >= least, f"the group continues after step {steps}: all members of the last one had {least}"
-        self._continued = (version, least, written.num_read)
+        self._continued = (version, least)
+
+    def _version_of(self, process: Process) -> int:
+        loop = self.members[process].loop
+        assert loop is not None
+        return loop._session.version
 
     @staticmethod
     def _is_synchronizing(member: Member) -> bool:
@@ -263,7 +268,7 @@ class EngineJob(SimShell):
         loop = member.loop
         if loop is not None and loop._session.ledger.applied.num_names in self.room.written.failed:
             return
-        newest = self.room.written.newest()
+        newest = self.room.written.latest()
         if isinstance(member.framework, ShardedArithmetic):
             for found in self.room.written.found:
                 member.framework.check_checkpoint(found.arrays)

@@ -57,7 +57,9 @@ class Written:
 
     Attributes:
         begun: the newest: by which process, its number, and its step; None: a process has read one since.
+        version_of: the group that a process is in, or is forming.
         num_read: how often a process has begun with one, or with initial values.
+        begun_anew: groups in which one has.
         writing_s: how long one takes.
         is_full: writing fails at its end.
         writers: processes that are writing.
@@ -66,9 +68,11 @@ class Written:
 
     scheduler: Scheduler
     is_wanted: bool
+    version_of: Callable[[Process], int]
     place: str = "/checkpoints"
     begun: tuple[Process, int, int] | None = None
     num_read: int = 0
+    begun_anew: set[int] = field(default_factory=set)
     writing_s: float = _WRITING_S
     is_full: bool = False
     writers: list[Process] = field(default_factory=list)
@@ -121,10 +125,14 @@ class Written:
         numbers = [self._number(one) for one in self.found]
         return f"{self.place}/{max(numbers)}" if numbers else ""
 
+    def latest(self) -> Checkpoint | None:
+        return max(self.found, key=self._number, default=None)
+
     def newest(self) -> Checkpoint | None:
         self.begun = None
         self.num_read += 1
-        newest = max(self.found, key=self._number, default=None)
+        self.begun_anew.add(self.version_of(self.scheduler.running.process))
+        newest = self.latest()
         return newest and replace(newest, ledger=newest.ledger.copy())
 
 
