@@ -249,9 +249,11 @@ def _end_all(job: EngineJob, draw: random.Random, losses: _Losses | None) -> Non
         scheduler.step()
     last = max(member.steps for process, member in told.items() if process not in killed)
     limit = scheduler.now + _LIMIT_S
+    has_continued = False
     while job.end is None:
-        if job.room.written.num_read == 2:
-            newest = job.room.written.newest()
+        if not has_continued and job.room.written.num_read == 2:
+            has_continued = True
+            newest = job.room.written.latest()
             assert newest is not None, "there is no checkpoint"
             assert newest.ledger.steps == last or (losses is not None and newest.ledger.steps > last), (
                 f"after step {last} it continues from {newest.ledger.steps}"

@@ -155,7 +155,7 @@ def end_all(job: EngineJob, seed: int, moments: list[float]) -> EngineJob:
         while job.room.written.num_read < 2:
             assert job.end is None
             job.scheduler.step()
-        newest = job.room.written.newest()
+        newest = job.room.written.latest()
         assert newest is not None, "no checkpoint"
         assert newest.ledger.steps == last
         while job.end is None:
@@ -202,7 +202,7 @@ def test_another_member_writes_the_last_checkpoint_if_the_writer_is_killed(
         job.kill(job.room.written.begun[0], "Killed")
         while not all(process.is_over for process in told):
             job.scheduler.step()
-    newest = job.room.written.newest()
+    newest = job.room.written.latest()
     assert newest is not None
     assert newest.ledger.steps == max(member.steps for member in told.values())
 
@@ -211,7 +211,7 @@ def assert_last_step_is_kept(job: EngineJob, told: Mapping[Process, Member], kil
     """The members that were asked to end, but for a killed one, leave a checkpoint of their newest step."""
     while not all(process.is_over for process in told):
         job.scheduler.step()
-    newest = job.room.written.newest()
+    newest = job.room.written.latest()
     assert newest is not None
     assert newest.ledger.steps == max(member.steps for process, member in told.items() if process is not killed)
 
@@ -257,7 +257,7 @@ def test_a_member_about_to_leave_saves_if_the_only_one_that_was_to_stay_is_kille
         job.scheduler.at(0.5, lambda: job.kill(other, "Killed"))
         while not leaver.is_over:
             job.scheduler.step()
-    newest = job.room.written.newest()
+    newest = job.room.written.latest()
     assert newest is not None
     assert newest.ledger.steps == job.members[leaver].steps
 
@@ -359,7 +359,7 @@ def test_shards_are_saved_when_all_pods_are_asked_to_end_within_a_moment(
             job.scheduler.at(draw.choice([0.0, 0.8]), lambda worker=worker: job.leave(worker))
         while not all(process.is_over for process in told):
             job.scheduler.step()
-    newest = job.room.written.newest()
+    newest = job.room.written.latest()
     assert newest is not None
     last = max(told.values(), key=lambda member: member.steps)
     assert newest.ledger.steps == last.steps

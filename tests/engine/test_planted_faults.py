@@ -204,7 +204,7 @@ def test_a_model_of_an_earlier_group_that_is_a_source_is_found(monkeypatch: pyte
 
 
 def test_a_restored_model_that_is_a_source_before_it_is_reported_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = "the model is an older one, and leases are in force"
+    message = "all members of the last one had"  # more steps
     assert not is_found(play_lost_restorer, message)
     monkeypatch.setattr(WorldSession, "_synchronize", synchronize_and_hold)
     assert is_found(play_lost_restorer, message, _MORE_SEEDS)
