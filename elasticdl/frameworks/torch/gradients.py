@@ -256,6 +256,7 @@ class ModuleGradients:
         """The gradient where the optimizer looks for it, and the buffers changed: nothing is weighted or summed up."""
         begun = self._take_begun(share)
         if begun is None:
+            self._buckets.take_back()
             self._starts.take()
             self._start(share)
         self._is_open = True
@@ -309,7 +310,6 @@ class ModuleGradients:
         return np.array([0.0, 0.0, 1.0], np.float32)
 
     def _start(self, share: Share) -> None:
-        self._buckets.take_back()
         self._built.train()
         seed_step(share.seed, self._built.device)
 
