@@ -8,8 +8,9 @@ from core_script import Like, Script, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from elasticdl.master.core.plan.evaluation import Evaluations, EvaluationSchedule
 from elasticdl.master.core.values import Array, Lease, MetricArrays, PodState, TaskType
-from elasticdl.protocol import Role
+from elasticdl.protocol import Role, Shard
 from elasticdl_client.job_status import JobPhase
 
 
@@ -203,6 +204,19 @@ def test_a_ps_restores_the_newest_checkpoint_and_before_that_the_given_parameter
     script.tell(e.CheckpointSaved(1, "/c/version-1"))
     script.ps_dies()
     assert script.ps_joins(life=2) == c.PsAdmitted(2, "/c/version-1", False)
+
+
+def test_the_model_is_lost_during_an_epochs_evaluation_that_waits_until_the_epoch_is_trained_again() -> None:
+    evaluations = Evaluations(EvaluationSchedule(each_epoch=True), (Shard("v", 0, 10),))
+    evaluations.pass_time(1.0, 4, num_ended=1)
+    assert evaluations.begin_if_due(4, False) is not None
+    evaluations.withdraw()
+    evaluations.pass_time(2.0, 4, num_ended=0)
+    assert evaluations.begin_if_due(4, False) is None
+    evaluations.pass_time(3.0, 8, num_ended=1)
+    begun = evaluations.begin_if_due(8, False)
+    assert begun is not None
+    assert begun.step == 8
 
 
 def test_the_model_is_lost_during_the_final_evaluation_and_evaluated_again() -> None:

@@ -157,7 +157,7 @@ class Evaluations:
         self._trains_since: float | None = None
         self._last_at: float | None = None
         self._num_ended = 0  # epochs
-        self._last_ended = 0
+        self._last_ended = self._ended_before = 0  # at the newest round, and at the one before
         self._quarantine: dict[int, frozenset[int]] = {}  # by task, for this and later rounds
 
     @property
@@ -193,6 +193,7 @@ class Evaluations:
             return None
         if not all_trained and not self._is_due(step):
             return None
+        self._ended_before = self._last_ended
         self._last_step, self._last_at, self._last_ended = step, self._clock, self._num_ended
         self._num_rounds += 1
         self.current = EvaluationRound(self._num_rounds, step, all_trained, self._slices)
@@ -224,12 +225,16 @@ class Evaluations:
         self.results, self.results_step = dict(results), step
 
     def withdraw(self) -> None:
-        """The model has lost something: the final evaluation must be made again, a periodic one begins anew."""
+        """The model has lost something.
+
+        The final evaluation, and that of an epoch's end, wait until the model is complete again; others begin anew.
+        """
         self.has_final = False
         if self.current is not None:
-            step, final = self.current.step, self.current.is_final
+            step, waits = self.current.step, self.current.is_final or self._ended_before < self._last_ended
             self._num_rounds += 1
-            self.current = None if final else EvaluationRound(self._num_rounds, step, False, self._slices)
+            self.current = None if waits else EvaluationRound(self._num_rounds, step, False, self._slices)
+            self._last_ended = self._ended_before  # due again once the epoch is covered again
 
     def snapshot(self) -> dict[str, Any]:
         """States of a round in progress are not kept: it begins anew in the next generation."""
@@ -242,6 +247,7 @@ class Evaluations:
             "num_rounds": self._num_rounds,
             "last_step": self._last_step,
             "last_ended": self._last_ended,
+            "ended_before": self._ended_before,
             "quarantine": [[task, sorted(records)] for task, records in self._quarantine.items()],
             "ages": [None if since is None else self._clock - since for since in (self._trains_since, self._last_at)],
         }
@@ -254,6 +260,7 @@ class Evaluations:
         self.results, self.results_step = dict(saved["results"]), saved["results_step"]
         self._num_rounds, self._last_step = saved["num_rounds"], saved["last_step"]
         self._last_ended = saved.get("last_ended", 0)
+        self._ended_before = saved.get("ended_before", self._last_ended)
         self._quarantine = {task: frozenset(records) for task, records in saved.get("quarantine", ())}
         ages = saved.get("ages", (None, None))
         self._trains_since, self._last_at = (None if age is None else self._clock - age for age in ages)
