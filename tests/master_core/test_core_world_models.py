@@ -7,6 +7,7 @@ from world_script import WorldScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from elasticdl.master.core.ledger.failures import RetryBudget
 from elasticdl.master.core.values import DataKind, PodState, ReportedLease, ScriptPlan, TaskType
 from elasticdl.protocol import Role, Shard
 from elasticdl_client.job_status import JobPhase
@@ -211,6 +212,63 @@ def test_workers_that_fail_where_others_did_end_the_job_though_each_trains_up_to
         "3 workers in a row failed, the last one elasticdl-j-worker-4 (Error), and training got no further than 10"
     )
     assert script.job.status().message.startswith(message)
+
+
+def test_a_script_that_fails_after_its_last_epoch_each_time_ends_the_job() -> None:
+    script = WorldScript(num_workers=1, runs_command=True)
+    script.worker_starts(0)
+    script.ask(e.ModelReported, 0, 7, shards={DataKind.TRAINING: (Shard("", 0, 40),)}, plan=ScriptPlan(10, 2, 1))
+    script.ready(0)
+    for worker_id in range(3):
+        if worker_id:
+            script.successor_starts(worker_id)
+            script.moment()
+        script.forms(steps=0)
+        for _ in range(2):
+            script.finish(script.lease(worker_id), worker_id)
+        script.pod(Role.WORKER, worker_id, PodState.FAILED, "Error", message=f"exit code 1: ValueError: {worker_id}")
+    message = "ValueError: 2\n3 workers in a row failed, the last one elasticdl-j-worker-2 (exit code 1)"
+    assert script.job.status().phase is JobPhase.FAILED
+    assert script.job.status().message.startswith(message)
+
+
+def test_a_late_report_does_not_count_a_failure_twice() -> None:
+    script = standing(2, records=80, num_minibatches_per_task=4)
+    for first, second in ((0, 1), (2, 3)):
+        if first:
+            for worker_id in (first, second):
+                script.successor_starts(worker_id)
+            script.moment()
+            script.forms(steps=0)
+        lease, other = script.lease(first), script.lease(second)
+        script.progress(lease, 0, worker_id=first)
+        script.kill(first, "Error")
+        script.progress(other, 0, worker_id=second)
+        script.kill(second, "Error")
+    assert script.job.status().phase is JobPhase.RUNNING
+
+
+def test_workers_that_were_asked_to_end_are_not_counted() -> None:
+    script = standing(1)
+    for worker_id in range(4):
+        if worker_id:
+            script.successor_starts(worker_id)
+            script.moment()
+            script.forms(steps=0)
+        script.progress(script.lease(worker_id), 0, worker_id=worker_id)
+        script.beat(worker_id, leaving=True)
+        script.kill(worker_id, "Error")
+    assert script.job.status().phase is JobPhase.RUNNING
+
+
+def test_failures_are_counted_on_by_the_next_generation_of_the_master() -> None:
+    budget, successor = RetryBudget(3), RetryBudget(3)
+    budget.relapsed(10)
+    successor.restore(budget.snapshot())
+    successor.committed(10)
+    assert (successor.relapsed(5), successor.furthest) == (2, 10)
+    successor.committed(11)
+    assert successor.relapsed(11) == 1
 
 
 def test_workers_that_fail_ever_later_do_not_end_the_job() -> None:

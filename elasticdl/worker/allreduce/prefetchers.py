@@ -62,7 +62,7 @@ class InterruptibleLeases:
         """See `LeaseLink`.
 
         Raises:
-            Interrupted: see there.
+            PrefetchInterrupted: `interrupt` was called.
         """
         while not self._is_interrupted.is_set():
             is_answered, held = self._link.poll_lease(_POLL_S)
@@ -332,7 +332,7 @@ class LocalLeases:
         """Wait for one; leases taken back meanwhile are not held any more.
 
         Raises:
-            Interrupted: the feeder begins anew.
+            PrefetchInterrupted: the feeder begins anew.
         """
         with self._changed:
             self._changed.wait_for(lambda: bool(self._given) or self._is_interrupted)

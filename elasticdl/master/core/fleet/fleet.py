@@ -529,7 +529,8 @@ class Fleet:
 
         Those that fail together are one failure: the others count again once they have a part in another commit.
         """
-        if event.reason != "Error" or not reached or self.resumed or self._work.tasks.all_done:
+        is_in_final_evaluation = self._work.tasks.all_done and self._work.evaluations.current is not None
+        if event.reason != "Error" or not reached or self.resumed or is_in_final_evaluation:
             return False
         for worker in self._workers.all():
             worker.reached = 0
@@ -537,7 +538,8 @@ class Fleet:
         if count > 1 and self._retry_budget.is_enough(count):
             code, *error = _END_OF_CODE.split(event.message or _why(event), maxsplit=1)
             text = f"{count} workers in a row failed, the last one {record.name} ({code})"
-            text = f"{text}, and training got no further than {reached:,} records."
+            furthest = self._retry_budget.furthest
+            text = f"{text}, and training got no further than {furthest:,} records. It is not tried again."
             self._ending.fail("\n".join([*error, text]), "" if error else record.name, lost)
         return self._ending.is_decided
 

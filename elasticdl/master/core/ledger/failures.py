@@ -42,7 +42,7 @@ MAX_SKIPS_TOLD = 20  # one by one; after that one of this number
 
 
 class RetryBudget:
-    """Failures per task with the worker that must not have it next, and ends of pods since the last commit.
+    """Failures per task with the worker that must not have it next, and ends of pods since training last got further.
 
     Successors wait the longer the more pods of their slot have ended: many pods that are lost at once all come back at
     once.
@@ -56,7 +56,7 @@ class RetryBudget:
         self._errors: set[str] = set()  # of code, since the last commit
         self._num_fruitless: dict[Place, int] = {}  # pods of a slot in a row that ended, whatever the reason
         self._num_relapses = 0  # workers in a row that failed, each after work of its own, and no record more was done
-        self._mark = 0  # records that were done where the furthest of these failed
+        self.furthest = 0  # records that were done where one of these failed, at most
 
     def task_failed(self, key: TaskKey, worker_id: int) -> int:
         """Charges a task; how often it has failed."""
@@ -77,8 +77,8 @@ class RetryBudget:
 
     def committed(self, records_done: int) -> None:
         """Something is done: earlier failures are forgiven, relapses only if training gets further than before."""
-        if records_done > self._mark:
-            self._num_relapses = self._mark = 0
+        if records_done > self.furthest:
+            self._num_relapses = self.furthest = 0
         self.num_faults = 0
         self._errors.clear()
         self._num_fruitless.clear()
@@ -103,7 +103,7 @@ class RetryBudget:
         Returns:
             How many failed so since training last got further.
         """
-        self._mark = max(self._mark, reached)
+        self.furthest = max(self.furthest, reached)
         self._num_relapses += 1
         return self._num_relapses
 
@@ -125,7 +125,8 @@ class RetryBudget:
 
     def snapshot(self) -> dict[str, Any]:
         failures = [[*key, count, self._avoided[key]] for key, count in self._failures.items()]
-        return {"failures": failures, "num_faults": self.num_faults, "errors": sorted(self._errors)}
+        pods = {"num_faults": self.num_faults, "errors": sorted(self._errors)}
+        return {"failures": failures, **pods, "relapses": [self._num_relapses, self.furthest]}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         for task_type, epoch, task, count, worker_id in saved["failures"]:
@@ -133,6 +134,7 @@ class RetryBudget:
             self._failures[key], self._avoided[key] = count, worker_id
         self.num_faults = saved["num_faults"]
         self._errors = set(saved.get("errors", ()))
+        self._num_relapses, self.furthest = saved.get("relapses", (0, 0))
 
 
 class Failures:

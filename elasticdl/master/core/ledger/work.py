@@ -469,14 +469,17 @@ class Work:
 
     def _has_committed(self, worker: Worker, num_minibatches: int = 0) -> None:
         reached = self.tasks.records_done
-        worker.has_committed, worker.reached = True, reached
+        worker.has_committed = True
+        is_late = self._settings.has_worlds and not self._worlds.is_member(worker.id)  # its group is broken
+        if not is_late:
+            worker.reached = reached
         self._workers.times.committed(worker.id)
         self._count(worker, num_minibatches)
         for member in map(self._workers.get, self._worlds.members):  # one member's report is the work of all
             if member is not None:
                 member.has_committed, member.reached = True, reached
                 self._workers.times.committed(member.id)
-        self.retry_budget.committed(reached)
+        self.retry_budget.committed(0 if is_late else reached)
 
     def validate(self) -> None:
         """Every invariant of tasks, rounds and leases.
