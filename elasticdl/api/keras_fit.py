@@ -34,12 +34,13 @@ from elasticdl.model_def import ModelDefinition
 from elasticdl_client.choices import JobType
 from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import FlagError, ModelDefinitionError
+from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.sdk import FlagValue, JobHandle
 from elasticdl_client.sdk import start as sdk
 
 _BLOCK = 4096  # rows copied at once
 _MODEL, _MODULE = "model.keras", "fitted"
-_MODULE_DIRECTORY, _CALLBACKS = "module", "callbacks.pickle"  # below that of the job
+_MODULE_DIRECTORY, _CALLBACKS, _JOB = "module", "callbacks.pickle", "job"  # below the directory of `fit`
 _OWN_FLAGS = {  # flag → the argument of `fit` that it follows from
     "model_zoo": "model",
     "model_def": "model",
@@ -155,9 +156,10 @@ def fit(
     validation = None if validation_data is None else _opened(definition, validation_data, Mode.EVALUATION)
     with _new_directory(directory) as place:
         of_job = write_callbacks(callbacks, place / _CALLBACKS, place / _MODULE_DIRECTORY)
-        if any(isinstance(one, BestWeights) for one in of_job):
-            _check_restores(of_job, flags)
-        job = _start(model, training, validation, place, flags, progress and verbose != 0)
+        of_fit = _flags_of(place, validation) | flags
+        _check_restores(of_job, sdk.spec_of(JobType.TRAIN, of_fit, lambda note: None))  # before the data are written
+        _hand_over(model, training, validation, place / _MODULE_DIRECTORY)
+        job = sdk.start(JobType.TRAIN, of_fit, progress=progress and verbose != 0, ends_with_caller=True)
     job.is_kept = bool(directory)
     _ended(job, place)
     history = take_back(model, place / _MODULE_DIRECTORY)
@@ -194,17 +196,23 @@ def _check_flags(flags: Mapping[str, FlagValue]) -> None:
         raise FlagError(f"fit takes no {taken[0]}.", f"It follows from {_OWN_FLAGS[taken[0]]}.")
 
 
-def _check_restores(callbacks: Sequence[Any], flags: Mapping[str, FlagValue]) -> None:
-    """Refuse what does not go with EarlyStopping(restore_best_weights=True)."""
+def _check_restores(callbacks: Sequence[Any], spec: JobSpec) -> None:
+    """Refuse what does not go with EarlyStopping(restore_best_weights=True), defaults of the environment, too."""
+    if not any(isinstance(one, BestWeights) for one in callbacks):
+        return
     with_it = "fit with EarlyStopping(restore_best_weights=True)"
-    if flags.get("output") or any(isinstance(one, SavedModelExporter) for one in callbacks):
+    if spec.output or any(isinstance(one, SavedModelExporter) for one in callbacks):
         raise FlagError(
             f"{with_it} exports no model: a worker would write the newest weights, not the best.",
-            "Leave output and SavedModelExporter out, and save the model that fit gives the best weights.",
+            "Leave output (ELASTICDL_OUTPUT) and SavedModelExporter out, and save the model that fit gives the best "
+            "weights.",
         )
-    within = [name for name in ("evaluation_steps", "evaluation_throttle_secs") if flags.get(name)]
+    within = [name for name in ("evaluation_steps", "evaluation_throttle_secs") if getattr(spec, name)]
     if within:
-        raise FlagError(f"{with_it} takes no {within[0]}.", "The weights of the best epoch are kept: leave it out.")
+        raise FlagError(
+            f"{with_it} takes no {within[0]}.",
+            f"The weights of the best epoch are kept: leave it (ELASTICDL_{within[0].upper()}) out.",
+        )
 
 
 def _minibatch_size(batch_size: int, num_workers: int) -> int:
@@ -268,31 +276,12 @@ def _new_directory(directory: str | os.PathLike[str]) -> Iterator[Path]:
         raise
 
 
-def _start(
-    model: Any,
-    training: ModuleData,
-    validation: ModuleData | None,
-    place: Path,
-    flags: Mapping[str, FlagValue],
-    progress: bool,
-) -> JobHandle:
-    """Write the model and the data into a directory, and start the job that reads them there."""
-    module = place / _MODULE_DIRECTORY
-    given: dict[str, FlagValue] = {
-        "job_name": f"fit-{token_hex(3)}",
-        "job_dir": place / "job",
-        **_flags_of(module, validation),
-        **flags,
-    }
-    sdk.spec_of(JobType.TRAIN, given, lambda note: None)  # before the data are written
-    _hand_over(model, training, validation, module)
-    return sdk.start(JobType.TRAIN, given, progress=progress, ends_with_caller=True)
-
-
-def _flags_of(module: Path, validation: ModuleData | None) -> dict[str, FlagValue]:
-    """Return the flags of each local job whose model and data `_hand_over` has written."""
+def _flags_of(place: Path, validation: ModuleData | None) -> dict[str, FlagValue]:
+    """Return the flags of a local job whose model and data `_hand_over` writes."""
     flags: dict[str, FlagValue] = {
-        "model_zoo": module,
+        "job_name": f"fit-{token_hex(3)}",
+        "job_dir": place / _JOB,
+        "model_zoo": place / _MODULE_DIRECTORY,
         "model_def": f"{_MODULE}.custom_model",
         "training_data": OF_MODULE,
         "distribution_strategy": "AllReduceStrategy",

@@ -190,6 +190,7 @@ def own_loss(labels: Any, predictions: Any) -> Any:
     return tf.reduce_mean(tf.square(labels - predictions))
 
 
+RESTORING = keras.callbacks.EarlyStopping(restore_best_weights=True)
 Attempt = tuple[tuple[Any, ...], dict[str, Any], type[ElasticDLError], str]
 REFUSED: dict[str, Callable[[], Attempt]] = {
     "not compiled": lambda: ((bare_model(), X, Y), {}, ModelDefinitionError, "no model that is compiled with loss"),
@@ -220,13 +221,13 @@ REFUSED: dict[str, Callable[[], Attempt]] = {
     ),
     "best weights exported": lambda: (
         (model_of(), X, Y),
-        {"callbacks": [keras.callbacks.EarlyStopping(restore_best_weights=True)], "output": "exported"},
+        {"callbacks": [RESTORING], "output": "exported"},
         FlagError,
         "restore_best_weights=True. exports no model",
     ),
     "best weights of no epoch": lambda: (
         (model_of(), X, Y),
-        {"callbacks": keras.callbacks.EarlyStopping(restore_best_weights=True), "evaluation_steps": 5},
+        {"callbacks": RESTORING, "validation_data": (X, Y), "evaluation_steps": 5},
         FlagError,
         "restore_best_weights=True. takes no evaluation_steps",
     ),
@@ -262,6 +263,20 @@ def test_what_cannot_be_fitted_is_refused_before_a_job_starts(
     with pytest.raises(kind, match=message):
         elasticdl.fit(*arguments, **options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("OUTPUT", "exported", "exports no model"), ("EVALUATION_STEPS", "5", "takes no eval")],
+)
+def test_best_weights_are_refused_what_the_environment_asks_for(
+    name: str, value: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(f"ELASTICDL_{name}", value)
+    with pytest.raises(FlagError, match=message) as caught:
+        elasticdl.fit(model_of(), X, Y, validation_data=(X, Y), callbacks=RESTORING)
+    assert f"ELASTICDL_{name}" in caught.value.hint
 
 
 def steps_down(epoch: int) -> float:
