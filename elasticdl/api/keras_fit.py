@@ -263,16 +263,23 @@ def _opened(definition: ModelDefinition, given: Any, mode: Mode) -> ModuleData:
 
 @contextmanager
 def _new_directory(directory: str | os.PathLike[str]) -> Iterator[Path]:
-    """A new directory; without a name a temporary one, which is removed if the block raises."""
+    """Make a directory, without a name a temporary one; remove what is in it if the block raises.
+
+    A named one stays where a job has begun in it.
+    """
     place = Path(directory).absolute() if directory else Path(tempfile.mkdtemp(prefix="elasticdl-fit-"))
+    is_new = not directory or not place.exists()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise FlagError(f"fit: directory={place} is not empty.", "Name a new one.")
     place.mkdir(parents=True, exist_ok=True)
     try:
         yield place
     except BaseException:
-        if not directory:
-            shutil.rmtree(place, ignore_errors=True)
+        if not directory or not (place / _JOB).exists():
+            shutil.rmtree(place / _MODULE_DIRECTORY, ignore_errors=True)
+            (place / _CALLBACKS).unlink(missing_ok=True)
+            if is_new:
+                shutil.rmtree(place, ignore_errors=True)
         raise
 
 

@@ -387,6 +387,14 @@ def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
         elasticdl.fit(model_of(), X, Y, directory=tmp_path)
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_refused_call_leaves_the_directory_for_the_next_one(tmp_path: Path, is_new: bool) -> None:
+    place = tmp_path / "new" if is_new else tmp_path
+    with pytest.raises(ModelDefinitionError, match="cannot be saved and loaded"):  # module and callbacks are written
+        elasticdl.fit(model_of(loss=own_loss), X, Y, directory=place)
+    assert not list(tmp_path.iterdir())
+
+
 def test_importing_elasticdl_imports_no_tensorflow() -> None:
     code = "import sys, elasticdl; assert 'fit' in dir(elasticdl); print('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
