@@ -208,15 +208,16 @@ class StateCheckpoints:
         """The newest whole one of this job; errors of newer ones are logged.
 
         Raises:
-            CheckpointError: it is of other minibatches, or of another job, which may be writing there now.
+            CheckpointError: it is of other minibatches, or it or a newer one is of another job, which may be writing
+                there now.
         """
         for directory in _newest_first(self._directory) if self._directory is not None else ():
+            self._check_owner(directory)
             try:
                 found, manifest = self._load(directory)
             except CheckpointError as error:
                 _log.warning("%s", error)
             else:
-                self._check_owner(directory, manifest)
                 self._check_names(directory, manifest)
                 return found
         return None
@@ -260,13 +261,16 @@ class StateCheckpoints:
             raise CheckpointError(f"{directory / MANIFEST} is damaged: {error!r}") from error
         return Checkpoint(directory, read, ledger), manifest
 
-    def _check_owner(self, directory: AnyPath, manifest: Mapping[str, Any]) -> None:
-        if manifest.get("job_name") != self._kind.job_name:
+    def _check_owner(self, directory: AnyPath) -> None:
+        """Raise for another job's, of any strategy, whole or not: this job would remove it as an old one of its own."""
+        owner = None
+        with suppress(OSError, CheckpointError):  # logged by `_load`
+            owner = read_manifest(directory / MANIFEST).get("job_name")
+        if owner not in (None, self._kind.job_name):
             raise CheckpointError(
-                f"the checkpoint in {directory} is of job {manifest.get('job_name')}, not {self._kind.job_name}: "
+                f"the checkpoint in {directory} is of job {owner}, not {self._kind.job_name}: "
                 "versions of two jobs in one place would be mixed up",
-                "name another checkpoint_dir, or remove that one; a job that names it in --checkpoint_dir_for_init "
-                "begins with its model",
+                "name another checkpoint_dir, or remove that one; only a job of that name continues from it",
             )
 
     def _check_names(self, directory: AnyPath, manifest: Mapping[str, Any]) -> None:
@@ -276,8 +280,8 @@ class StateCheckpoints:
                 raise CheckpointError(
                     f"the checkpoint in {directory} was written with {name}={theirs[name]}, not {value}: its record "
                     "of which minibatches the model holds does not fit",
-                    f"train with {name}={theirs[name]} again, or name another checkpoint_dir; a job that names this "
-                    "one in --checkpoint_dir_for_init takes the model without that record",
+                    f"train with {name}={theirs[name]} again, or name another checkpoint_dir; a job with --model_def "
+                    "takes the model without that record by --checkpoint_dir_for_init",
                 )
 
 

@@ -245,11 +245,27 @@ def test_a_directory_of_another_job_is_refused(tmp_path: Path) -> None:
     """Each job would keep the newest of both, and begin anew beside the other's."""
     checkpoints_in(tmp_path).save(3, Weights().state(), ledger_of(3))
     other = StateCheckpoints(str(tmp_path), CheckpointKind("other", "AllreduceStrategy", "model.npz", {}))
-    framework: Any = Weights()
-    with pytest.raises(CheckpointError, match="version-3 is of job job, not other"):
-        Replica(framework, other, "").start_over()
+    of_local = StateCheckpoints(str(tmp_path), CheckpointKind("other", "Local", "local.npz", {}))
     assert other.initial(str(tmp_path)).ledger.steps == 3
+    state = tmp_path / "version-3" / "model.npz"
+    for content in (state.read_bytes(), b"damaged"):
+        state.write_bytes(content)
+        for checkpoints in (other, of_local):
+            framework: Any = Weights()
+            with pytest.raises(CheckpointError, match="version-3 is of job job, not other"):
+                Replica(framework, checkpoints, "").start_over()
     assert written(tmp_path) == ["version-3"]
+
+
+@pytest.mark.parametrize("manifest", ["{", '{"strategy": "AllreduceStrategy"}'])
+def test_a_checkpoint_whose_manifest_names_no_job_is_passed_over(tmp_path: Path, manifest: str) -> None:
+    checkpoints = checkpoints_in(tmp_path)
+    for number in (3, 5):
+        checkpoints.save(number, Weights().state(), ledger_of(number))
+    (tmp_path / "version-5" / "MANIFEST.json").write_text(manifest)
+    found = checkpoints.newest()
+    assert found is not None
+    assert found.directory.name == "version-3"
 
 
 def test_a_checkpoint_that_has_failed_keeps_no_model_in_memory(tmp_path: Path) -> None:
