@@ -65,6 +65,8 @@ class BestWeights(keras.callbacks.Callback):  # type: ignore[misc]
 def best_epoch(stopping: keras.callbacks.EarlyStopping, epochs: Sequence[Mapping[str, float]]) -> int | None:
     """Return the epoch, from 0, of which Keras's `EarlyStopping` keeps the weights; None: of none.
 
+    An epoch with a NaN is never the best, as for the master; Keras keeps a first one for good.
+
     Args:
         epochs: the logs of each.
     """
@@ -73,7 +75,8 @@ def best_epoch(stopping: keras.callbacks.EarlyStopping, epochs: Sequence[Mapping
     of_keras.set_model(SimpleNamespace(get_weights=lambda: ()))
     of_keras.on_train_begin()
     for epoch, logs in enumerate(epochs):
-        keras.callbacks.EarlyStopping.on_epoch_end(of_keras, epoch, logs)
+        if not np.isnan(logs.get(stopping.monitor, 0.0)):
+            keras.callbacks.EarlyStopping.on_epoch_end(of_keras, epoch, logs)
     return None if of_keras.best_weights is None else int(of_keras.best_epoch)
 
 
