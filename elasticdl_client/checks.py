@@ -8,7 +8,6 @@ import shlex
 import unicodedata
 from urllib.parse import parse_qs, urlsplit
 
-from elasticdl_client.choices import PredictionFormat
 from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import StorageError
 from elasticdl_client.flags import Check
@@ -119,12 +118,11 @@ def check_outputs(place: str) -> str:
     """A path, the URL of a directory in storage, or of a table of a database."""
     if not is_table(place):
         wrong = check_writable_directory(place)
-        of_file = place.rstrip("/").endswith(tuple(f".{kind}" for kind in PredictionFormat))
-        return wrong or (
-            "is to be a directory, of a file for each task; leave the ending out: --prediction_format says the kind"
-            if of_file
-            else ""
-        )
+        if not wrong and place.rstrip("/").endswith((".csv", ".parquet", ".recordio")):
+            wrong = (
+                "is to be a directory, of a file for each task; leave the ending out: --prediction_format says the kind"
+            )
+        return wrong
     has_table = bool(parse_qs(urlsplit(place).query).get("table"))
     return "" if has_table else "names no table; write it after the URL: ?table=NAME"
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl_client import flag_sources
+from elasticdl_client.checks import check_outputs
 from elasticdl_client.choices import DistributionStrategy, JobType, LogFormat, LogLevel, NanPolicy, WireDtype
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import flag_of, split_arguments
@@ -285,6 +286,10 @@ def test_what_is_not_like_any_flag_gets_none() -> None:
 def test_predictions_are_no_single_file(place: str) -> None:
     with pytest.raises(FlagError, match=f"--prediction_outputs={place}: is to be a directory"):
         JobSpec.from_flags(JobType.PREDICT, {"prediction_outputs": place})
+
+
+def test_a_directory_of_predictions_may_have_another_ending() -> None:
+    assert check_outputs("digits.auto") == ""
 
 
 def test_a_url_is_no_path() -> None:
