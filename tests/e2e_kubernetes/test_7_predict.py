@@ -85,7 +85,8 @@ def test_a_checkpoint_is_evaluated_and_predicts_though_workers_are_killed(open_s
     space = open_space("passes")
     trained = space.job("train", model_def=KERAS, num_epochs=2, tensorboard_log_dir="/job/logs")
     trained.set_pace(0.002)  # it trains for some seconds, each of which is a point of the series `staleness`
-    trained.submit().assert_ends_exactly()
+    trained.submit().wait_for_end()  # at this pace: `assert_ends_exactly` begins with full speed
+    trained.assert_ends_exactly()
     is_shown_by_tensorboard(trained, "/job/logs")
 
     evaluated = one_pass(
