@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elasticdl.frameworks.memory_file import create_memory_file
+
 _SIGNAL = signal.SIGRTMIN + 9  # no program is known to use it
 _KEY = "elasticdl_stacks"  # of a spawned process's first message, which ignores what it does not know
 _MOST_PROCESSES = 32
@@ -53,7 +55,7 @@ def watch() -> None:
     global _file
     if _file is not None:
         return
-    descriptor = os.memfd_create("elasticdl-stacks")
+    descriptor = create_memory_file("elasticdl-stacks")
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
     _file = io.FileIO(descriptor, "ab")
     faulthandler.register(_SIGNAL, _file, all_threads=True)

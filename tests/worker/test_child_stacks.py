@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from elasticdl.frameworks.memory_file import create_memory_file
 from elasticdl.worker import child_stacks, stacks
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.child_stacks import ChildThread
@@ -158,3 +159,16 @@ def test_a_process_that_is_stopped_does_not_answer() -> None:
     here.send(b"")
     process.join()
     assert process.exitcode == 0
+
+
+def test_a_python_for_an_old_libc_has_files_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    descriptor = create_memory_file("elasticdl-test")
+    try:
+        assert os.pwrite(descriptor, b"stacks", 0) == 6
+        assert os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:elasticdl-test")
+        assert not os.get_inheritable(descriptor)
+    finally:
+        os.close(descriptor)
+    with pytest.raises(OSError, match="Invalid argument"):
+        create_memory_file("x" * 300)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from elasticdl.frameworks.memory_file import create_memory_file
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
@@ -71,7 +72,7 @@ class TaskMemory:
             DataError: there is no memory, or there are too many open files.
         """
         try:
-            descriptor = os.memfd_create("elasticdl-input")
+            descriptor = create_memory_file("elasticdl-input")
             os.ftruncate(descriptor, _PAGE)
             return cls(descriptor)
         except OSError as error:
