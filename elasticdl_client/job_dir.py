@@ -18,12 +18,12 @@ import hashlib
 import json
 import os
 import secrets
-import select
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -205,6 +205,7 @@ class JobDir:
 
 
 _PROC = Path("/proc")
+_LOOK_S = 0.05  # at processes that are to end; not every Python and kernel has os.pidfd_open
 
 
 def holders(job_dir: Path) -> list[int]:
@@ -239,9 +240,8 @@ def roots_of(processes: Iterable[int]) -> list[int]:
 
 
 def _parent(process: int) -> int:
-    with suppress(OSError, ValueError, IndexError):
-        return int((_PROC / str(process) / "stat").read_text().rpartition(")")[2].split()[1])
-    return 0
+    fields = _stat(process)
+    return int(fields[1]) if fields else 0
 
 
 def signal_process(process: int, number: signal.Signals) -> None:
@@ -253,17 +253,23 @@ def signal_process(process: int, number: signal.Signals) -> None:
 
 def wait_for_end(processes: Iterable[int], timeout_s: float) -> bool:
     """Whether all of these have ended in time."""
-    deadline = time.monotonic() + timeout_s
-    with ExitStack() as stack:
-        open_fds = []
-        for process in processes:
-            with suppress(ProcessLookupError):
-                fd = os.pidfd_open(process)
-                stack.callback(os.close, fd)
-                open_fds.append(fd)
-        while open_fds:
-            ended, _, _ = select.select(open_fds, [], [], max(0.0, deadline - time.monotonic()))
-            if not ended:
-                return False
-            open_fds = [fd for fd in open_fds if fd not in ended]
-    return True
+    pause, deadline = threading.Event(), time.monotonic() + timeout_s
+    running = [process for process in processes if _runs(process)]
+    while running and time.monotonic() < deadline:
+        pause.wait(_LOOK_S)
+        running = [process for process in running if _runs(process)]
+    return not running
+
+
+def _runs(process: int) -> bool:
+    """Whether a process is there and is no zombie."""
+    fields = _stat(process)
+    return bool(fields) and fields[0] not in "ZX"
+
+
+def _stat(process: int) -> list[str]:
+    """Fields of /proc/PID/stat, from the state on; none if there is no such process."""
+    try:
+        return (_PROC / str(process) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -134,6 +134,16 @@ def test_a_client_that_was_stopped_is_woken_to_end_its_job(
     assert not Path(flags["job_dir"]).exists()
 
 
+def test_the_end_of_a_process_is_waited_for_in_a_python_without_pidfd_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.pidfd_open")
+    process = subprocess.Popen(["sleep", "60"])
+    assert not wait_for_end([process.pid], 0.1)
+    process.kill()
+    assert wait_for_end([process.pid], 30)  # a zombie
+    process.wait()
+    assert wait_for_end([process.pid], 0.0)
+
+
 def test_follow_prints_to_the_end_of_the_job(running: subprocess.Popen[str], flags: dict[str, str], run: Run) -> None:
     log = Path(flags["job_dir"]) / "logs" / "elasticdl-job-worker-0.log"
     code = "import sys; from elasticdl_client.main import run; run(sys.argv[1:])"
