@@ -229,7 +229,7 @@ def _leave(
     signals.count()
     name, outcome = signal.Signals(number).name, ""
     if number == signal.SIGINT and last_checkpoint.can_be_written(spec, job_dir.status()):
-        display.say(f"{name}: writing a checkpoint before the end; Ctrl-C again ends the job at once …")
+        _say(display, f"{name}: writing a checkpoint before the end; Ctrl-C again ends the job at once …")
         version = _save(spec, job_dir, agent, signals)
         if version:
             outcome = f"A checkpoint of {version:,} minibatches is written."
@@ -239,11 +239,19 @@ def _leave(
             outcome = "There is no new checkpoint."
     signals.ignore()
     if outcome:
-        display.say(outcome)
+        _say(display, outcome)
     is_deleted = (job_dir.path / DELETED).exists()
-    display.say(f"{'`elasticdl delete`' if is_deleted else name}: ending the job and all its processes …")
+    _say(display, f"{'`elasticdl delete`' if is_deleted else name}: ending the job and all its processes …")
     if not is_deleted and (job_dir.path / "journal.json").exists():
-        display.say(f"`elasticdl resume {spec.job_name} --runtime=local` continues it.")
+        _say(display, f"`elasticdl resume {spec.job_name} --runtime=local` continues it.")
+
+
+def _say(display: progress.Display, line: str) -> None:
+    """Print a line; continue without output where Ctrl-C has ended the reader, too, such as tee."""
+    try:
+        display.say(line)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _save(spec: JobSpec, job_dir: JobDir, agent: AgentProcess, signals: _Signals) -> int:

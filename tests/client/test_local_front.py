@@ -310,6 +310,17 @@ def test_ctrl_c_waits_for_a_checkpoint_and_names_the_command_that_continues(flag
     assert_master_is_gone(flags)
 
 
+def test_ctrl_c_waits_for_a_checkpoint_though_the_reader_of_the_output_has_ended(flags: dict[str, str]) -> None:
+    process = start(flags, "wait")
+    line_with(process, "records 50/100")
+    assert process.stdout is not None
+    process.stdout.close()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert (Path(flags["job_dir"]) / "journal.json").exists()
+    assert_master_is_gone(flags)
+
+
 def test_ctrl_c_asks_a_master_that_is_starting_once_it_can_take_the_request(flags: dict[str, str]) -> None:
     process = start_and_interrupt(flags, "late")
     job_dir = Path(flags["job_dir"])
