@@ -182,7 +182,13 @@ class PlainDisplay:
             self.say(summary(status))
 
     def say(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        try:
+            print(line, file=self._stream, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError:
+            # ENOSPC or EIO of this log must not end a job whose own files can be written; the next line tries again.
+            return
 
     def close(self) -> None:
         """Nothing is kept open."""

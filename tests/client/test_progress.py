@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import io
 import json
 import math
+import os
 import shlex
 import sys
 
@@ -78,6 +80,23 @@ def test_plain_lines_come_when_something_changed_and_not_too_often() -> None:
 
 def news(before: JobStatus | None, now: JobStatus) -> list[str]:
     return [headline.text for headline in News(before).lines(now)]
+
+
+class Broken(io.StringIO):
+    """A stream that cannot be written."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def write(self, text: str) -> int:
+        raise OSError(self._number, os.strerror(self._number))
+
+
+def test_a_full_disk_of_the_output_does_not_end_the_job_and_a_closed_pipe_does() -> None:
+    PlainDisplay(Broken(errno.ENOSPC)).say("a line")
+    with pytest.raises(BrokenPipeError):
+        PlainDisplay(Broken(errno.EPIPE)).say("a line")
 
 
 def test_news_are_evaluations_complete_epochs_and_why_the_job_waits() -> None:
