@@ -282,6 +282,11 @@ def require_runtime() -> None:
         )
 
 
+def _is_hangup_ignored(number: signal.Signals) -> bool:
+    """Whether it is SIGHUP, under nohup; SIGINT and SIGTERM come from `elasticdl stop` and `delete`, too."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+
+
 class _Signals:
     """Inside, an ending signal raises `Interrupted` until `count`, from which on signals are counted.
 
@@ -297,7 +302,8 @@ class _Signals:
         self._are_counted = False
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._take) for number in _ENDING_SIGNALS}
+        taken = [number for number in _ENDING_SIGNALS if not _is_hangup_ignored(number)]
+        self._before = {number: signal.signal(number, self._take) for number in taken}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -209,7 +209,8 @@ def _signals_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in _ENDING_SIGNALS}
+    taken = [number for number in _ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in taken}
     try:
         yield
     finally:

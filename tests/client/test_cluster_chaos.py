@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from elasticdl_client.chaos import command
 from elasticdl_client.chaos.faults import Fault, FaultKind, FaultPlan
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
@@ -131,3 +133,13 @@ def test_each_round_has_every_fault_once_and_a_seed_decides_on_the_order(seed: i
     assert len(drawn) == 7
     for begin in (0, 3):
         assert {fault for fault, _ in drawn[begin : begin + 3]} == set(FAULTS)
+
+
+def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with command._signals_interrupt():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -295,6 +295,16 @@ def test_a_signal_ends_the_job_and_all_its_processes(flags: dict[str, str], numb
     assert_master_is_gone(flags)
 
 
+def test_a_job_under_nohup_outlives_its_terminal_and_stops_at_sigint(flags: dict[str, str]) -> None:
+    process = start(flags, "wait", "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n")
+    line_with(process, "records 50/100")
+    process.send_signal(signal.SIGHUP)
+    assert not select.select([process.stdout], [], [], 1.0)[0], "the client ends the job"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, output + errors
+
+
 def test_ctrl_c_waits_for_a_checkpoint_and_names_the_command_that_continues(flags: dict[str, str]) -> None:
     process = start(flags, "wait")
     line_with(process, "records 50/100")
