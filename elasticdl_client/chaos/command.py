@@ -9,8 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FrameType
 from typing import NoReturn, TextIO
@@ -94,9 +94,7 @@ class Chaos:
             is_interrupted = True
             self._say("interrupted: the chaos ends, the job keeps running")
         finally:
-            for injection in self._injections:
-                if injection.ended is None:
-                    self._end(injection)
+            self._end([one for one in self._injections if one.ended is None])
         self._look()
         return ChaosResult(self._facts, tuple(self._injections), self._begin, is_interrupted)
 
@@ -128,9 +126,8 @@ class Chaos:
         while not until() and not self._is_over:
             pause.wait(_LOOK_S)
             self._look()
-            for injection in self._injections:
-                if injection.ended is None and time.time() >= injection.began.at + self._plan.stop_for_s:
-                    self._end(injection)
+            lasting = [one for one in self._injections if one.ended is None]
+            self._end([one for one in lasting if time.time() >= one.began.at + self._plan.stop_for_s])
 
     def _look(self) -> None:
         """Learns of the job's state and events; a cluster that does not answer is asked again later."""
@@ -180,11 +177,16 @@ class Chaos:
         victims = [one for one in self._injector.running(fault.role) if one not in stopped] if fault.role else []
         return choose(victims, share) if victims else None
 
-    def _end(self, injection: Injection) -> None:
-        """Ends a fault that lasts, of which the recovery counts from here on."""
-        self._injector.undo(injection.fault, injection.victim)
-        injection.ended = Moment.of(self._facts)
-        self._say(f"{injection.subject}: {injection.fault.kind} has ended")
+    def _end(self, injections: Sequence[Injection]) -> None:
+        """End faults that last, of which the recovery counts from here on: all of them before a line is printed, as
+        the reader of the output may be gone."""
+        with ExitStack() as undone:
+            for injection in injections:
+                undone.callback(self._injector.undo, injection.fault, injection.victim)
+        for injection in injections:
+            injection.ended = Moment.of(self._facts)
+        for injection in injections:
+            self._say(f"{injection.subject}: {injection.fault.kind} has ended")
 
     def _say(self, line: str) -> None:
         print(f"{time.strftime('%H:%M:%S')}   {line}", file=self._stream, flush=True)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from elasticdl_client.chaos import command
-from elasticdl_client.chaos.faults import Fault, FaultKind, FaultPlan
+from elasticdl_client.chaos.faults import Fault, FaultKind, FaultPlan, Victim
+from elasticdl_client.chaos.recovery import Injection, Moment
+from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
+from elasticdl_client.explain.diagnosis import Facts
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
+from elasticdl_client.job_series import JobJournal
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.jobs import commands
+from elasticdl_client.jobs.store import JobInfo, Phase
 from tests.client.api_server import ApiServer, own_cluster
 
 KILL = ("job", "--kill=worker", "--every=1s", "--for=1s", "--yes")
@@ -133,6 +140,39 @@ def test_each_round_has_every_fault_once_and_a_seed_decides_on_the_order(seed: i
     assert len(drawn) == 7
     for begin in (0, 3):
         assert {fault for fault, _ in drawn[begin : begin + 3]} == set(FAULTS)
+
+
+class Closed(io.StringIO):
+    """A pipe without a reader."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+class Stopped:
+    """A job store and an injector that notes which faults are undone."""
+
+    def __init__(self) -> None:
+        self.undone: list[Victim | None] = []
+
+    def journal(self, job: JobInfo) -> JobJournal:
+        return JobJournal()
+
+    def undo(self, fault: Fault, victim: Victim | None) -> None:
+        self.undone.append(victim)
+
+
+def test_all_stopped_pods_continue_though_the_reader_of_the_output_has_ended() -> None:
+    stopped = Stopped()
+    job = JobInfo("job", Runtime.LOCAL, Phase.RUNNING, JobStatus("job"))
+    closed = Closed()
+    chaos = command.Chaos(job, cast(Any, stopped), cast(Any, stopped), FaultPlan((), 1.0, 1.0, 1.0, 0), closed)
+    victims = [Victim(f"worker-{number}", "pod", "worker", number, "uid") for number in range(2)]
+    began = Moment.of(Facts(job, EventHistory(), 0.0))
+    chaos._injections = [Injection(Fault(FaultKind.STOP, "worker"), victim, began) for victim in victims]
+    with pytest.raises(BrokenPipeError):
+        chaos.run()
+    assert sorted(stopped.undone, key=str) == victims
 
 
 def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
