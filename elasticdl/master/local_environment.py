@@ -328,7 +328,8 @@ class StatusFile:
             self._temporary.write_text(status.to_json() + "\n")
             self._temporary.replace(self._path)
         except OSError as error:
-            self._temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # of a file system that is read-only now
+                self._temporary.unlink()
             if not self._complained:
                 logger.warning("The status %s cannot be written: %s", self._path, error.strerror)
             self._complained = True
@@ -356,6 +357,7 @@ def replace_file(path: Path, temporary: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise
     sync_directory(path.parent)

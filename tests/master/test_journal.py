@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
@@ -167,3 +168,19 @@ def test_a_full_disk_keeps_the_journal_before(tmp_path: Path) -> None:
         assert outage.message.startswith("No space left on device")
         assert outage.seconds > 0
         assert journal.take_outages() == []
+
+
+def test_a_status_that_a_read_only_file_system_refuses_ends_no_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with FileJournal(tmp_path) as journal:
+        with monkeypatch.context() as read_only:
+            for name in ("write_text", "unlink"):
+                read_only.setattr(Path, name, refuse)
+            journal.write_status(_RUNNING)
+        assert journal.read_status() is None
+        journal.write_status(_RUNNING)
+        assert journal.read_status() == _RUNNING
