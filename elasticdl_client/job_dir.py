@@ -66,8 +66,9 @@ def register(path: Path) -> None:
     links = _links()
     links.mkdir(parents=True, exist_ok=True)
     for link in links.iterdir():
-        if not link.exists():
-            link.unlink(missing_ok=True)
+        with suppress(OSError):  # EACCES, ESTALE, ENOTCONN: the directory may be back later
+            if not link.exists():
+                link.unlink()
     with suppress(FileExistsError):
         (links / hashlib.sha256(os.fsencode(path)).hexdigest()[:16]).symlink_to(path)
 

@@ -174,7 +174,7 @@ def _directories() -> list[Path]:
 
 
 def _read(directory: Path) -> JobInfo | None:
-    """The job of a directory; None if there is none."""
+    """The job of a directory; None if there is none, or if the directory cannot be looked at."""
     path = directory / "spec.json"
     try:
         created_at = path.stat().st_mtime
@@ -183,7 +183,11 @@ def _read(directory: Path) -> JobInfo | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError):
-        created_at, name, text = directory.stat().st_mtime, directory.name, ""
+        name, text = directory.name, ""
+        try:
+            created_at = directory.stat().st_mtime
+        except OSError:  # EACCES, ESTALE, ENOTCONN: one directory must not hide all others
+            return None
     status, note = _status(directory, name)
     runs = bool(holders(directory))
     if not runs and status.exit_code is None:  # it may have ended since that was read

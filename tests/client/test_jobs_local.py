@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import yaml
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
-from elasticdl_client.job_dir import holders, wait_for_end
+from elasticdl_client.job_dir import holders, register, registered, wait_for_end
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.jobs import commands, local_jobs, log_files
 from elasticdl_client.jobs.local_jobs import LocalJobs
@@ -271,6 +273,25 @@ def test_a_job_elsewhere_is_found_like_any_other(
     run("delete", "job")
     assert not elsewhere.exists()
     assert run("list", "-o", "name") == ""
+
+
+def test_a_directory_that_cannot_be_looked_at_hides_no_other(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    far, near = home / "far", home / "near"
+    for directory in (far, near):
+        directory.mkdir()
+        (directory / "spec.json").write_text("{")
+    register(far)
+    stat = Path.stat
+
+    def refuse(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if follow_symlinks and os.path.realpath(path).startswith(str(far)):
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    register(near)
+    assert registered() == [far, near]
+    assert [job.name for job in LocalJobs().list()] == ["near"]
 
 
 def test_of_two_jobs_with_one_name_the_directory_says_which(home: Path, flags: dict[str, str], run: Run) -> None:
