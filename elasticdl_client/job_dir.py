@@ -127,9 +127,9 @@ class JobDir:
         Raises:
             JobError: a job in it still runs, it is not a job's directory, or it cannot be written.
         """
-        if path.is_dir() and any(path.iterdir()) and not (path / "lock").exists():
-            raise JobError(f"{path} is not empty and not a job's directory.", "Name another --job_dir.")
         try:
+            if path.is_dir() and any(path.iterdir()) and not (path / "lock").exists():
+                raise JobError(f"{path} is not empty and not a job's directory.", "Name another --job_dir.")
             path.mkdir(parents=True, exist_ok=True)
             if path.stat().st_uid == os.geteuid():
                 path.chmod(0o700)
@@ -140,12 +140,9 @@ class JobDir:
             ) from error
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
             os.close(lock_fd)
-            raise JobError(
-                f"A job of this name still runs; its directory is {path}.",
-                "Wait for its end, end it with Ctrl-C where it was started, or choose another --job_name.",
-            ) from None
+            raise _not_locked(path, error) from error
         return cls(path, lock_fd)
 
     @property
@@ -203,6 +200,18 @@ class JobDir:
             return JobStatus.from_json((self.path / "status.json").read_text())
         except (FileNotFoundError, ValueError):
             return None
+
+
+def _not_locked(path: Path, error: OSError) -> JobError:
+    if isinstance(error, BlockingIOError):
+        return JobError(
+            f"A job of this name still runs; its directory is {path}.",
+            "Wait for its end, end it with Ctrl-C where it was started, or choose another --job_name.",
+        )
+    return JobError(  # ENOLCK, EOPNOTSUPP, ENOSYS
+        f"The file system of the job's directory {path} has no locks: {error.strerror}.",
+        "Name a --job_dir on another one.",
+    )
 
 
 _PROC = Path("/proc")

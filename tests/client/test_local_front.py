@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -10,7 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -438,6 +439,27 @@ def test_a_directory_that_is_no_jobs_is_left_alone(flags: dict[str, str], tmp_pa
     assert code == 2
     assert "not a job's directory" in errors
     assert (mine / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_directory_that_cannot_be_locked_or_listed_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from elasticdl_client.errors import JobError
+    from elasticdl_client.job_dir import JobDir
+
+    def refuse(number: int) -> Callable[..., None]:
+        def raise_error(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return raise_error
+
+    with monkeypatch.context() as no_locks:
+        no_locks.setattr("fcntl.flock", refuse(errno.ENOLCK))
+        with pytest.raises(JobError, match="has no locks: No locks available"):
+            JobDir.take(tmp_path / "job")
+    monkeypatch.setattr(Path, "iterdir", refuse(errno.EACCES))
+    with pytest.raises(JobError, match="Permission denied"):
+        JobDir.take(tmp_path / "job")
 
 
 def test_the_death_of_the_agent_fails_the_job(flags: dict[str, str]) -> None:
