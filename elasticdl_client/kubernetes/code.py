@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,12 @@ def pack(spec: JobSpec) -> Archive:
     ):
         for name in sorted(_files(root)):
             path = root / name
+            if path.is_dir():
+                raise FlagError(
+                    f"--code={directory}: {name} is a link to a directory: pods would not get its files.",
+                    f"Replace it by the directory, or add the line /{name} to .gitignore, without a slash at its end; "
+                    f"where git tracks it, `git rm --cached {name}` comes first.",
+                )
             if not path.is_file():  # in the index of git, and deleted; or a link to nowhere, or a socket
                 continue
             sizes[name] = path.stat().st_size
@@ -131,18 +137,22 @@ def pack(spec: JobSpec) -> Archive:
             archive.addfile(entry, io.BytesIO(content))
     if not sizes:
         raise FlagError(f"--code={directory} holds no file that git does not ignore.", "Name another directory.")
-    for word in shlex.split(spec.job_command)[:2]:  # the program, or Python and its script
-        script = os.path.normpath(word)
-        if script not in sizes and not os.path.isabs(script) and (root / script).is_file():
-            raise FlagError(
-                f"{script} is not among the files that --code={directory} takes to the pods: git ignores it.",
-                f"`git check-ignore -v {script}` names the rule; remove it, or end it with !{script}.",
-            )
+    _check_script(spec, root, sizes)
     data = buffer.getvalue()
     if len(data) > limit:
         raise _too_large(spec, f"{len(data) / 2**20:.1f} MiB, compressed", sizes)
     is_stored = len(data) > MAX_BYTES or is_remote(spec.job_dir)  # such a job outlives its ConfigMaps
     return Archive(data, len(sizes), spec.code_storage.rstrip("/") if is_stored else "")
+
+
+def _check_script(spec: JobSpec, root: Path, packed: Container[str]) -> None:
+    for word in shlex.split(spec.job_command)[:2]:  # the program, or Python and its script
+        script = os.path.normpath(word)
+        if script not in packed and not os.path.isabs(script) and (root / script).is_file():
+            raise FlagError(
+                f"{script} is not among the files that --code={spec.code} takes to the pods: git ignores it.",
+                f"`git check-ignore -v {script}` names the rule; remove it, or end it with !{script}.",
+            )
 
 
 def publish(archive: Archive) -> str:
@@ -210,7 +220,8 @@ def volumes(job_name: str, reference: str) -> tuple[list[dict[str, Any]], list[d
 
 
 def _files(root: Path) -> Iterator[str]:
-    """Yields the files of a directory that git does not ignore, whether or not it is in a repository."""
+    """Yields the files of a directory that git does not ignore, whether or not it is in a repository, with those of
+    submodules and of other repositories in it; and links to directories."""
     if shutil.which("git"):
         yield from _by_git(root)
         return
@@ -218,7 +229,7 @@ def _files(root: Path) -> Iterator[str]:
         raise FlagError(f"--code={root} has a .gitignore, and there is no git to read it.", "Install git.")
     for path in root.rglob("*"):
         name = path.relative_to(root)
-        if not path.is_dir() and _SKIPPED.isdisjoint(name.parts):
+        if (path.is_symlink() or not path.is_dir()) and _SKIPPED.isdisjoint(name.parts):
             yield str(name)
 
 
@@ -230,8 +241,13 @@ def _by_git(root: Path) -> Iterator[str]:
             _git(root, *at_scratch, "init", "--quiet")
             listed = _git(root, *at_scratch, "ls-files", "-z", "--others", "--exclude-standard")
     for name in (listed or b"").decode(errors="surrogateescape").split("\0"):
-        if name and _SKIPPED.isdisjoint(Path(name).parts):
+        if not name or not _SKIPPED.isdisjoint(Path(name).parts):
+            continue
+        path = root / name
+        if path.is_symlink() or not path.is_dir():
             yield name
+        elif (path / ".git").exists():  # of another repository git lists the directory alone
+            yield from (str(Path(name, inner)) for inner in _by_git(path))
 
 
 def _git(root: Path, *arguments: str) -> bytes | None:

@@ -65,6 +65,36 @@ def test_what_git_does_not_ignore_is_packed_in_a_repository_and_in_none(project:
     assert files_of(packed(project)) == PACKED
 
 
+@pytest.mark.parametrize("is_submodule", [False, True])
+def test_repositories_in_the_directory_are_packed_with_it(project: Path, is_submodule: bool) -> None:
+    def git(*arguments: str) -> None:
+        author = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
+        subprocess.run(["git", *author, *arguments], check=True, capture_output=True)
+
+    inner = project / "lib" / "inner"
+    git("init", str(inner))
+    (inner / "model.py").write_text("x = 1")
+    (inner / ".gitignore").write_text("*.tmp")
+    (inner / "left.tmp").write_text("no")
+    git("-C", str(inner), "add", "model.py")
+    git("-C", str(inner), "commit", "-m", "one")
+    if is_submodule:
+        git("init", str(project))
+        git("-C", str(project), "submodule", "add", "./lib/inner", "lib/inner")
+    names = {*PACKED, "lib/inner/model.py", "lib/inner/.gitignore", *([".gitmodules"] if is_submodule else [])}
+    assert set(files_of(packed(project))) == names
+
+
+@pytest.mark.parametrize("has_git", [False, True])
+def test_a_link_to_a_directory_is_refused(project: Path, has_git: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "shared").symlink_to(project / "lib")
+    if not has_git:
+        (project / ".gitignore").unlink()
+        monkeypatch.setenv("PATH", "")
+    with pytest.raises(FlagError, match="shared is a link to a directory"):
+        packed(project)
+
+
 def test_a_script_that_git_ignores_is_refused(project: Path) -> None:
     (project / ".gitignore").write_text("scratch/\n")
     (project / "scratch").mkdir()
