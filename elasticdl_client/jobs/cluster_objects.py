@@ -186,9 +186,9 @@ def sort_key(pod: Mapping[str, Any]) -> tuple[int, int, str]:
 
 
 def container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The status of the pod's own container, its first; empty while there is none."""
+    """The status of the container that does the work; empty while there is none."""
     statuses = pod.get("status", {}).get("containerStatuses") or [{}]
-    own = str(pod["spec"]["containers"][0]["name"])
+    own = names.container_name(pod["metadata"]["name"])
     return next((status for status in statuses if status.get("name") == own), statuses[0])
 
 

@@ -174,7 +174,7 @@ class ClusterFollower:
 
     def _say_news(self, master: Any) -> None:
         """Says why the master does not run, when that changes; raises if it will not by itself."""
-        found = (master.status.container_statuses or [None])[0]
+        found = _own_container(master)
         self._count_restarts(found)
         waiting = found.state.waiting if found is not None and found.state is not None else None
         if waiting is not None and waiting.reason in BLOCKED and not found.restart_count and self._status is None:
@@ -292,9 +292,16 @@ class ClusterFollower:
             raise
 
 
+def _own_container(pod: Any) -> Any:
+    """Return the status of the container that does the work; None while there is none."""
+    statuses = pod.status.container_statuses or []
+    own = names.container_name(pod.metadata.name)
+    return next((status for status in statuses if status.name == own), statuses[0] if statuses else None)
+
+
 def _end_of(pod: Any) -> str:
     """Return why a pod has failed, in one line, and the end of its log."""
-    found = (pod.status.container_statuses or [None])[0]
+    found = _own_container(pod)
     ended = found.state.terminated if found is not None and found.state is not None else None
     if pod.status.reason:
         return f"{pod.status.reason}: {pod.status.message or ''}".rstrip(". :")

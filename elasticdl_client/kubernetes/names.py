@@ -72,6 +72,11 @@ def pod_name(job_name: str, role: str, index: int) -> str:
     return f"elasticdl-{job_name}-master" if role == "master" else f"elasticdl-{job_name}-{role}-{index}"
 
 
+def container_name(pod: str) -> str:
+    """The container of a pod that does the work; injectors add others, some of them before it."""
+    return pod[:63].rstrip("-")
+
+
 def master_service(job_name: str) -> str:
     """The Service in front of the master's pod."""
     return pod_name(job_name, "master", 0)

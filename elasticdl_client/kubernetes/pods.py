@@ -198,7 +198,7 @@ def _container(
     is_auto = spec.image_pull_policy is ImagePullPolicy.AUTO  # the server's own default
     ports = [{"name": names.METRICS_PORT_NAME, "containerPort": spec.metrics_port, "protocol": "TCP"}]
     return {
-        "name": pod.name[:63].rstrip("-"),
+        "name": names.container_name(pod.name),
         "image": image,
         **({} if is_auto else {"imagePullPolicy": spec.image_pull_policy.value}),
         "command": [word.replace("$(", "$$(") for word in _command(spec, pod)],  # else $(NAME) is another word there

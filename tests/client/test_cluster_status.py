@@ -139,6 +139,18 @@ def test_a_waiting_client_names_the_queue_that_holds_the_master_back(cluster: Ap
     assert first_line() == "The master's pod is pending: waiting in queue team-a"
 
 
+def test_of_several_containers_the_pods_own_is_looked_at_though_another_is_first(cluster: ApiServer, run: Run) -> None:  # noqa: F811
+    for role in ("master", "worker-0"):
+        pod = show(cluster, role, "Failed", {"terminated": {"exitCode": 3, "reason": "Error"}})
+        own, name = pod["status"]["containerStatuses"][0], pod["metadata"]["name"]
+        sidecar = own | {"name": "a-mesh", "state": {"terminated": {"exitCode": 143, "reason": "Killed"}}}
+        pod["status"]["containerStatuses"] = [sidecar, own | {"name": name}]
+        pod["spec"]["containers"] = [{"name": "a-mesh"}, {"name": name}]
+    assert found(run)["worker-0"]["message"] == "Error, exit code 3"
+    with pytest.raises(JobError, match="has lost its master: exit code 3"):
+        first_line()
+
+
 def test_the_environment_names_namespace_and_context_of_a_job_command(
     cluster: ApiServer,
     run: Run,  # noqa: F811
