@@ -151,7 +151,7 @@ class Cluster(Protocol):
         ...
 
     def logs(self, name: str) -> str:
-        """Return the output of the pod so far; of an ended pod too."""
+        """Return the output of the pod so far, of an ended pod too; of a long one at least the last MiB."""
         ...
 
 

@@ -45,6 +45,17 @@ def test_logs_lie_in_the_job_directory(agent: LocalAgent) -> None:
     assert (agent.job_dir / "logs" / "w-0.log").read_text() == "hello\n"
 
 
+def test_of_a_long_log_the_end_is_read(agent: LocalAgent) -> None:
+    agent.cluster.create(PodSpec("w-0", Role.WORKER, 0, ("echo", "hello")))
+    Observer(agent.cluster).ended_pod("w-0")
+    with (agent.job_dir / "logs" / "w-0.log").open("r+b") as log:
+        log.seek(1 << 38)  # a hole
+        log.write(b"the end\n")
+    found = agent.cluster.logs("w-0")
+    assert found.endswith("the end\n")
+    assert len(found) == 1 << 20
+
+
 @pytest.mark.parametrize(
     "line", [b"nonsense\n", b"[]\n", b"{}\n", b'{"verb":"dance"}\n', b'{"verb":"create","spec":{"name":"w"}}\n']
 )

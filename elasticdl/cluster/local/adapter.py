@@ -9,6 +9,7 @@ The protocol with the agent over its Unix socket is one JSON object a line.  A r
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from elasticdl.protocol import Role
 from elasticdl_client.errors import ElasticDLError
 
 _ANSWER_TIMEOUT_S = 30.0
+_MAX_LOG_BYTES = 1 << 20  # as the port says; a job of weeks prints gigabytes
 
 
 class ProcessCluster:
@@ -70,7 +72,12 @@ class ProcessCluster:
 
     def logs(self, name: str) -> str:
         path = Path(self._ask({"verb": "log_path", "name": name}))
-        return path.read_text(errors="replace") if path.exists() else ""
+        try:
+            with path.open("rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _MAX_LOG_BYTES))
+                return log.read(_MAX_LOG_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return ""
 
     def set_slots(self, slots: int | None) -> None:
         """Changes how many PS and worker pods may run at once (None: any number); the youngest workers beyond it are
