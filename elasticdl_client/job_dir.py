@@ -192,13 +192,13 @@ class JobDir:
         return read_journal(self.path).history
 
     def status(self) -> JobStatus | None:
-        """Return the last status that the master wrote; None before the first, or if the file is damaged.
+        """Return the last status that the master wrote; None before the first, or if it cannot be read.
 
         The master renews it: a job can be resumed without.
         """
         try:
             return JobStatus.from_json((self.path / "status.json").read_text())
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError, TypeError):
             return None
 
 

@@ -256,7 +256,10 @@ class ClusterFollower:
         text = ((found.data if found is not None else None) or {}).get(names.STATUS_KEY)
         if not text:
             return
-        status = JobStatus.from_json(text)
+        try:
+            status = JobStatus.from_json(text)
+        except (ValueError, TypeError):  # the master writes the next
+            return
         has_news = self._read_events((found.binary_data or {}).get(names.JOURNAL_KEY, ""))
         if has_news or status != self._status:
             if self._status is not None and status.records_done > self._status.records_done:

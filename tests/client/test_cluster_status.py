@@ -126,6 +126,15 @@ def test_a_waiting_client_sees_why_the_master_is_not_created(cluster: ApiServer)
     assert first_line() == f"The master's pod is pending: FailedMount: {NOT_FOUND}"
 
 
+@pytest.mark.parametrize("damaged", ["{", '{"job_name": "job", "coverage": [{}]}'])
+def test_a_waiting_client_outlasts_a_damaged_status(
+    cluster: ApiServer, damaged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    creating(cluster, "master")
+    monkeypatch.setattr(JobStatus, "to_json", lambda _: damaged)
+    assert first_line() == "The master's pod is pending: its container is made on n."
+
+
 @pytest.mark.parametrize("shows_gates", [True, False])
 def test_a_waiting_client_names_the_queue_that_holds_the_master_back(cluster: ApiServer, shows_gates: bool) -> None:
     message = "Scheduling is blocked due to non-empty scheduling gates"

@@ -135,6 +135,11 @@ def test_a_damaged_status_is_none_since_the_master_writes_the_next(tmp_path: Pat
     for damaged in (b"", b"garbage", b"{}", b"\xff", b'{"job_name": "job", "phase": "?"}'):
         (tmp_path / "status.json").write_bytes(damaged)
         assert JobDir(tmp_path, -1).status() is None
+    (tmp_path / "status.json").write_text('{"job_name": "job", "coverage": [{}]}')  # fields are missing
+    assert JobDir(tmp_path, -1).status() is None
+    (tmp_path / "status.json").unlink()
+    (tmp_path / "status.json").mkdir()  # it cannot be read
+    assert JobDir(tmp_path, -1).status() is None
 
 
 def test_a_restart_is_reported_where_the_job_has_ended_before_it_is_seen(tmp_path: Path) -> None:
