@@ -103,12 +103,13 @@ class StorageJournal:
         self._place = place
         self._shown = shown
         self._scheme = scheme_of(job_dir)
-        self._claim: JournalClaim | None = None  # the lock of `_writer` guards this and the next five
+        self._claim: JournalClaim | None = None  # the lock of `_writer` guards this and the next six
         self._number = 0  # of the last attempt to write a snapshot: none is repeated under its name
         self._written = b""
         self._lost: JobError | None = None
         self._status_at = float("-inf")
         self._stored_status: JobStatus | None = None
+        self._complained = False  # that objects cannot be deleted
         self._outages = Outages()
         self._writer = JournalWriter(INTERVAL_S, self._write_later)
 
@@ -306,7 +307,9 @@ class StorageJournal:
             for one in old:
                 self._storage.delete(one.url)
         except StorageError as error:
-            logger.warning("Old snapshots of the journal cannot be deleted: %s", error.what)
+            if not self._complained:  # a bucket without the right to delete refuses every 2 s
+                logger.warning("Old snapshots of the journal cannot be deleted: %s", error.what)
+            self._complained = True
 
     def _is_ours(self, one: JournalObject) -> bool:
         return one.claim.place == self._place

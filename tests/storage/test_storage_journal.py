@@ -409,6 +409,21 @@ def test_snapshots_that_are_saved_at_once_are_deleted_without_the_thread(proxy: 
     journal.close()
 
 
+def test_a_bucket_that_refuses_to_delete_is_reported_once(
+    proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_storage: FsspecStorage, url: str) -> None:
+        raise StorageError(f"{url} cannot be deleted: access denied")
+
+    monkeypatch.setattr(FsspecStorage, "delete", refuse)
+    journal = journals(proxy, tmp_path).open()
+    journal.load()
+    for n in range(14):
+        journal.save({"n": n})
+    journal.close()
+    assert caplog.text.count("cannot be deleted: s3://") == 1
+
+
 def test_a_master_that_fails_before_its_first_snapshot_leaves_the_job_to_be_resumed(
     proxy: FaultyProxy, tmp_path: Path
 ) -> None:
