@@ -280,12 +280,46 @@ def test_another_jobs_values_are_trained_on_by_this_jobs_optimizer() -> None:
     assert after.names(0) == []
     adopted = after.states[0].snapshot()
     assert adopted is not None
-    np.testing.assert_array_equal(adopted.trainable_slots["momentum"], snapshot.trainable_slots["momentum"])
+    assert not adopted.trainable_slots["momentum"].any()
     assert set(adopted.trainable_slots) == {"momentum"}
     assert (adopted.optimizer, adopted.pieces[0].version) == (momentum, 3)
     adopted.close()
     after.push(reals(0))
     assert [name.n for name in after.names(0)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [
+        ("Adam", "Adam", {"momentum", "velocity"}),
+        ("Adam", "AdamW", {"momentum", "velocity"}),
+        ("Nadam", "Adam", {"momentum", "velocity"}),
+        ("Adam", "SGD", set()),
+        ("RMSprop", "SGD", set()),
+        ("Adam", "RMSprop", set()),
+        ("Adam", "Adamax", set()),
+        ("Adamax", "Adam", set()),
+    ],
+)
+def test_another_jobs_slots_are_kept_where_both_optimizers_mean_the_same(
+    before: str, after: str, kept: set[str]
+) -> None:
+    def optimizer(kind: str) -> str:
+        return config(kind, learning_rate=0.01, **({"momentum": 0.9} if kind in ("SGD", "RMSprop") else {}))
+
+    trained, adopting = Fleet.begin(1, optimizer(before)), Fleet.begin(1, initialized=False)
+    trained.push(reals(0))
+    snapshot = trained.states[0].snapshot()
+    assert snapshot is not None
+    adopting.states[0].restore(snapshot, parameters_only=True)
+    adopting.states[0].initialize(adopting.initialize_call(0, optimizer(after)))
+    adopted = adopting.states[0].snapshot()
+    assert adopted is not None
+    assert {name for name, slot in adopted.trainable_slots.items() if slot.any()} == kept
+    chunks = list(adopted.chunks["deep"]())
+    assert sum(len(chunk.ids) for chunk in chunks) > 0
+    assert {name for chunk in chunks for name, slot in chunk.slots.items() if slot.any()} == kept
+    adopted.close()
 
 
 @pytest.mark.parametrize(("optimizer", "is_as_before"), [("", True), (OPTIMIZERS["momentum"], False)])

@@ -252,28 +252,48 @@ def initial_snapshot(call: InitializeCall, buckets: Buckets) -> PartSnapshot:
 def adopt(restored: PartSnapshot, wanted: PartSnapshot) -> PartSnapshot:
     """The values of another job's checkpoint under the optimizer, seed and initializers of this job's model.
 
-    Slots of the same name are kept.  The step count continues from the newest part's.  A job that only reads, with no
-    optimizer, keeps the other job's seed: rows that were never trained are what they were there.
+    Slots are kept where both optimizers mean the same by them.  The step count continues from the newest part's.  A job
+    that only reads, with no optimizer, keeps the other job's seed: rows that were never trained are what they were
+    there.
 
     Raises:
         RequestError: they are not the same model.
     """
     check_same_model(shape_of(restored), shape_of(wanted))
     version = max(piece.version for piece in restored.pieces)
+    optimizer = wanted.optimizer or restored.optimizer
+    slots, chunks = restored.trainable_slots, restored.chunks
+    if not _have_the_same_slots(restored.optimizer, optimizer):
+        slots, chunks = {}, {name: _without_slots(of_table) for name, of_table in chunks.items()}
     return PartSnapshot(
-        wanted.optimizer or restored.optimizer,
+        optimizer,
         wanted.seed if wanted.optimizer else restored.seed,
         tuple(Piece(piece.buckets, version, pb.AppliedSet()) for piece in wanted.pieces),
         wanted.total_trainable,
         wanted.total_non_trainable,
         restored.trainable,
-        restored.trainable_slots,
+        slots,
         restored.non_trainable,
         wanted.tables,
-        restored.chunks,
+        chunks,
         restored.num_rows,
         restored.close,
     )
+
+
+_WITH_MEANS_OF_GRADIENTS = {"Adam", "AdamW", "Nadam"}  # Adamax divides by a norm: its momentum alone would explode
+
+
+def _have_the_same_slots(one: str, other: str) -> bool:
+    """Whether slots of the same name mean the same; SGD's momentum is a step downhill, Adam's a mean gradient."""
+    if not one or one == other:
+        return True
+    kinds = {json.loads(optimizer)["class_name"] for optimizer in (one, other)}
+    return len(kinds) == 1 or kinds <= _WITH_MEANS_OF_GRADIENTS
+
+
+def _without_slots(chunks: Chunks) -> Chunks:
+    return lambda: (TableChunk(chunk.ids, chunk.rows, {}) for chunk in chunks())
 
 
 def check_same_model(ours: str, theirs: str) -> None:
