@@ -136,8 +136,12 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
 
     def _vectors(self, ids: Tensor) -> Tensor:
         if self._placement is None:
-            return tf.gather(tf.convert_to_tensor(self.embeddings), ids)
+            return self.own_rows(ids)
         return tf.cast(self._placement.rows(self.name, ids, self.output_dim), self.compute_dtype)
+
+    def own_rows(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids, of the layer's own variable."""
+        return tf.gather(tf.convert_to_tensor(self.embeddings), ids)
 
     def compute_mask(self, inputs: Tensor, mask: Any = None) -> Tensor | None:
         if not self.mask_zero or self.combiner is not None:

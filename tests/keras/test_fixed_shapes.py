@@ -137,3 +137,15 @@ def test_an_id_without_a_row_is_an_error_wherever_the_table_is(
 
     with pytest.raises((FeedError, IdOutOfRange), match=r"the embedding layer 'table': .* not in \[0, 40\)"):
         run()
+
+
+@pytest.mark.parametrize("wrong", [-1, 40])
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_an_embedding_of_elasticdls_without_servers_refuses_an_id_without_a_row(
+    framework: Any, minibatches: Any, jit_compile: bool, wrong: int
+) -> None:
+    options = {"on_parameter_server": False, "jit_compile": jit_compile, "minibatch_size": 2}
+    tested = framework("swapped.combined", **options)
+    (batch,) = minibatches(tested, [b"1 1 2 3 4 5 6", f"0 1 2 3 4 5 {wrong}".encode()])
+    with pytest.raises(IdOutOfRange, match=r"the embedding layer 'table': .* not in \[0, 40\)"):
+        tested.gradients(batch, tested.initial(), {}, seed=0)

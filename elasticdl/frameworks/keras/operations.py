@@ -2,8 +2,9 @@
 
 Random operations and Python ones want care.
 
-`IdWatch` watches the ordinary embeddings of a model for ids that they have no row for.  XLA takes the nearest row for
-such an id and says nothing, TensorFlow prints a page; tables on the parameter servers are watched in the pipeline.
+`IdWatch` watches the embeddings of a model, those with variables of their own, for ids that they have no row for.  XLA
+takes the nearest row for such an id and says nothing, TensorFlow prints a page; tables on the parameter servers are
+watched in the pipeline.
 
 `first_run`: XLA is tried once, and left alone where it cannot compile a step or where it would be slower.
 
@@ -24,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import Ids, Mode
+from elasticdl.layers.embedding import Embedding
 from elasticdl.layers.placement import Placement, Recorded, TableSpec
 from elasticdl_client.errors import ModelDefinitionError
 
@@ -129,7 +131,7 @@ class IdOutOfRange(ValueError):
 
 
 class IdWatch:
-    """The calls of ordinary embedding layers while a function is traced."""
+    """The look-ups of embedding layers with a variable of their own while a function is traced."""
 
     def __init__(self) -> None:
         self.bounds: list[str] = []  # describe what every id of a call must be
@@ -138,17 +140,22 @@ class IdWatch:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Calls inside are noted."""
-        call = keras.layers.Embedding.call
+        """Look-ups inside are noted."""
+        with self._watched(keras.layers.Embedding, "call"), self._watched(Embedding, "own_rows"):
+            yield
+
+    @contextmanager
+    def _watched(self, layers: Any, method: str) -> Iterator[None]:
+        look_up = getattr(layers, method)
 
         def noted(layer: Any, inputs: Any) -> Any:
-            return call(layer, self._noted(layer, inputs))
+            return look_up(layer, self._noted(layer, inputs))
 
-        keras.layers.Embedding.call = noted
+        setattr(layers, method, noted)
         try:
             yield
         finally:
-            keras.layers.Embedding.call = call
+            setattr(layers, method, look_up)
 
     def in_range(self) -> list[Any]:
         """For each call whether all ids are in range, as scalars of the graph; those that are not became 0."""

@@ -4,6 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elasticdl.layers import Embedding
+
 NUM_IDS = 40
 DIM = 3
 
@@ -30,6 +32,13 @@ def functional() -> keras.Model:
 def column() -> keras.Model:
     ids = _ids()
     return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(_embedding("table")(ids))))
+
+
+def combined() -> keras.Model:
+    """An embedding of ElasticDL's."""
+    ids = _ids()
+    vectors = Embedding(DIM, input_dim=NUM_IDS, combiner="sum", name="table")(ids)
+    return keras.Model(ids, keras.layers.Dense(1)(vectors)[:, 0])
 
 
 def sequential() -> keras.Model:
