@@ -22,8 +22,9 @@ COMBINERS = ("sum", "mean", "sqrtn")
 class Embedding(keras.layers.Layer):  # type: ignore[misc]
     """Turn ids into vectors that are learnt: `Embedding(8, combiner="mean")` makes [B, 8] of ids [B, L].
 
-    Dense ids [B, L] become [B, L, output_dim], or [B, output_dim] with a combiner, which combines over axis 1.  Ragged
-    and sparse ids of two dimensions need a combiner; a row without ids becomes zeros.  Ids are cast to int64.
+    Dense ids [B, L] become [B, L, output_dim], or [B, output_dim] with a combiner, which combines over axis 1; to a
+    combiner ids [B] are rows of one id.  Ragged and sparse ids of two dimensions need a combiner; a row without ids
+    becomes zeros.  Ids are cast to int64.
 
     Under ParameterServerStrategy the table is on the parameter servers: rows are made on first use, and without
     `input_dim` any int64 is an id.  Elsewhere `input_dim` is needed.
@@ -106,6 +107,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             rows = inputs.dense_shape[0]
             return self._combine_rows(inputs.values, inputs.indices[:, 0], rows, "sparse", inputs.shape.rank)
         ids = tf.cast(inputs, tf.int64)
+        if self.combiner is not None and ids.shape.rank == 1:
+            ids = ids[:, None]
         vectors = tf.reshape(self._vectors(tf.reshape(ids, [-1])), tf.concat([tf.shape(ids), [self.output_dim]], 0))
         vectors.set_shape([*ids.shape, self.output_dim])
         if self.combiner is None:

@@ -167,3 +167,11 @@ def test_a_combiner_leaves_padding_out() -> None:
     np.testing.assert_allclose(dense, [(rows[1] + rows[2]) / 2, [0, 0]], rtol=1e-6)
     ragged = layer(tf.ragged.constant([[1, 2, 0], []], dtype=tf.int64))
     np.testing.assert_allclose(ragged, dense, rtol=1e-6)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_to_a_combiner_ids_of_one_dimension_are_rows_of_one_id(combiner: str) -> None:
+    layer = Embedding(2, 5, combiner=combiner)
+    vectors = layer(tf.constant([3, 1]))
+    np.testing.assert_array_equal(vectors, layer.embeddings.numpy()[[3, 1]])
+    assert layer(keras.KerasTensor((None,), "int64")).shape == (None, 2)
