@@ -69,6 +69,11 @@ class SparseEmbedding(PreprocessingLayer):
         else:
             ids, row, num_rows = inputs.values, inputs.indices[:, 0], inputs.dense_shape[0]
         vectors = self.embedding(tf.cast(ids, tf.int64))
+        if self.compute_dtype != "float64":  # half precision counts no further than 256 or 2,048
+            vectors = tf.cast(vectors, tf.float32)
+        return tf.cast(self._combined(vectors, row, num_rows), self.compute_dtype)
+
+    def _combined(self, vectors: Tensor, row: Tensor, num_rows: Tensor) -> Tensor:
         total = tf.math.unsorted_segment_sum(vectors, row, num_rows)
         if self.combiner == "sum":
             return total

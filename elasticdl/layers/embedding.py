@@ -101,6 +101,10 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self.built = True
 
     def call(self, inputs: Tensor) -> Tensor:
+        return tf.cast(self._combined(inputs), self.compute_dtype)
+
+    def _combined(self, inputs: Tensor) -> Tensor:
+        """Return the result in float32 or float64: half precision counts no further than 256 or 2,048."""
         if isinstance(inputs, tf.RaggedTensor):
             return self._combine_rows(inputs.values, inputs.value_rowids(), inputs.nrows(), "ragged", inputs.shape.rank)
         if isinstance(inputs, tf.SparseTensor):
@@ -138,9 +142,10 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         return tf.math.divide_no_nan(total, counts if self.combiner == "mean" else tf.sqrt(counts))
 
     def _vectors(self, ids: Tensor) -> Tensor:
+        dtype = tf.float64 if self.compute_dtype == "float64" else tf.float32
         if self._placement is None:
-            return self.own_rows(ids)
-        return tf.cast(self._placement.rows(self.name, ids, self.output_dim), self.compute_dtype)
+            return tf.cast(self.own_rows(ids), dtype)
+        return tf.cast(self._placement.rows(self.name, ids, self.output_dim), dtype)
 
     def own_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids, of the layer's own variable."""

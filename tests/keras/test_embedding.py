@@ -12,6 +12,7 @@ import tensorflow as tf
 from elasticdl.frameworks.framework import FeedError, Mode, TaskRecords
 from elasticdl.frameworks.keras.model import StepSeeds, assign_flat, generator_states
 from elasticdl.layers import Embedding
+from elasticdl.layers.placement import Placement, Served, embedding_placement
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 
@@ -175,3 +176,19 @@ def test_to_a_combiner_ids_of_one_dimension_are_rows_of_one_id(combiner: str) ->
     vectors = layer(tf.constant([3, 1]))
     np.testing.assert_array_equal(vectors, layer.embeddings.numpy()[[3, 1]])
     assert layer(keras.KerasTensor((None,), "int64")).shape == (None, 2)
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("is_placed", [False, True])
+def test_combiners_count_in_no_less_than_float32(is_placed: bool, dtype: str) -> None:
+    placement = Placement()
+    with embedding_placement(placement if is_placed else None):
+        layers = [Embedding(1, 5, "ones", combiner=how, dtype=dtype) for how in ("sum", "mean", "sqrtn")]
+        plain = Embedding(1, 5, "ones", dtype=dtype)
+    ids = tf.ones([1, 300], tf.int64)
+    for given in (ids, tf.RaggedTensor.from_tensor(ids)):
+        with placement.using(Served({layer.name: lambda ids: tf.ones([tf.size(ids), 1]) for layer in layers})):
+            vectors = [layer(given) for layer in layers]
+        assert [vector.dtype.name for vector in vectors] == 3 * [plain.compute_dtype]
+        np.testing.assert_allclose([float(vector[0, 0]) for vector in vectors], [300, 1, 300**0.5], rtol=5e-3)
+    assert plain(ids).dtype.name == plain.compute_dtype

@@ -114,6 +114,13 @@ def test_numbers_keep_their_precision_whatever_the_policy(half_precision: None) 
     assert Normalizer(2**20, 1)(tf.constant([2.0**20 + 1])).numpy().tolist() == [1.0]
 
 
+@pytest.mark.parametrize(("combiner", "expected"), [("sum", 3000), ("mean", 1), ("sqrtn", 3000**0.5)])
+def test_combiners_count_in_float32_whatever_the_policy(half_precision: None, combiner: str, expected: float) -> None:
+    vectors = SparseEmbedding(5, 1, "ones", combiner=combiner)(tf.ones([1, 3000], tf.int64))
+    assert vectors.dtype == tf.float16
+    assert float(vectors[0, 0]) == pytest.approx(expected, rel=1e-3)
+
+
 LAYERS = {
     "normalizer": (Normalizer(1, 2), "float32"),
     "hashing": (Hashing(5), "string"),
