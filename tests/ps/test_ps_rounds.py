@@ -123,6 +123,16 @@ def test_a_late_gradient_is_computed_again() -> None:
         assert fleet.states[0].load_message().refused == 2 - tolerance
 
 
+def test_a_skipped_minibatch_is_never_late() -> None:
+    fleet = Fleet.begin(2, updates=UpdateSettings(use_async=False))
+    for minibatch in (integers(0), empty(1)):
+        fleet.push(minibatch)
+    fleet.carry(closed(fleet.confirm(integers(0))))
+    fleet.carry(closed(fleet.confirm(empty(1))))
+    assert [[name.n for name in fleet.names(ps_id)] for ps_id in (0, 1)] == [[0, 1], [0, 1]]
+    assert_equal(fleet.read(), sums([integers(0)]))
+
+
 def test_what_no_ps_holds_cannot_be_confirmed() -> None:
     fleet = Fleet.begin(1, updates=ALONE)
     assert fleet.confirm(integers(0)).status == pb.TOO_STALE

@@ -138,6 +138,14 @@ def test_a_gradient_that_is_too_stale_is_refused_and_counted() -> None:
     assert_equal(fleet.read(), sums(integers(n) for n in range(4)))
 
 
+def test_a_skipped_minibatch_is_never_too_stale() -> None:
+    fleet = Fleet.begin(1, SUMS, UpdateSettings(max_staleness=1))
+    statuses = [fleet.push(minibatch)[0].status for minibatch in (integers(0), integers(1), empty(2), integers(3))]
+    assert statuses == [pb.OK, pb.OK, pb.OK, pb.TOO_STALE]
+    assert [name.n for name in fleet.names(0)] == [0, 1, 2]
+    assert_equal(fleet.read(), sums([integers(0), integers(1)]))
+
+
 def test_staleness_is_counted_in_powers_of_two() -> None:
     bins = [staleness_bin(staleness) for staleness in range(18)]
     assert bins == [0, 1, 2, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 5, 6]

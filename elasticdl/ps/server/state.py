@@ -1,6 +1,6 @@
 """The state of one PS: its part of the model and the names that are in it, changed by many calls side by side.
 
-This module knows nothing of incarnations, generations or gRPC; `claims` has how a name enters, `synchronous` the
+This module knows nothing of incarnations, generations or gRPC; `in_flight` has how a name enters, `synchronous` the
 rounds.
 """
 
@@ -14,7 +14,7 @@ from elasticdl.frameworks.framework import Floats, Ids
 from elasticdl.ps.applied import AppliedSet, FencingTokens, MinibatchName
 from elasticdl.ps.partition import ALL_BUCKETS, Buckets, PartSnapshot
 from elasticdl.ps.server.in_flight import InFlightUpdates, PsCounters, StatePartition
-from elasticdl.ps.server.model import ModelPart, adopt, check_same_model, initial_snapshot, shape_of
+from elasticdl.ps.server.model import ModelPart, adopt, check_same_model, initial_snapshot, is_empty, shape_of
 from elasticdl.ps.server.synchronous import Confirmed, NumPushing, Synchronous, UpdateSettings
 from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -236,7 +236,7 @@ class ServerState:
             if self.is_synchronous:
                 self._synchronous.hold(name, push)
                 return pb.OK, False
-            if 0 < self._updates.max_staleness < claims.staleness(push):
+            if 0 < self._updates.max_staleness < claims.staleness(push) and not is_empty(push):
                 self.load.refused()
                 return pb.TOO_STALE, False
             claim = claims.claim({name: push})

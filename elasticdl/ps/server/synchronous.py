@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.ps.server.in_flight import InFlightUpdate, InFlightUpdates, PsCounters
+from elasticdl.ps.server.model import is_empty
 from elasticdl.ps.server.rounds import RoundsOfPs0
 from elasticdl.ps.wire import PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -71,11 +72,16 @@ class Synchronous:
         self._rounds.withdraw(names)
 
     def confirm(self, claims: InFlightUpdates, name: MinibatchName, pulled_version: int) -> pb.PsStatus:
-        """PS 0: every PS holds a gradient, computed on a pull of `pulled_version`; TOO_STALE: it must be made again."""
+        """PS 0: every PS holds a gradient, computed on a pull of `pulled_version`; TOO_STALE: it must be made again.
+
+        A skipped minibatch has no gradient to be late.
+        """
         if self._rounds.is_closed(name) or self._rounds.is_confirmed(name):
             return pb.OK
-        late = claims.pieces.version - pulled_version > self._tolerance
-        if late or (name not in self._held and claims.pieces.lacks(name)):
+        held = self._held.get(name)
+        is_skipped = held is not None and is_empty(held)
+        late = not is_skipped and claims.pieces.version - pulled_version > self._tolerance
+        if late or (held is None and claims.pieces.lacks(name)):
             self._held.pop(name, None)
             self._load.refused()
             return pb.TOO_STALE
