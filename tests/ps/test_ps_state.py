@@ -15,7 +15,7 @@ from elasticdl.frameworks.framework import Floats, Table
 from elasticdl.ps.client import PsClient, PsUnavailable
 from elasticdl.ps.server.in_flight import staleness_bin
 from elasticdl.ps.server.model import ModelPart, build_constraint
-from elasticdl.ps.server.service import PsService, register_service
+from elasticdl.ps.server.service import PsService, register_service, serve_tensors
 from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.server.synchronous import UpdateSettings
 from elasticdl.ps.wire import ExchangeCall, InitializeCall, PullCall, RequestError, exchange_frame
@@ -200,6 +200,37 @@ def test_a_ps_whose_state_is_damaged_says_so_and_is_ended(monkeypatch: pytest.Mo
     finally:
         client.close()
         server.stop(None).wait()
+
+
+@pytest.mark.parametrize("has_sockets", [False, True])
+def test_a_ps_without_memory_for_a_reply_is_asked_again(monkeypatch: pytest.MonkeyPatch, has_sockets: bool) -> None:
+    service = PsService(0, ServerState())
+    service.incarnation = 10
+    tensors = serve_tensors(service, "127.0.0.1", TOKEN, lambda: None) if has_sockets else None
+    address = tensors.address if tensors is not None else ""
+    server, port = serve(
+        lambda grpc_server: register_service(grpc_server, service, lambda: None, address), "127.0.0.1", 0, TOKEN, 8
+    )
+    partition = pb.Partition(version=1, ps=[pb.PsAddress(address=f"127.0.0.1:{port}", incarnation=10)])
+    client = PsClient(partition, LAYOUT, TOKEN, timeout_s=20)
+    pull, failures = ModelPart.pull, iter([MemoryError, MemoryError])
+
+    def short_of_memory(self: ModelPart, call: PullCall) -> list[Floats]:
+        for error in failures:
+            raise error
+        return pull(self, call)
+
+    try:
+        client.initialize(initial_parameters(), LAYOUT.tables, ADAM, 7)
+        monkeypatch.setattr(ModelPart, "pull", short_of_memory)
+        assert client.exchange(make_push(0), whole_pull()).repeated_push == (True,)
+        assert not list(failures)
+        assert service.state.applied()[2] == 1
+    finally:
+        client.close()
+        server.stop(None).wait()
+        if tensors is not None:
+            tensors.close()
 
 
 def spoiled(minibatch: Minibatch, what: str, value: float) -> Minibatch:

@@ -421,6 +421,9 @@ class _Answer:
         except UnnamedError as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise
+        except MemoryError:  # an update that fails in its middle raises StateDamagedError
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server is out of memory")
+            raise
         except StateDamagedError as error:
             context.abort(grpc.StatusCode.INTERNAL, str(error))
             raise
