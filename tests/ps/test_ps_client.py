@@ -24,7 +24,7 @@ from elasticdl.ps.client.exchanges import Lookup, RowLookups
 from elasticdl.ps.partition import Partition
 from elasticdl.ps.wire import SERVICE
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.frames import MAGIC, WIRE_VERSION, Frame, encode
+from elasticdl.rpc.frames import MAGIC, WIRE_VERSION, Frame, Message, encode
 from elasticdl.rpc.servers import Flow, raw_handlers
 from elasticdl_client.errors import JobError
 from tests.ps.scenes import (
@@ -158,6 +158,21 @@ def test_large_calls_go_as_streams() -> None:
         np.testing.assert_array_equal(pulled.rows["t"], 1 - rows)
         np.testing.assert_array_equal(client.known_ids("t"), ids)
         client.close()
+
+
+def test_a_reply_with_all_ids_of_a_table_has_time_for_a_billion(monkeypatch: pytest.MonkeyPatch) -> None:
+    claimed = []
+    raw = PsConnection.raw
+
+    def noted(self: PsConnection, method: str, frame: Frame, reply_bytes: int) -> Message:
+        claimed.append((method, reply_bytes))
+        return raw(self, method, frame, reply_bytes)
+
+    monkeypatch.setattr(PsConnection, "raw", noted)
+    with ps_cluster(1) as cluster:
+        claimed.clear()
+        cluster.client.known_ids("deep")
+    assert [(method, size >= 8 * 10**9) for method, size in claimed] == [("KnownIds", True)]
 
 
 def test_pushes_from_many_threads_are_each_applied_once() -> None:

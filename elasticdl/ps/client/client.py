@@ -40,7 +40,7 @@ from elasticdl.ps.wire import (
     table_message,
 )
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.frames import STREAM_FROM_BYTES, Array, Frame, FrameError
+from elasticdl.rpc.frames import Array, Frame, FrameError
 
 
 class CarriedRounds:
@@ -82,6 +82,7 @@ class CarriedRounds:
 
 
 Answer = TypeVar("Answer")
+_MOST_ID_BYTES = 8 << 30  # a billion ids of one PS: how many it has is known with its reply only
 _WIRE_TYPES = {"float32": pb.FLOAT32, "float16": pb.FLOAT16, "bfloat16": pb.BFLOAT16}
 
 
@@ -262,7 +263,7 @@ class PsClient:
 
         def call(ps_id: int) -> Ids:
             frame = known_ids_frame(self.partition.servers[ps_id].incarnation, table, self.partition.version)
-            ids: Ids = self._raw(ps_id, "KnownIds", frame, STREAM_FROM_BYTES)[1][0]
+            ids: Ids = self._raw(ps_id, "KnownIds", frame, _MOST_ID_BYTES)[1][0]
             return ids
 
         return np.sort(np.concatenate(self._on_all(call)))
