@@ -14,7 +14,7 @@ from elasticdl_preprocessing.layer import PACKAGE, ElementwiseLayer, Tensor
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class Normalizer(ElementwiseLayer):
-    """(x − subtractor) / divisor, in float32.
+    """(x − subtractor) / divisor as float32; of integers and float64 computed in float64: times in seconds keep digits.
 
     Minimum and range give values in [0, 1]; mean and standard deviation give mean 0 and deviation 1.  Cells that a
     sparse tensor does not store stay unstored.
@@ -36,7 +36,9 @@ class Normalizer(ElementwiseLayer):
             )
 
     def values(self, values: Tensor) -> Tensor:
-        return (tf.cast(values, tf.float32) - self.subtractor) / self.divisor
+        is_wide = values.dtype.is_integer or values.dtype == tf.float64
+        values = tf.cast(values, tf.float64 if is_wide else tf.float32)
+        return tf.cast((values - self.subtractor) / self.divisor, tf.float32)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "subtractor": self.subtractor, "divisor": self.divisor}

@@ -114,6 +114,17 @@ def test_numbers_keep_their_precision_whatever_the_policy(half_precision: None) 
     assert Normalizer(2**20, 1)(tf.constant([2.0**20 + 1])).numpy().tolist() == [1.0]
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float64"])
+def test_times_in_seconds_keep_their_digits(dtype: str) -> None:
+    seconds = keras.Input((1,), dtype=dtype)
+    layer = Normalizer(1_700_000_000, 10)
+    model = keras.Model(seconds, layer(seconds))
+    for normalized in (layer, model):
+        result = normalized(tf.constant([[1_700_000_007], [1_699_999_999]], dtype))
+        assert result.dtype == tf.float32
+        np.testing.assert_array_equal(result, np.array([[0.7], [-0.1]], np.float32))
+
+
 @pytest.mark.parametrize(("combiner", "expected"), [("sum", 3000), ("mean", 1), ("sqrtn", 3000**0.5)])
 def test_combiners_count_in_float32_whatever_the_policy(half_precision: None, combiner: str, expected: float) -> None:
     vectors = SparseEmbedding(5, 1, "ones", combiner=combiner)(tf.ones([1, 3000], tf.int64))
