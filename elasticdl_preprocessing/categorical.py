@@ -103,7 +103,7 @@ def _tokens(vocabulary: Sequence[str] | str | os.PathLike[str] | None) -> list[s
     if isinstance(vocabulary, (str, os.PathLike)):
         origin = f"the vocabulary {vocabulary}"
         try:
-            vocabulary = Path(vocabulary).read_text(encoding="utf-8").splitlines()
+            vocabulary = _lines(Path(vocabulary))
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"IndexLookup: {origin} cannot be read: {error}.") from error
     tokens = [token.decode() if isinstance(token, bytes) else str(token) for token in vocabulary]
@@ -111,6 +111,12 @@ def _tokens(vocabulary: Sequence[str] | str | os.PathLike[str] | None) -> list[s
     if repeated:
         raise ValueError(f"IndexLookup: {origin} holds tokens more than once: {', '.join(repeated[:_SHOWN])}.")
     return tokens
+
+
+def _lines(path: Path) -> list[str]:
+    """Cut a file at ends of lines alone: to `str.splitlines` several characters that a token may hold are such, too."""
+    text = path.read_bytes().decode("utf-8")
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def _table(tokens: list[str], num_oov_tokens: int) -> Any:

@@ -80,6 +80,22 @@ def test_a_vocabulary_comes_from_a_file_and_leaves_as_tokens(tmp_path: Path) -> 
     assert IndexLookup([7, 5])(tf.constant([5, 7, 6])).numpy().tolist() == [1, 0, 2]
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("a\u2028b\nc\x0bd\ne\x85\rf\n", ["a\u2028b", "c\x0bd", "e\x85\rf"]),
+        ("a\r\nb\r\n", ["a", "b"]),
+        ("a\n\nb", ["a", "", "b"]),
+        ("\n", [""]),
+        ("", []),
+    ],
+)
+def test_a_vocabulary_has_a_token_a_line(tmp_path: Path, text: str, tokens: list[str]) -> None:
+    path = tmp_path / "vocabulary.txt"
+    path.write_bytes(text.encode())
+    assert IndexLookup(path).vocabulary == tokens
+
+
 def test_without_a_vocabulary_all_tokens_are_unknown() -> None:
     layer = IndexLookup(num_oov_tokens=3)
     assert layer.vocab_size() == 3
