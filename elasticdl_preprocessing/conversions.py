@@ -31,13 +31,13 @@ class ToNumber(ElementwiseLayer):
         out_type: dtype of the result, "float32" or `tf.int64`, say.
 
     Raises:
-        ValueError: `out_type` is not the dtype of a number.
+        ValueError: `out_type` is not the dtype of a number, or an integer and `default_value` is none.
     """
 
     def __init__(self, out_type: Any, default_value: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.out_type = _number_type(out_type)
-        self.default_value = default_value
+        self.default_value = default_value if tf.as_dtype(self.out_type).is_floating else _whole(default_value)
         self.output_dtype = self.out_type
 
     def values(self, values: Tensor) -> Tensor:
@@ -162,6 +162,12 @@ def _number_type(out_type: Any) -> str:
     if not (dtype.is_floating or dtype.is_integer):
         raise ValueError(f"ToNumber: {dtype.name} is not the dtype of a number.")
     return str(dtype.name)
+
+
+def _whole(number: float) -> int:
+    if not float(number).is_integer():
+        raise ValueError(f"ToNumber: default_value={number} is no integer, as out_type is.")
+    return int(number)
 
 
 def _wider(dtype: str) -> str:

@@ -38,6 +38,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no file": (lambda: IndexLookup("no/such/file"), "cannot be read"),
     "oov": (lambda: IndexLookup(["a"], num_oov_tokens=0), "num_oov_tokens must be positive"),
     "dtype": (lambda: ToNumber(tf.string, 0), "not the dtype of a number"),
+    "default": (lambda: ToNumber("int64", 0.5), "default_value=0.5 is no integer"),
+    "no default": (lambda: ToNumber("int64", float("nan")), "default_value=nan is no integer"),
     "combiner": (lambda: SparseEmbedding(3, 2, combiner="max"), "not one of"),
     "offsets": (lambda: ConcatenateWithOffset([1])([tf.constant([[1]]), tf.constant([[1]])]), "1 offsets"),
     "rank": (lambda: ToRagged()(tf.zeros([1, 1, 1], tf.int64)), "one or two"),
@@ -104,6 +106,7 @@ def test_without_a_vocabulary_all_tokens_are_unknown() -> None:
 
 def test_what_is_no_tensor_yet_is_taken_too() -> None:
     assert ToNumber("int64", -1)([["1", ""]]).numpy().tolist() == [[1, -1]]
+    assert ToNumber("int64", -1.0)([["1", ""]]).numpy().tolist() == [[1, -1]]
     assert Discretization([1])(np.array([0.5, 1.5])).numpy().tolist() == [0, 1]
     inputs = tf.constant([1])
     assert ConcatenateWithOffset([3])(inputs) is inputs
