@@ -149,3 +149,9 @@ def test_an_embedding_of_elasticdls_without_servers_refuses_an_id_without_a_row(
     (batch,) = minibatches(tested, [b"1 1 2 3 4 5 6", f"0 1 2 3 4 5 {wrong}".encode()])
     with pytest.raises(IdOutOfRange, match=r"the embedding layer 'table': .* not in \[0, 40\)"):
         tested.gradients(batch, tested.initial(), {}, seed=0)
+
+
+def test_ids_may_be_constants_of_the_model(framework: Any, minibatches: Any, records: list[bytes]) -> None:
+    tested = framework("swapped.Positioned", on_parameter_server=False, jit_compile=True)
+    for batch in minibatches(tested, records):
+        assert np.abs(tested.gradients(batch, tested.initial(), {}, seed=0).gradient).all()

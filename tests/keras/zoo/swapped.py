@@ -87,6 +87,20 @@ class Subclass(keras.Model):
         return self.twice(tf.reduce_sum(self.table(ids[:, :3]) * self.table(ids[:, 3:]), axis=1))[:, 0]
 
 
+class Positioned(keras.Model):
+    """Looks up positions that it has made as a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = tf.range(6, dtype=tf.int64)
+        self.place = keras.layers.Embedding(6, DIM)
+        self.combined = Embedding(DIM, input_dim=6, combiner="sum")
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        rows = tf.RaggedTensor.from_uniform_row_length(self.places, 6)
+        return tf.reduce_sum(self.place(self.places) * self.combined(rows)) * tf.cast(ids[:, 0], tf.float32)
+
+
 def nested() -> keras.Model:
     def tower(name: str) -> keras.Model:
         part = keras.Input((3,), dtype="int64")
