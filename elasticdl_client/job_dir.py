@@ -66,9 +66,12 @@ def register(path: Path) -> None:
     links = _links()
     links.mkdir(parents=True, exist_ok=True)
     for link in links.iterdir():
-        with suppress(OSError):  # EACCES, ESTALE, ENOTCONN: the directory may be back later
-            if not link.exists():
-                link.unlink()
+        try:
+            link.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            link.unlink(missing_ok=True)
+        except OSError:  # EACCES, ESTALE, ENOTCONN: the directory may be back later
+            continue
     with suppress(FileExistsError):
         (links / hashlib.sha256(os.fsencode(path)).hexdigest()[:16]).symlink_to(path)
 
@@ -125,7 +128,7 @@ class JobDir:
         """Makes and locks the directory.
 
         Raises:
-            JobError: a job in it still runs, it is not a job's directory, or it cannot be written.
+            JobError: a job in it still runs, it is not a job's directory, or it cannot be read, written or locked.
         """
         try:
             if path.is_dir() and any(path.iterdir()) and not (path / "lock").exists():
@@ -210,7 +213,7 @@ def _not_locked(path: Path, error: OSError) -> JobError:
         )
     return JobError(  # ENOLCK, EOPNOTSUPP, ENOSYS
         f"The file system of the job's directory {path} has no locks: {error.strerror}.",
-        "Name a --job_dir on another one.",
+        "Name a --job_dir on another file system.",
     )
 
 
@@ -272,9 +275,9 @@ def wait_for_end(processes: Iterable[int], timeout_s: float) -> bool:
 
 
 def _runs(process: int) -> bool:
-    """Whether a process is there and is no zombie."""
+    """Whether a process is there and is no zombie; threads that outlive its first one still hold the lock."""
     fields = _stat(process)
-    return bool(fields) and fields[0] not in "ZX"
+    return bool(fields) and (fields[0] not in "ZX" or int(fields[17]) > 1)  # the number of threads, see proc(5)
 
 
 def _stat(process: int) -> list[str]:

@@ -171,9 +171,7 @@ def take_over(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND) -> 
 
 def _news_of_earlier_runs(job_dir: JobDir) -> News:
     """Skip the news that earlier runs have printed; the master reports a damaged journal."""
-    status, history = None, None
-    with suppress(ValueError):
-        status = job_dir.status()
+    status, history = job_dir.status(), None
     with suppress(JobError):
         history = job_dir.events()
     return News(status, history)
@@ -184,6 +182,7 @@ def _run_to_its_end(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str
         with _Signals() as signals:
             ended = _run(spec, job_dir, master_command, news, shown, signals)
     except Interrupted as interruption:
+        _drop_full_outputs()
         return 128 + interruption.number
     if spec.on_end and ended.exit_code != EXIT_SUPERSEDED:
         _post_end(spec, ended)
@@ -331,7 +330,21 @@ def _report(spec: JobSpec, job_dir: JobDir, ended: Ended) -> None:
     history = None
     with suppress(JobError):
         history = job_dir.events()
-    report.print_end(spec, ended, history, logs=str(job_dir.logs), hint=hint)
+    try:
+        report.print_end(spec, ended, history, logs=str(job_dir.logs), hint=hint)
+    except BrokenPipeError:
+        raise
+    except OSError:  # ENOSPC or EIO of the output: the exit code and --on_end still say how the job has ended
+        _drop_full_outputs()
+
+
+def _drop_full_outputs() -> None:
+    """Send what cannot be written to /dev/null: Python's last flush would make the exit code 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 _START_TIMEOUT_S = 30.0

@@ -310,6 +310,8 @@ class StorageJournal:
             if not self._complained:  # a bucket without the right to delete refuses every 2 s
                 logger.warning("Old snapshots of the journal cannot be deleted: %s", error.what)
             self._complained = True
+        else:
+            self._complained = False
 
     def _is_ours(self, one: JournalObject) -> bool:
         return one.claim.place == self._place

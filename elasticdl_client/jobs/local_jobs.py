@@ -56,9 +56,13 @@ class LocalJobs:
 
     def list(self) -> list[JobInfo]:
         """See `JobStore`."""
-        directories = _directories() if self._job_dir is None else [self._job_dir]
-        jobs = [job for directory in directories if (job := _read(directory)) is not None]
-        return sorted(jobs, key=lambda job: (job.created_at, job.name))
+        jobs: list[JobInfo | None] = []
+        if self._job_dir is not None:
+            jobs.append(_read(self._job_dir))
+        for directory in _directories() if self._job_dir is None else ():
+            with suppress(JobError):  # one directory must not hide all others
+                jobs.append(_read(directory))
+        return sorted((job for job in jobs if job is not None), key=lambda job: (job.created_at, job.name))
 
     def find(self, name: str) -> JobInfo | None:
         """See `JobStore`.
@@ -174,7 +178,11 @@ def _directories() -> list[Path]:
 
 
 def _read(directory: Path) -> JobInfo | None:
-    """The job of a directory; None if there is none, or if the directory cannot be looked at."""
+    """The job of a directory; None if there is none.
+
+    Raises:
+        JobError: the directory cannot be looked at.
+    """
     path = directory / "spec.json"
     try:
         created_at = path.stat().st_mtime
@@ -186,8 +194,11 @@ def _read(directory: Path) -> JobInfo | None:
         name, text = directory.name, ""
         try:
             created_at = directory.stat().st_mtime
-        except OSError:  # EACCES, ESTALE, ENOTCONN: one directory must not hide all others
-            return None
+        except OSError as error:  # EACCES, ESTALE, ENOTCONN
+            raise JobError(
+                f"The job's directory {directory} cannot be read: {error.strerror}.",
+                "Check that its file server answers, and your permissions.",
+            ) from error
     status, note = _status(directory, name)
     runs = bool(holders(directory))
     if not runs and status.exit_code is None:  # it may have ended since that was read

@@ -123,8 +123,9 @@ def pack(spec: JobSpec) -> Archive:
             if path.is_dir():
                 raise FlagError(
                     f"--code={directory}: {name} is a link to a directory: pods would not get its files.",
-                    f"Replace it by the directory, or add the line /{name} to .gitignore, without a slash at its end; "
-                    f"where git tracks it, `git rm --cached {name}` comes first.",
+                    f"Replace it by the directory, or add the line /{path.name} to {path.parent / '.gitignore'}, "
+                    "without a slash at its end; where git tracks it, "
+                    f"`git -C {path.parent} rm --cached {path.name}` comes first.",
                 )
             if not path.is_file():  # in the index of git, and deleted; or a link to nowhere, or a socket
                 continue
@@ -236,7 +237,9 @@ def _files(root: Path) -> Iterator[str]:
 def _by_git(root: Path) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as scratch:
         listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-        if not listed:  # in no repository, or ignored as a whole by that around it: one of its own, without a commit
+        # In no repository, ignored as a whole by that around it, or a submodule with a damaged .git, which git names
+        # alone: one of its own, without a commit.
+        if listed in (None, b"", b"./\0"):
             at_scratch = (f"--git-dir={scratch}/git", f"--work-tree={root}")
             _git(root, *at_scratch, "init", "--quiet")
             listed = _git(root, *at_scratch, "ls-files", "-z", "--others", "--exclude-standard")

@@ -149,9 +149,10 @@ class ClusterFollower:
             return Ended(status.exit_code or int(failed), status.message, status)
         if master is None:
             raise self._stopped("has no master: its pod was deleted")
-        if master.status.phase == "Succeeded":
+        phase = _phase(master)
+        if phase == "Succeeded":
             return Ended(0, "", status)
-        if master.status.phase == "Failed" and master.metadata.deletion_timestamp is None:
+        if phase == "Failed" and master.metadata.deletion_timestamp is None:
             if (master.metadata.labels or {}).get(names.STATUS_LABEL) == names.STOPPED:
                 raise JobError(
                     f"The job {self._spec.job_name} was stopped by `elasticdl stop`.",
@@ -300,6 +301,15 @@ def _own_container(pod: Any) -> Any:
     statuses = pod.status.container_statuses or []
     own = names.container_name(pod.metadata.name)
     return next((status for status in statuses if status.name == own), statuses[0] if statuses else None)
+
+
+def _phase(pod: Any) -> str:
+    """Return the phase of a pod; that of its own container's end where another container runs on."""
+    found = _own_container(pod)
+    ended = found.state.terminated if found is not None and found.state is not None else None
+    if pod.status.phase != "Running" or ended is None or (ended.exit_code and pod.spec.restart_policy != "Never"):
+        return str(pod.status.phase)
+    return "Failed" if ended.exit_code else "Succeeded"
 
 
 def _end_of(pod: Any) -> str:

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -256,9 +256,7 @@ class ThisMachine:
     def run(self, spec: JobSpec) -> JobStatus | None:
         """See `SqlRuntime`."""
         jobs.run(spec)
-        with suppress(ValueError, OSError):
-            return JobDir(path_of(spec), -1).status()
-        return None
+        return JobDir(path_of(spec), -1).status()
 
 
 def _run_here(command: Sequence[str], model: StoredModel) -> None:

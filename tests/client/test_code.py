@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -83,6 +84,16 @@ def test_repositories_in_the_directory_are_packed_with_it(project: Path, is_subm
         git("-C", str(project), "submodule", "add", "./lib/inner", "lib/inner")
     names = {*PACKED, "lib/inner/model.py", "lib/inner/.gitignore", *([".gitmodules"] if is_submodule else [])}
     assert set(files_of(packed(project))) == names
+
+
+def test_a_repository_in_a_repository_whose_own_is_damaged_is_packed(project: Path) -> None:
+    inner = project / "lib" / "inner"
+    for directory in (project, inner):
+        subprocess.run(["git", "init", str(directory)], check=True, capture_output=True)
+    (inner / "model.py").write_text("x = 1")
+    shutil.rmtree(inner / ".git")
+    (inner / ".git").mkdir()
+    assert "lib/inner/model.py" in files_of(packed(project))
 
 
 @pytest.mark.parametrize("has_git", [False, True])

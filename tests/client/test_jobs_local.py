@@ -24,6 +24,7 @@ from elasticdl_client.jobs.store import JobInfo, LogRequest, Phase
 from elasticdl_client.kubernetes.api import ClusterError
 from tests.client.test_local_front import MODEL, ROOT, alive, assert_master_is_gone, finish, start
 from tests.lines import line_with, next_line
+from tests.master.actors import wait_until
 
 Run = Callable[..., str]
 
@@ -137,13 +138,25 @@ def test_a_client_that_was_stopped_is_woken_to_end_its_job(
 
 
 def test_the_end_of_a_process_is_waited_for_in_a_python_without_pidfd_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("os.pidfd_open")
+    monkeypatch.delattr("os.pidfd_open", raising=False)
     process = subprocess.Popen(["sleep", "60"])
     assert not wait_for_end([process.pid], 0.1)
     process.kill()
     assert wait_for_end([process.pid], 30)  # a zombie
     process.wait()
     assert wait_for_end([process.pid], 0.0)
+
+
+def test_threads_that_outlive_the_first_one_of_a_process_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.pidfd_open", raising=False)
+    code = "import ctypes, threading; threading.Thread(target=input).start(); ctypes.CDLL(None).pthread_exit(None)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    state = Path(f"/proc/{process.pid}/task/{process.pid}/stat")
+    wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "Z", "the first thread to end")
+    assert not wait_for_end([process.pid], 0.1)
+    process.kill()
+    assert wait_for_end([process.pid], 30)
+    process.wait()
 
 
 def test_follow_prints_to_the_end_of_the_job(running: subprocess.Popen[str], flags: dict[str, str], run: Run) -> None:
@@ -292,6 +305,8 @@ def test_a_directory_that_cannot_be_looked_at_hides_no_other(home: Path, monkeyp
     register(near)
     assert registered() == [far, near]
     assert [job.name for job in LocalJobs().list()] == ["near"]
+    with pytest.raises(JobError, match=f"{far} cannot be read: Transport endpoint is not connected"):
+        LocalJobs(far).list()
 
 
 def test_of_two_jobs_with_one_name_the_directory_says_which(home: Path, flags: dict[str, str], run: Run) -> None:

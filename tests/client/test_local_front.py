@@ -27,6 +27,13 @@ RUN = (
     "master = (sys.executable, '-m', 'tests.client.status_writer', sys.argv[2])\n"
     "main.exit_with(lambda: sys.exit(local.run(spec, master)))"
 )
+FULL_AT_THE_END = (
+    "import os; from elasticdl_client import report; print_end = report.print_end\n"
+    "def print_to_a_full_disk(*args, **options):\n"
+    "    os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
+    "    print_end(*args, **options)\n"
+    "report.print_end = print_to_a_full_disk\n"
+)
 ANSWERED_IN_A_DESTRUCTOR = (
     "import signal; from elasticdl_client.progress import PlainDisplay; say = PlainDisplay.say\n"
     "class Garbage:\n"
@@ -99,6 +106,12 @@ def test_a_job_that_succeeds_exits_0_and_says_what_became_of_each_record(flags: 
     assert "epoch 1: records 100, committed 100, repeated 0, lost 0" in output
     assert "accuracy 0.97" in output
     assert f"logs: {flags['job_dir']}/logs" in output
+
+
+def test_a_job_whose_output_is_full_at_its_end_exits_0(flags: dict[str, str]) -> None:
+    process = start(flags, "succeed", FULL_AT_THE_END)
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == 0
 
 
 def test_the_job_directory_holds_what_pods_need_and_the_token_is_private(flags: dict[str, str]) -> None:

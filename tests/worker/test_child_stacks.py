@@ -162,7 +162,7 @@ def test_a_process_that_is_stopped_does_not_answer() -> None:
 
 
 def test_a_python_for_an_old_libc_has_files_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.delattr(os, "memfd_create", raising=False)
     descriptor = create_memory_file("elasticdl-test")
     try:
         assert os.pwrite(descriptor, b"stacks", 0) == 6
