@@ -219,6 +219,14 @@ def test_the_model_is_lost_during_an_epochs_evaluation_that_waits_until_the_epoc
     assert begun.step == 8
 
 
+def test_an_evaluation_by_steps_begins_anew_when_the_model_is_lost_though_an_epoch_has_ended() -> None:
+    evaluations = Evaluations(EvaluationSchedule(every_steps=4), (Shard("v", 0, 10),))
+    evaluations.pass_time(1.0, 4, num_ended=1)
+    assert evaluations.begin_if_due(4, False) is not None
+    evaluations.withdraw()
+    assert evaluations.current is not None
+
+
 def test_the_model_is_lost_during_the_final_evaluation_and_evaluated_again() -> None:
     script = running(has_validation_data=True)
     train_all(script)

@@ -231,8 +231,10 @@ class Evaluations:
         """
         self.has_final = False
         if self.current is not None:
-            step, waits = self.current.step, self.current.is_final or self._ended_before < self._last_ended
+            is_of_epoch = self._schedule.each_epoch and self._ended_before < self._last_ended
+            waits = self.current.is_final or is_of_epoch
             self._num_rounds += 1
+            step = self.current.step
             self.current = None if waits else EvaluationRound(self._num_rounds, step, False, self._slices)
             self._last_ended = self._ended_before  # due again once the epoch is covered again
 
