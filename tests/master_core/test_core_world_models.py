@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core_script import Like, applied
+from core_script import Like, applied, running
 from world_script import WorldScript, standing
 
 from elasticdl.master.core import commands as c
@@ -230,6 +230,34 @@ def test_a_script_that_fails_after_its_last_epoch_each_time_ends_the_job() -> No
     message = "ValueError: 2\n3 workers in a row failed, the last one elasticdl-j-worker-2 (exit code 1)"
     assert script.job.status().phase is JobPhase.FAILED
     assert script.job.status().message.startswith(message)
+
+
+def test_workers_that_lose_the_model_in_the_final_evaluation_each_time_end_the_job() -> None:
+    script = standing(1, has_validation_data=True)
+    for worker_id in range(3):
+        if worker_id:
+            script.successor_starts(worker_id)
+            script.moment()
+            script.forms(steps=0)
+        assert script.job.status().phase is JobPhase.RUNNING
+        for _ in range(2):
+            script.finish(script.lease(worker_id), worker_id)
+        script.evaluated(script.lease(worker_id), worker_id=worker_id)
+        script.kill(worker_id, "Error")
+    assert script.job.status().phase is JobPhase.FAILED
+
+
+def test_workers_that_fail_in_an_evaluation_while_servers_keep_the_model_do_not_end_the_job() -> None:
+    script = running(records=80, num_epochs=2, has_validation_data=True, evaluation_steps=8)
+    for _ in range(4):
+        script.finish(script.lease())
+    for worker_id in range(4):
+        if worker_id:
+            script.worker_starts(worker_id)
+        granted = script.ask(e.LeaseRequested, worker_id, 7, True, TaskType.EVALUATION)
+        script.evaluated(granted.lease, worker_id=worker_id)
+        script.kill(worker_id, "Error")
+    assert script.job.status().phase is JobPhase.RUNNING
 
 
 def test_a_late_report_does_not_count_a_failure_twice() -> None:

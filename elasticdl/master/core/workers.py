@@ -38,7 +38,8 @@ class Worker:
         device: the accelerator that its model is on, as it said last; None: there is none.
         optimizer_share: that it holds of the optimizer's state, as it said last; 0: members do not divide that.
         is_ending: it was asked to end, as it said last, and has to agree with others on the last checkpoint.
-        reached: records that were done when it last had a part in a commit; 0 again once another one has failed.
+        reached: records that were done when it last had a part in a commit of training; 0 again once another one has
+            failed.
         num_minibatches: that it has computed, as far as they were committed in this generation of the master.
     """
 

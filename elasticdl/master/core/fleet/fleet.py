@@ -527,10 +527,10 @@ class Fleet:
     def _fail_if_relapsed(self, record: PodRecord, event: PodChanged, lost: int, reached: int) -> bool:
         """Workers that fail where others did, and lose the model each time, would train up to there without end.
 
-        Those that fail together are one failure: the others count again once they have a part in another commit.
+        Those that fail together are one failure: the others count again once they have a part in another commit of
+        training.  Those that only evaluate lose nothing.
         """
-        is_in_final_evaluation = self._work.tasks.all_done and self._work.evaluations.current is not None
-        if event.reason != "Error" or not reached or self.resumed or is_in_final_evaluation:
+        if event.reason != "Error" or not reached or self.resumed:
             return False
         for worker in self._workers.all():
             worker.reached = 0

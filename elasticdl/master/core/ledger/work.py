@@ -348,7 +348,7 @@ class Work:
         if is_new:
             self._out.persist()
         if num_new := self.tasks.commit(name, event.committed):
-            self._has_committed(worker, num_new)
+            self._has_committed(worker, lease, num_new)
         self.losses.reported(event, lease, is_new, self.tasks)
 
     def _finished(self, event: TaskFinished, lease: Lease, worker: Worker) -> None:
@@ -458,7 +458,7 @@ class Work:
     def _end_well(self, lease: Lease, worker: Worker) -> None:
         self.leases.finish(lease)
         self.retry_budget.task_finished(key_of(lease))
-        self._has_committed(worker)
+        self._has_committed(worker, lease)
 
     def _count(self, worker: Worker, num_minibatches: int) -> None:
         """Adds to what workers have computed; with a fixed global batch all members compute the same share."""
@@ -467,18 +467,18 @@ class Work:
         for one in shared:
             one.num_minibatches += num_minibatches / len(shared)
 
-    def _has_committed(self, worker: Worker, num_minibatches: int = 0) -> None:
-        reached = self.tasks.records_done
-        worker.has_committed = True
+    def _has_committed(self, worker: Worker, lease: Lease, num_minibatches: int = 0) -> None:
+        members = [member for one in self._worlds.members if (member := self._workers.get(one)) is not None]
         is_late = self._settings.has_worlds and not self._worlds.is_member(worker.id)  # its group is broken
-        if not is_late:
-            worker.reached = reached
-        self._workers.times.committed(worker.id)
+        for one in (worker, *members):  # one member's report is the work of all
+            one.has_committed = True
+            self._workers.times.committed(one.id)
         self._count(worker, num_minibatches)
-        for member in map(self._workers.get, self._worlds.members):  # one member's report is the work of all
-            if member is not None:
-                member.has_committed, member.reached = True, reached
-                self._workers.times.committed(member.id)
+        # An evaluation brings training no further, and what it has done is not lost with the model.
+        reached = self.tasks.records_done if self._is_planned(lease) else 0
+        if reached:
+            for one in members if is_late else (worker, *members):
+                one.reached = reached
         self.retry_budget.committed(0 if is_late else reached)
 
     def validate(self) -> None:
