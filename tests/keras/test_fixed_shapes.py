@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from elasticdl.frameworks.framework import FeedError, Mode
-from elasticdl.frameworks.keras.operations import IdOutOfRange
+from elasticdl.frameworks.keras.operations import IdOutOfRange, IdWatch
 
 
 @pytest.fixture
@@ -155,3 +157,21 @@ def test_ids_may_be_constants_of_the_model(framework: Any, minibatches: Any, rec
     tested = framework("swapped.Positioned", on_parameter_server=False, jit_compile=True)
     for batch in minibatches(tested, records):
         assert np.abs(tested.gradients(batch, tested.initial(), {}, seed=0).gradient).all()
+
+
+@pytest.mark.parametrize("are_constants", [False, True])
+def test_ids_of_a_look_up_inside_a_condition_are_not_watched(are_constants: bool) -> None:
+    constants, table = tf.constant([1, 2]), keras.layers.Embedding(4, 2)
+    table.build()
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(ids: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        watch = IdWatch()
+        with watch.watched():
+            looked_up = constants if are_constants else ids
+            rows = tf.cond(ids[0] > 0, lambda: table(looked_up), lambda: tf.zeros((2, 2)))
+        return rows, watch.in_range()
+
+    rows, in_range = step(constants)
+    assert np.abs(rows).all()
+    assert in_range == []

@@ -166,9 +166,8 @@ class IdWatch:
             return inputs.with_flat_values(self._noted(layer, inputs.flat_values))
         if isinstance(inputs, tf.SparseTensor):
             return tf.SparseTensor(inputs.indices, self._noted(layer, inputs.values), inputs.dense_shape)
-        # Values of a loop or a condition are not seen from outside; constants that the model has made are.
-        if tf.is_symbolic_tensor(inputs) and inputs.graph is not self._graph:
-            return inputs
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            return inputs  # in a loop or a condition, whose values are not seen from outside
         ids = inputs if inputs.dtype.is_integer else tf.cast(inputs, tf.int32)  # as Keras does
         are_good = (ids >= 0) & (ids < layer.input_dim)
         self._in_range.append(tf.reduce_all(are_good))
