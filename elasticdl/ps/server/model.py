@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -262,9 +262,7 @@ def adopt(restored: PartSnapshot, wanted: PartSnapshot) -> PartSnapshot:
     check_same_model(shape_of(restored), shape_of(wanted))
     version = max(piece.version for piece in restored.pieces)
     optimizer = wanted.optimizer or restored.optimizer
-    slots, chunks = restored.trainable_slots, restored.chunks
-    if not _have_the_same_slots(restored.optimizer, optimizer):
-        slots, chunks = {}, {name: _without_slots(of_table) for name, of_table in chunks.items()}
+    kept = {slot for slot in restored.trainable_slots if _means_the_same(slot, restored.optimizer, optimizer)}
     return PartSnapshot(
         optimizer,
         wanted.seed if wanted.optimizer else restored.seed,
@@ -272,28 +270,33 @@ def adopt(restored: PartSnapshot, wanted: PartSnapshot) -> PartSnapshot:
         wanted.total_trainable,
         wanted.total_non_trainable,
         restored.trainable,
-        slots,
+        {slot: values for slot, values in restored.trainable_slots.items() if slot in kept},
         restored.non_trainable,
         wanted.tables,
-        chunks,
+        {name: _with_slots(of_table, kept) for name, of_table in restored.chunks.items()},
         restored.num_rows,
         restored.close,
     )
 
 
 _WITH_MEANS_OF_GRADIENTS = {"Adam", "AdamW", "Nadam"}  # Adamax divides by a norm: its momentum alone would explode
+_WITH_MEANS_OF_SQUARES = _WITH_MEANS_OF_GRADIENTS | {"RMSprop"}
 
 
-def _have_the_same_slots(one: str, other: str) -> bool:
-    """Whether slots of the same name mean the same; SGD's momentum is a step downhill, Adam's a mean gradient."""
+def _means_the_same(slot: str, one: str, other: str) -> bool:
+    """Whether two optimizers mean the same by a slot; SGD's momentum is a step downhill, Adam's a mean gradient."""
     if not one or one == other:
         return True
     kinds = {json.loads(optimizer)["class_name"] for optimizer in (one, other)}
-    return len(kinds) == 1 or kinds <= _WITH_MEANS_OF_GRADIENTS
+    return len(kinds) == 1 or kinds <= (_WITH_MEANS_OF_SQUARES if slot == "velocity" else _WITH_MEANS_OF_GRADIENTS)
 
 
-def _without_slots(chunks: Chunks) -> Chunks:
-    return lambda: (TableChunk(chunk.ids, chunk.rows, {}) for chunk in chunks())
+def _with_slots(chunks: Chunks, kept: Collection[str]) -> Chunks:
+    def filtered() -> Iterator[TableChunk]:
+        for chunk in chunks():
+            yield TableChunk(chunk.ids, chunk.rows, {slot: chunk.slots[slot] for slot in chunk.slots if slot in kept})
+
+    return filtered
 
 
 def check_same_model(ours: str, theirs: str) -> None:
