@@ -270,7 +270,8 @@ class StateCheckpoints:
             raise CheckpointError(
                 f"the checkpoint in {directory} is of job {owner}, not {self._kind.job_name}: "
                 "versions of two jobs in one place would be mixed up",
-                "name another checkpoint_dir, or remove that one; only a job of that name continues from it",
+                "name another checkpoint_dir, or remove that one; a job with --model_def and the same strategy, not "
+                "Local, takes its model by --checkpoint_dir_for_init",
             )
 
     def _check_names(self, directory: AnyPath, manifest: Mapping[str, Any]) -> None:
@@ -281,7 +282,7 @@ class StateCheckpoints:
                     f"the checkpoint in {directory} was written with {name}={theirs[name]}, not {value}: its record "
                     "of which minibatches the model holds does not fit",
                     f"train with {name}={theirs[name]} again, or name another checkpoint_dir; a job with --model_def "
-                    "takes the model without that record by --checkpoint_dir_for_init",
+                    "and AllReduceStrategy takes the model without that record by --checkpoint_dir_for_init",
                 )
 
 

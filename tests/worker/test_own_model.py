@@ -252,8 +252,9 @@ def test_a_directory_of_another_job_is_refused(tmp_path: Path) -> None:
         state.write_bytes(content)
         for checkpoints in (other, of_local):
             framework: Any = Weights()
-            with pytest.raises(CheckpointError, match="version-3 is of job job, not other"):
+            with pytest.raises(CheckpointError, match="version-3 is of job job, not other") as raised:
                 Replica(framework, checkpoints, "").start_over()
+            assert "--checkpoint_dir_for_init" in raised.value.hint
     assert written(tmp_path) == ["version-3"]
 
 
