@@ -217,9 +217,12 @@ class StateCheckpoints:
                 found, manifest = self._load(directory)
             except CheckpointError as error:
                 _log.warning("%s", error)
-            else:
-                self._check_names(directory, manifest)
-                return found
+                continue
+            if manifest.get("job_name") is None:
+                _log.warning("the checkpoint in %s names no job: it may be another one's", directory)
+                continue
+            self._check_names(directory, manifest)
+            return found
         return None
 
     def initial(self, path: str) -> Checkpoint:

@@ -21,6 +21,7 @@ from elasticdl.storage import versions
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.checkpoint import CheckpointKind, HangLimits, StateCheckpoints
 from elasticdl.worker.ledger import UNKNOWN, Ledger, packed, unpacked
+from elasticdl_client.checkpoint_manifest import read_manifest, with_checksum
 from elasticdl_client.errors import CheckpointError
 from elasticdl_client.storage_kinds import AnyPath
 
@@ -258,12 +259,15 @@ def test_a_directory_of_another_job_is_refused(tmp_path: Path) -> None:
     assert written(tmp_path) == ["version-3"]
 
 
-@pytest.mark.parametrize("manifest", ["{", '{"strategy": "AllreduceStrategy"}'])
-def test_a_checkpoint_whose_manifest_names_no_job_is_passed_over(tmp_path: Path, manifest: str) -> None:
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_checkpoint_whose_manifest_names_no_job_is_passed_over(tmp_path: Path, is_damaged: bool) -> None:
     checkpoints = checkpoints_in(tmp_path)
     for number in (3, 5):
         checkpoints.save(number, Weights().state(), ledger_of(number))
-    (tmp_path / "version-5" / "MANIFEST.json").write_text(manifest)
+    manifest = tmp_path / "version-5" / "MANIFEST.json"
+    values = read_manifest(manifest)
+    del values["job_name"]
+    manifest.write_text("{" if is_damaged else json.dumps(with_checksum(values)))
     found = checkpoints.newest()
     assert found is not None
     assert found.directory.name == "version-3"
