@@ -164,10 +164,15 @@ def _number_type(out_type: Any) -> str:
     return str(dtype.name)
 
 
-def _whole(number: float) -> int:
-    if not float(number).is_integer():
-        raise ValueError(f"ToNumber: default_value={number} is no integer, as out_type is.")
-    return int(number)
+def _whole(number: Any) -> int:
+    try:
+        whole = int(number)
+        is_same = whole == number
+    except (TypeError, ValueError, OverflowError):  # None, NaN, infinity
+        is_same = False
+    if not is_same:
+        raise ValueError(f"ToNumber: default_value={number!r} is no integer, as out_type is.")
+    return whole
 
 
 def _wider(dtype: str) -> str:

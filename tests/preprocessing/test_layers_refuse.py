@@ -40,6 +40,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "dtype": (lambda: ToNumber(tf.string, 0), "not the dtype of a number"),
     "default": (lambda: ToNumber("int64", 0.5), "default_value=0.5 is no integer"),
     "no default": (lambda: ToNumber("int64", float("nan")), "default_value=nan is no integer"),
+    "None": (lambda: ToNumber("int64", None), "default_value=None is no integer"),  # type: ignore[arg-type]
+    "text": (lambda: ToNumber("int64", "abc"), "ToNumber: default_value='abc' is no"),  # type: ignore[arg-type]
     "combiner": (lambda: SparseEmbedding(3, 2, combiner="max"), "not one of"),
     "offsets": (lambda: ConcatenateWithOffset([1])([tf.constant([[1]]), tf.constant([[1]])]), "1 offsets"),
     "rank": (lambda: ToRagged()(tf.zeros([1, 1, 1], tf.int64)), "one or two"),
