@@ -65,8 +65,8 @@ class LastCheckpointError(CheckpointError):
     def __init__(self, reason: str) -> None:
         super().__init__(
             f"The last checkpoint was not written: {reason}",
-            "See that --checkpoint_dir has room and can be written. `elasticdl resume` continues the job from its "
-            "newest checkpoint, which is whole.",
+            "See that --checkpoint_dir has room and can be written. A job with --model_def, AllReduceStrategy and "
+            "another --checkpoint_dir begins with the newest whole checkpoint by --checkpoint_dir_for_init.",
         )
 
 

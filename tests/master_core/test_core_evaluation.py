@@ -181,6 +181,7 @@ def test_the_last_checkpoint_is_tried_again_before_the_job_has_failed() -> None:
         script.tell(e.CheckpointFailed(script.last(c.SaveCheckpoint).version, "No space left on device"))
         script.pass_time(6, alive=(0,))
     assert "The last checkpoint was not written: No space left on device" in script.job.status().message
+    assert "--checkpoint_dir_for_init" in script.job.status().message  # a job that has failed is not resumed
     said = [line.rpartition("No space left on device.")[2] for line in script.log() if " failed: No space" in line]
     assert said == [" It is tried again, up to 3 times in all."] * 2 + [""]
     assert script.job.status().phase is JobPhase.FAILED

@@ -16,8 +16,8 @@ from elasticdl_client.job_events import EventKind
 
 CheckpointEvent = CheckpointSaved | CheckpointFailed | CheckpointRequested
 _ADVICE = (
-    "\n  → See that --checkpoint_dir has room and can be written by all pods. `elasticdl resume` continues the job "
-    "from its newest checkpoint, which is whole."
+    "\n  → See that --checkpoint_dir has room and can be written by all pods. A job with another --checkpoint_dir "
+    "begins with the newest whole checkpoint by --checkpoint_dir_for_init."
 )
 _RETRY_LAST_S = 5.0  # storage that has a pause, or a server whose loss is noticed meanwhile
 
