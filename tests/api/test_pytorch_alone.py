@@ -136,6 +136,17 @@ def test_gradients_of_several_batches_are_not_added_up() -> None:
         loop(create_elastic_controller(BATCH, EPOCHS, state=script.state), dataset(), accumulate)
 
 
+@pytest.mark.parametrize("group", [1, 3])
+def test_a_parameter_that_was_frozen_at_the_loader_is_not_trained_later(group: int) -> None:
+    script, data = Script(), dataset()
+    script.bare[0].requires_grad_(False)
+    controller = create_elastic_controller(BATCH, EPOCHS, state=script.state, fixed_global_batch=group * BATCH)
+    loop(controller, data, script.train)
+    script.bare[0].weight.requires_grad_(True)
+    with pytest.raises(ModelDefinitionError, match=r"^0\.weight is trained now"):
+        loop(controller, data, script.train)
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_a_batch_may_leave_its_update_out(set_to_none: bool) -> None:
     script, number = Script(), iter(range(100))

@@ -26,7 +26,7 @@ from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.torch.buckets import Buckets
 from elasticdl.frameworks.torch.computation import Computation, device_meter
-from elasticdl.frameworks.torch.model import BuiltModule, buffers_of
+from elasticdl.frameworks.torch.model import BuiltModule, buffers_of, plain_name
 from elasticdl.frameworks.torch.undo import change_of, masks_among
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.world_session import WorldEnded
@@ -85,14 +85,8 @@ class ScriptGradients(Buckets):
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], clock: ActivityClock) -> None:
-        named = {f"{k}.{name}": p for k, module in enumerate(modules) for name, p in module.named_parameters()}
-        trained = {name: p for name, p in named.items() if p.requires_grad}
-        if not trained:
-            raise ModelDefinitionError(
-                "No model with a parameter to train is registered.",
-                "Give it to create_elastic_controller: state=[…], or register it before controller.loader(…); what "
-                "needs len(loader), as schedules do, may follow: controller.register(scheduler).",
-            )
+        trained = _trained_of(modules)
+        self._frozen = [pair for module in modules for pair in module.named_parameters() if not pair[1].requires_grad]
         device = next(iter(trained.values())).device
         places = [place for module in modules for place in buffers_of(module)]
         super().__init__(BuiltModule(None, device, trained, {}, places, Computation()))
@@ -312,6 +306,7 @@ class ScriptGradients(Buckets):
         place = self._place
         if place is None:
             return
+        self._check_frozen()
         if self._uncleared is not None:  # backward has not reached it
             self._parameters[self._uncleared.number].grad = None
         if not place.is_own:
@@ -385,6 +380,16 @@ class ScriptGradients(Buckets):
                 "create_elastic_controller(fixed_global_batch=256).",
             )
 
+    def _check_frozen(self) -> None:
+        """Refuse a gradient that no buffer has room for; alone, too, or the error would come with a second worker."""
+        for name, parameter in self._frozen:
+            if parameter.requires_grad and parameter.grad is not None:
+                raise ModelDefinitionError(
+                    f"{plain_name(name)} is trained now, and was frozen when controller.loader() was called: its "
+                    "gradient would not be averaged over the workers.",
+                    "Call loader() while all that is ever trained has requires_grad=True, and freeze it after that.",
+                )
+
     def _add_changes(self, weight: float) -> None:
         if not self._places or not weight:
             return
@@ -412,3 +417,20 @@ class ScriptGradients(Buckets):
                 tensor.copy_(tensor + change.round().to(torch.int64))
         if self.is_several:
             self._marks = [one.tensor.clone() for one in self._places]
+
+
+def _trained_of(modules: Sequence[torch.nn.Module]) -> dict[str, Any]:
+    """Return the parameters to train, by the number of their module and their name.
+
+    Raises:
+        ModelDefinitionError: there is none.
+    """
+    named = {f"{k}.{name}": p for k, module in enumerate(modules) for name, p in module.named_parameters()}
+    trained = {name: p for name, p in named.items() if p.requires_grad}
+    if not trained:
+        raise ModelDefinitionError(
+            "No model with a parameter to train is registered.",
+            "Give it to create_elastic_controller: state=[…], or register it before controller.loader(…); what "
+            "needs len(loader), as schedules do, may follow: controller.register(scheduler).",
+        )
+    return trained
