@@ -191,6 +191,9 @@ def test_what_cannot_be_is_refused() -> None:
         create_elastic_controller(BATCH, state=[object()])
     with pytest.raises(ModelDefinitionError, match="No model"):
         create_elastic_controller(BATCH).loader(dataset())
+    waves = nn.Linear(2, 1, dtype=torch.complex64)
+    with pytest.raises(ModelDefinitionError, match=r"^weight is complex"):
+        create_elastic_controller(BATCH, state=[waves]).loader(dataset())
     with pytest.raises(FlagError, match="not a multiple"):
         create_elastic_controller(BATCH, state=script.state, fixed_global_batch=BATCH + 1).loader(dataset())
     controller = create_elastic_controller(BATCH, state=script.state)

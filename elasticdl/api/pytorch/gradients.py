@@ -423,7 +423,7 @@ def _trained_of(modules: Sequence[torch.nn.Module]) -> dict[str, Any]:
     """Return the parameters to train, by the number of their module and their name.
 
     Raises:
-        ModelDefinitionError: there is none.
+        ModelDefinitionError: there is none, or a complex one.
     """
     named = {f"{k}.{name}": p for k, module in enumerate(modules) for name, p in module.named_parameters()}
     trained = {name: p for name, p in named.items() if p.requires_grad}
@@ -433,4 +433,10 @@ def _trained_of(modules: Sequence[torch.nn.Module]) -> dict[str, Any]:
             "Give it to create_elastic_controller: state=[…], or register it before controller.loader(…); what "
             "needs len(loader), as schedules do, may follow: controller.register(scheduler).",
         )
+    for name, parameter in trained.items():
+        if parameter.is_complex():
+            raise ModelDefinitionError(
+                f"{plain_name(name.partition('.')[2])} is complex, and gradients are summed in float32.",
+                "Keep it as a real parameter of twice the size, and use torch.view_as_complex in forward().",
+            )
     return trained
