@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -82,6 +83,17 @@ def test_an_error_of_the_data_set_names_the_record_with_and_without_worker_proce
         pipeline.get(Minibatch(1, 0, 0, 0, "", [2, 3]))
     assert cause_of(raised.value) == "OSError: the file is torn, in record 3 of Torn"
     pipeline.close()
+
+
+def test_a_batch_is_found_where_pin_memory_makes_a_list_of_each_tuple() -> None:
+    pipeline = LoaderPipeline(TensorDataset(torch.arange(8)), None, 0)
+    made: Any = [[[0, 0, 1], "batch"]]  # as PyTorch 2.6 gives it
+    pipeline._batches = iter(made)
+    minibatch = Minibatch(1, 0, 0, 1, "", [2, 3])
+    assert pipeline.get(minibatch) == "batch"
+    pipeline.forget(minibatch.name)
+    assert not pipeline._made
+    assert not pipeline._awaited
 
 
 def test_seeds_are_those_of_torch_and_without_an_accelerator_no_stack_is_formatted() -> None:

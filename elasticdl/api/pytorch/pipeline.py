@@ -116,7 +116,8 @@ class LoaderPipeline:
             made = next(self._batches)
             if made is None:
                 continue
-            name, batch = made
+            (epoch, task, n), batch = made  # lists, where pin_memory of PyTorch 2.6 made them
+            name = (epoch, task, n)
             self._awaited.discard(name)
             if name in self._dropped:
                 self._dropped.discard(name)
