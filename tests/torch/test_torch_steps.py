@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from elasticdl.frameworks.framework import Batch, Mode, NotFiniteStep, Share
 from elasticdl.frameworks.torch.gradients import finiteness_of
+from elasticdl.frameworks.torch.optimizer import _NUM_KNOWN
 from elasticdl.frameworks.torch.randomness import seed_script
 from elasticdl_client.errors import CheckpointError
 
@@ -239,6 +240,10 @@ def test_a_schedule_is_a_function_of_the_step(framework: Make, digits: Any, mini
     batch = minibatches(tested, digits)[0]
     tested.train(batch, 1, tested.learning_rate(0, 2))
     assert [group["lr"] for group in tested._optimizer().param_groups] == pytest.approx([0.025, 0.25])
+    far = _NUM_KNOWN + 5
+    assert [tested.learning_rate(0, n) for n in (far, far - 1, 2)] == pytest.approx([0.0, 0.0, 0.025])
+    tested.learning_rate(0, far)
+    assert len(tested._rates._known) == _NUM_KNOWN
     by_epoch = framework("scheduled.custom_model", lr_scheduler="by_epoch")
     assert [by_epoch.learning_rate(epoch, 77) for epoch in (0, 2)] == pytest.approx([0.1, 0.025])
 

@@ -148,7 +148,7 @@ class TorchFramework:
         optimizer = ""
         if self._definition.optimizer is not None:
             optimizer = describe_optimizer(self._optimizer())
-            self._rates.at(0, 0)
+            self._rates.check()
         measures, callbacks = self._measures(), self._callbacks()
         rules = hooks.rules_of(self._definition.path, callbacks, {one.name: one.maximize for one in measures})
         has_callbacks = hooks.has(callbacks, hooks.END) or bool(rules.export_paths)

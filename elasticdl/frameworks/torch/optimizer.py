@@ -1,7 +1,7 @@
 """The user's `optimizer(model)`, `lr_scheduler(optimizer)` and `callbacks()`.
 
 A schedule is made a function of the step: the scheduler runs on an optimizer of its own that never updates anything,
-and what it says of each step is kept.
+and what it says of the last steps is kept; for an older one it begins anew.
 
 Of callbacks: the master's decisions for them, the hooks that are called, and the calls.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from elasticdl_client.errors import ModelDefinitionError
 
 _SCHEDULED = ("lr", "momentum", "betas")
 _INTERVALS = ("step", "epoch")
+_NUM_KNOWN = 256  # positions; a group that breaks goes back by less
 
 Groups = list[dict[str, Any]]
 
@@ -104,8 +106,18 @@ class Rates:
         self._make = make
         self._scheduler: Any = None
         self._interval = "step"
-        self._known: list[Groups] = []
+        self._newest = -1  # position of the scheduler
+        self._known: deque[Groups] = deque(maxlen=_NUM_KNOWN)  # up to it
         self._now: Groups = []
+
+    def check(self) -> None:
+        """Make the schedule, if there is one.
+
+        Raises:
+            ModelDefinitionError: it cannot be used.
+        """
+        if self._function is not None and self._scheduler is None:
+            self._begin()
 
     def at(self, epoch: int, version: int) -> float | None:
         """The rate of the first group; None: there is no schedule.
@@ -115,16 +127,16 @@ class Rates:
         """
         if self._function is None:
             return None
-        if self._scheduler is None:
-            self._scheduler = self._made()
-            self._known.append(self._groups())
+        self.check()
         position = epoch if self._interval == "epoch" else version
-        while len(self._known) <= position:
+        if position <= self._newest - len(self._known):  # of a model from an older checkpoint
+            self._begin()
+        while self._newest < position:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of steps of the schedule before those of the optimizer
                 user_call(self._scheduler.step, f"{self._path}: the scheduler's step()")
-            self._known.append(self._groups())
-        self._now = self._known[position]
+            self._keep()
+        self._now = self._known[position - self._newest - 1]
         return float(self._now[0]["lr"])
 
     def set(self, optimizer: Any, rate: float | None) -> None:
@@ -161,9 +173,15 @@ class Rates:
             raise ModelDefinitionError(f"{what} is for another optimizer.", "Make it for the one that it is given.")
         return made
 
-    def _groups(self) -> Groups:
+    def _begin(self) -> None:
+        self._scheduler, self._newest = self._made(), -1
+        self._known.clear()
+        self._keep()
+
+    def _keep(self) -> None:
         groups = self._scheduler.optimizer.param_groups
-        return [{key: _plain(group[key]) for key in _SCHEDULED if key in group} for group in groups]
+        self._known.append([{key: _plain(group[key]) for key in _SCHEDULED if key in group} for group in groups])
+        self._newest += 1
 
 
 def _plain(value: Any) -> Any:
