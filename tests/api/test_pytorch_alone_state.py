@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, plain_loop
@@ -149,4 +150,7 @@ def test_any_state_that_is_plain_travels() -> None:
     assert torch.equal(tally.items["t"], items["t"])  # type: ignore[arg-type]
     tally.items = {"f": print}
     with pytest.raises(ModelDefinitionError, match="tally/f is a builtin_function"):
+        controller.state.state()
+    tally.items = {"f": np.array([None, "x"])}
+    with pytest.raises(ModelDefinitionError, match="tally/f is a ndarray of objects"):
         controller.state.state()

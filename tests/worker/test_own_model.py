@@ -340,6 +340,20 @@ def test_the_last_checkpoint_is_tried_again_if_the_one_before_has_failed(tmp_pat
     assert written(place) == [f"version-{EVERY}"]
 
 
+def test_a_checkpoint_that_any_error_has_stopped_does_not_count_as_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = writer_in(tmp_path)
+    writer.begin(ledger_of(0))
+    others: Any = {"strange": np.array([object()])}
+    writer.save(ledger_of(EVERY), others, is_last=True)
+    assert writer.failure.startswith(("TypeError: ", "ValueError: "))  # by the version of NumPy
+    assert writer.is_behind(ledger_of(EVERY))
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+    writer.save_last(ledger_of(EVERY))
+    assert f"version-{EVERY}" in written(tmp_path)
+
+
 def test_a_checkpoint_that_is_asked_for_is_written_after_the_next_step(tmp_path: Path) -> None:
     writer = writer_in(tmp_path)
     writer.begin(ledger_of(0))

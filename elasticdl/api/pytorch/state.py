@@ -234,7 +234,7 @@ def _encoded(value: Any, path: str, arrays: Arrays) -> Any:
     """A JSON value; arrays go where they belong."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and not value.dtype.hasobject):
         arrays[path] = as_array(value) if isinstance(value, torch.Tensor) else value.copy()
         dtype = str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else ""
         return {_KIND: "array", "path": path, "dtype": dtype}
@@ -247,8 +247,9 @@ def _encoded(value: Any, path: str, arrays: Arrays) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         items = [_encoded(item, f"{path}/{k}", arrays) for k, item in enumerate(_ordered(value))]
         return items if type(value) is list else {_KIND: type(value).__name__, "items": items}
+    of_objects = " of objects" if isinstance(value, np.ndarray) else ""
     raise ModelDefinitionError(
-        f"{path} is a {type(value).__name__}, which other members cannot be given.",
+        f"{path} is a {type(value).__name__}{of_objects}, which other members cannot be given.",
         "Let state_dict() return tensors, arrays, numbers, words, and lists and dictionaries of them.",
     )
 

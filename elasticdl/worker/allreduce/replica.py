@@ -248,6 +248,9 @@ class CheckpointWriter:
         except CheckpointError as error:
             self.failure = error.what
             _log.error("Checkpoint at step %d in %s failed: %s", ledger.steps, self._checkpoints.place, error.what)
+        except Exception as error:  # noqa: BLE001  what is not on disk must not count as written
+            self.failure = f"{type(error).__name__}: {error}"
+            _log.exception("Checkpoint at step %d in %s failed", ledger.steps, self._checkpoints.place)
         else:
             _log.info("Checkpoint of %d minibatches written", number)
 
