@@ -59,6 +59,17 @@ def test_another_adapter_is_refused_by_its_names() -> None:
         state_of(other).load_state(state_of(adapted(1)).state())
 
 
+def test_a_worker_joins_others_that_have_frozen_more_since_their_start() -> None:
+    model, other = adapted(1), adapted(1)
+    state, others = state_of(model), state_of(other)
+    state.state(), others.state()  # as at loader()
+    model["norm"].requires_grad_(False)
+    nn.init.zeros_(model["adapter"].weight)
+    others.load_state(state.state())
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+    state.load_state(others.state())
+
+
 @pytest.mark.parametrize("group", [1, 3])
 def test_the_loss_of_a_step_is_the_mean_over_its_records(group: int) -> None:
     """A step of several minibatches, as with a fixed global batch, has the mean over all of them."""

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,16 +31,18 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 class TrainablePart:
-    """The state of a module without its frozen parameters, which every member has loaded for itself."""
+    """The state of a module without its frozen parameters, which every member has loaded for itself.
+
+    Parameters count as frozen that are so at first use: a worker that joins has not come yet to where others have
+    frozen more of them.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
-        self._frozen = ""
 
     def state_dict(self) -> dict[str, Any]:
         """Return buffers, the parameters that are trained, and a fingerprint of the others."""
-        kept = {name: value for name, value in self._values().items() if not _is_frozen(value)}
-        return {"values": kept, "frozen": self._fingerprint()}
+        return {"values": self._trained(), "frozen": self._fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`.
@@ -47,11 +50,11 @@ class TrainablePart:
         Raises:
             ValueError: the state is that of another module, or of one with other frozen parameters.
         """
-        expected = {name for name, value in self._values().items() if not _is_frozen(value)}
+        expected = set(self._trained())
         if expected != set(state["values"]):
             differing = ", ".join(sorted(expected ^ set(state["values"]))[:_MAX_NAMED])
             raise ValueError(f"other parameters are trained here, among them {differing}")
-        if state["frozen"] != self._fingerprint():
+        if state["frozen"] != self._fingerprint:
             raise ValueError(
                 "its frozen parameters are not those of the process that wrote the state: load the same pretrained "
                 "weights in every worker, or make them with the same seed"
@@ -61,17 +64,22 @@ class TrainablePart:
     def _values(self) -> dict[str, Any]:
         return dict(self.module.state_dict(keep_vars=True))
 
+    def _trained(self) -> dict[str, Any]:
+        return {name: value for name, value in self._values().items() if name not in self._frozen}
+
+    @cached_property
+    def _frozen(self) -> frozenset[str]:
+        return frozenset(name for name, value in self._values().items() if _is_frozen(value))
+
+    @cached_property
     def _fingerprint(self) -> str:
         """Of names, shapes and bits; sums of whole numbers, which are the same on every device."""
-        if self._frozen:
-            return self._frozen
         found = hashlib.blake2b(digest_size=8)
         for name, value in self._values().items():
-            if _is_frozen(value):
+            if name in self._frozen:
                 bits = value.detach().contiguous().view(_WHOLE.get(value.element_size(), torch.int64))
                 found.update(f"{name} {tuple(value.shape)} {int(bits.sum(dtype=torch.int64))} ".encode())
-        self._frozen = found.hexdigest()
-        return self._frozen
+        return found.hexdigest()
 
 
 class RegisteredState:
