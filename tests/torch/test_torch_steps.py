@@ -13,9 +13,12 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elasticdl.frameworks.framework import Batch, Mode, NotFiniteStep, Share
+from elasticdl.frameworks.torch.computation import Computation
 from elasticdl.frameworks.torch.gradients import finiteness_of
+from elasticdl.frameworks.torch.model import BuiltModule
 from elasticdl.frameworks.torch.optimizer import _NUM_KNOWN
 from elasticdl.frameworks.torch.randomness import seed_script
+from elasticdl.frameworks.torch.state import ModuleState
 from elasticdl_client.errors import CheckpointError
 
 Make = Callable[..., Any]
@@ -225,6 +228,27 @@ def test_a_restored_state_continues_bit_by_bit(framework: Make, digits: Any, min
     straight.load_state(blank)
     assert set(straight.state()) == set(blank)
     assert [straight.train(batch, batch.n) for batch in batches[:5]] == begun
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_slots_of_frozen_parameters_are_no_state(is_sharded: bool) -> None:
+    module = torch.nn.Linear(2, 2)
+    module.bias.requires_grad_(False)
+    trained, frozen = {"weight": module.weight}, {"bias": module.bias}
+    built = BuiltModule(module, torch.device("cpu"), trained, frozen, (), Computation())
+    optimizer = torch.optim.Adagrad(module.parameters())
+    state = ModuleState("model.py", built, optimizer, is_sharded)
+    arrays = state.arrays()
+    slots = set() if is_sharded else {"optimizer/weight/step", "optimizer/weight/sum"}
+    assert set(arrays) == {"model/weight", "model/bias", *slots}
+    state.keep(trained)
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    after = state.arrays()
+    state.load(arrays)
+    state.load(after)
+    assert state.arrays().keys() == after.keys()
+    np.testing.assert_array_equal(state.arrays()["optimizer/weight/sum"], after["optimizer/weight/sum"])
 
 
 def test_the_state_of_another_model_is_refused(framework: Make, digits: Any, minibatches: Make) -> None:

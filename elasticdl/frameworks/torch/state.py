@@ -38,6 +38,7 @@ class ModuleState:
         self._path = path
         self._built = built
         self._optimizer = optimizer
+        # Adagrad makes slots of frozen parameters, too; they stay as they are, and out of the state.
         self._names = {id(parameter): name for name, parameter in built.parameters.items()}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._held = {name for key, name in self._names.items() if key in held}  # by the optimizer
@@ -88,7 +89,8 @@ class ModuleState:
         """Tensors, not copied."""
         found = self._shared_values()
         for parameter, slots in self._optimizer.state.items():
-            found.update(self._slot_values(self._names[id(parameter)], slots))
+            if (name := self._names.get(id(parameter))) is not None:
+                found.update(self._slot_values(name, slots))
         return found
 
     def _slot_values(self, parameter: str, slots: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +130,7 @@ class ModuleState:
         """Keep the slots of these parameters alone, now and whenever a state is loaded; drop others."""
         self._kept = frozenset(names)
         for parameter in list(self._optimizer.state):
-            if self._names[id(parameter)] not in self._kept:
+            if self._names.get(id(parameter)) not in self._kept:
                 del self._optimizer.state[parameter]
         self._make_missing()
 
