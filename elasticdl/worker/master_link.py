@@ -610,7 +610,10 @@ class MasterStream:
         try:
             request = message()
             stream, self._stream = self._stream, None  # kept if there is an answer
-            if stream is None or stream.is_broken:
+            if stream is not None and stream.is_broken:
+                stream.close()  # else gRPC's thread waits for its next request
+                stream = None
+            if stream is None:
                 stream = _Stream().open(self._method, wait_for_ready)
             stream.requests.put(request)
             try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,8 +115,18 @@ def test_a_heartbeats_reply_is_taken_in_before_another_message_is_made(master: S
     assert acks(stream, progress())[0].accepted
 
 
+def senders() -> set[int]:
+    """gRPC's threads that take the requests of streams."""
+    stacks = {ident: traceback.walk_stack(top) for ident, top in sys._current_frames().items()}
+    return {
+        ident
+        for ident, stack in stacks.items()
+        if any(frame.f_code.co_name == "consume_request_iterator" for frame, _ in stack)
+    }
+
+
 def test_a_stream_that_has_ended_between_two_messages_fails_neither(master: ScriptedMaster) -> None:
-    stream = stream_to(master)
+    stream, before = stream_to(master), senders()
     assert is_known(stream)
     master.stop()
     next_life = ScriptedMaster(port=master.port)
@@ -122,6 +134,7 @@ def test_a_stream_that_has_ended_between_two_messages_fails_neither(master: Scri
         wait_until(lambda: stream._stream is not None and stream._stream.is_broken, "the end of the stream", 30)
         assert is_known(stream, wait_for_ready=True)
         assert len(next_life.hears("Heartbeat")) == 1
+        wait_until(lambda: len(senders() - before) == 1, "the end of gRPC's thread for the first stream", 30)
     finally:
         next_life.stop()
 
