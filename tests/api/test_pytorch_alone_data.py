@@ -13,7 +13,7 @@ import pytest
 import torch
 from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, elastic_loop, loop, plain_loop
 from torch import nn
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from elasticdl.api.data import DataShardService, Minibatch
 from elasticdl.api.pytorch import create_elastic_controller
@@ -106,6 +106,12 @@ def test_a_stream_that_is_too_short_says_so() -> None:
     controller = create_elastic_controller(BATCH, EPOCHS, state=script.state)
     with pytest.raises(DataError, match="gives 4 samples"):
         loop(controller, Stream(missing=2), script.train)
+
+
+def test_a_data_set_without_samples_is_refused_by_name() -> None:
+    controller = create_elastic_controller(BATCH, state=Script().state)
+    with pytest.raises(DataError, match=r"^TensorDataset has no samples"):
+        controller.loader(TensorDataset(torch.zeros(0, 2)))
 
 
 def test_records_of_files_reach_a_function(tmp_path: Path) -> None:

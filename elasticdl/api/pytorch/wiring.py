@@ -214,9 +214,11 @@ def _size_of(dataset: Any) -> int:
     """Samples of a data set; 0: files that ElasticDL reads are trained on.
 
     Raises:
-        DataError: it is a data set without a length.
+        DataError: it is a data set without a length, or an empty one.
     """
     if hasattr(dataset, "__len__"):
+        if not len(dataset):
+            raise DataError(f"{type(dataset).__name__} has no samples.", "Look at its path and its filters.")
         return len(dataset)
     if isinstance(dataset, torch.utils.data.Dataset):
         raise DataError(
