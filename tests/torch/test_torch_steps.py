@@ -19,6 +19,7 @@ from elasticdl.frameworks.torch.model import BuiltModule
 from elasticdl.frameworks.torch.optimizer import _NUM_KNOWN
 from elasticdl.frameworks.torch.randomness import seed_script
 from elasticdl.frameworks.torch.state import ModuleState
+from elasticdl.frameworks.torch.undo import change_of
 from elasticdl_client.errors import CheckpointError
 
 Make = Callable[..., Any]
@@ -201,6 +202,13 @@ def test_a_share_that_is_not_finite_adds_nothing(
     module, optimizer = plain(framework("plain.custom_model"))
     plain_step(module, optimizer, well, 1)
     assert largest_difference(tested, module) < 1e-6
+
+
+@pytest.mark.parametrize("has_masks", [False, True])
+def test_buffers_of_integers_count_beyond_what_float32_does(has_masks: bool) -> None:
+    now = [torch.tensor(2**24 + 1), torch.tensor([2.5]), torch.tensor(True), torch.tensor([[0]], dtype=torch.uint8)]
+    before = [torch.tensor(2**24), torch.tensor([1.0]), torch.tensor(False), torch.tensor([[1]], dtype=torch.uint8)]
+    assert change_of(now, before, has_masks).tolist() == [1.0, 1.5, 1.0, -1.0]
 
 
 def test_with_overlap_a_bad_gradient_is_named(framework: Make, digits: Any, minibatches: Make) -> None:

@@ -136,11 +136,25 @@ def change_of(now: Sequence[Any], before: Sequence[Any], has_masks: bool) -> Any
         has_masks: numbers that are not finite may be among them: one that stays has changed by zero.
     """
     with torch.no_grad():
-        after, start = (torch.cat([one.reshape(-1).to(torch.float32) for one in side]) for side in (now, before))
+        zero = torch.zeros((), device=now[0].device)
+        pairs = [_floats(one, start, zero) for one, start in zip(now, before, strict=True)]
+        after, start = (torch.cat(side) for side in zip(*pairs, strict=True))
         change = after - start
         if not has_masks:
             return change
         return torch.where(after.view(torch.int32) == start.view(torch.int32), 0.0, change)
+
+
+def _floats(now: Any, before: Any, zero: Any) -> tuple[Any, Any]:
+    """Return a buffer and its start as float32 vectors; of integers their difference and zeros.
+
+    A count of 2**24 and the next one are the same number in float32.
+    """
+    after, start = now.reshape(-1), before.reshape(-1)
+    if now.is_floating_point() or now.is_complex():
+        return after.to(torch.float32), start.to(torch.float32)
+    change = after.to(torch.int64) - start.to(torch.int64)
+    return change.to(torch.float32), zero.expand(change.shape)
 
 
 class UpdateUndo:
