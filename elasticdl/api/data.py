@@ -29,6 +29,7 @@ from elasticdl.api.session import AloneLink, ScriptSession
 from elasticdl.api.source import ScriptSource, read_records
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import TaskRecords
+from elasticdl.ps.applied import AppliedSet, MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.master_link import MasterLink
@@ -113,7 +114,7 @@ class DataShardService:
         self._is_of_controller = session is not None
         self.session = session or ScriptSession.join()
         self._lock = threading.Lock()
-        self._trained: dict[tuple[int, int], set[int]] = {}  # minibatches by (epoch, task), of this process
+        self._trained = AppliedSet()  # by this process
         spec = self.session.spec
         self._source = _source_of(self.session, training_data, dataset_size, data_reader_params)
         wanted = pb.Plan(
@@ -179,7 +180,7 @@ class DataShardService:
             if task is None or minibatch.n in task.done:
                 return False
             task.done.add(minibatch.n)
-            self._trained.setdefault((minibatch.epoch, minibatch.task), set()).add(minibatch.n)
+            self._trained.num_applies += self._trained.add(MinibatchName(*minibatch.name))
             is_complete = len(task.done) == len(task.sizes)
             if is_complete:
                 del self._open[minibatch.lease]
@@ -361,14 +362,8 @@ class DataShardService:
 
     def _ledger(self) -> pb.AppliedSet:
         """Return the reports of this process: a killed master may have lost those of its last second."""
-        message = pb.AppliedSet()
         with self._lock:
-            for (epoch, task), done in self._trained.items():
-                watermark = next(n for n in range(len(done) + 1) if n not in done)
-                extras = sorted(n for n in done if n > watermark)
-                message.tasks.append(pb.AppliedTask(epoch=epoch, task=task, watermark=watermark, extras=extras))
-                message.num_applies += len(done)
-        return message
+            return self._trained.to_message()
 
     # Behind them ------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,17 @@ def test_a_script_alone_may_stop_training_early() -> None:
     assert data.is_over
 
 
+def test_the_reports_of_a_process_are_kept_and_sent_in_runs_of_tasks() -> None:
+    data = DataShardService(batch_size=2, dataset_size=400, num_minibatches_per_shard=2, num_epochs=2)
+    for minibatch in data:
+        data.done(minibatch)
+    message = data._ledger()
+    assert not message.tasks
+    runs = [(run.epoch, run.first_task, run.num_tasks, run.watermark) for run in message.runs]
+    assert runs == [(0, 0, 100, 2), (1, 0, 100, 2)]
+    assert message.num_applies == 400
+
+
 def test_a_minibatch_always_holds_the_same_records() -> None:
     def minibatches(shuffle: bool) -> dict[tuple[int, int, int], list[int]]:
         data = DataShardService(batch_size=4, dataset_size=30, num_epochs=2, shuffle=shuffle)

@@ -133,7 +133,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.storage",
         "elasticdl_client.data_sources",
     ),
-    "elasticdl.api": (*SHARED, *BELOW, "elasticdl.layers", "elasticdl.worker"),  # a worker inside of a user's script
+    "elasticdl.api": (  # a worker inside of a user's script
+        *SHARED,
+        *BELOW,
+        "elasticdl.layers",
+        "elasticdl.worker",
+        "elasticdl.ps.applied",
+    ),
     "elasticdl.api.fit_arguments": (*SHARED, "elasticdl.api", "elasticdl.frameworks"),
     "elasticdl.api.fit_results": SHARED,
     "elasticdl.api.keras_fit": (  # a job of its own, from Python
