@@ -171,16 +171,23 @@ def _predictions(numbers: Sequence[int], outputs: Sequence[Any], model: StoredMo
     return [{ROW: row, _VALUE: value} for row, value in zip(numbers, values, strict=True)]
 
 
-def _value(output: float | list[float], classes: Sequence[Any]) -> Any:
-    """Return what a model says of a row: a class by its probability or the largest of all, or a number."""
+def _value(output: float | list[float | None] | None, classes: Sequence[Any]) -> Any:
+    """Return what a model says of a row: a class by its probability or the largest of all, or a number.
+
+    NaN is None, as it says nothing.
+    """
+    numbers = output if isinstance(output, list) else [output]
+    known = [number for number in numbers if number is not None and not math.isnan(number)]
+    if len(known) < len(numbers):
+        return None
     if isinstance(output, list):
-        if len(output) != len(classes):
+        if len(known) != len(classes):
             raise DataError(
-                f"The model gives {len(output)} numbers a row, for {len(classes)} classes.",
+                f"The model gives {len(known)} numbers a row, for {len(classes)} classes.",
                 "A model of your own gives a number, a probability of the second class, or one of each class.",
             )
-        return classes[max(range(len(output)), key=output.__getitem__)]
-    return classes[int(output > 0.5)] if classes else float(output)
+        return classes[max(range(len(known)), key=known.__getitem__)]
+    return classes[int(known[0] > 0.5)] if classes else float(known[0])
 
 
 _COLUMNS = {"model": "TEXT", "metric": "TEXT", "value": "DOUBLE PRECISION"}

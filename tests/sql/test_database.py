@@ -21,7 +21,7 @@ from elasticdl_client.sql.estimators import Task
 from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models import ModelRegistry
 from elasticdl_client.sql.parser import parse, parse_select
-from elasticdl_client.sql.predict import _Staging
+from elasticdl_client.sql.predict import _Staging, _value
 from elasticdl_client.sql.runtime import Session, check_target
 from elasticdl_client.sql.snapshot import Field, input_fields
 from elasticdl_client.sql.statement import Name, Place, Predict, Query, StatementError
@@ -196,6 +196,13 @@ def test_predictions_become_a_table_when_each_row_has_one(url: str, tmp_path: Pa
         found = executed(url, "SELECT age, town, pay FROM guess")
         assert sorted(found) == [(age, "a%s :x", value) for age in (1, 2, 3)]
     assert sorted(session.database.known_names()) == sorted([*before, "guess", "age", "town", "pay"])
+
+
+@pytest.mark.parametrize(
+    ("output", "classes"), [(math.nan, ["low", "high"]), ([0.2, math.nan, 0.1], [1, 2, 3]), (math.nan, []), (None, [])]
+)
+def test_a_prediction_that_is_no_number_is_null(output: float | list[float | None] | None, classes: list[Any]) -> None:
+    assert _value(output, classes) is None
 
 
 def test_a_table_of_results_is_checked_before_anything_is_computed(url: str, tmp_path: Path) -> None:
