@@ -284,6 +284,7 @@ class OutputTable:
         # A higher level would lock gaps between keys on MySQL, which deadlocks with a worker that adds rows in them.
         is_sqlite = engine.dialect.name == "sqlite"
         self._engine = engine if is_sqlite else engine.execution_options(isolation_level="READ COMMITTED")
+        self._has_nan = engine.dialect.name not in ("mysql", "mariadb")
         self._name, self._schema = _table_of(query, self._where)
         self._key = key
         self._table: Any = None
@@ -292,14 +293,15 @@ class OutputTable:
         """Write rows in one transaction, in the place of those with the same keys.
 
         Args:
-            columns: of equal length; of several values a row each becomes a column, NAME_0 and so on.
+            columns: of equal length; of several values a row each becomes a column, NAME_0 and so on.  NaN is NULL in
+                MySQL and MariaDB, which have none.
 
         Raises:
             DataError: the database refuses them.
         """
         columns = dict(part for name, values in columns.items() for part in _flat(name, values))
         sql = self._sql
-        values = [columns[name].tolist() for name in columns]
+        values = [self._values(name, columns[name]) for name in columns]
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
         rows.sort(key=lambda row: row[self._key])  # workers lock the same rows in one order
         try:
@@ -376,6 +378,12 @@ class OutputTable:
                 "Name a table that is not there yet.",
             )
         return made
+
+    def _values(self, name: str, values: npt.NDArray[Any]) -> list[Any]:
+        found: list[Any] = values.tolist()
+        if self._has_nan or name == self._key:
+            return found
+        return [value if value == value else None for value in found]  # NaN alone differs from itself
 
     def _column(self, name: str, values: npt.NDArray[Any]) -> Any:
         sql, is_key = self._sql, name == self._key

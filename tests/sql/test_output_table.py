@@ -56,6 +56,14 @@ def test_a_task_that_is_done_twice_leaves_each_row_once(database: str) -> None:
         check_unused_table(url)
 
 
+def test_a_prediction_that_is_no_number_has_a_row(database: str) -> None:
+    url = f"{database}&table=no_numbers"
+    OutputTable(url, "id").replace({"id": np.arange(2), "prediction": np.array([0.5, np.nan])})
+    (first,), (second,) = selected(database, "select prediction from no_numbers order by id")
+    assert first == 0.5
+    assert second is None if database.startswith("mysql") else np.isnan(second)
+
+
 def test_records_with_the_same_key_are_an_error_in_one_task_and_at_the_end(database: str) -> None:
     table = OutputTable(f"{database}&table=keys", "id")
     table.check_num_rows(0)
