@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.secret_values import hide
 
 _BLOCK = 256
+_PAUSES_S = tuple(min(0.05 * 2**attempt, 10.0) for attempt in range(9))  # 23 s; a restart takes seconds
 _OF_TABLE = ("table", "schema", "key")  # in the query of a URL: not the database's
 _DRIVERS = {
     "postgresql": "postgresql+psycopg",
@@ -131,11 +133,19 @@ class SqlTable:
         return {"keys": np.array(keys), "count": np.array(count)}
 
     def _run(self, statement: Any) -> list[Any]:
+        """Return the rows of a statement, sent again if the database, which has answered before, does not."""
         try:
-            with self._engine.connect() as connection:
-                return list(connection.execute(statement))
+            for pause_s in _PAUSES_S:
+                with contextlib.suppress(self._sql.exc.OperationalError):
+                    return self._rows(statement)
+                time.sleep(pause_s)
+            return self._rows(statement)
         except (self._sql.exc.SQLAlchemyError, ValueError, TypeError) as error:  # those: of a date that is none
             raise self._failed(error) from error
+
+    def _rows(self, statement: Any) -> list[Any]:
+        with self._engine.connect() as connection:
+            return list(connection.execute(statement))
 
     def _find_key(self, wanted: str) -> Any:
         columns = self._table.columns
@@ -261,7 +271,6 @@ def _bytes(value: Any) -> bytes:
 
 
 Columns = Mapping[str, npt.NDArray[Any]]
-_ATTEMPTS = 10  # with each lost deadlock another worker has written the same rows; a job has few that repeat a task
 _NAME_A_KEY = "The first of --prediction_columns is the table's key: name one with another value in each record."
 _LONGEST_KEY = 255  # characters; MySQL has no key of texts of any length
 
@@ -306,22 +315,24 @@ class OutputTable:
         rows.sort(key=lambda row: row[self._key])  # workers lock the same rows in one order
         try:
             table = self._table = self._table if self._table is not None else self._made(columns)
-            for attempt in range(_ATTEMPTS):
+            for pause_s in _PAUSES_S:
                 try:
-                    with self._engine.begin() as connection:
-                        of_key = table.c[self._key] == sql.bindparam("elasticdl_key")
-                        keys = [{"elasticdl_key": row[self._key]} for row in rows]
-                        connection.execute(table.delete().where(of_key), keys)
-                        connection.execute(table.insert(), rows)
-                    return
-                except (sql.exc.IntegrityError, sql.exc.OperationalError):
-                    # Another worker writes the same rows: it has committed by now, or there was a deadlock with it.
-                    if attempt == _ATTEMPTS - 1:
-                        raise
+                    return self._write(table, rows)
+                except sql.exc.IntegrityError:  # another worker writes the same rows, and has committed by now
+                    continue
+                except sql.exc.OperationalError:  # a deadlock with such a worker, or the database starts again
+                    time.sleep(pause_s)
+            self._write(table, rows)
         except sql.exc.SQLAlchemyError as error:
             refused = _refused(self._where, error)
             is_repeated = len({row[self._key] for row in rows}) < len(rows)
             raise (DataError(refused.what, _NAME_A_KEY) if is_repeated else refused) from error
+
+    def _write(self, table: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+        of_key = table.c[self._key] == self._sql.bindparam("elasticdl_key")
+        with self._engine.begin() as connection:
+            connection.execute(table.delete().where(of_key), [{"elasticdl_key": row[self._key]} for row in rows])
+            connection.execute(table.insert(), rows)
 
     def check_num_rows(self, least: int) -> None:
         """Check at the end of a job that each record has a row.

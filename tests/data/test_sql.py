@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mariadb
+import numpy as np
 import postgres
 import psycopg
 import pytest
 import typed_sources as typed
 
 from elasticdl.data.factory import create_reader
+from elasticdl.data.sql import OutputTable
 from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError
 
@@ -124,6 +128,31 @@ def test_types_of_mariadb_are_numbers_and_texts(database: str) -> None:
 def test_a_server_that_does_not_answer_is_named(tmp_path: Path, source: str) -> None:
     with pytest.raises(DataError, match=source.partition("?")[0]):
         create_reader(source.format(tmp_path) + "&table=t")
+
+
+@contextlib.contextmanager
+def away_for_a_moment(path: Path) -> Iterator[None]:
+    """Let a database refuse everything at first, as one that starts again does."""
+    holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    holder.execute("begin exclusive")
+    timer = threading.Timer(0.3, holder.rollback)
+    timer.start()
+    yield
+    timer.join()
+    holder.close()
+
+
+def test_a_database_that_starts_again_is_asked_again(tmp_path: Path) -> None:
+    path = tmp_path / "d.db"
+    typed.write_sqlite(path, typed.rows(4), key="integer primary key")
+    reader = create_reader(f"sqlite:///{path}?table=t&timeout=0")
+    with away_for_a_moment(path):
+        assert reader.shards()[0].end == 4
+    table = OutputTable(f"sqlite:///{path}?table=outputs&timeout=0", "id")
+    table.replace({"id": np.arange(2)})
+    with away_for_a_moment(path):
+        table.replace({"id": np.arange(1, 3)})
+    table.check_num_rows(3)
 
 
 def test_wrong_tables_columns_and_keys_are_named(tmp_path: Path) -> None:
