@@ -263,7 +263,7 @@ def column_type(field: Any, where: str) -> ColumnType:
         shape, kind = [-1], kind.value_type
     if kinds.is_dictionary(kind):
         kind = kind.value_type
-    return ColumnType(_dtype(kind, field, where), tuple(shape))
+    return ColumnType(_dtype(kind, field, where), tuple(shape), _unit(kind))
 
 
 def encode(table: Any, where: str) -> list[bytes]:
@@ -294,6 +294,12 @@ def _dtype(kind: Any, field: Any, where: str) -> str:
     if any(check(kind) for check in (kinds.is_binary, kinds.is_large_binary, kinds.is_fixed_size_binary)):
         return "string"
     raise DataError(f"{where}: column {field.name} is of type {field.type}, which no record can hold.", _COLUMN_HINT)
+
+
+def _unit(kind: Any) -> str:
+    if kinds.is_timestamp(kind):
+        return "timestamp"  # `_values` makes all of them microseconds
+    return str(kind) if kinds.is_temporal(kind) else ""
 
 
 def _one_array(column: Any) -> Any:

@@ -181,10 +181,17 @@ def _field(number: int, content: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """Of a column: "int64", "float64", "string" or "image"; the shape of one record's values, (-1,) if it varies."""
+    """Of a column.
+
+    Attributes:
+        dtype: "int64", "float64", "string" or "image".
+        shape: of one record's values, (-1,) if it varies.
+        unit: of dates and times; empty: a plain number.
+    """
 
     dtype: str
     shape: tuple[int, ...] = ()
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

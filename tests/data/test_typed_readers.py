@@ -99,6 +99,17 @@ def test_files_of_different_columns_are_refused_by_name(tmp_path: Path) -> None:
         create_reader(str(tmp_path)).shards()
 
 
+def test_times_of_different_units_are_refused_and_timestamps_are_microseconds(tmp_path: Path) -> None:
+    for name, kind in (("a", pa.timestamp("ms")), ("b", pa.timestamp("ns", "UTC"))):
+        pq.write_table(pa.table({"day": pa.array([1_000_000], kind)}), tmp_path / f"{name}.parquet")
+    reader = create_reader(str(tmp_path))
+    found = [parse_examples(reader.read(shard), {"day": ()})["day"].tolist() for shard in reader.shards()]
+    assert found == [[1_000_000_000], [1_000]]
+    pq.write_table(pa.table({"day": pa.array([1], pa.date32())}), tmp_path / "c.parquet")
+    with pytest.raises(DataError, match=r"column day of .*c\.parquet is not that of .*a\.parquet"):
+        create_reader(str(tmp_path)).shards()
+
+
 def test_several_sources_are_one_and_must_be_of_one_kind(tmp_path: Path) -> None:
     first, second = parquet(tmp_path / "a.parquet", a=[1]), parquet(tmp_path / "b.parquet", a=[2, 3])
     reader = create_reader(f"{first}, {second}")
