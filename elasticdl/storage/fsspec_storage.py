@@ -125,7 +125,7 @@ class FsspecStorage:
     def read(self, url: str, start: int, end: int, etag: str = "") -> bytes:
         def check(data: bytes) -> None:
             if len(data) > end - start:
-                raise StorageError(f"{hide(url)}: its server gives no ranges, but whole files.", "Copy the file.")
+                raise _without_ranges(url)
             if len(data) < end - start:
                 raise _TooShort(f"{len(data)} bytes of {end - start} came")
 
@@ -138,7 +138,7 @@ class FsspecStorage:
         verb: _Verb = "cat_file"
         if self._s3_ranges is not None:
             verb = self._s3_ranges.read
-        elif is_compared and self._kind.module == "aiohttp":
+        elif self._kind.module == "aiohttp":
             verb = self._read_http
         data: bytes = self._call(url, verb, url, **how)
         return data
@@ -286,17 +286,23 @@ class FsspecStorage:
 
         return asyncio.run_coroutine_threadsafe(call(), self._file_system.loop).result()
 
-    async def _read_http(self, url: str, start: int, end: int, etag: str) -> bytes:
-        """Return a range if the answer has this etag: servers may ignore a condition."""
+    async def _read_http(self, url: str, start: int, end: int, etag: str = "") -> bytes:
+        """Return a range if the answer has this etag: servers may ignore a condition.
+
+        Raises:
+            StorageError: the answer is another file, or a whole one, which is not received.
+        """
         session = await self._file_system.set_session()
         headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         async with session.get(self._file_system.encode_url(url), headers=headers) as answer:
-            data: bytes = await answer.read()
             if answer.status == 404:
                 raise FileNotFoundError(url)
             answer.raise_for_status()
-            if (answer.headers.get("ETag") or answer.headers.get("Last-Modified")) != etag:
+            if etag and (answer.headers.get("ETag") or answer.headers.get("Last-Modified")) != etag:
                 raise _changed(url)
+            if answer.status == 200 and (start > 0 or (answer.content_length or 0) > end - start):
+                raise _without_ranges(url)
+            data: bytes = await answer.read()
         return data
 
 
@@ -419,6 +425,10 @@ def _final_error(url: str, error: BaseException, causes: Sequence[BaseException]
 
 def _changed(url: str) -> StorageError:
     return StorageError(f"The file {hide(url)} changed while the job reads it.", "Put new data into a new file.")
+
+
+def _without_ranges(url: str) -> StorageError:
+    return StorageError(f"{hide(url)}: its server gives no ranges, but whole files.", "Copy the file.")
 
 
 def _causes(error: BaseException, handled: BaseException | None) -> Iterator[BaseException]:

@@ -296,6 +296,17 @@ def test_a_server_without_ranges_is_refused_and_a_missing_file_named(web: str, t
         storage.publish(f"{web}/a.csv", b"")
 
 
+def test_a_server_without_ranges_is_refused_before_it_sends_the_file(
+    web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").write_bytes(CONTENT)
+    monkeypatch.setattr(Quiet, "copyfile", lambda *_: None)  # its answers have no body
+    storage = FsspecStorage("http", QUICK)
+    for start, etag in ((0, ""), (10, ""), (10, storage.stat(f"{web}/a.csv").etag)):
+        with pytest.raises(StorageError, match="gives no ranges"):
+            storage.read(f"{web}/a.csv", start, 20, etag)
+
+
 def test_an_http_server_that_is_away_for_a_while_is_asked_again(proxy: FaultyProxy, tmp_path: Path) -> None:
     s3 = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{proxy.target}")
     s3.put_object(Bucket="bucket", Key=f"{tmp_path.name}/a", Body=CONTENT, ACL="public-read")
