@@ -64,7 +64,7 @@ def find_files(source: str) -> list[str]:
     """Paths of the data files of a source, sorted, at least one.
 
     Raises:
-        DataError: if there is none.
+        DataError: if there is none, or a link to one leads nowhere.
     """
     if not source:
         raise DataError("The name of the data source is empty.", "Name a file or directory.")
@@ -75,10 +75,11 @@ def find_files(source: str) -> list[str]:
     if os.path.exists(source):
         return [source]
     if glob.has_magic(source):
-        paths = sorted(path for path in glob.glob(source, recursive=True) if os.path.isfile(path) and is_data(path))
+        paths = _files_of(sorted(path for path in glob.glob(source, recursive=True) if is_data(path)))
         if paths:
             return paths
         raise DataError(f"No file matches {source}.", "Check the pattern, and that the data is mounted where it says.")
+    _files_of([source])  # a link there says where it leads
     parent = os.path.dirname(source) or "."
     there = "its parent directory exists" if os.path.isdir(parent) else f"{parent} does not exist either"
     raise DataError(
@@ -100,7 +101,7 @@ def _files_of_directory(directory: str) -> list[str]:
             f"Copy the data again, or make {MANIFEST} anew where it was removed on purpose.",
         )
     paths = [os.path.join(directory, name) for name in names if is_data(name)]
-    files = [path for path in paths if os.path.isfile(path)]
+    files = _files_of(paths)
     if files:
         return files
     directories = [path for path in paths if os.path.isdir(path)]
@@ -113,6 +114,24 @@ def _files_of_directory(directory: str) -> list[str]:
         f"The data directory {directory} is empty.",
         "Write data into it (scripts/gen_dataset.py makes example data) or name another one.",
     )
+
+
+def _files_of(paths: Iterable[str]) -> list[str]:
+    """Return the paths of files.
+
+    Raises:
+        DataError: a link leads nowhere: without its file the job would train on a part of the data.
+    """
+    files = []
+    for path in paths:
+        if os.path.isfile(path):
+            files.append(path)
+        elif os.path.islink(path) and not os.path.exists(path):
+            raise DataError(
+                f"{path} is a link to {os.readlink(path)}, which is not there.",
+                "Fetch the file (git annex get, dvc pull), mount where the link leads, or remove the link.",
+            )
+    return files
 
 
 def no_records(source: str) -> DataError:

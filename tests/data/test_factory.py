@@ -65,6 +65,17 @@ def test_hidden_and_unfinished_files_are_no_data(tmp_path: Path) -> None:
     assert len(create_reader(str(tmp_path)).shards()) == 1
 
 
+@pytest.mark.parametrize("source", ["", "*.txt", "b.txt"])
+def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path, source: str) -> None:
+    (tmp_path / "a.txt").write_text("a\n")
+    (tmp_path / "b.txt").symlink_to("objects/b")
+    with pytest.raises(DataError, match=r"b\.txt is a link to objects/b, which is not there"):
+        create_reader(str(tmp_path / source))
+    (tmp_path / "objects").mkdir()
+    (tmp_path / "objects" / "b").write_text("b\n")
+    assert create_reader(str(tmp_path / source)).shards()
+
+
 def test_files_without_records_have_no_shard(tmp_path: Path) -> None:
     write_recordio(tmp_path / "data-00000")
     write_recordio(tmp_path / "data-00001", b"record")
