@@ -180,7 +180,7 @@ class TextReader:
                 return [row for _, row in islice(rows, skipped, skipped + len(shard))]
 
     def metadata(self) -> Metadata:
-        """Column names come from the header, which all files must share, types from the first file's first rows."""
+        """Column names come from the header, which all files must share, types from the first rows of all together."""
         if not self._has_header:
             return Metadata(seed=self._seed)
         first, *others = self._paths
@@ -199,7 +199,7 @@ class TextReader:
                     f"{first} has no column {asked}, which column_dtypes names.", f"It has: {_listed(names)}."
                 )
         wanted = self._selection.of(names, first)
-        guessed = guess_types(self._first_rows(first), len(names), self._rules.delimiter.decode())
+        guessed = guess_types(self._first_rows(), len(names), self._rules.delimiter.decode())
         known = {name: self._column_dtypes.get(name, dtype) for name, dtype in zip(names, guessed, strict=True)}
         self._warn_of(name for name in wanted if not known[name])
         types = {name: ColumnType(dtype or "string") for name, dtype in known.items()}
@@ -212,12 +212,15 @@ class TextReader:
                 '--data_reader_params=\'column_dtypes={"%s": "float64"}\' says otherwise',
                 name,
                 f"{_GUESSED_FROM:,}",
-                self._paths[0],
+                self._source,
                 name,
             )
 
-    def _first_rows(self, path: str) -> list[bytes]:
-        return self.read(Shard(path, 0, min(_GUESSED_FROM, self._index(path).num_records)))
+    def _first_rows(self) -> list[bytes]:
+        rows: list[bytes] = []
+        for path in self._paths:
+            rows += self.read(Shard(path, 0, min(_GUESSED_FROM - len(rows), self._index(path).num_records)))
+        return rows
 
     def _column_names(self, path: str) -> tuple[str, ...]:
         header = self._index(path).header or b""

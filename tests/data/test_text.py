@@ -114,6 +114,14 @@ def test_a_csv_file_of_a_header_alone_has_no_records(tmp_path: Path) -> None:
         open_csv(tmp_path, b"a,b\n").shards()
 
 
+def test_types_are_those_of_the_first_rows_of_all_files(tmp_path: Path) -> None:
+    for name, rows in (("a", ""), ("b", "1,2\n"), ("c", "0.5,02134\n"), ("d", "x,3\n" * 2000)):
+        (tmp_path / f"{name}.csv").write_text(f"n,code\n{rows}")
+    assert dict(create_reader(str(tmp_path)).metadata().column_dtypes) == {"n": "string", "code": "string"}
+    (tmp_path / "d.csv").unlink()
+    assert dict(create_reader(str(tmp_path)).metadata().column_dtypes) == {"n": "float64", "code": "string"}
+
+
 def test_a_quote_that_is_never_closed_is_named_where_its_row_begins(tmp_path: Path) -> None:
     reader = open_csv(tmp_path, b'a,b\n1,2\n3,"open\n4,5\n')
     with pytest.raises(DataError, match=r"data\.csv, byte 8: .*never closed"):
