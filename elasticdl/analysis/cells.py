@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from elasticdl.data.example import parse_all
 from elasticdl.data.reader import Metadata
-from elasticdl.data.table_decoder import wrong_cell
-from elasticdl.data.text import common_type, split_rows
+from elasticdl.data.table_decoder import wrong_cell, wrong_row
+from elasticdl.data.text import common_type, encoded, split_rows
 from elasticdl_client.errors import DataError
 
 
@@ -87,13 +87,13 @@ class Columns:
         rows = split_rows(records, self.metadata.delimiter)
         for fields in rows:
             if len(fields) != len(names):
-                shown = self.metadata.delimiter.join(fields)[:200]
-                raise DataError(f"A row has {len(fields)} fields, the header {len(names)}: {shown}")
+                raise wrong_row(len(fields), len(names), self.metadata.delimiter.join(fields))
         columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(names, ())
         found, dtypes = {}, dict(self.metadata.column_dtypes)
         for name in self.wanted or names:
             if name not in columns:
                 raise DataError(f"The data have no column {name}, which --columns names.", f"They have {_list(names)}.")
+            encoded(name, columns[name])  # an error here: statistics are JSON
             cells = Cells(are_texts=name in self._texts)
             self._add_texts(cells, columns[name])
             if dtypes.get(name) in ("int64", "float64"):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from elasticdl.data.example import parse_all, parse_examples
 from elasticdl.data.reader import Metadata
-from elasticdl.data.text import common_type, split_rows
+from elasticdl.data.text import common_type, encoded, split_rows
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
 Column: TypeAlias = "NDArray[Any] | list[Any]"  # a list of bytes, or of lists of them
@@ -95,7 +95,7 @@ def _from_rows(records: Sequence[bytes], table: FeedColumns) -> dict[str, Column
         number, dtype = names.index(name), table.dtypes[name]
         texts = [fields[number] for fields in rows]
         if dtype == "string":
-            columns[name] = [text.encode() for text in texts]
+            columns[name] = encoded(name, texts)
             continue
         columns[name] = _numbers(name, dtype, texts)
     return columns
@@ -333,8 +333,9 @@ def wrong_cell(column: str, dtype: str, value: str) -> DataError:
 
 def wrong_row(num_fields: int, num_columns: int, row: str = "") -> DataError:
     """A CSV row with more or fewer fields than the header."""
+    shown = row[:_SHOWN].encode(errors="replace").decode()  # without the surrogates of what is not UTF-8
     return DataError(
-        f"A row has {num_fields} fields, the header {num_columns}{row and ': '}{row[:_SHOWN]}",
+        f"A row has {num_fields} fields, the header {num_columns}{row and ': '}{shown}",
         "Quote fields that hold the delimiter; --max_bad_records=N leaves such rows out.",
     )
 

@@ -36,6 +36,7 @@ from elasticdl_client.errors import DataError
 _log = logging.getLogger(__name__)
 _ROWS_BETWEEN_OFFSETS = 256
 _GUESSED_FROM = 1000
+_SHOWN = 80  # bytes of a wrong row or field
 _ALL_COLUMNS = Selection()
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -345,18 +346,47 @@ _LEADING_ZEROS = re.compile(r"\s*[+-]?0\d+\s*")
 
 
 def split_rows(rows: Sequence[bytes], delimiter: str) -> list[list[str]]:
-    """The fields of each row."""
-    return [
-        next(csv.reader(io.StringIO(row.decode(errors="replace"), newline=""), delimiter=delimiter), []) for row in rows
-    ]
+    """Return the fields of each row; bytes that are not UTF-8 are surrogates: see `encoded`.
+
+    Raises:
+        DataError: a row is not CSV.
+    """
+    return [_fields(row, delimiter) for row in rows]
+
+
+def _fields(row: bytes, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([row.decode(errors="surrogateescape")], delimiter=delimiter), [])
+    except csv.Error as error:  # a CR alone, at which the module ends a row
+        raise DataError(
+            f"A row is not CSV: {str(error).partition(' - ')[0]}: {row[:_SHOWN]!r}.",
+            "Quote fields that hold line ends; --max_bad_records=N leaves such rows out.",
+        ) from error
+
+
+def encoded(column: str, texts: Iterable[str]) -> list[bytes]:
+    """Return the fields of a column as UTF-8.
+
+    Raises:
+        DataError: one is in another encoding.
+    """
+    try:
+        return [text.encode() for text in texts]
+    except UnicodeEncodeError as error:
+        field = error.object.encode(errors="surrogateescape")
+        raise DataError(
+            f"A row has {field[:_SHOWN]!r} in the column {column}, which is not UTF-8.",
+            "Convert the file, such as by iconv -f LATIN1 -t UTF-8; --max_bad_records=N leaves such rows out.",
+        ) from error
 
 
 def guess_types(rows: Sequence[bytes], num_columns: int, delimiter: str) -> list[str]:
     """For each column its `common_type`; whole numbers of which some are missing are "float64", nothing is ""."""
     columns: list[list[str]] = [[] for _ in range(num_columns)]
-    for fields in split_rows(rows, delimiter):
-        for column, field in zip(columns, fields, strict=False):
-            column.append(field)
+    for row in rows:
+        with contextlib.suppress(DataError):  # a `feed` may read what is not CSV for us
+            for column, field in zip(columns, _fields(row, delimiter), strict=False):
+                column.append(field)
     return [_guess(column) for column in columns]
 
 

@@ -193,6 +193,8 @@ def test_only_wanted_columns_and_what_has_none() -> None:
         Columns(Metadata(("n", "m"), delimiter=","), wanted=("k",)).cells([b"1,2"])
     with pytest.raises(DataError, match="3 fields, the header 2"):
         one.cells([b"1,2,3"])
+    with pytest.raises(DataError, match="column m, which is not UTF-8"):
+        one.cells([b"1,\xe9"])
     with pytest.raises(DataError, match="The records have no columns"):
         EXAMPLES.cells([b"just text"])
     with pytest.raises(DataError, match="are damaged"):

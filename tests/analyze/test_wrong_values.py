@@ -71,3 +71,9 @@ def test_a_fraction_among_whole_numbers_and_a_number_that_is_none_keep_a_column_
     found = analysis(tmp_path / "rows.csv", "34.5,nan")
     assert (found["age"]["type"], found["age"]["count"], found["age"]["max"]) == ("float64", 1001, 89.0)
     assert (found["income"]["type"], found["income"]["missing"]) == ("float64", 1)
+
+
+def test_a_row_with_a_line_end_outside_of_quotes_is_set_aside(tmp_path: Path) -> None:
+    with pytest.raises(FeedError, match="A row is not CSV") as bad:
+        analysis(tmp_path / "rows.csv", "7,1\r.5", Quarantine(limit=1))
+    assert bad.value.bad_records == (1000,)

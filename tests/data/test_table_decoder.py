@@ -12,6 +12,7 @@ from elasticdl.data.example import encode_example
 from elasticdl.data.reader import Metadata
 from elasticdl.data.table_decoder import FeedColumns, decode, table_of
 from elasticdl.data.table_encoder import Numbers, TableColumn, TextLists, Texts, encode_table
+from elasticdl.data.text import guess_types, split_rows
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -89,11 +90,25 @@ def test_csv_rows_are_split_by_their_quotes_and_typed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"), [(b"x,t,1", "'x' in the column n, which is read as int64"), (b"1,2", "2 fields, the header 3")]
+    ("row", "said"),
+    [
+        (b"x,t,1", "'x' in the column n, which is read as int64"),
+        (b"1,2", "2 fields, the header 3"),
+        (b"1,\xe9", r"2 fields, the header 3: 1,\?"),
+        (b"1,caf\xe9,1", r"b'caf\\xe9' in the column t, which is not UTF-8"),
+        (b"1,t\r,1", r"A row is not CSV: .*: b'1,t\\r,1'"),
+    ],
 )
 def test_a_row_that_is_not_of_the_table_is_named(row: bytes, said: str) -> None:
     with pytest.raises(DataError, match=said):
         decode([row], table({"n": "int64", "t": "string", "f": "float64"}, delimiter=","))
+
+
+def test_a_text_of_another_encoding_is_an_error_only_where_it_is_used() -> None:
+    found = decode([b"1,caf\xe9"], FeedColumns({"n": "int64", "t": "string"}, {}, ("n",), "", ","))
+    assert np.asarray(found["n"]).tolist() == [1]
+    assert guess_types([b"1,caf\xe9", b"2,a\rb", b'3,"a\rb"'], 2, ",") == ["int64", "string"]
+    assert split_rows([b'"a\rb\r\nc",d', b""], ",") == [["a\rb\r\nc", "d"], []]
 
 
 def test_a_module_without_a_feed_needs_columns_and_a_label() -> None:
