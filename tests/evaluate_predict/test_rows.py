@@ -49,6 +49,14 @@ def test_parquet_gives_back_numbers_and_lists(tmp_path: Path) -> None:
     assert table["best"].to_pylist() == [1, -2, 3] * 2
 
 
+def test_minibatches_are_row_groups_of_parquet_together(tmp_path: Path) -> None:
+    outputs = [np.full((2**10, 8), k, np.float64) for k in range(300)]  # 20 MB
+    file = pq.ParquetFile(written(PredictionFormat.PARQUET, tmp_path / "p", *outputs))
+    assert file.num_row_groups == 2
+    values = file.read()["prediction"].combine_chunks().flatten().to_numpy()
+    np.testing.assert_array_equal(values.reshape(-1, 8), np.concatenate(outputs))
+
+
 def test_csv_gives_back_the_same_floats(tmp_path: Path) -> None:
     path = written(PredictionFormat.CSV, tmp_path / "c", OUTPUTS, OUTPUTS)
     with open(path, newline="") as file:

@@ -153,6 +153,7 @@ def confirmed_file(held: HeldLease, final: AnyPath, confirm: Callable[[int], boo
 
 Columns = dict[str, npt.NDArray[Any]]
 _NAME = "prediction"
+_ROW_GROUP_BYTES = 16 << 20
 
 
 class RowWriter(Protocol):
@@ -213,24 +214,43 @@ def columns_of(outputs: Any, name: str = "") -> Columns:
 
 
 class ParquetRows:
-    """A column of numbers, or of lists of numbers where an output has more than one a sample."""
+    """A column of numbers, or of lists of numbers where an output has more than one a sample.
+
+    Minibatches are written together, as a row group, of which a file should have few.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writer: Any = None
+        self._tables: list[Any] = []
+        self._size_bytes = 0
 
     def write(self, columns: Columns) -> None:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         table = pa.table({name: _arrow(values) for name, values in columns.items()})
+        self._tables.append(table)
+        self._size_bytes += table.nbytes
+        if self._size_bytes >= _ROW_GROUP_BYTES:
+            self._write_group()
+
+    def close(self) -> None:
+        try:
+            if self._tables:
+                self._write_group()
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+
+    def _write_group(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        tables, self._tables, self._size_bytes = self._tables, [], 0
+        table = pa.concat_tables(tables)
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._path, table.schema)
         self._writer.write_table(table)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
 
 
 def _arrow(values: npt.NDArray[Any]) -> Any:
