@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as kinds
 
-from elasticdl.data.files import FileView, open_file
+from elasticdl.data.files import Arrays, FileView, cached, open_file
 from elasticdl.data.reader import Metadata, PartsReader
 from elasticdl.data.sources import check_directory, need
 from elasticdl.data.table_encoder import (
@@ -95,7 +95,11 @@ class ArrowFile:
         except (pa.ArrowException, OSError) as error:
             raise _unreadable("Arrow", path, error) from error
         self._lock = threading.Lock()
-        self.sizes = [self._batch(number).num_rows for number in range(self._count)]
+        self.sizes = [batch.num_rows for batch in self._batches]
+        if not self._batches:  # to count their rows, each would be read, and decompressed
+            stamp = remote.stamp if remote is not None else None
+            found = cached(path, "arrow", self._count_rows, stamp, lambda index: len(index["sizes"]) == self._count)
+            self.sizes = found["sizes"].tolist()
 
     def chunk(self, number: int, columns: Sequence[str]) -> Any:
         """A record batch as a table."""
@@ -105,6 +109,9 @@ class ArrowFile:
         except pa.ArrowException as error:
             raise self._damaged(number, error) from error
         return table.select([name for name in table.column_names if name in columns])
+
+    def _count_rows(self) -> Arrays:
+        return {"sizes": np.array([self._batch(number).num_rows for number in range(self._count)], np.int64)}
 
     def _batch(self, number: int) -> Any:
         if self._batches:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typed_sources as typed
 
+from elasticdl.data.arrow import ArrowFile
 from elasticdl.data.factory import create_reader
 from elasticdl.protocol import Shard
 
@@ -43,6 +44,17 @@ def test_a_file_that_has_changed_gets_a_new_index(path: Path) -> None:
     create_reader(str(path)).shards()
     typed.write_tfrecord(path, PAYLOADS * 2)
     assert len(create_reader(str(path)).shards()[0]) == 100
+
+
+def test_an_arrow_file_is_opened_again_without_its_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.feather"
+    typed.write_arrow(path, typed.rows(250))
+    (shard,) = create_reader(str(path)).shards()
+    with monkeypatch.context() as patched:
+        patched.delattr(ArrowFile, "_batch")
+        reader = create_reader(str(path))
+        assert reader.shards() == [shard]
+    assert len(reader.read(shard)) == len(shard) == 250
 
 
 def test_an_index_that_was_cut_off_is_built_again(path: Path) -> None:
