@@ -188,9 +188,7 @@ def sort_key(pod: Mapping[str, Any]) -> tuple[int, int, str]:
 def container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     """The status of the container that does the work; empty while there is none."""
     statuses = pod.get("status", {}).get("containerStatuses") or ()
-    made = [one["name"] for one in pod["spec"]["containers"]]
-    own = names.container_name(pod["metadata"]["name"])
-    own = own if own in made else made[0]
+    own = names.own_container(pod["metadata"]["name"], [one["name"] for one in pod["spec"]["containers"]])
     return next((status for status in statuses if status.get("name") == own), {})
 
 

@@ -298,9 +298,8 @@ class ClusterFollower:
 
 def _own_container(pod: Any) -> Any:
     """Return the status of the container that does the work; None while there is none."""
-    statuses = pod.status.container_statuses or []
-    own = names.container_name(pod.metadata.name)
-    return next((status for status in statuses if status.name == own), statuses[0] if statuses else None)
+    own = names.own_container(pod.metadata.name, [container.name for container in pod.spec.containers])
+    return next((status for status in pod.status.container_statuses or () if status.name == own), None)
 
 
 def _phase(pod: Any) -> str:

@@ -5,6 +5,8 @@ The ConfigMap `job_object` owns everything else of a job.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 MASTER_PORT = 50001
 PS_PORT = 2222
 WORKER_PORT = 3333
@@ -75,6 +77,12 @@ def pod_name(job_name: str, role: str, index: int) -> str:
 def container_name(pod: str) -> str:
     """The container of a pod that does the work; injectors add others, some of them before it."""
     return pod[:63].rstrip("-")
+
+
+def own_container(pod: str, containers: Sequence[str]) -> str:
+    """Return which of a pod's containers does the work: that of its name, else the first."""
+    own = container_name(pod)
+    return own if own in containers else containers[0]
 
 
 def master_service(job_name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from elasticdl.cluster.cluster import EndReason, Pod, PodPhase, explained, shows_error_of_script
 from elasticdl.protocol import Role
-from elasticdl_client.kubernetes.names import INDEX_LABEL, ROLE_LABEL, container_name
+from elasticdl_client.kubernetes.names import INDEX_LABEL, ROLE_LABEL, own_container
 from elasticdl_client.kubernetes.resources import queue_of_gated, why_gated
 
 Object = dict[str, Any]
@@ -142,9 +142,7 @@ def node_is_silent(pod: Object) -> bool:
 
 def container_of(pod: Object) -> str:
     """The container that does the work, for a pod that was given others beside it."""
-    names = [str(container["name"]) for container in pod["spec"]["containers"]]
-    own = container_name(pod["metadata"]["name"])
-    return own if own in names else names[0]
+    return own_container(pod["metadata"]["name"], [container["name"] for container in pod["spec"]["containers"]])
 
 
 def disruption_of(pod: Object) -> Cause:
