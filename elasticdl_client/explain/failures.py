@@ -356,7 +356,7 @@ def stops(facts: Facts) -> Iterator[Diagnosis]:
             Trouble.STOPPED,
             ("job",),
             facts.end,
-            "The job was asked to end: nothing of it runs any more",
+            "The job has stopped before its end",
             (facts.job.note,) if facts.job.note else (),
             "Its journal and checkpoints are kept.",
             Cost(),

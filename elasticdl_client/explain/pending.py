@@ -14,7 +14,7 @@ from elasticdl_client.explain.ends import server_is_away, without_runtime
 from elasticdl_client.job_events import Detail, EventKind, JobEvent
 
 _COUNTED = re.compile(
-    r"(?P<count>\d+) (?P<reason>Insufficient \S+?|node\(s\) [^,]*?(?:\{[^}]*\}[^,]*)?)(?=, |\. |\.?$)"
+    r"(?P<count>\d+) (?P<reason>Insufficient \S+?|Too many pods|node\(s\) [^,]*?(?:\{[^}]*\}[^,]*)?)(?=, |\. |\.?$)"
 )
 _NODES = re.compile(r"0/(\d+) nodes are available")
 _GPU = re.compile(r"gpu|nvidia|amd\.com|habana|tpu", re.IGNORECASE)
@@ -32,6 +32,12 @@ _PULL_SECRET = re.compile(
     re.IGNORECASE,
 )
 _PULL = re.compile(r"ErrImagePull|ImagePullBackOff|Back-off pulling|Failed to pull image")
+_LIMITED = re.compile(r"toomanyrequests|Too Many Requests", re.IGNORECASE)
+_NO_REGISTRY = re.compile(
+    r"no such host|i/o timeout|connection re(?:fused|set)|handshake timeout|deadline exceeded|Client\.Timeout|x509: "
+    r"|no route to host|network is unreachable|server misbehaving|Bad Gateway|Service Unavailable",
+    re.IGNORECASE,
+)
 _NO_IMAGE = re.compile(r"ErrImageNeverPull|InvalidImageName|ImageInspectError|InspectFailed")
 _GATE = re.compile(r"waiting (in queue (?P<queue>\S+)|for its scheduling gates: (?P<gates>.+))")
 _RIGHT = re.compile(r"has no right to|cannot \w+ resource|serviceaccount \"?[\w.-]+\"? not found", re.IGNORECASE)
@@ -119,7 +125,7 @@ def why_refused(message: str, role: str = "worker") -> Wait:
     found = why_waiting(message, role)
     if found is not None:
         return found
-    if server_is_away(message):
+    if server_is_away(message) and "webhook" not in message:
         return Wait(
             Trouble.API_SERVER_AWAY,
             "could not be created: the API server did not answer",
@@ -160,15 +166,19 @@ def _unscheduled(message: str, role: str) -> Wait:
     if len(reasons) > len(control_plane):  # the reasons of the other nodes matter
         taints -= control_plane
     lacking = [found[1].rstrip(".,") for found in re.finditer(r"Insufficient (\S+)", scheduled)]
+    lacking += ["pods"] if "Too many pods" in scheduled else []
     has_tainted_gpus = any(map(_GPU.search, lacking)) and any(map(_GPU.search, taints))  # the other nodes have none
     if has_tainted_gpus or (taints and not lacking):
         return _tainted(taints, evidence)
     if lacking:
         return _insufficient(lacking, f"--{role}_resource_request", evidence)
+    is_cordoned = reasons and all("were unschedulable" in reason or _TAINT.search(reason) for reason in reasons)
     return Wait(
         Trouble.NO_MATCHING_NODE,
         "waits for a node that it may run on",
-        "Compare --node_selector, and affinities of --pod_template or --cluster_spec, with `kubectl get nodes "
+        "The nodes are cordoned, as for an upgrade: `kubectl get nodes` shows them, `kubectl uncordon NODE` ends it."
+        if is_cordoned
+        else "Compare --node_selector, and affinities of --pod_template or --cluster_spec, with `kubectl get nodes "
         "--show-labels`.",
         evidence,
     )
@@ -198,6 +208,13 @@ def _insufficient(lacking: Sequence[str], request: str, evidence: dict[str, Deta
                 f"Add nodes, wait until others have ended, or ask for less: {request}={resource}=…, --num_workers.",
                 {**evidence, "resource": resource},
             )
+    if lacking[0] == "pods":
+        return Wait(
+            Trouble.NO_RESOURCE,
+            "waits for a node with enough room: each has as many pods as it may have",
+            "Add nodes, wait until other pods have ended, or start fewer: --num_workers.",
+            {**evidence, "resource": "pods"},
+        )
     return Wait(
         Trouble.NO_RESOURCE,
         f"waits for a node with enough {lacking[0]}",
@@ -247,6 +264,18 @@ def _claim(message: str) -> Wait:
 def _image(message: str) -> Wait:
     found = _IMAGE.search(message)
     evidence: dict[str, Detail] = {"image": found["image"]} if found else {}
+    if _LIMITED.search(message):
+        return _unpulled(
+            "The registry limits how much is pulled; --image_pull_secret names an account with a higher limit. The "
+            "kubelet tries again.",
+            evidence,
+        )
+    if _NO_REGISTRY.search(message):
+        return _unpulled(
+            "The node does not reach the registry that the image's name begins with: correct --image_name, or mend the "
+            "node's network, DNS or certificates. The kubelet tries again.",
+            evidence,
+        )
     if _PULL_SECRET.search(message):
         return Wait(
             Trouble.PULL_NOT_ALLOWED,
@@ -255,13 +284,15 @@ def _image(message: str) -> Wait:
             "create secret docker-registry`. Some registries give the same answer for a name that does not exist.",
             evidence,
         )
-    return Wait(
-        Trouble.IMAGE_NOT_FOUND,
-        "cannot start: its image cannot be pulled",
+    return _unpulled(
         "Correct --image_name (or --worker_image); `docker pull` shows whether it exists. An image that is only on the "
         "nodes needs --image_pull_policy=IfNotPresent.",
         evidence,
     )
+
+
+def _unpulled(advice: str, evidence: dict[str, Detail]) -> Wait:
+    return Wait(Trouble.IMAGE_NOT_FOUND, "cannot start: its image cannot be pulled", advice, evidence)
 
 
 def waiting_pods(facts: Facts) -> Iterator[Diagnosis]:

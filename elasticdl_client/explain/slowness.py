@@ -145,7 +145,9 @@ def _own_part(path: str) -> HangPart | None:
 def _hung(facts: Facts, event: JobEvent) -> Diagnosis:
     where, stacks = str(event.details.get("where", "")), str(event.details.get("stacks", "")).strip()
     part = hang_part(where, stacks, user_symbols(facts))
-    in_group = event.details.get("activity") == _IN_COLLECTIVE or part is HangPart.COLLECTIVE
+    if event.details.get("activity") == _IN_COLLECTIVE:
+        part = HangPart.COLLECTIVE
+    in_group = part is HangPart.COLLECTIVE
     what = "stood still in a collective" if in_group else f"made no progress{_IN_PART.get(part, '')}"
     done, cost = _remedy(facts, event)
     return Diagnosis(
@@ -157,11 +159,11 @@ def _hung(facts: Facts, event: JobEvent) -> Diagnosis:
         done,
         cost,
         _HANG_CURES.get(
-            HangPart.COLLECTIVE if in_group else part,
+            part,
             "Mend the line that the stack ends in: an endless loop, or a lock that is never released. If a minibatch "
             "may take so long, raise --hang_timeout.",
         ),
-        {**evidence_of(event), "part": HangPart.COLLECTIVE if in_group else part.value},
+        {**evidence_of(event), "part": part.value},
         (event.number,),
         facts.has_ended_by(event),
     )

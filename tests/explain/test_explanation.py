@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.explain import explanation
@@ -15,6 +16,7 @@ from elasticdl_client.explain.slowness import HangPart, PsLoad, hang_part
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus, PsStatus, ScalingStatus
+from elasticdl_client.jobs import words
 from elasticdl_client.jobs.store import JobInfo, Phase
 
 NOW = 1_000_000.0
@@ -486,3 +488,18 @@ def test_routine_that_is_not_kept_any_more_is_not_missed() -> None:
     assert explain(facts).summed_up == 0
     facts = Facts(RUNNING, EventHistory((), {**routine, "PodLost": 3, "TaskFailed": 2}), NOW)
     assert explain(facts).summed_up == 5
+
+
+def test_a_job_that_lost_its_master_is_not_said_to_have_been_asked_to_end() -> None:
+    note = "Its master's pod is gone, and the job has not ended."
+    (diagnosis,) = diagnosed(Log(), replace(RUNNING, phase=Phase.STOPPED, note=note))
+    assert diagnosis.trouble is Trouble.STOPPED
+    assert diagnosis.seen.startswith("The job has stopped before its end")
+    assert diagnosis.why == (note,)
+
+
+def test_every_diagnosis_can_be_written_as_yaml() -> None:
+    log = Log()
+    log.add(EventKind.WORKER_HUNG, "worker-1", "no progress for 60 s", activity="world", stacks="")
+    plain = explain(log.facts()).to_plain()
+    assert yaml.safe_load(words.structured(plain, "yaml"))["troubles"][0]["evidence"]["part"] == HangPart.COLLECTIVE

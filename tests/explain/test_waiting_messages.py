@@ -14,6 +14,20 @@ QUOTA = (
     "pods=5"
 )
 SCHEDULED: list[Case] = [
+    (
+        (
+            "0/3 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 2 Too "
+            "many pods. preemption: 0/3 nodes are available: 1 Preemption is not helpful for scheduling, 2 No "
+            "preemption victims found for incoming pod."
+        ),
+        Trouble.NO_RESOURCE,
+        {"resource": "pods", "nodes: Too many pods": 2},
+    ),
+    (
+        "0/2 nodes are available: 1 Too many pods, 1 Insufficient cpu.",
+        Trouble.NO_CPU,
+        {"nodes: Too many pods": 1, "nodes: Insufficient cpu": 1},
+    ),
     ("0/1 nodes are available: 1 Insufficient cpu.", Trouble.NO_CPU, {"nodes": 1, "resource": "cpu"}),
     (
         (
@@ -172,6 +186,14 @@ KUBELET: list[Case] = [
     ),
 ]
 REFUSED: list[Case] = [
+    (
+        (
+            'Internal error occurred: failed calling webhook "pods.example.com": failed to call webhook: Post '
+            '"https://hook.team.svc:443/pods?timeout=10s": dial tcp 10.96.4.1:443: connect: connection refused'
+        ),
+        Trouble.POD_REFUSED,
+        {},
+    ),
     (QUOTA, Trouble.QUOTA_EXCEEDED, {"requested": "pods=1", "used": "pods=5", "limited": "pods=5"}),
     (
         "system:serviceaccount:team:default has no right to create pods in namespace team.",
@@ -236,3 +258,39 @@ def test_the_advice_names_the_flags_of_the_pods_role() -> None:
     wait = why_waiting("0/1 nodes are available: 1 Insufficient cpu.", "ps")
     assert wait is not None
     assert "--ps_resource_request=cpu" in wait.advice
+
+
+@pytest.mark.parametrize(
+    ("message", "cure"),
+    [
+        ("0/2 nodes are available: 2 Too many pods.", "--num_workers"),
+        (
+            ("0/3 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 2 "
+            "node(s) were unschedulable."),
+            "kubectl uncordon",
+        ),
+        ("0/2 nodes are available: 1 node(s) were unschedulable, 1 node(s) didn't match Pod's node affinity/selector.",
+         "--node_selector"),
+        (
+            ('ErrImagePull: failed to pull and unpack image "docker.io/team/zoo:1": failed to copy: httpReadSeeker: '
+            "unexpected status code https://registry-1.docker.io/v2/team/zoo/manifests/sha256:1: 429 Too Many Requests "
+            "- Server message: toomanyrequests: You have reached your unauthenticated pull rate limit."),
+            "limits how much is pulled",
+        ),
+        (
+            ('Failed to pull image "registry.team/zoo:1": failed to do request: Head "https://registry.team/v2/zoo/'
+            'manifests/1": dial tcp: lookup registry.team on 10.96.0.10:53: no such host'),
+            "does not reach the registry",
+        ),
+        (
+            ('Failed to pull image "registry.team/zoo:1": failed to do request: Head "https://registry.team/v2/zoo/'
+            'manifests/1": tls: failed to verify certificate: x509: certificate signed by unknown authority'),
+            "does not reach the registry",
+        ),
+        ('Failed to pull image "zoo:9": docker.io/library/zoo:9: not found', "Correct --image_name"),
+    ],
+)  # fmt: skip
+def test_the_advice_is_of_what_the_message_says(message: str, cure: str) -> None:
+    wait = why_waiting(message)
+    assert wait is not None
+    assert cure in wait.advice
