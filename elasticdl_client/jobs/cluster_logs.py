@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import queue
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 
 from elasticdl_client.errors import JobError
@@ -24,6 +26,9 @@ from elasticdl_client.kubernetes.api import CONNECT_TIMEOUT_S, ClusterError, Con
 _LOOK_S = 1.0
 _SILENCE_S = 300.0  # a stream without a line for so long is opened again: its connection may be dead
 _LAST_LINES_S = 10.0  # after the job's end its pods' streams get so long to end
+_MAX_REST = 1 << 16  # bytes of a line without an end
+_BEFORE_ALL = (0.0, "")
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
 _OVERLAP_S = 30.0  # of a stream that is opened again, beyond the time since its last line
 
 
@@ -138,6 +143,11 @@ def _split(response: Any) -> Iterator[str]:
         for block in response.stream(amt=None, decode_content=False):
             *whole, rest = (rest + block).split(b"\n")
             yield from (line.decode(errors="replace") for line in whole)
+            overwritten, _, newest = rest.rpartition(b"\r")
+            if len(rest) > _MAX_REST and overwritten:  # a progress bar may write over one line for hours
+                yield (line := overwritten.decode(errors="replace"))
+                stamp = line.partition(" ")[0]
+                rest = stamp.encode() + b" " + newest if _time_of(stamp) else newest
         if rest:
             yield rest.decode(errors="replace")
     finally:
@@ -145,14 +155,18 @@ def _split(response: Any) -> Iterator[str]:
 
 
 class _Position:
-    """Where in the logs of a container's runs a reader is; lines carry the kubelet's time stamps, which grow."""
+    """Where in the logs of a container's runs a reader is, by the kubelet's time stamps.
+
+    They need not grow: the clock of a node may be set back. So only a new stream's beginning is compared with them.
+    """
 
     def __init__(self, tail: int, since_s: float) -> None:
         self._tail = tail
         self._since_s = since_s
-        self._stamp = ""
-        self._num_taken = 0  # lines of that very stamp
+        self._stamp, self._time = "", _BEFORE_ALL  # of the line that was taken last
+        self._num_taken = 0  # lines of that very time
         self._num_seen = 0  # of them, in the present stream
+        self._is_behind = False  # the present stream repeats what was read
         self._read_at: float | None = None  # None: no line of this run yet
 
     @property
@@ -166,7 +180,7 @@ class _Position:
 
     def options(self) -> dict[str, int]:
         """Return the options of a new stream: from this position on, with some lines before it."""
-        self._num_seen = 0
+        self._num_seen, self._is_behind = 0, bool(self._stamp)
         if self._read_at is not None:
             return {"since_seconds": int(time.monotonic() - self._read_at + _OVERLAP_S)}
         return _part(self._tail, self._since_s)
@@ -174,15 +188,26 @@ class _Position:
     def take(self, line: str) -> str | None:
         """The text of a stamped line; None if it was read before, or has no stamp: the kubelet's own words."""
         stamp, _, text = line.partition(" ")
-        if not stamp[:1].isdecimal() or stamp < self._stamp:
+        at = _time_of(stamp)
+        if at is None or (self._is_behind and self._was_read(at)):
             return None
-        if stamp > self._stamp:
-            self._stamp, self._num_taken, self._num_seen = stamp, 0, 0
-        self._num_seen += 1
-        if self._num_seen <= self._num_taken:
-            return None
-        self._num_taken, self._read_at = self._num_seen, time.monotonic()
+        self._num_taken = self._num_taken + 1 if at == self._time else 1
+        self._stamp, self._time, self._is_behind, self._read_at = stamp, at, False, time.monotonic()
         return text
+
+    def _was_read(self, at: tuple[float, str]) -> bool:
+        if at == self._time:
+            self._num_seen += 1
+            self._is_behind = self._num_seen < self._num_taken
+        return at <= self._time
+
+
+def _time_of(stamp: str) -> tuple[float, str] | None:
+    """Seconds since the Unix epoch, and the digits behind them, of which a number has too few; None: it is no stamp."""
+    found = _STAMP.fullmatch(stamp)
+    if found is None:
+        return None
+    return datetime.fromisoformat(found[1] + found[3]).timestamp(), (found[2] or "").ljust(9, "0")
 
 
 def _note(what: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from elasticdl_client.job_status import JobStatus, PodStatus
-from elasticdl_client.jobs.cluster_logs import PodLogs, _PodReader, _Position
+from elasticdl_client.jobs.cluster_logs import PodLogs, _PodReader, _Position, _split
 from elasticdl_client.jobs.store import LogLine
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.script_output import ScriptOutput, Shown
@@ -77,6 +77,50 @@ def test_lines_of_a_life_that_the_server_does_not_show_yet_are_read_once() -> No
     reader.thread.join(60)
     assert [lines.get_nowait().text for _ in range(lines.qsize())] == FIRST + SECOND
     assert core.asked_for_a_part == [False, True, False]
+
+
+def taken(position: _Position, *lines: str) -> list[str]:
+    """The texts of the lines that a new stream brings."""
+    position.options()
+    return [text for line in lines if (text := position.take(line)) is not None]
+
+
+def test_no_line_is_lost_where_the_clock_of_a_node_goes_back() -> None:
+    summer = ["2026-10-25T02:59:58.1+02:00 a", "2026-10-25T02:59:59.000000200+02:00 b"]
+    winter = ["2026-10-25T02:00:00+01:00 c", "2026-10-25T02:00:01.5+01:00 d"]
+    position = _Position(-1, 0.0)
+    assert taken(position, *summer, *winter[:1]) == ["a", "b", "c"]
+    assert taken(position, *summer, *winter) == ["d"]
+    set_back = "2026-10-25T01:59:00+01:00 e"
+    assert taken(position, winter[1], set_back) == ["e"]
+    assert position.stamp == set_back.split()[0]
+
+
+def test_lines_of_one_microsecond_are_read_once() -> None:
+    lines = [f"2026-01-01T00:00:00.00000{digits}Z {digits}" for digits in ("1001", "1002", "1002", "1003")]
+    position = _Position(-1, 0.0)
+    assert taken(position, *lines[:2]) == ["1001", "1002"]
+    assert taken(position, *lines) == ["1002", "1003"]
+
+
+def test_a_progress_bar_without_an_end_is_passed_on() -> None:
+    parts = [b"2026-01-01T00:00:00Z 0 %", *(b"\r%d %%" % k + b" " * 1000 for k in range(100)), b"\n"]
+    lines = list(_split(Parts(parts)))
+    assert len(lines) > 1
+    assert max(map(len, lines)) < 100_000
+    position = _Position(-1, 0.0)
+    assert taken(position, *lines)[-1].split("\r")[-1].startswith("99 %")
+
+
+class Parts(Answer):
+    """A log that comes in parts."""
+
+    def __init__(self, parts: list[bytes]) -> None:
+        super().__init__(b"")
+        self.parts = parts
+
+    def stream(self, **_: object) -> Iterator[bytes]:
+        yield from self.parts
 
 
 class Workers:
