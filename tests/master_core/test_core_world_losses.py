@@ -146,6 +146,21 @@ def test_it_is_given_up_after_three_lease_timeouts() -> None:
     assert not script.planned.members[0].is_source
 
 
+@pytest.mark.parametrize("silence", [20, 31])
+def test_a_restarted_master_waits_as_long_for_the_last_member_that_has_the_model(silence: int) -> None:
+    script = standing(1, wanted=2)
+    script.worker_starts(1)
+    script.restarts(0, 1)
+    script.worker_joins(1)
+    script.ready(1)
+    script.silence(silence, 0)
+    assert script.members == ((0,) if silence < 30 else (1,))
+    script.worker_joins(0)
+    script.ready(0)
+    script.silence(1)
+    assert script.planned.has(0, 7) is (silence < 30)
+
+
 def test_its_end_is_not_waited_for() -> None:
     script = last_holder()
     script.silence(8, 1)

@@ -395,7 +395,7 @@ class WorkerGroups:
         limit = HOLDER_LEASES * self._settings.lease_timeout
         for member in self.formed_members:
             worker = self._known(member)
-            if worker is None or not worker.has_joined or worker.is_leaving or worker.stuck_since is not None:
+            if worker is None or worker.is_leaving or worker.stuck_since is not None:
                 continue
             if not self._is_over(worker.heard_at + limit, clock):
                 name = self._settings.name_of(worker.id)
