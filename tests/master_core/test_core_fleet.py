@@ -117,6 +117,50 @@ def test_successors_back_off_while_nothing_is_committed() -> None:
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
+def test_a_slot_whose_pods_never_commit_backs_off_while_others_train() -> None:
+    script = running(2, records=4000)
+    script.kill(1, "Error")
+    waits = []
+    for worker_id in range(2, 8):
+        died_at = script.now
+        while not script.told(c.CreatePod):
+            script.pass_time(1, alive=(0,))
+        waits.append(script.now - died_at)
+        script.finish(script.lease(0))
+        script.worker_starts(worker_id)
+        script.kill(worker_id, "Error")
+    assert waits == [1, 2, 4, 8, 16, 32]
+    while not script.told(c.CreatePod):
+        script.pass_time(1, alive=(0,))
+    script.worker_starts(8)
+    script.finish(script.lease(8), 8)
+    script.kill(8, "Error")
+    assert script.told(c.CreatePod)
+    script.worker_starts(9)
+    script.kill(9, "Error")
+    script.pass_time(1, alive=(0,))
+    assert script.told(c.CreatePod)
+
+
+def test_the_next_master_backs_off_as_long_and_a_pod_that_ran_for_long_is_no_early_end() -> None:
+    script = Script(max_task_failures=100)
+    for worker_id in range(3):
+        script.kill(worker_id)
+        script.pass_time(4)
+    script.pod(Role.WORKER, 3, PodState.RUNNING)
+    script.restart_master()
+    name = script.settings.pod_name(Role.WORKER, 3)
+    script.tell(e.PodsListed((e.PodChanged(name, Role.WORKER, 3, f"{name}/1", PodState.RUNNING),)))
+    script.kill(3)
+    script.pass_time(7)
+    assert script.job._fleet.pods.living(Role.WORKER) == []
+    script.pass_time(1)
+    script.pod(Role.WORKER, 4, PodState.RUNNING)
+    script.pass_time(600)
+    script.kill(4)
+    assert script.told(c.CreatePod)
+
+
 def test_failed_creations_are_tried_again_less_and_less_often() -> None:
     script = Script()
     name = "elasticdl-j-worker-0"

@@ -494,7 +494,8 @@ class Fleet:
         """
         delay = 0.0
         if not was_leaving and not self.resumed and not self._gets_more_memory(record, event):
-            delay = self._retry_budget.pod_ended(event.reason, record.place, has_committed)
+            seconds = 0.0 if record.running_since is None else clock - record.running_since
+            delay = self._retry_budget.pod_ended(event.reason, record.place, has_committed, seconds)
             if self._fail_if_certain(record, event, lost, has_committed) or self._fail_if_enough(record, event, lost):
                 return
         self.pods.succeed(record, clock + delay, lost)

@@ -18,10 +18,12 @@ from elasticdl.master.core.plan.evaluation import Evaluations
 from elasticdl.master.core.plan.tasks import Tasks
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Lease, Level, Place, TaskType
+from elasticdl.protocol import Role
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.job_events import EventKind
 
 MAX_DELAY = 60.0
+LONG_LIFE = 600.0  # seconds; a kubelet, too, forgets the restarts of a container that has run for so long
 OWN_FAULTS = frozenset({"Error", "OOMKilled", "Completed"})  # Completed: it left although the job continues
 
 # Errors of code, which a restart meets again.  Not RuntimeError: PyTorch raises it for devices and processes, too.
@@ -44,8 +46,8 @@ MAX_SKIPS_TOLD = 20  # one by one; after that one of this number
 class RetryBudget:
     """Failures per task with the worker that must not have it next, and ends of pods since training last got further.
 
-    Successors wait the longer the more pods of their slot have ended: many pods that are lost at once all come back at
-    once.
+    Successors wait the longer the more pods of their slot have ended without a commit of their own: many pods that are
+    lost at once all come back at once, and one that always fails does not come back each second while others train.
     """
 
     def __init__(self, max_failures: int) -> None:
@@ -54,7 +56,7 @@ class RetryBudget:
         self._avoided: dict[TaskKey, int] = {}
         self.num_faults = 0  # pods in a row that ended by their own fault before a commit
         self._errors: set[str] = set()  # of code, since the last commit
-        self._num_fruitless: dict[Place, int] = {}  # pods of a slot in a row that ended, whatever the reason
+        self._num_fruitless: dict[Place, int] = {}  # pods of a slot in a row that ended early, whatever the reason
         self._num_relapses = 0  # workers in a row that failed, each after work of its own, and no record more was done
         self.furthest = 0  # records that were done where one of these failed, at most
 
@@ -81,10 +83,15 @@ class RetryBudget:
             self._num_relapses = self.furthest = 0
         self.num_faults = 0
         self._errors.clear()
-        self._num_fruitless.clear()
 
-    def pod_ended(self, reason: str, place: Place, has_committed: bool) -> float:
-        """Charges the end of a pod if it is to be charged; seconds until its successor may start."""
+    def pod_ended(self, reason: str, place: Place, has_committed: bool, seconds: float) -> float:
+        """Charge the end of a pod if it is to be charged, after it has run for so long.
+
+        Returns:
+            Seconds until its successor may start.
+        """
+        if has_committed or seconds >= LONG_LIFE:
+            self._num_fruitless.pop(place, None)
         if has_committed:
             return 0.0
         self._num_fruitless[place] = num_fruitless = self._num_fruitless.get(place, 0) + 1
@@ -125,7 +132,8 @@ class RetryBudget:
 
     def snapshot(self) -> dict[str, Any]:
         failures = [[*key, count, self._avoided[key]] for key, count in self._failures.items()]
-        pods = {"num_faults": self.num_faults, "errors": sorted(self._errors)}
+        fruitless = [[*place, count] for place, count in self._num_fruitless.items()]
+        pods = {"num_faults": self.num_faults, "errors": sorted(self._errors), "fruitless": fruitless}
         return {"failures": failures, **pods, "relapses": [self._num_relapses, self.furthest]}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -134,6 +142,7 @@ class RetryBudget:
             self._failures[key], self._avoided[key] = count, worker_id
         self.num_faults = saved["num_faults"]
         self._errors = set(saved.get("errors", ()))
+        self._num_fruitless = {(Role(role), slot): count for role, slot, count in saved.get("fruitless", ())}
         self._num_relapses, self.furthest = saved.get("relapses", (0, 0))
 
 
