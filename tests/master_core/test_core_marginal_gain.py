@@ -268,3 +268,18 @@ def test_a_curve_survives_the_journal_with_another_clock() -> None:
     there, here = (POLICY.decide(one, seen, job.bounds) for one in (job.rates, again))
     assert (here.num_workers, here.verdict, here.bottleneck) == (there.num_workers, there.verdict, there.bottleneck)
     assert len(json.dumps(saved)) < 20_000
+
+
+def test_a_master_that_restarts_while_new_workers_start_waits_for_them_as_long() -> None:
+    job = CurvedJob(amdahl(0.1), WorkerRange(1, 32), None)
+    while job.num_wanted < 16:
+        job.run(1)
+    assert job.num_working == 8
+    saved = json.loads(json.dumps(job.rates.to_journal(job.now)))
+    again = RateCurve.from_journal(saved, 0.0)
+    for passed in (0.0, 3 * POLICY.window_s):
+        moments = ((job.rates, job.now + passed), (again, passed))
+        found = [
+            POLICY.decide(rates, Observation(at, int(job.records), 8, 16, {}), job.bounds) for rates, at in moments
+        ]
+        assert (found[0].num_workers, found[0].verdict) == (found[1].num_workers, found[1].verdict)

@@ -229,13 +229,16 @@ class RateCurve:
             ]
         one = self.settled
         settled = None if one is None else [round(now - self._settled_at, 1), one.num_workers, one.gain, one.bottleneck]
-        return {"is_new": self.is_new, "settled": settled, "points": self._saved}
+        changed = None if math.isinf(self.changed_at) else round(now - self.changed_at, 1)
+        return {"is_new": self.is_new, "changed": changed, "settled": settled, "points": self._saved}
 
     @classmethod
     def from_journal(cls, saved: Mapping[str, Any], now: float) -> RateCurve:
         """The inverse of `to_journal`, with another clock."""
         curve = cls()
         curve.is_new = bool(saved["is_new"])
+        if (age := saved.get("changed")) is not None:  # an older journal does not say it
+            curve.changed_at = now - age
         if saved["settled"] is not None:
             age, number, gain, bottleneck = saved["settled"]
             reason = None if bottleneck is None else Bottleneck(bottleneck)
