@@ -280,3 +280,18 @@ def test_a_silent_member_goes_before_a_younger_one_that_is_seen(silent: int) -> 
     script.silence(6, silent)
     script.tell(e.ScaleRequested(2))
     assert script.told(c.DeletePod) == [Like(c.DeletePod, name=f"elasticdl-j-worker-{silent}")]
+
+
+def test_no_rate_is_measured_over_a_time_in_which_the_master_was_stopped() -> None:
+    script = running(1, max_workers=4, records=40_000, num_minibatches_per_task=1000)
+    lease, committed = script.lease(0), iter(range(1000))
+    for second in range(60):
+        script.now += 90.0 if second == 40 else 1.0
+        for _ in range(90 if second == 40 else 1):  # of reports that wait for the master, too
+            script.progress(lease, next(committed))
+        script.heartbeat(0, (lease.id,), seconds={"compute": script.now})
+        script.tell(e.Tick())
+    points = script.job.snapshot()["autoscaler"]["curve"]["points"]
+    rates = [rate for _, _, samples in points for rate, *_ in samples]
+    assert len(rates) >= 10
+    assert max(rates) < 20.0

@@ -23,6 +23,7 @@ from elasticdl_client.job_status import ScalingStatus
 from elasticdl_client.worker_range import WorkerRange
 
 _OBSERVATIONS = 3  # for each sample at most: each is a pass over all workers
+_PAUSE_S = 0.1  # of the master, by which no sample is longer than the core's clock says
 
 
 class Autoscaler:
@@ -40,6 +41,7 @@ class Autoscaler:
         self._curve = RateCurve()
         self._decision: Decision | None = None
         self._observed_at = 0.0
+        self._away = 0.0  # by how much the core's clock is behind that of the wall
 
     @property
     def bounds(self) -> WorkerRange:
@@ -73,7 +75,8 @@ class Autoscaler:
             return
         nearest = self.bounds.nearest(self._fleet.pods.num_training)
         self._fleet.scale(nearest, "user", f"the range is {self.bounds} now", clock)  # flags of a job that is resumed
-        if not is_open:
+        away, self._away = self._away, unix_now - clock
+        if not is_open or self._away > away + _PAUSE_S:  # what workers reported meanwhile comes at once
             self._curve.interrupt()
             return
         if clock < self._observed_at + self._policy.sample_s / _OBSERVATIONS:
