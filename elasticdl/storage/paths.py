@@ -308,6 +308,12 @@ def check_writable(path: AnyPath, flag: str) -> None:
         raise StorageError(f"--{flag}={path} cannot be written: {error.what}", error.hint) from error
 
 
+def sync_file(path: Path) -> None:
+    """Makes the content of a file that another library has written survive a crash of the machine."""
+    with open(path, "rb") as written:
+        os.fsync(written.fileno())
+
+
 def sync_directory(path: Path) -> None:
     """Makes renames and creations inside a directory survive a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -86,3 +86,61 @@ def test_a_full_disk_is_an_error_that_says_where_the_model_is_now(tmp_path: Path
             Exporter(model, model, link, spec).end_training(held)
         assert "/checkpoints is the trained model" in error.value.hint
         assert not list(disk.iterdir())
+
+
+class Files(Model):
+    """The same, of an export of some files."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__([])
+        self._names = names
+
+    def export(self, path: str, *_rest: object) -> None:
+        for name in self._names:
+            Path(path, name).parent.mkdir(parents=True, exist_ok=True)
+            Path(path, name).write_text("new")
+
+    def end_training(self, *_rest: object) -> None:
+        """It has no callbacks."""
+
+
+def end_training(output: Path, *names: str, lease: int = 7) -> list[str]:
+    """Export those files; return the files below the output's parent."""
+    model: Any = Files(*names)
+    link: Any = Master()
+    held: Any = SimpleNamespace(id=lease)
+    Exporter(model, model, link, JobSpec(output=str(output))).end_training(held)
+    return sorted(str(path.relative_to(output.parent)) for path in output.parent.rglob("*") if path.is_file())
+
+
+def test_a_model_takes_the_place_of_an_earlier_one_alone(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    (output / "data").mkdir(parents=True)
+    (output / "data" / "train.csv").write_text("the user's")
+    names = ["output/data/train.csv", "output/saved_model.pb", "output/variables/v1"]
+    assert end_training(output, "saved_model.pb", "variables/v1") == names
+    assert end_training(output, "model.pt", "model.pt2") == [
+        "output/data/train.csv",
+        "output/model.pt",
+        "output/model.pt2",
+    ]
+    assert end_training(output, "model.pt") == ["output/data/train.csv", "output/model.pt"]
+
+
+def test_a_model_is_exported_to_the_root_of_a_volume(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "volume", size_kib=256) as volume:
+        assert end_training(volume, "model.pt") == ["volume/model.pt"]
+        assert end_training(volume, "variables/v1", "saved_model.pb") == [
+            "volume/saved_model.pb",
+            "volume/variables/v1",
+        ]
+        assert [path.name for path in tmp_path.iterdir()] == ["volume"]
+
+
+def test_what_a_killed_worker_has_left_of_a_model_goes_with_the_next_export(tmp_path: Path) -> None:
+    kept = [".model.backup/weights", ".other.3/weights"]
+    for name in (".model.3/weights", ".model.5.old/weights", *kept):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("old")
+    assert end_training(tmp_path / "model", "model.pt") == [*kept, "model/model.pt"]
+    assert end_training(tmp_path / "model.pt", "model.pt") == [*kept, "model.pt", "model/model.pt"]

@@ -10,19 +10,20 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from elasticdl.frameworks.framework import Framework, Parameters, Table, TableRows
 from elasticdl.rpc.resource_use import available_bytes
-from elasticdl.storage.paths import DONE_FILE, RemotePath, path_of
+from elasticdl.storage.paths import DONE_FILE, RemotePath, path_of, sync_directory, sync_file
 from elasticdl.worker.export.process import ExportWriter
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.tasks import HeldLease, LeaseLost, Values
@@ -37,6 +38,7 @@ _LITTLE_SPACE = 1 << 20  # bytes; a file that does not fit leaves less than a bl
 _SIGKILL = -9
 _FILES = (".keras", ".pt")  # the frameworks' own, as `Framework.export` names them: model.keras, model.pt
 _LOADABLE = ("model.pt", "model.keras", "saved_model.pb")  # with one of them a directory is a model
+_BESIDE = ("model.pt2", "model.torchscript.pt", "variables", "assets", "fingerprint.pb")  # what else frameworks write
 _NO_FILE = "Give a directory: elasticdl.api.callbacks.ModelCheckpoint writes a whole export there."
 
 
@@ -129,7 +131,8 @@ class Exporter:
             if isinstance(final, RemotePath):
                 _publish(made, final, lambda: self._confirm(held))
             else:
-                _put(made, Path(str(final)), held.id)
+                _put(made, Path(str(final)))
+                _remove_abandoned(made, held.id)
         _log.info("Exported the model to %s", final)
         return True
 
@@ -173,20 +176,53 @@ class Exporter:
             raise LeaseLost
 
 
-def _put(made: Path, final: Path, lease: int) -> None:
+def _put(made: Path, final: Path) -> None:
     """Gives what was made its final name; of a path that names a file, the file of that kind alone.
 
     Raises:
         ModelDefinitionError: there is no such file of this model.
     """
+    for path in made.rglob("*"):
+        if path.is_file():
+            sync_file(path)
     if final.suffix in _FILES:
         os.replace(_file_for(made, final), final)
-        return
-    retired = final.with_name(f".{final.name}.{lease}.old")
-    if final.exists():
-        os.rename(final, retired)
-    os.rename(made, final)
-    shutil.rmtree(retired, ignore_errors=True)
+    elif final.is_dir():
+        _move_into(made, final)
+    else:
+        final.unlink(missing_ok=True)
+        os.rename(made, final)
+    sync_directory(final.parent)
+
+
+def _move_into(made: Path, final: Path) -> None:
+    """Put what was made into a directory, in the place of an earlier model; other files stay: it may be a volume's own.
+
+    It holds no model from the first change to the last.
+    """
+    entries = sorted(made.iterdir(), key=lambda entry: _order(entry.name))
+    retired = made / ".old"
+    retired.mkdir()
+    for name in dict.fromkeys((*_LOADABLE, *_BESIDE, *(entry.name for entry in entries))):
+        with suppress(FileNotFoundError):
+            os.rename(final / name, retired / name)
+    for entry in entries:
+        os.rename(entry, final / entry.name)
+    sync_directory(final)
+
+
+def _remove_abandoned(made: Path, lease: int) -> None:
+    """Remove what workers that were killed have left of this model, under earlier leases."""
+    ours = re.compile(re.escape(made.name.rpartition(".")[0]) + r"\.(\d+)(\.old)?")
+    for path in made.parent.iterdir():
+        found = ours.fullmatch(path.name)
+        if found is not None and int(found[1]) < lease:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _order(name: str) -> tuple[int, str]:
+    """The place of a file among those of a model: what makes it one is the last."""
+    return (_LOADABLE.index(name) + 1 if name in _LOADABLE else 0, name)
 
 
 def _publish(made: Path, final: RemotePath, confirm: Callable[[], None]) -> None:
@@ -203,7 +239,7 @@ def _publish(made: Path, final: RemotePath, confirm: Callable[[], None]) -> None
         final.storage.publish(final.url, _file_for(made, final))
         return
     names = [path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file()]
-    names.sort(key=lambda name: (_LOADABLE.index(name) + 1 if name in _LOADABLE else 0, name))
+    names.sort(key=_order)
     earlier = _names_in(final)
     for name in (DONE_FILE, *_LOADABLE, *(name for name in earlier if name not in names)):
         confirm()
@@ -234,12 +270,16 @@ def _file_for(made: Path, final: AnyPath) -> Path:
 
 @contextmanager
 def _own_place(final: AnyPath, lease: int) -> Iterator[Path]:
-    """Where a lease writes a model: beside its place, or for storage on this machine's own disk."""
+    """Where a lease writes a model: beside its place, or in it if that is there, or for storage on this machine's disk.
+
+    A directory that is there may be a volume's own: only in it can the model be written on the same disk.
+    """
     if isinstance(final, RemotePath):
         with tempfile.TemporaryDirectory(prefix="elasticdl-export-") as directory:
             yield Path(directory, "model")
         return
-    temporary = Path(str(final.parent), f".{final.name}.{lease}")
+    place = Path(str(final))
+    temporary = (place if place.is_dir() else place.parent) / f".{place.name}.{lease}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.parent.mkdir(parents=True, exist_ok=True)
     try:

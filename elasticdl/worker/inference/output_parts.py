@@ -40,6 +40,7 @@ from elasticdl.storage.paths import (
     remove_directory,
     remove_matching,
     sync_directory,
+    sync_file,
 )
 from elasticdl.worker.tasks import HeldLease, LeaseLost
 from elasticdl_client.choices import PredictionFormat
@@ -143,8 +144,7 @@ def confirmed_file(held: HeldLease, final: AnyPath, confirm: Callable[[int], boo
         if not confirm(held.id):
             raise LeaseLost
         if temporary.exists():
-            with open(temporary, "rb") as written:
-                os.fsync(written.fileno())
+            sync_file(temporary)
             os.replace(temporary, final)
             sync_directory(final.parent)
     finally:
