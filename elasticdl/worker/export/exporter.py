@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from elasticdl.frameworks.framework import Framework, Parameters, Table, TableRows
+from elasticdl.frameworks.memory_file import create_memory_file
 from elasticdl.rpc.resource_use import available_bytes
 from elasticdl.storage.paths import DONE_FILE, RemotePath, path_of, sync_directory, sync_file
 from elasticdl.worker.export.process import ExportWriter
@@ -303,11 +304,10 @@ def export_elsewhere(
         LeaseLost: the lease was taken back meanwhile; the process is ended.
         ModelDefinitionError: it could not write the model.
     """
-    told, tell = os.pipe()
-    command = [sys.executable, "-m", "elasticdl.worker.export.process", str(tell)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(tell,), bufsize=_BUFFER_BYTES)
-    os.close(tell)
-    with os.fdopen(told) as answer:
+    # Not a pipe, which is full after 64 KiB of an error while this process waits for the end of the other.
+    with os.fdopen(create_memory_file("elasticdl-export"), "r+") as answer:
+        command = [sys.executable, "-m", "elasticdl.worker.export.process", str(answer.fileno())]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(answer.fileno(),), bufsize=_BUFFER_BYTES)
         try:
             _send(process, order, parameters, tables)
             while process.poll() is None:
@@ -318,6 +318,7 @@ def export_elsewhere(
             if process.poll() is None:
                 process.kill()
                 process.wait()
+        answer.seek(0)
         return _result(process.returncode, answer.read())
 
 
