@@ -78,12 +78,12 @@ def test_recordio_gives_back_examples(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chosen", [PredictionFormat.PARQUET, PredictionFormat.CSV, PredictionFormat.RECORDIO])
 def test_text_is_kept(chosen: PredictionFormat, tmp_path: Path) -> None:
-    outputs = {"name": np.array([b"one", b"two, too"], dtype=object), "n": np.array([1, 2])}
+    outputs = {"name": np.array([b"one\rline", b"two, too"], dtype=object), "n": np.array([1, 2])}
     path = written(chosen, tmp_path / "part.recordio", outputs)
     if chosen is PredictionFormat.PARQUET:
-        assert pq.read_table(path)["name"].to_pylist() == [b"one", b"two, too"]
+        assert pq.read_table(path)["name"].to_pylist() == [b"one\rline", b"two, too"]
     elif chosen is PredictionFormat.CSV:
-        assert list(csv.reader(path.open(newline="")))[1:] == [["one", "1"], ["two, too", "2"]]
+        assert list(csv.reader(path.open(newline="")))[1:] == [["one\rline", "1"], ["two, too", "2"]]
     else:
         reader = create_reader(str(path))
         records = [record for shard in reader.shards() for record in reader.read(shard)]

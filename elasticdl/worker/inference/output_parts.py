@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -278,7 +278,7 @@ class CsvRows:
         flat = {name: _text(values) for name, values in columns.items()}
         if self._file is None:
             self._file = open(self._path, "w", newline="", encoding="utf-8")  # noqa: SIM115  closed by `close`
-            self._writer = csv.writer(self._file, lineterminator="\n")
+            self._writer = csv.writer(_RowsWithLf(self._file), lineterminator="\r\n")
             self._writer.writerow(
                 [
                     name if columns[name].ndim == 1 else f"{name}_{k}"
@@ -291,6 +291,16 @@ class CsvRows:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+class _RowsWithLf:
+    """Ends lines with LF; before Python 3.13 the csv module quotes a CR only where its own lines end with one."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, line: str) -> None:
+        self._file.write(line.removesuffix("\r\n") + "\n")
 
 
 def _text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
