@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
 from elasticdl.data.reader import Metadata
-from elasticdl.frameworks.framework import Mode, Parameters
+from elasticdl.frameworks.framework import Mode, Parameters, Share
 from elasticdl.frameworks.keras import KerasFramework, KerasSettings
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
@@ -81,3 +82,32 @@ def test_a_loss_that_neither_module_nor_compile_has_is_named(request: pytest.Fix
     tested = KerasFramework(definition, 8, 3, Metadata(), False, settings=KerasSettings(needed=("loss", "optimizer")))
     with pytest.raises(ModelDefinitionError, match="has no loss, and without_loss returned no model that is compiled"):
         tested.report()
+
+
+def rows_with(column: int, values: Any) -> Any:
+    rows = ROWS.copy()
+    rows[:, column] = values
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("symbol", "feed", "rows"),
+    [
+        ("letters", "feed_letters", np.concatenate([np.arange(96).reshape(24, 4) + 150, LABELS[:, None]], axis=1)),
+    ],
+)
+def test_a_step_of_any_strategy_is_that_of_train_on_batch(
+    framework: Any, rows_of: Any, minibatches: Any, request: Any, symbol: str, feed: str, rows: Any
+) -> None:
+    options = {"feed": feed, "minibatch_size": 24}
+    local, member = (framework(f"compiled.{symbol}", on_parameter_server=False, **options) for _ in range(2))
+    served = framework(f"compiled.{symbol}", **options)
+    plain = same_as(local, request, symbol)
+    (batch,) = minibatches(local, rows_of(rows))
+    features, labels = (part.numpy() for part in batch.data.element)
+    wanted = float(plain.compute_loss(features, labels, plain(features, training=True), None))
+    (own,) = minibatches(served, rows_of(rows))
+    assert served.gradients(own, served.initial(), {}, 1).loss == pytest.approx(wanted, rel=1e-5)
+    (own,) = minibatches(member, rows_of(rows))
+    assert member.local_gradient([Share(own, 1, 1.0)], lambda _: None).told()[0] == pytest.approx(wanted, rel=1e-5)
+    assert local.train(batch, 1) == pytest.approx(wanted, rel=1e-5)

@@ -168,7 +168,7 @@ class IdWatch:
             return tf.SparseTensor(inputs.indices, self._noted(layer, inputs.values), inputs.dense_shape)
         if tf.compat.v1.get_default_graph() is not self._graph:
             return inputs  # in a loop or a condition, whose values are not seen from outside
-        ids = inputs if inputs.dtype.is_integer else tf.cast(inputs, tf.int32)  # as Keras does
+        ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)  # as Keras does
         are_good = (ids >= 0) & (ids < layer.input_dim)
         self._in_range.append(tf.reduce_all(are_good))
         self.bounds.append(f"the embedding layer {layer.name!r}: an id is not in [0, {layer.input_dim}), its input_dim")

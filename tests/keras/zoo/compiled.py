@@ -72,3 +72,15 @@ def without_loss() -> keras.Model:
     model = described.number()
     model.compile(optimizer="sgd", metrics=["mae"])
     return model
+
+
+def letters() -> keras.Model:
+    x = keras.Input((4,), dtype="uint8")
+    letters = keras.layers.Flatten()(keras.layers.Embedding(256, 3)(x))
+    model = keras.Model(x, keras.layers.Dense(1)(letters))
+    model.compile(keras.optimizers.SGD(0.05), loss="mse")
+    return model
+
+
+def feed_letters(dataset, mode, metadata):
+    return feed(dataset, mode, metadata).map(lambda x, y: (tf.cast(x, tf.uint8), y))
