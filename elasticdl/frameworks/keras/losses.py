@@ -213,12 +213,13 @@ def _nan_where_missing(total: Any, labels: Any) -> Any:
 
 
 def _is_binary(loss: Any) -> bool:
+    """Whether a loss is Keras's own; a subclass may have a meaning for other labels."""
     try:
         found = keras.losses.get(loss) if isinstance(loss, str) else _configured(loss)
     except ValueError:  # Keras knows none of this name, which is said where it is built
         return False
     kind = found if inspect.isclass(found) else type(found)
-    return issubclass(kind, _BINARY_LOSSES) or any(found is function for function in _BINARY_FUNCTIONS)
+    return kind in _BINARY_LOSSES or any(found is function for function in _BINARY_FUNCTIONS)
 
 
 def _configured(loss: Any) -> Any:
