@@ -127,6 +127,11 @@ def _arguments(model: Any) -> Mapping[str, Any]:
     return given
 
 
+def is_compiled_with(model: Any, loss: Any) -> bool:
+    """Whether `compile` was given this loss."""
+    return loss is not None and _arguments(model).get("loss") is loss
+
+
 def _no_loss(labels: Any, predictions: Any) -> Any:
     return tf.zeros(())
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras.src.trainers.compile_utils import CompileLoss
 
 from elasticdl.frameworks.framework import Floats
-from elasticdl.frameworks.keras.compiled import is_overridden
+from elasticdl.frameworks.keras.compiled import is_compiled_with, is_overridden
 from elasticdl.frameworks.keras.samples import Examples
 from elasticdl.layers.placement import Placement, RowsNotFetched
 from elasticdl_client.errors import ModelDefinitionError
@@ -46,8 +46,9 @@ class TotalLoss:
             loss_weights: as `compile` takes them.
         """
         self._model = model
-        # Names, configs, classes and losses by output are Keras's own matter, as in `compile`.
+        # Names, configs, classes, losses by output and functions of `compile` are Keras's own matter.
         self.is_described = not callable(loss) or inspect.isclass(loss) or loss_weights is not None
+        self.is_described |= is_compiled_with(model, loss) and not isinstance(loss, keras.losses.Loss)
         outputs = getattr(model, "output_names", None)
         self._loss = loss
         if self.is_described:

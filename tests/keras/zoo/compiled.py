@@ -74,6 +74,24 @@ def without_loss() -> keras.Model:
     return model
 
 
+def squares(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(tf.square(labels - predictions), axis=-1)
+
+
+def masked() -> keras.Model:
+    """A number for each of four steps; those of feature 0 are masked."""
+    x = keras.Input((4,))
+    steps = keras.layers.Masking(0.0)(keras.layers.Reshape((4, 1))(x))
+    model = keras.Model(x, keras.layers.Dense(1)(steps))
+    model.compile(optimizer=keras.optimizers.SGD(0.05), loss=squares)
+    return model
+
+
+def feed_steps(dataset, mode, metadata):
+    """Whole numbers as labels."""
+    return feed(dataset, mode, metadata).map(lambda x, y: (x, tf.fill([4, 1], tf.cast(y, tf.int64))))
+
+
 class Known(keras.losses.BinaryCrossentropy):
     """Samples with the label -1 do not count."""
 
