@@ -113,3 +113,15 @@ def test_a_step_of_any_strategy_is_that_of_train_on_batch(
     (own,) = minibatches(member, rows_of(rows))
     assert member.local_gradient([Share(own, 1, 1.0)], lambda _: None).told()[0] == pytest.approx(wanted, rel=1e-5)
     assert local.train(batch, 1) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_model_that_was_trained_with_a_schedule_can_be_loaded(
+    framework: Any, rows_of: Any, minibatches: Any, tmp_path: Any
+) -> None:
+    member = framework("compiled.scheduled", on_parameter_server=False)
+    (batch, *_) = minibatches(member, rows_of(ROWS))
+    gradient = member.local_gradient([Share(batch, 1, 1.0)], lambda _: None)
+    member.apply_gradient(gradient, member.learning_rate(0, 8))
+    member.export(str(tmp_path / "exported"), None, ())
+    optimizer = keras.saving.load_model(tmp_path / "exported" / "model.keras").optimizer
+    assert isinstance(optimizer._learning_rate, keras.optimizers.schedules.PolynomialDecay)

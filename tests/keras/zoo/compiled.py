@@ -92,6 +92,12 @@ def feed_steps(dataset, mode, metadata):
     return feed(dataset, mode, metadata).map(lambda x, y: (x, tf.fill([4, 1], tf.cast(y, tf.int64))))
 
 
+def scheduled() -> keras.Model:
+    model = described.number()
+    model.compile(keras.optimizers.SGD(keras.optimizers.schedules.PolynomialDecay(0.5, 10, 0.0)), loss="mse")
+    return model
+
+
 class Known(keras.losses.BinaryCrossentropy):
     """Samples with the label -1 do not count."""
 

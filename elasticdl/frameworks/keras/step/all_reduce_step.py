@@ -6,7 +6,8 @@ allocates for every step and does not read again: so the reduction may write int
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -32,7 +33,8 @@ class AllReduceStep:
         """
         self._built = built
         self._optimizer = optimizer
-        self._schedule = _told_from_outside(optimizer)
+        self._scheduled = _scheduled(optimizer)
+        self._told_rate = _ToldRate()
         self._minibatch_size = minibatch_size
         self._jit_compile = jit_compile
         self._variables = [*built.trainable, *built.non_trainable]
@@ -46,7 +48,7 @@ class AllReduceStep:
 
     def scheduled_rate(self, version: int) -> float | None:
         """Return the rate of the schedule inside the user's optimizer at a model version; None: it has no schedule."""
-        return None if self._schedule is None else float(self._schedule.schedule(version))
+        return None if self._scheduled is None else float(self._scheduled._learning_rate(version))
 
     def local_gradient(self, shares: Sequence[Share], spec: Any) -> LocalGradient:
         """See `Framework.local_gradient`; there is one buffer, so none is ready early.
@@ -71,8 +73,8 @@ class AllReduceStep:
 
     def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
         """See `Framework.apply_gradient`."""
-        if learning_rate is not None and self._schedule is not None:
-            self._schedule.rate.assign(learning_rate)
+        if self._scheduled is not None:
+            self._told_rate.rate.assign(self.scheduled_rate(0) if learning_rate is None else learning_rate)
         elif learning_rate is not None:
             self._optimizer.learning_rate = learning_rate
         if self._apply is None:
@@ -120,7 +122,8 @@ class AllReduceStep:
         parts = tf.split(flat * rescale, [*self._sizes, NUM_TOLD])[:-1]
         shaped = [tf.reshape(part, v.shape) for part, v in zip(parts, self._variables, strict=True)]
         count = len(self._built.trainable)
-        self._optimizer.apply(shaped[:count], self._built.trainable)
+        with nullcontext() if self._scheduled is None else self._told_rate.standing_in(self._scheduled):
+            self._optimizer.apply(shaped[:count], self._built.trainable)
         for variable, change in zip(self._built.non_trainable, shaped[count:], strict=True):
             variable.assign_add(change)
 
@@ -196,26 +199,30 @@ class _AllReduceGraph:
 
 
 class _ToldRate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """Stands in an optimizer for the user's schedule: steps of a world that changes are no measure of progress."""
+    """Replaces the user's schedule in a traced update: steps of a world that changes are no measure of progress."""
 
-    def __init__(self, schedule: Any) -> None:
-        self.schedule = schedule
-        self.rate = tf.Variable(float(schedule(0)), trainable=False, dtype=tf.float32)
+    def __init__(self) -> None:
+        self.rate = tf.Variable(0.0, trainable=False, dtype=tf.float32)
 
     def __call__(self, step: Any) -> Any:
         return self.rate
 
-    def get_config(self) -> dict[str, Any]:
-        return dict(self.schedule.get_config())
+    @contextmanager
+    def standing_in(self, optimizer: Any) -> Iterator[None]:
+        """While it lasts, an optimizer has this rate; its own schedule is what is saved with a model."""
+        own = optimizer._learning_rate
+        optimizer._learning_rate = self
+        try:
+            yield
+        finally:
+            optimizer._learning_rate = own
 
 
-def _told_from_outside(optimizer: Any) -> _ToldRate | None:
-    """Put the given rate in the place of an optimizer's schedule, if it has one."""
+def _scheduled(optimizer: Any) -> Any:
+    """The optimizer with a schedule, maybe inside one that scales the loss; None: there is no schedule."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-        return None
-    inner._learning_rate = told = _ToldRate(inner._learning_rate)
-    return told
+    has_schedule = isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+    return inner if has_schedule else None
 
 
 class _Buffer:
