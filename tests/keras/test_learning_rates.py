@@ -40,6 +40,7 @@ def test_without_a_scheduler_there_is_no_rate(framework: Any) -> None:
     [
         ("both", "optimizer", "2 learning-rate schedulers"),
         ("by_version", "decaying", "the optimizer a ExponentialDecay"),
+        ("by_version", "decaying_scaled", "the optimizer a ExponentialDecay"),
         ("raising_schedule", "optimizer", r"called with \(0\), raised KeyError"),
         ("negative_schedule", "optimizer", "returned -0.1"),
         ("watching", "optimizer", "Watcher has on_batch_end"),

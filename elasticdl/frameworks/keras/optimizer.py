@@ -170,7 +170,7 @@ def own_rate_at(optimizer: Any, version: int) -> float | None:
 
 
 def _own_rate(path: str, optimizer: Any) -> float:
-    rate = getattr(optimizer, "_learning_rate", None)
+    rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         raise ModelDefinitionError(
             f"{path}: callbacks() has a learning-rate scheduler, and the optimizer a {type(rate).__name__}.",

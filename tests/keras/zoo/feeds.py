@@ -194,3 +194,7 @@ def watching() -> list[keras.callbacks.Callback]:
 
 def decaying() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
+
+
+def decaying_scaled() -> keras.optimizers.Optimizer:
+    return keras.optimizers.LossScaleOptimizer(decaying())
