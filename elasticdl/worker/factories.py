@@ -158,5 +158,6 @@ def _keras_framework(spec: JobSpec, definition: ModelDefinition, metadata: Metad
             needed=_NEEDED.get(spec.job_type, ()),
             precision=spec.precision,
             evaluates=bool(spec.validation_data),
+            fixed_global_batch=bool(spec.fixed_global_batch),
         ),
     )

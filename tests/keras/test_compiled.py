@@ -125,3 +125,19 @@ def test_a_model_that_was_trained_with_a_schedule_can_be_loaded(
     member.export(str(tmp_path / "exported"), None, ())
     optimizer = keras.saving.load_model(tmp_path / "exported" / "model.keras").optimizer
     assert isinstance(optimizer._learning_rate, keras.optimizers.schedules.PolynomialDecay)
+
+
+def test_with_a_fixed_global_batch_a_schedule_counts_steps_as_fit_does(
+    framework: Any, rows_of: Any, minibatches: Any, request: Any
+) -> None:
+    definition = load(str(request.path.parent / "zoo"), "compiled.scheduled", required=("feed",))
+    settings = KerasSettings(jit_compile=False, fixed_global_batch=True)
+    member = KerasFramework(definition, 8, 3, Metadata(), False, settings=settings)
+    plain = same_as(member, request, "scheduled")
+    batches = minibatches(member, rows_of(np.concatenate([ROWS, ROWS])))
+    for step, version in ((batches[:3], 0), (batches[3:], 3), (batches[:3], 6)):
+        plain.train_on_batch(NUMBERS, LABELS)
+        gradient = member.local_gradient([Share(batch, 1, 1 / 3) for batch in step], lambda _: None)
+        member.apply_gradient(gradient, member.learning_rate(0, version))
+    for one, other in zip(member._built().trainable, plain.trainable_variables, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)

@@ -79,6 +79,7 @@ class KerasSettings:
         needed: symbols that the module or `compile` must have: loss, optimizer, eval_metrics_fn.
         precision: of the model's computation; it is made the policy of this process.
         evaluates: there are validation data.
+        fixed_global_batch: all steps of a group have the same number of records, so that its steps are those of `fit`.
     """
 
     jit_compile: bool = True
@@ -86,6 +87,7 @@ class KerasSettings:
     needed: Collection[str] = ()
     precision: Precision = Precision.FP32
     evaluates: bool = True
+    fixed_global_batch: bool = False
 
 
 _DEFAULTS = KerasSettings()
@@ -123,6 +125,7 @@ class KerasFramework:
         self._metadata = metadata
         self._on_parameter_server = on_parameter_server
         self._jit_compile = settings.jit_compile
+        self._fixed_global_batch = settings.fixed_global_batch
         self._threshold_bytes = settings.embedding_threshold if on_parameter_server else None
         self._pipelines: dict[Mode, Pipeline] = {}
         self._feeds: dict[Mode, TracedFeed] = {}
@@ -353,7 +356,7 @@ class KerasFramework:
     def _all_reduce_step(self) -> AllReduceStep:
         if self._made_all_reduce_step is None:
             self._made_all_reduce_step = AllReduceStep(
-                self._built(), self._optimizer(), self._minibatch_size, self._jit_compile
+                self._built(), self._optimizer(), self._minibatch_size, self._jit_compile, self._fixed_global_batch
             )
         return self._made_all_reduce_step
 

@@ -26,15 +26,19 @@ _FLAWS = ("the loss", "the gradient", "the change of the non-trainable variables
 class AllReduceStep:
     """The compiled functions of one model's steps."""
 
-    def __init__(self, built: BuiltModel, optimizer: Any, minibatch_size: int, jit_compile: bool) -> None:
+    def __init__(
+        self, built: BuiltModel, optimizer: Any, minibatch_size: int, jit_compile: bool, fixed_global_batch: bool
+    ) -> None:
         """
         Args:
             jit_compile: try XLA.
+            fixed_global_batch: all steps have the same number of records: a schedule counts them.
         """
         self._built = built
         self._optimizer = optimizer
         self._scheduled = _scheduled(optimizer)
         self._told_rate = _ToldRate()
+        self._fixed_global_batch = fixed_global_batch
         self._minibatch_size = minibatch_size
         self._jit_compile = jit_compile
         self._variables = [*built.trainable, *built.non_trainable]
@@ -48,7 +52,10 @@ class AllReduceStep:
 
     def scheduled_rate(self, version: int) -> float | None:
         """Return the rate of the schedule inside the user's optimizer at a model version; None: it has no schedule."""
-        return None if self._scheduled is None else float(self._scheduled._learning_rate(version))
+        if self._scheduled is None:
+            return None
+        step = int(self._scheduled._iterations) if self._fixed_global_batch else version
+        return float(self._scheduled._learning_rate(step))
 
     def local_gradient(self, shares: Sequence[Share], spec: Any) -> LocalGradient:
         """See `Framework.local_gradient`; there is one buffer, so none is ready early.
