@@ -14,6 +14,7 @@ import importlib.util
 import logging
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -140,6 +141,8 @@ class TrackerThread:
                 logger.warning("--track=%s: points are left out for %.0f s: %s", self._name, self._retry_s, error)
                 tracker, retry_at = None, time.monotonic() + self._retry_s
         try:
+            if tracker is None and retry_at > float("-inf"):  # a run that a failure has left open
+                tracker = self._open()
             if tracker is not None:
                 tracker.close(self._phase)
         except Exception as error:  # noqa: BLE001
@@ -200,6 +203,8 @@ def trackers(spec: JobSpec, run_id: str) -> list[Watcher]:
 
 _PROJECT = "elasticdl"  # unless the user's variables name another
 _RUN_TAG = "elasticdl.run"
+_REFUSED = re.compile(r"[^\w.\- :/]+")  # by MLflow, in the name of a metric such as recall@10
+_AXIS = "model_version"  # of the charts of Weights & Biases
 _MAX_PARAM = 500  # letters of a parameter's value that every MLflow takes
 _STATUS = {JobPhase.SUCCEEDED: "FINISHED", JobPhase.FAILED: "FAILED"}
 
@@ -237,7 +242,7 @@ class MlflowTracker:
         """See `Tracker`."""
         from mlflow.entities import Metric
 
-        metrics = [Metric(name, value, int(1000 * at), step) for name, value in values.items()]
+        metrics = [Metric(_REFUSED.sub("_", name), value, int(1000 * at), step) for name, value in values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def tag(self, name: str, text: str) -> None:
@@ -251,7 +256,11 @@ class MlflowTracker:
 
 
 class WandbTracker:
-    """See `Tracker`; steps that a killed generation of the master has logged already are passed over by the package."""
+    """See `Tracker`.
+
+    The model version is a value of each point: the package drops a point with an older step than its newest, such as
+    an evaluation that has ended while training continued.
+    """
 
     def __init__(self, spec: JobSpec, run_id: str) -> None:
         import wandb
@@ -265,10 +274,11 @@ class WandbTracker:
             dir=os.environ.get("WANDB_DIR") or _directory(spec) or None,
             settings=wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True),
         )
+        self._run.define_metric("*", step_metric=_AXIS)
 
     def log(self, step: int, values: Mapping[str, float], at: float) -> None:
         """See `Tracker`."""
-        self._run.log(dict(values), step=step)
+        self._run.log({**values, _AXIS: step})
 
     def tag(self, name: str, text: str) -> None:
         """See `Tracker`."""

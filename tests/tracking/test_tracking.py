@@ -12,7 +12,7 @@ import pytest
 
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.tracking import TrackerThread, check_packages
+from elasticdl.master.tracking import MlflowTracker, TrackerThread, WandbTracker, check_packages
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
@@ -97,6 +97,16 @@ def test_a_tracker_that_fails_is_opened_again_and_costs_one_line(caplog: pytest.
     ]
 
 
+def test_a_failure_just_before_the_end_leaves_no_run_open() -> None:
+    tracker = ScriptedTracker()
+    thread = TrackerThread("scripted", tracker.open)
+    thread.look(status(phase=JobPhase.SUCCEEDED, model_version=1))
+    tracker.errors.append(RuntimeError("the server is away"))
+    thread.measured(1, {"x": 0.0})
+    thread.close()
+    assert tracker.closed is JobPhase.SUCCEEDED
+
+
 def test_a_tracker_that_hangs_holds_up_neither_the_job_nor_its_end(caplog: pytest.LogCaptureFixture) -> None:
     tracker = ScriptedTracker()
     tracker.may_continue.clear()
@@ -154,6 +164,34 @@ def test_the_run_has_the_same_id_in_all_lives_of_the_master(tmp_path: Path) -> N
 
 def has_runs(home: Path, count: int) -> bool:
     return len(list(home.glob("wandb/offline-run-*"))) == count
+
+
+def test_wandb_takes_an_evaluation_that_ends_after_later_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb", reason="needs wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tracker = WandbTracker(JobSpec(job_name="j", job_dir=str(tmp_path)), "j-1")
+    tracker.log(10, {"loss": 1.0}, 0.0)
+    tracker.log(40, {"loss": 0.5}, 0.0)
+    tracker.log(20, {"evaluation/accuracy": 0.75}, 0.0)
+    summary = dict(wandb.run.summary)
+    tracker.close(JobPhase.SUCCEEDED)
+    wandb.teardown()  # else its process, which a variable names, is that of later masters, too
+    assert (summary["loss"], summary["evaluation/accuracy"], summary["model_version"]) == (0.5, 0.75, 20)
+
+
+def test_mlflow_takes_every_name_of_a_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow.tracking", reason="needs mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    tracker = MlflowTracker(JobSpec(job_name="j"), "j-1")
+    tracker.log(10, {"loss": 1.0, "evaluation/recall@10": 0.5, "evaluation/top-5 (%)": 50.0, "évaluation/x": 1.0}, 0.0)
+    (run,) = tracker._client.search_runs([tracker._client.get_experiment_by_name("elasticdl").experiment_id])
+    assert run.data.metrics == {
+        "loss": 1.0,
+        "evaluation/recall_10": 0.5,
+        "evaluation/top-5 _": 50.0,
+        "évaluation/x": 1.0,
+    }
 
 
 def test_three_lives_are_one_run_of_mlflow_and_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
