@@ -212,10 +212,11 @@ class Effects:
             checkpoints.commit(directory, manifest)
         except Superseded:
             raise
-        except ElasticDLError as error:
+        except (ElasticDLError, OSError) as error:
             versions.abandon(versions.directory_of(checkpoint_dir, command.version))
+            why = error.what if isinstance(error, ElasticDLError) else versions.reason(error)
             good = _last_good(checkpoint_dir)
-            reason = f"the checkpoint of version {command.version} in {checkpoint_dir} failed: {error.what}; {good}"
+            reason = f"the checkpoint of version {command.version} in {checkpoint_dir} failed: {why}; {good}"
             self.inbox.post(events.CheckpointFailed(command.version, reason))
             return
         self.inbox.post(events.CheckpointSaved(command.version, str(directory)))
@@ -248,7 +249,7 @@ def _last_good(checkpoint_dir: AnyPath) -> str:
     """Say which checkpoint is the newest that is whole."""
     try:
         last = checkpoints.newest(checkpoint_dir)
-    except StorageError:
+    except (StorageError, OSError):
         return "the last good one is unknown, as its storage does not answer"
     return f"the last good one is {last}" if last else "there is none yet"
 

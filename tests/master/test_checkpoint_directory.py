@@ -171,3 +171,21 @@ def test_a_version_that_is_written_again_replaces_the_old_one(tmp_path: Path) ->
     assert versions.begin(tmp_path, 10) == directory
     assert versions.complete(tmp_path) == []
     assert list(directory.iterdir()) == []
+
+
+def test_a_checkpoint_directory_that_cannot_be_looked_at_ends_no_master(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    with running(MasterJob(tmp_path, num_ps_pods=1, checkpoint_steps=2, checkpoint_dir=str(directory))) as job:
+        ps, worker = job.ps(), job.worker()
+        ps.join()
+        worker.register()
+        worker.report_model()
+        lease = worker.lease()
+        directory.touch()
+        for n in range(2):
+            ps.apply(lease, n)
+        worker.progress(lease, 0, 1)
+        worker.finish(lease)
+        wait_until(lambda: "the last good one is unknown" in job.log(), "the failure of the checkpoint", 10.0)
+        assert "Not a directory" in job.log()
+        assert job.journal()["generation"] == 1
