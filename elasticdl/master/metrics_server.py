@@ -1,7 +1,7 @@
 """MetricsServer: the HTTP server that Prometheus scrapes, at /metrics, and nothing else.
 
 It speaks OpenMetrics and the text format, as the scraper asks.  Any client of the port may read; a slow or silent
-reader costs one of a few threads for some seconds, and never the job.
+one costs one of a few threads until newer ones need it, and never the job.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from elasticdl.rpc.addresses import listen, written
+from elasticdl.rpc.handshake import Lobby
 from elasticdl_client.errors import JobError
 
 PATH = "/metrics"
@@ -109,19 +110,16 @@ class _HttpServer(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = address  # the base class would ask the DNS for a name
         self.setup_environ()
         self.set_app(application)
-        self._scrapes = threading.BoundedSemaphore(MAX_SCRAPES)
+        self._scrapes = Lobby(MAX_SCRAPES)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._scrapes.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        self._scrapes.enter(request)
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._scrapes.release()
+    def shutdown_request(self, request: Any) -> None:
+        """Called at the end of each request, however it ends."""
+        self._scrapes.leave(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Called inside of an `except`: a reader that has gone away is no error of ours."""

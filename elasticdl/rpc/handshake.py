@@ -202,9 +202,9 @@ def connected(
 
 
 class Lobby:
-    """The connections of a server that have proved nothing yet: a bounded number; a new one drives out the oldest.
+    """The connections of a server that have proved nothing: a bounded number; a new one drives out the oldest.
 
-    So strangers cannot keep members out by staying.  Thread-safe.
+    So strangers cannot keep others out by staying.  Thread-safe.
     """
 
     def __init__(self, num_places: int) -> None:

@@ -249,12 +249,21 @@ def test_a_server_that_is_closed_before_it_has_served_ends() -> None:
     assert not closing.is_alive()
 
 
-def test_silent_connections_do_not_pile_up() -> None:
+def test_connections_that_stay_do_not_keep_a_scraper_out() -> None:
     with serving() as (_, address, port):
         silent = [socket.create_connection((LOOPBACK, port), timeout=10) for _ in range(MAX_SCRAPES + 1)]
-        assert silent[-1].recv(1) == b""  # closed at once: the others have all threads
-        silent[0].close()
-        silent[1].close()
-        wait_until(lambda: serves(address), "the threads of the connections that were closed")
+        assert silent[0].recv(1) == b""  # the oldest makes room
+        assert serves(address)
+        assert silent[1].recv(1) == b""
         for one in silent:
             one.close()
+
+
+def test_a_lack_of_threads_costs_no_later_scrape() -> None:
+    with serving() as (_, address, _):
+        size = threading.stack_size(1 << 47)  # more than a process can have
+        try:
+            assert not [number for number in range(MAX_SCRAPES) if serves(address)]
+        finally:
+            threading.stack_size(size)
+        assert serves(address)
