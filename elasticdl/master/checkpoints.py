@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import struct
-import threading
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -222,13 +221,14 @@ class PsUnreachable(ElasticDLError):
 
 
 class PsCalls:
-    """Connections to all PS, kept by address.  Safe to use from any thread."""
+    """Calls of all PS, each by a connection of its own: a channel to a lost one tries its address without end.
+
+    Safe to use from any thread.
+    """
 
     def __init__(self, token: str, generation: int) -> None:
         self._token = token
         self._generation = generation
-        self._lock = threading.Lock()
-        self._channels: dict[str, grpc.Channel] = {}
 
     def read_applied_sets(self, ps: Sequence[PsAddress]) -> dict[int, CommittedSet]:
         """By PS id.
@@ -267,16 +267,10 @@ class PsCalls:
 
         return tuple(self._all(save, ps))
 
-    def close(self) -> None:
-        with self._lock:
-            channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            channel.close()
-
     def _call(self, address: PsAddress, method: str, request: Any, timeout_s: float) -> Any:
-        stub = pb_grpc.ParameterServerStub(self._channel(address.address))
         try:
-            reply = getattr(stub, method)(request, timeout=timeout_s)
+            with connect(address.address, self._token) as channel:
+                reply = getattr(pb_grpc.ParameterServerStub(channel), method)(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise PsUnreachable(
                 f"PS {address.ps_id} at {address.address} does not answer: {error.code().name}"
@@ -284,12 +278,6 @@ class PsCalls:
         if reply.status != pb.OK:
             raise PsUnreachable(f"PS {address.ps_id} refuses: {pb.PsStatus.Name(reply.status)}")
         return reply
-
-    def _channel(self, address: str) -> grpc.Channel:
-        with self._lock:
-            if address not in self._channels:
-                self._channels[address] = connect(address, self._token)
-            return self._channels[address]
 
     @staticmethod
     def _all(call: Callable[[PsAddress], Answer], ps: Sequence[PsAddress]) -> list[Answer]:

@@ -123,7 +123,6 @@ class Effects:
         self._pod_threads.close()
         for threads in (self._threads, self._resizing):
             threads.shutdown(wait=False, cancel_futures=True)
-        self._ps_calls.close()
 
     def _run(self, work: Callable[[], None]) -> None:
         self._threads.submit(self._guarded(work))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from elasticdl.master import checkpoints
-from elasticdl.master.checkpoints import Manifest, PsPart
+from elasticdl.master.checkpoints import Manifest, PsCalls, PsPart, PsUnreachable
+from elasticdl.master.core.values import PsAddress
 from elasticdl.storage import versions
 from elasticdl_client.errors import CheckpointError
 from tests.master.actors import END_OF_PART, MasterJob, running, wait_until
@@ -189,3 +192,16 @@ def test_a_checkpoint_directory_that_cannot_be_looked_at_ends_no_master(tmp_path
         wait_until(lambda: "the last good one is unknown" in job.log(), "the failure of the checkpoint", 10.0)
         assert "Not a directory" in job.log()
         assert job.journal()["generation"] == 1
+
+
+def test_the_address_of_a_lost_server_is_not_tried_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as lost:
+        address = PsAddress(0, f"127.0.0.1:{lost.getsockname()[1]}", 1)
+        dropping = threading.Thread(target=lambda: lost.accept()[0].close())
+        dropping.start()
+        with pytest.raises(PsUnreachable):
+            PsCalls("token", 1).read_applied_sets([address])
+        dropping.join()
+        lost.settimeout(2.0)  # a channel that is kept tries it every half a second
+        with pytest.raises(TimeoutError):
+            lost.accept()
