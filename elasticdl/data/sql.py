@@ -392,6 +392,8 @@ class OutputTable:
 
     def _values(self, name: str, values: npt.NDArray[Any]) -> list[Any]:
         found: list[Any] = values.tolist()
+        if values.dtype.kind in "OS":
+            found = [one.decode(errors="backslashreplace") if isinstance(one, bytes) else one for one in found]
         if self._has_nan or name == self._key:
             return found
         return [value if value == value else None for value in found]  # NaN alone differs from itself

@@ -64,6 +64,17 @@ def test_a_prediction_that_is_no_number_has_a_row(database: str) -> None:
     assert second is None if database.startswith("mysql") else np.isnan(second)
 
 
+def test_texts_of_a_model_are_texts(database: str) -> None:
+    url = f"{database}&table=texts"
+    labels = np.array(["döner".encode(), b"\xff", "text"], object)  # as Keras and tables give them
+    OutputTable(url, "id").replace({"id": np.arange(3), "prediction": labels})
+    assert [row[0] for row in selected(database, "select prediction from texts order by id")] == [
+        "döner",
+        "\\xff",
+        "text",
+    ]
+
+
 def test_records_with_the_same_key_are_an_error_in_one_task_and_at_the_end(database: str) -> None:
     table = OutputTable(f"{database}&table=keys", "id")
     table.check_num_rows(0)
