@@ -102,8 +102,11 @@ def test_models_are_sent_chunk_by_chunk_and_load_without_elasticdl(tmp_path: Pat
     assert not (tmp_path / "ours" / "model" / "model.keras").exists()
 
 
-def test_the_users_error_comes_back_with_its_traceback(tmp_path: Path) -> None:
-    with pytest.raises(ModelDefinitionError, match="the model cannot be made again") as caught:
+def test_the_users_error_comes_back_with_its_traceback_from_a_process_without_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ModelDefinitionError, match="the model cannot be made again on the GPU -1") as caught:
         export_elsewhere(order(tmp_path, "broken", 100, 5), parameters(5), [table(100, 5, 7)], held())
     assert "ZeroDivisionError" in str(caught.value) + caught.value.details
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from elasticdl.cluster.local.gpus import VARIABLE as GPUS_VARIABLE
 from elasticdl.frameworks.framework import Framework, Parameters, Table, TableRows
 from elasticdl.frameworks.memory_file import create_memory_file
 from elasticdl.rpc.resource_use import available_bytes
@@ -307,7 +308,14 @@ def export_elsewhere(
     # Not a pipe, which is full after 64 KiB of an error while this process waits for the end of the other.
     with os.fdopen(create_memory_file("elasticdl-export"), "r+") as answer:
         command = [sys.executable, "-m", "elasticdl.worker.export.process", str(answer.fileno())]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(answer.fileno(),), bufsize=_BUFFER_BYTES)
+        # Without a GPU, whose memory TensorFlow has taken here: tables are to fit into main memory.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            pass_fds=(answer.fileno(),),
+            bufsize=_BUFFER_BYTES,
+            env={**os.environ, GPUS_VARIABLE: "-1"},
+        )
         try:
             _send(process, order, parameters, tables)
             while process.poll() is None:

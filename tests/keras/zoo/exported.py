@@ -1,5 +1,7 @@
 """A model with one table of any size, Keras's own embedding or ours.  A record is six ids in text."""
 
+import os
+
 import keras
 import tensorflow as tf
 
@@ -15,7 +17,8 @@ def ours(num_ids: int, dim: int) -> keras.Model:
 
 
 def broken(num_ids: int, dim: int) -> keras.Model:
-    raise ZeroDivisionError("the model cannot be made again" + 100_000 * ".")  # more than a pipe holds
+    text = f"the model cannot be made again on the GPU {os.environ['CUDA_VISIBLE_DEVICES']}"
+    raise ZeroDivisionError(text + 100_000 * ".")  # more than a pipe holds
 
 
 def _model(embedding: keras.layers.Layer, dim: int) -> keras.Model:
