@@ -246,9 +246,11 @@ class _Reader:
         return self._plain(field.metadata["read"], node, name)
 
     def _plain(self, read: Callable[[object], Any], node: yaml.Node, name: str) -> Any:
-        value = yaml.SafeLoader("").construct_object(node, deep=True) if isinstance(node, yaml.ScalarNode) else None
+        is_scalar = isinstance(node, yaml.ScalarNode)
         try:
-            return read(value)
+            return read(yaml.SafeLoader("").construct_object(node, deep=True) if is_scalar else None)
+        except yaml.constructor.ConstructorError as error:
+            self._fail(node, f"{name}: {error.problem}", "Leave the tag out.")
         except ValueError as error:
             given = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
             self._fail(node, f"{name} {error}, not {given!r}", "Correct the value.")

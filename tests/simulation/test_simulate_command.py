@@ -90,6 +90,8 @@ def test_a_mistake_is_said_at_once(directory: Path, arguments: list[str], what: 
         ("nodes:\n- {name: a, resources: cpu=1}\nnodes: []\n", 3, "nodes is given twice"),
         ("nodes: [\n", 2, "not YAML"),
         ("nodes:\n- {name: a, resources: cpu=1}\npriorities: {high: very}\n", 3, "high is a whole number"),
+        ("nodes:\n- name: 2026-13-01\n  resources: cpu=1\n", 2, "not '2026-13-01'"),
+        ("nodes:\n- name: a\n  resources: cpu=1\n  price: !euro 3\n", 4, "tag '!euro'"),
     ],
 )
 def test_a_mistake_in_the_file_is_said_with_its_line(text: str, line: int, what: str) -> None:
