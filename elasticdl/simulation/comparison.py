@@ -15,6 +15,7 @@ from elasticdl.protocol import Role, Shard
 from elasticdl.simulation.cluster import HOUR, Change, SimulatedCluster, SimulatedPod, Timeline
 from elasticdl.simulation.job import SimulatedJob, Workload
 from elasticdl.simulation.scenario import Amounts, Scenario, amounts, read_scenario
+from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes.flags import worker_priorities
 
@@ -43,13 +44,19 @@ class Estimate:
 
 
 def elastic(workload: Workload, scenario: Scenario, seed: int, limit_s: float = LIMIT_S) -> Estimate:
-    """Run a job under the real core."""
+    """Run a job under the real core.
+
+    Raises:
+        JobError: the core fails the job.
+    """
     timeline = Timeline()
     cluster = SimulatedCluster(scenario, timeline, seed)
     job = SimulatedJob(workload, scenario, cluster, timeline)
     if cluster.could_ever_hold(pods_of(workload, num_workers=1)):
         job.begin()
         timeline.run_until(lambda: job.end is not None, limit_s)
+    if job.end is not None and job.end.exit_code:
+        raise JobError(f"The job would fail after {timeline.now:.0f} s: {job.end.message}")
     job.count_seconds()
     again = job.num_again * workload.settings.minibatch_size
     mean = job.worker_seconds / timeline.now if timeline.now else 0.0
@@ -190,6 +197,7 @@ def estimates_of(spec: JobSpec, path: str, step_s: float, num_records: int) -> d
 
     Raises:
         FlagError: the file, or a resource, is wrong.
+        JobError: the master would fail the job.
     """
     scenario, seed = read_scenario(path), spec.seed
     settings = dataclasses.replace(

@@ -128,3 +128,11 @@ def test_a_range_without_an_end_has_no_gang(directory: Path) -> None:
     done = simulate(directory, "--cluster=cluster.yaml", *SIZE, *JOB[:-1], "--num_workers=auto")
     assert done.returncode == 2
     assert "has no limit" in done.stderr
+
+
+def test_a_job_that_the_master_refuses_has_no_duration(directory: Path) -> None:
+    flags = ["--minibatch_size=1", "--num_minibatches_per_task=1", "--step_seconds=1", "--records=100_000_000_000"]
+    done = simulate(directory, "--cluster=cluster.yaml", *flags, *JOB)
+    assert done.returncode == 1
+    assert "An epoch has 100,000,000,000 tasks" in done.stderr
+    assert done.stdout == ""
