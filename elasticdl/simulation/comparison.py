@@ -216,7 +216,10 @@ def estimates_of(spec: JobSpec, path: str, step_s: float, num_records: int) -> d
 
     limit = scenario.steps_per_server * spec.num_ps_pods * step_s or float("inf")  # in workers that nothing holds up
 
-    requests = {Role.PS: amounts(spec.ps_resource_request), Role.WORKER: amounts(spec.worker_resource_request)}
+    requests = {
+        Role.PS: _requests(spec.ps_resource_request, spec.ps_resource_limit),
+        Role.WORKER: _requests(spec.worker_resource_request, spec.worker_resource_limit),
+    }
     workload = Workload(
         settings,
         (Shard("records", 0, num_records),),
@@ -230,3 +233,8 @@ def estimates_of(spec: JobSpec, path: str, step_s: float, num_records: int) -> d
         "elastic": elastic(workload, scenario, seed),
         "gang": gang(dataclasses.replace(workload, settings=whole), scenario, seed),
     }
+
+
+def _requests(request: str, limit: str) -> Amounts:
+    """What a pod takes of a node: Kubernetes takes a limit alone for a request, too."""
+    return {**amounts(limit), **amounts(request)}

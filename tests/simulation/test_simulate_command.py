@@ -136,3 +136,12 @@ def test_a_job_that_the_master_refuses_has_no_duration(directory: Path) -> None:
     assert done.returncode == 1
     assert "An epoch has 100,000,000,000 tasks" in done.stderr
     assert done.stdout == ""
+
+
+def test_what_is_asked_for_by_a_limit_alone_takes_room_as_on_kubernetes(directory: Path) -> None:
+    (directory / "gpu.yaml").write_text('nodes: [{name: n, resources: "cpu=20,memory=80Gi,gpu=1"}]\n')
+    limit = "--worker_resource_limit=memory=4096Mi,gpu=1"
+    done = simulate(directory, "--cluster=gpu.yaml", *SIZE, *JOB, limit, "-o", "json")
+    found = json.loads(done.stdout)
+    assert found["gang"]["seconds"] is None
+    assert found["elastic"]["mean_workers"] <= 1
