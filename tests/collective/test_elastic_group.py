@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 from elasticdl.collective import ElasticGroup, GroupLost, Peer
+from elasticdl.collective.group import PIECE_BYTES
 from elasticdl_client.errors import ElasticDLError
 from tests.collective import verbs
-from tests.collective.members import HOST, TOKEN, Member, all_do, form, members
+from tests.collective.members import HOST, TOKEN, Member, all_do, form, members, until
 from tests.lean_import import LEAN_IMPORT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,6 +128,25 @@ def test_several_groups_may_live_in_one_process(host: str) -> None:
             three.abandon("enough")
             with pytest.raises(GroupLost):
                 waiting.result(30.0)
+
+
+def test_of_a_large_sum_each_piece_is_waited_for_anew() -> None:
+    """On a slow network the whole takes long: the master must not take that for one collective that stands still."""
+    count = PIECE_BYTES // 4
+    with ElasticGroup(HOST, TOKEN) as one, ElasticGroup(HOST, TOKEN) as two, ThreadPoolExecutor(2) as pool:
+        peers = [Peer(number, group.address) for number, group in enumerate((one, two))]
+        for formed in [pool.submit(group.form, 1, peers, rank, 30.0) for rank, group in enumerate((one, two))]:
+            formed.result()
+        whole, pieces = np.arange(2 * count + 5, dtype=np.float32), np.ones(2 * count + 5, np.float32)
+        waiting = pool.submit(one.reduce, [whole])
+        for start in range(0, len(pieces), count):
+            until(lambda: one.waiting_seconds > 0.2)
+            began = time.monotonic() - one.waiting_seconds
+            two.reduce([pieces[start : start + count]])
+            until(lambda began=began: time.monotonic() - one.waiting_seconds > began + 0.1)
+        waiting.result(30.0)
+        np.testing.assert_array_equal(whole, np.arange(2 * count + 5, dtype=np.float32) + 1)
+        np.testing.assert_array_equal(whole, pieces)
 
 
 def test_a_peer_at_a_wrong_rank_is_refused() -> None:

@@ -94,7 +94,7 @@ class LoneGroup:
         return True
 
     def begin_reduce(self, buffer: Any) -> Reduction:
-        return Reduction(cast(Any, None), None, buffer)
+        return Reduction(cast(Any, None), (), buffer)
 
     def continue_step(self) -> None:
         """Do nothing: there is no other member."""
