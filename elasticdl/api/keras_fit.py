@@ -150,7 +150,8 @@ def fit(
     definition = _checked(model)
     given = as_fitted(x, y, sample_weight, class_weight)
     if validation_data is None and validation_split:
-        given, validation_data = split(given, validation_split)
+        given, held = split(given, validation_split)
+        validation_data = held if class_weight is None else held[:2]  # classes have weights in training alone
     training = _opened(definition, given, Mode.TRAINING)
     _build(model, training)
     validation = None if validation_data is None else _opened(definition, validation_data, Mode.EVALUATION)
