@@ -53,6 +53,7 @@ _OWN_FLAGS = {  # flag → the argument of `fit` that it follows from
     "num_ps_pods": "num_workers",
     "runtime": "num_workers",
     "job_dir": "directory",
+    "precision": "the dtype policy that the model was made under",
 }
 _OF_KERAS = {  # arguments of Keras's `fit` that have no place here → what to do
     "initial_epoch": "A job counts its epochs from 0; the model's weights are those that it has now.",
@@ -72,7 +73,7 @@ import keras
 {imports}
 from elasticdl.api.keras_fit import HandedOver
 
-_OF_FIT = HandedOver({directory!r})
+_OF_FIT = HandedOver({directory!r}, {policy!r})
 
 
 def custom_model():
@@ -172,12 +173,17 @@ def fit(
 class HandedOver:
     """The workers' side: the content of the directory that `fit` has written."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, policy: str) -> None:
+        """
+        Args:
+            policy: the name of the model's dtype policy.
+        """
         self._directory = Path(directory)
+        self._policy = policy
 
     def load_model(self) -> Any:
         """Load the model as it was given."""
-        return _loaded_model(self._directory / _MODEL)
+        return _loaded_model(self._directory / _MODEL, self._policy)
 
     def arrays(self, mode: str) -> Any:
         """Return the data of a mode, as `dataset` does; arrays stay on disk."""
@@ -301,30 +307,38 @@ def _flags_of(place: Path, validation: ModuleData | None) -> dict[str, FlagValue
 def _hand_over(model: Any, training: ModuleData, validation: ModuleData | None, module: Path) -> None:
     """Write the model and its data for the workers, which read them by `HandedOver`."""
     module.mkdir()
-    _write_module(model, module)
+    write_module(model, module)
     _write_arrays(training, module, Mode.TRAINING)
     if validation is not None:
         _write_arrays(validation, module, Mode.EVALUATION)
 
 
-def _write_module(model: Any, module: Path) -> None:
+def write_module(model: Any, module: Path) -> None:
+    """Write the model, and the module by which workers load it.
+
+    Raises:
+        ModelDefinitionError: they cannot, or would load another one.
+    """
     if type(model).__module__ == "__main__":
         raise _of_script(f"The model of fit is a {type(model).__name__}, a class")
-    path = module / _MODEL
+    path, policy = module / _MODEL, model.dtype_policy.name
     try:
         model.save(path)
-        _loaded_model(path)
+        loaded = _loaded_model(path, policy)
     except Exception as error:
         raise ModelDefinitionError(
             f"The model of fit cannot be saved and loaded: {type(error).__name__}: {str(error).partition(chr(10))[0]}",
             "Register classes and functions of your own: keras.saving.register_keras_serializable.",
         ) from error
+    _check_same(model, loaded)
     imports = modules_of(path)
     if "__main__" in imports:
         raise _of_script("The model of fit has a class or function")
     paths = [os.path.abspath(one) for one in sys.path if os.path.isdir(one or ".")]
     lines = "\n".join(f"import {name}  # noqa: F401" for name in imports)
-    (module / f"{_MODULE}.py").write_text(_SOURCE.format(paths=paths, imports=lines, directory=str(module)))
+    (module / f"{_MODULE}.py").write_text(
+        _SOURCE.format(paths=paths, imports=lines, directory=str(module), policy=policy)
+    )
 
 
 def _of_script(what: str) -> ModelDefinitionError:
@@ -334,10 +348,38 @@ def _of_script(what: str) -> ModelDefinitionError:
     )
 
 
-def _loaded_model(path: Path) -> Any:
-    with warnings.catch_warnings():  # of a model that has not been trained the file holds no state of the optimizer
-        warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
-        return keras.saving.load_model(path)
+def _loaded_model(path: Path, policy: str) -> Any:
+    """Load a model under its dtype policy, which the files of most models leave out."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        with warnings.catch_warnings():  # of a model that has not been trained the file holds no state of the optimizer
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            return keras.saving.load_model(path)
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _check_same(model: Any, loaded: Any) -> None:
+    """Refuse a model with settings that its class does not restore."""
+    settings, of_loaded = _settings(model), _settings(loaded)
+    lost = [
+        f"{name} {setting}"
+        for (name, setting), (_, other) in zip(settings, of_loaded, strict=False)
+        if setting != other
+    ]
+    if lost or len(settings) != len(of_loaded):
+        raise ModelDefinitionError(
+            f"The model of fit is another one after it is saved and loaded: {lost[0] if lost else 'weights differ'}.",
+            "Set what is frozen, and in what precision a layer computes, in __init__ of your own classes.",
+        )
+
+
+def _settings(model: Any) -> list[tuple[str, str]]:
+    """Return which weights are trained, and in what precision layers compute, by name."""
+    trained = {id(variable) for variable in model.trainable_variables}
+    weights = [(one.path, "is trained" if id(one) in trained else "is frozen") for one in model.weights]
+    return weights + [(layer.path, f"computes in {layer.dtype_policy.name}") for layer in model._flatten_layers()]
 
 
 def modules_of(path: Path) -> list[str]:

@@ -21,7 +21,8 @@ from sklearn.datasets import load_digits
 import elasticdl
 from elasticdl.api.fit_arguments import as_fitted, read_callbacks, split, write_callbacks
 from elasticdl.api.fit_results import WriteBack, best_epoch, take_back
-from elasticdl.api.keras_fit import modules_of
+from elasticdl.api.keras_fit import modules_of, write_module
+from elasticdl.model_def import load
 from elasticdl_client.errors import DataError, ElasticDLError, FlagError, ModelDefinitionError
 from elasticdl_client.job_dir import holders, wait_for_end
 
@@ -186,6 +187,28 @@ def model_of_script() -> keras.Model:
     return model
 
 
+@keras.saving.register_keras_serializable("tests")
+class Tuned(keras.Model):
+    """Written without a config of its own."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
+        self.base, self.head = keras.layers.Dense(4), keras.layers.Dense(1, dtype="float32")
+
+    def call(self, inputs: Any) -> Any:
+        return self.head(self.base(inputs))
+
+
+def tuned(**changed: Any) -> keras.Model:
+    """A model that is not what its file says."""
+    model = Tuned()
+    model(X)
+    for name, value in changed.items():
+        setattr(model.base, name, value)
+    model.compile("sgd", "mse")
+    return model
+
+
 def own_loss(labels: Any, predictions: Any) -> Any:
     return tf.reduce_mean(tf.square(labels - predictions))
 
@@ -249,6 +272,14 @@ REFUSED: dict[str, Callable[[], Attempt]] = {
         ModelDefinitionError,
         "cannot be sent to a worker",
     ),
+    "thawed by loading": lambda: ((tuned(trainable=False), X, Y), {}, ModelDefinitionError, "kernel is frozen"),
+    "of another precision": lambda: (
+        (tuned(dtype_policy="mixed_bfloat16"), X, Y),
+        {},
+        ModelDefinitionError,
+        "computes in mixed_bfloat16",
+    ),
+    "precision": lambda: ((model_of(), X, Y), {"precision": "bf16"}, FlagError, "fit takes no precision"),
     "unregistered": lambda: ((model_of(loss=own_loss), X, Y), {}, ModelDefinitionError, "cannot be saved and loaded"),
 }
 
@@ -360,6 +391,29 @@ def test_workers_import_the_modules_of_the_user_s_classes(tmp_path: Path, monkey
     monkeypatch.setattr(Doubled, "__module__", "__main__")
     with pytest.raises(ModelDefinitionError, match="of this script or notebook, which no worker can import"):
         elasticdl.fit(model, X, Y)
+
+
+@pytest.mark.parametrize("kind", ["sequential", "functional", "subclassed"])
+def test_workers_get_the_model_in_its_precision(tmp_path: Path, kind: str) -> None:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        x = keras.Input((3,))
+        layers = [keras.layers.Dense(4), keras.layers.Dense(1, dtype="float32")]
+        model = {
+            "sequential": lambda: keras.Sequential([x, *layers]),
+            "functional": lambda: keras.Model(x, layers[1](layers[0](x))),
+            "subclassed": Tuned,
+        }[kind]()
+        model(X)
+    finally:
+        keras.config.set_dtype_policy(before)
+    model.compile("sgd", "mse")
+    write_module(model, tmp_path)
+    loaded = load(str(tmp_path), "fitted.custom_model", required=()).model()
+    assert isinstance(loaded.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert [layer.dtype_policy.name for layer in loaded.layers[-2:]] == ["mixed_float16", "float32"]
+    assert keras.config.dtype_policy() == before
 
 
 class TwoInputs(keras.Model):
