@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from elasticdl_client.errors import FlagError, ImageError
 from elasticdl_client.version import RUNTIME
@@ -52,17 +53,23 @@ def build(folder: Path, repository: str, tag: str, out: TextIO) -> Image:
     folder = prepared_folder(folder)
     name = f"{repository}:{tag}"
     with connected() as engine:
-        print(f"building {name} from {folder}: {_context_text(context_sizes(folder))}", file=out, flush=True)
-        _run(engine, folder, name, out)
+        with _packing(folder):
+            sizes = _context_text(context_sizes(folder))
+        print(f"building {name} from {folder}: {sizes}", file=out, flush=True)
+        with _packing(folder):
+            context = _packed(folder)
+        with context:
+            _run(engine, context, name, out)
         built = engine.images.get(name)
         return Image(name, built.id, int(built.attrs["Size"]))
 
 
-def _run(engine: Any, folder: Path, name: str, out: TextIO) -> None:
+def _run(engine: Any, context: IO[bytes], name: str, out: TextIO) -> None:
     step: BuildStep | None = None
     said: list[str] = []
+    options = {"fileobj": context, "custom_context": True, "tag": name, "rm": True, "forcerm": True}
     with shown(out) as display:
-        for message in read_messages(engine.api.build(path=str(folder), tag=name, rm=True, forcerm=True, decode=True)):
+        for message in read_messages(engine.api.build(**options, decode=True)):
             if isinstance(message, Failure):
                 raise failure(step, message.text, said)
             if isinstance(message, Line):
@@ -107,6 +114,7 @@ def failure(step: BuildStep | None, text: str, said: list[str]) -> ImageError:
 
 def _hint(text: str, said: str) -> str:
     both = f"{said}\n{text}"
+    of_builder = "" if "returned a non-zero code" in text else text  # the other quotes a command of the Dockerfile
     if f"{FOLDER}/" in text:
         return f"`elasticdl zoo init` makes the folder {FOLDER}; .dockerignore must not name it."
     if f"No matching distribution found for {RUNTIME}" in both:  # of the client, too
@@ -119,9 +127,9 @@ def _hint(text: str, said: str) -> str:
         return "pip's own words are above; your packages are those in requirements.txt."
     if "no space left on device" in both.lower():
         return "The engine's disk is full; `docker system df` shows by what, `docker system prune` makes room."
-    if re.search(r"pull access denied|manifest (?:for .* )?(?:unknown|not found)|not found: manifest", text):
+    if re.search(r"pull access denied|manifest (?:for .* )?(?:unknown|not found)|not found: manifest", of_builder):
         return "Is the name after FROM in the Dockerfile right, and does the registry want `docker login`?"
-    if re.search(r"registry|dial tcp|Client\.Timeout|no such host", text):
+    if re.search(r"registry|dial tcp|Client\.Timeout|no such host", of_builder):
         return "The engine cannot reach the registry of the base image."
     return "The builder's own words are above."
 
@@ -140,6 +148,32 @@ def context_sizes(folder: Path) -> Mapping[str, int]:
             top = Path(path).parts[0]
             sizes[top] = sizes.get(top, 0) + status.st_size
     return sizes
+
+
+def _packed(folder: Path) -> IO[bytes]:
+    """Return what goes to the builder as an archive, in a temporary file."""
+    from docker.utils import tar
+
+    archive: IO[bytes] = tar(str(folder), exclude=_ignored(folder))
+    return archive
+
+
+@contextmanager
+def _packing(folder: Path) -> Iterator[None]:
+    """Around reads of a folder.
+
+    Raises:
+        ImageError: a file cannot be read, or there is no room for the archive.
+    """
+    try:
+        yield
+    except OSError as error:
+        why = str(error) if error.strerror else f"{error}: {_reason(error)}"
+        raise ImageError(
+            f"The files of {folder} cannot be packed for the engine: {why}.",
+            f"They need room in {tempfile.gettempdir()}; TMPDIR names another directory. What the image does not need "
+            "can be named in .dockerignore.",
+        ) from error
 
 
 def _ignored(folder: Path) -> list[str]:
@@ -171,6 +205,7 @@ def connected() -> Iterator[Any]:
     """
     try:
         from docker.client import DockerClient
+        from docker.credentials.errors import StoreError
         from docker.errors import APIError, DockerException
     except ImportError as error:  # `import docker` alone finds any folder of this name
         raise ImageError(
@@ -189,13 +224,25 @@ def connected() -> Iterator[Any]:
     except APIError as error:
         said = error.explanation or str(error)
         raise ImageError(f"Docker Engine at {_address()} refuses: {said}") from error
-    except (DockerException, OSError, HTTPError) as error:
+    except BrokenPipeError:  # the reader of the output has left
+        raise
+    except (DockerException, StoreError, OSError, HTTPError) as error:
+        if store_error := next((one for one in (error, error.__cause__) if isinstance(one, StoreError)), None):
+            raise _without_credentials(store_error) from error
         raise ImageError(
             f"Docker Engine at {_address()} does not continue: {_reason(error)}.",
             "Does `docker info` work? Then again.",
         ) from error
     finally:
         client.close()
+
+
+def _without_credentials(error: Exception) -> ImageError:
+    directory = os.environ.get("DOCKER_CONFIG") or "~/.docker"
+    return ImageError(
+        f"Docker's credentials cannot be read: {str(error).rstrip('.')}.",
+        f"{directory}/config.json names it under credsStore or credHelpers: install it, or take the line out.",
+    )
 
 
 def _address() -> str:
@@ -220,7 +267,7 @@ def _unreachable(error: Exception) -> ImageError:
     else:
         hint = (
             "Start Docker, or let DOCKER_HOST name an engine that runs (minikube: eval $(minikube docker-env)); "
-            "`docker info` must work."
+            "`docker info` must work. Where it does, `docker context inspect` shows the Host for DOCKER_HOST."
         )
     return ImageError(f"There is no Docker Engine at {_address()}: {reason}.", hint)
 

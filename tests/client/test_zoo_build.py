@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import json
 import socket
 import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +20,7 @@ from zoo_folders import model_zoo
 from elasticdl_client import zoo
 from elasticdl_client.errors import FlagError
 from elasticdl_client.zoo.arguments import registry_of, split_image_name
-from elasticdl_client.zoo.build import context_sizes, failure, prepared_folder
+from elasticdl_client.zoo.build import build, context_sizes, failure, prepared_folder
 from elasticdl_client.zoo.display import (
     BuildStep,
     Failure,
@@ -205,6 +211,95 @@ def test_an_address_that_makes_no_sense_costs_no_traceback(
     assert "error: There is no Docker Engine at " in capsys.readouterr().err
 
 
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """An engine that builds everything at once; the paths of the requests."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self._send({"ApiVersion": "1.41", "Id": "sha256:0123456789ab", "Size": 5})
+
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self._send({"stream": "Step 1/1 : FROM scratch\n"})
+
+        def _send(self, answer: object) -> None:
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            """Tests look at what is printed."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_address[1]}")
+    yield asked
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_folder_is_built_where_its_path_reads_like_an_address(
+    engine: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model_zoo(tmp_path / "github.com" / "me") / "Dockerfile").write_text("FROM scratch\n")
+    monkeypatch.chdir(tmp_path)
+    assert zoo.run(["build", "github.com/me", "--image=a:1"]) == 0, capsys.readouterr().err
+    assert "built a:1: 0123456789ab, 5 B" in capsys.readouterr().out
+    assert [path for path in engine if "/build" in path and "remote" not in path]
+
+
+def test_files_that_cannot_be_packed_are_no_fault_of_the_engine(
+    engine: list[str],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    assert zoo.run(["build", str(folder), "--image=a:1"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: The files of {folder} cannot be packed")
+    assert "No such file or directory" in said
+    assert str(tmp_path / "gone") in said
+    assert "Docker Engine" not in said
+
+
+def test_a_reader_who_leaves_is_no_fault_of_the_engine(engine: list[str], folder: Path) -> None:
+    class Left(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        build(folder, "a", "1", Left())
+
+
+@pytest.mark.filterwarnings("ignore:docker-credential-none not installed")
+@pytest.mark.parametrize("arguments", [["build", "{folder}", "--image=a:1"], ["push", "a:1"]])
+def test_credentials_that_cannot_be_read_are_named_with_the_cause(
+    engine: list[str],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+) -> None:
+    (tmp_path / "config.json").write_text('{"credsStore": "none"}')
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    assert zoo.run([argument.format(folder=folder) for argument in arguments]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: Docker's credentials cannot be read")
+    assert "docker-credential-none" in said
+    assert "config.json" in said
+
+
 def test_fragments_become_lines() -> None:
     assert list(read_messages(CACHED_STEP))[:2] == [
         Line("Step 1/3 : FROM python:3.11-slim"),
@@ -280,6 +375,7 @@ def test_on_a_terminal_what_a_step_says_stays_as_it_is() -> None:
         ("pull access denied for a, repository does not exist", [], "FROM"),
         ("manifest for python:9 not found: manifest unknown: manifest unknown", [], "FROM"),
         ('Get "https://registry-1.docker.io/v2/": dial tcp: no such host', [], "cannot reach the registry"),
+        ("The command '/bin/sh -c python -m model_registry' returned a non-zero code: 1", [], "own words"),
         ("write /x: no space left on device", [], "docker system prune"),
         ("non-zero code: 3", ["something of yours"], "own words"),
     ],
