@@ -32,6 +32,7 @@ logger = logging.getLogger("elasticdl.dashboard")
 _INTERVALS_S = {Runtime.LOCAL: 1.0, Runtime.KUBERNETES: 2.0}  # a master writes its status once a second
 _SHARE = 5  # of the time between two looks, a look takes at most one part in this number
 _EXPLAINED_EVENTS = 500  # the newest; a journal keeps fewer
+_EXPLAINED_S = 10  # a diagnosis by the numbers of the status may be as old
 _OWN_POINTS = 600  # of a job that was looked at: ten minutes at one a second, then half as many
 
 
@@ -245,9 +246,10 @@ class _Seen:
         )  # fmt: skip
 
     def _explain(self, job: JobInfo, now: float) -> None:
-        """Anew only if there is something new to explain."""
+        """Anew only if there is something new to explain; the status always is, and is explained now and then."""
         newest = self._history.events[-1].number if self._history.events else 0
-        what = (newest, job.phase, tuple((pod.name, pod.phase, pod.message) for pod in job.status.pods))
+        pods = tuple((pod.name, pod.phase, pod.message) for pod in job.status.pods)
+        what = (newest, job.phase, pods, job.status.updated_at // _EXPLAINED_S)
         if what == self._explained:
             return
         self._explained = what

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from elasticdl_client.choices import Runtime
-from elasticdl_client.dashboard.observer import Observer
+from elasticdl_client.dashboard.observer import Observer, View
+from elasticdl_client.explain.diagnosis import Trouble
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.jobs.local_jobs import LocalJobs
 from elasticdl_client.jobs.store import JobInfo
@@ -29,6 +32,28 @@ class HeldJobs(LocalJobs):
         self.is_read.set()
         assert self.release.wait(WAIT_S)
         return jobs
+
+
+def test_diagnoses_follow_the_numbers_of_the_status(tmp_path: Path) -> None:
+    before = JobStatus("job", JobPhase.RUNNING, updated_at=1000.0, worker_seconds={"useful": 90.0})
+    directory = write_job(tmp_path / "job", before)
+    observer = Observer(JobStores({Runtime.LOCAL: LocalJobs(directory)}, {Runtime.LOCAL: "here"}, needs_cluster=False))
+
+    async def troubles() -> list[list[Trouble]]:
+        looking, found = asyncio.create_task(observer.run()), []
+        job_id = next(iter((await shown("")).jobs))
+        for status in (before, replace(before, updated_at=1100.0, worker_seconds={"useful": 90.0, "input": 90.0})):
+            (directory / "status.json").write_text(status.to_json())
+            found.append([one.trouble for one in (await shown(job_id)).details[job_id].diagnoses])
+        looking.cancel()
+        return found
+
+    async def shown(job_id: str) -> View:
+        pages.enter_context(observer.page(job_id))
+        return await asyncio.wait_for(observer.look(), WAIT_S)
+
+    with ExitStack() as pages:
+        assert asyncio.run(troubles()) == [[Trouble.STOPPED], [Trouble.STOPPED, Trouble.INPUT_SLOW]]
 
 
 def test_a_page_is_not_answered_by_a_look_that_had_begun_before_it(tmp_path: Path) -> None:
