@@ -132,9 +132,11 @@ class AccessGate:
         return None
 
     def _admitted(self, request: Request) -> Response:
+        # Lax: a browser that follows a link of another site, as of a terminal in a browser, would not send a strict
+        # cookie. It sends a lax one when it opens a page alone, which changes nothing.
         response = RedirectResponse(".", 303)  # relative: there may be a prefix in front
         response.set_cookie(
-            self._keys.cookie, self._keys.session, httponly=True, samesite="strict", path=_directory(request.url.path)
+            self._keys.cookie, self._keys.session, httponly=True, samesite="lax", path=_directory(request.url.path)
         )
         return response
 

@@ -51,6 +51,8 @@ _BLOCK_BYTES = 1 << 16
 _MAX_LINE = 10_000  # characters of a line that the page shows
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _POD = re.compile(r"master|(worker|ps)(-[0-9]+)?|")
+_GONE = "There is no such job any more."
+_NOT_SEEN = "The job is not seen now."
 _SSE = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -122,7 +124,7 @@ class Dashboard:
         with self._observer.page(job_id):
             view = await self._observer.look()
         if job_id not in view.jobs:
-            return _unknown_job()
+            return _unknown_job() if not view.problems else JSONResponse({"error": " ".join(view.problems)}, 503)
         detail = view.details[job_id]
         page = self._page(job_id, view.jobs[job_id], detail)
         events = [event_row(event) for event in detail.history.events]
@@ -145,7 +147,7 @@ class Dashboard:
                 number = view.number
                 found = {"jobs": self._list()}
                 if job_id and job_id not in view.jobs and number > asked:
-                    found["gone"] = {"id": job_id}
+                    found["gone"] = {"why": _NOT_SEEN if view.problems else _GONE}
                 detail = view.details.get(job_id)
                 if detail is None and job_id in view.jobs:  # that look had begun before this page was opened
                     self._observer.look_again()
@@ -230,6 +232,8 @@ class Dashboard:
             done = await asyncio.to_thread(access.perform, action, job, store, self._options, number)
         except ElasticDLError as error:
             return JSONResponse({"error": error.what, "hint": error.hint}, 409)
+        except OSError as error:  # a full disk, files of another user
+            return JSONResponse({"error": f"{action.value.capitalize()} of job {job.name} has failed: {error}."}, 409)
         finally:
             self._observer.look_again()
         return JSONResponse({"done": done})
@@ -267,7 +271,7 @@ def _json(value: object) -> Response:
 
 
 def _unknown_job() -> Response:
-    return JSONResponse({"error": "There is no such job any more."}, 404)
+    return JSONResponse({"error": _GONE}, 404)
 
 
 def _files() -> Mapping[str, bytes]:

@@ -60,7 +60,7 @@ def test_the_token_of_the_address_becomes_a_cookie_that_scripts_and_other_sites_
     answer = dashboard.ask(f"/?token={dashboard.token}")
     assert (answer.status, answer.headers["location"]) == (303, ".")
     cookie = answer.headers["set-cookie"]
-    assert {"httponly", "samesite=strict"} <= {part.strip().lower() for part in cookie.split(";")}
+    assert {"httponly", "samesite=lax"} <= {part.strip().lower() for part in cookie.split(";")}
     assert dashboard.token not in cookie
     page = dashboard.ask("/", Cookie=dashboard.cookie())
     assert page.status == 200
@@ -180,15 +180,20 @@ def test_a_damaged_job_hides_no_other(tmp_path: Path) -> None:
     numbers = json.loads((jobs / "numbers" / "status.json").read_text())
     (jobs / "numbers" / "status.json").write_text(json.dumps({**numbers, "updated_at": "yesterday"}))
     (jobs / "journal" / "journal.json").write_text("{")
+    (write_job(jobs / "cut", JobStatus("cut", JobPhase.RUNNING)) / "logs").rmdir()
     running = RunningDashboard(tmp_path)
     try:
         ids = {row["name"]: row["id"] for row in running.get("/api/jobs")["jobs"]}
-        assert ids.keys() == {"well", "status", "numbers", "journal"}
+        assert ids.keys() == {"well", "status", "numbers", "journal", "cut"}
         problems = {name: running.get(f"/api/jobs/{job_id}")["problem"] for name, job_id in ids.items()}
         assert problems["well"] == ""
         assert "cannot be read" in problems["journal"]
         assert "cannot show the history" in problems["numbers"]
         assert running.get(f"/api/jobs/{ids['well']}")["name"] == "well"
+        bearer = f"Bearer {running.token}"
+        refused = running.ask(f"/api/jobs/{ids['cut']}/resume", "POST", Authorization=bearer)
+        assert refused.status == 409
+        assert "No such file or directory" in refused.json()["error"]
     finally:
         running.process.terminate()  # the bug has left its traceback
         running.process.communicate(timeout=30)

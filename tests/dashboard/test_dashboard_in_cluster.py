@@ -108,6 +108,22 @@ def test_a_cluster_that_is_away_is_said_and_what_was_known_stays(cluster: Record
         dashboard.stop()
 
 
+def test_a_job_of_a_cluster_that_is_away_is_not_said_to_be_gone(cluster: Recording, tmp_path: Path) -> None:
+    kubeconfig = str(cluster.kubeconfig(tmp_path / "config"))
+    cluster.stop()
+    dashboard = RunningDashboard(tmp_path, "--runtime=kubernetes", KUBECONFIG=kubeconfig)
+    try:
+        path = f"/api/jobs/{'0' * 16}"
+        answer = dashboard.ask(path, Authorization=f"Bearer {dashboard.token}")
+        assert (answer.status, "cannot be reached" in answer.json()["error"]) == (503, True)
+        dashboard.read_until(f"/api/stream?job={'0' * 16}", b'"why":"The job is not seen now')
+        cluster.start()
+        assert dashboard.ask(path, Authorization=f"Bearer {dashboard.token}").status == 404
+        dashboard.read_until(f"/api/stream?job={'0' * 16}", b'"why":"There is no such job any more')
+    finally:
+        dashboard.stop()
+
+
 def test_its_pod_fits_the_restricted_profile_and_takes_its_token_from_the_secret() -> None:
     found = manifests()
     pod = found["Deployment"]["spec"]["template"]["spec"]

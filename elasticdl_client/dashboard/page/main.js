@@ -102,9 +102,9 @@ function connect(id) {
     if (view.element.parentNode !== main) show();
   });
   on("events", (rows) => view.take(rows));
-  on("gone", () => {
+  on("gone", ({ why }) => {
     arrived = true;
-    main.replaceChildren(el("p", { class: "empty" }, "There is no such job any more. ", el("a", { href: "#/" }, "All jobs")));
+    main.replaceChildren(notices, el("p", { class: "empty" }, `${why} `, el("a", { href: "#/" }, "All jobs")));
   });
   current.addEventListener("error", () => {
     if (current !== source) return;
