@@ -44,6 +44,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDashb
     large_job(jobs / "large")
     shown_job(jobs / "shown")
     evil_job(jobs / "evil")
+    long_job(jobs / "long")
     running = RunningDashboard(home)
     yield running
     running.stop()
@@ -69,6 +70,14 @@ def evil_job(directory: Path) -> None:
         updated_at=BEGAN + 7,
     )
     write_job(directory, status, story.events, logs={"master": f"ERROR {EVIL}\n"})
+
+
+def long_job(directory: Path) -> None:
+    story = Story()
+    for day in range(10):
+        story.add(day * 86_400, EventKind.EPOCH_STARTED, f"epoch-{day + 1}", records=1)
+    status = JobStatus("long", JobPhase.SUCCEEDED, exit_code=0, started_at=BEGAN, updated_at=BEGAN + 10 * 86_400)
+    write_job(directory, status, story.events)
 
 
 @pytest.fixture
@@ -209,6 +218,25 @@ def test_what_a_job_says_is_text_and_never_markup(page: Page) -> None:
     expect(page.locator("#tip")).to_contain_text("<script>")
     assert page.evaluate("window.hacked") is None
     assert page.locator("main img, main script").count() == 0
+
+
+def test_times_of_several_days_have_their_dates(page: Page) -> None:
+    open_job(page, "long")
+    expect(page.locator(".axis span").first).to_be_visible()
+    ticks = page.locator(".axis span").all_inner_texts()
+    assert len(set(ticks)) == len(ticks)
+    assert all(re.match(r"\d+ (Sept?|Oct)", tick) for tick in ticks), ticks
+    page.get_by_role("link", name="Events", exact=True).click()
+    expect(page.locator(".event time").first).to_have_text(re.compile(r"\d+ (Sept?|Oct)"))
+
+
+def test_a_link_on_a_page_of_another_site_opens_it(chrome: Browser, dashboard: RunningDashboard) -> None:
+    context = chrome.new_context()
+    page = context.new_page()
+    page.goto(f"data:text/html,<a href='{dashboard.address}'>as a terminal in a browser shows it</a>")
+    page.get_by_role("link").click()
+    expect(page.get_by_role("heading", name="Jobs")).to_be_visible(timeout=15_000)
+    context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -71,7 +71,7 @@ export class Chart {
       padding: [8, 8, 0, 0],
       scales: { x: { time: axis === "time" }, y: { range: this.range ?? ((_, low, high) => [Math.min(0, low), high > 0 ? high * 1.08 : 1]) } },
       axes: [
-        { ...axes, size: 26, space: 80, values: (_, ticks) => ticks.map((tick) => (axis === "time" ? clock(tick) : compact(tick))) },
+        { ...axes, size: 26, space: 80, values: (_, ticks) => ticks.map((tick) => (axis === "time" ? clock(tick, ticks.at(-1) - ticks[0]) : compact(tick))) },
         { ...axes, size: 52, values: (_, ticks) => ticks.map((tick) => this.stacked ? percent(tick) : compact(tick)) },
       ],
       series: [{}, ...lines.map((line, i) => this.line(line, i))],
@@ -93,9 +93,10 @@ export class Chart {
   hover(plot, axis) {
     const i = plot.cursor.idx;
     if (i === null || i === undefined || plot.cursor.left < 0) return this.note?.replaceChildren();
-    const at = plot.data[0][i];
+    const [times] = plot.data;
+    const at = times[i];
     const values = this.current.map((line) => `${line.label} ${this.format((line.shown ?? line.values)[i])}`);
-    this.note.replaceChildren(`${axis === "time" ? clock(at) : `step ${at}`}: ${values.toReversed().join(", ")}`);
+    this.note.replaceChildren(`${axis === "time" ? clock(at, times.at(-1) - times[0]) : `step ${at}`}: ${values.toReversed().join(", ")}`);
   }
 }
 

@@ -1,7 +1,7 @@
 // The events of a job: kept by number, listed newest first, each with what it follows from.
 
 import { el } from "./dom.js";
-import { clock, day } from "./format.js";
+import { ago, day } from "./format.js";
 
 const STEP = 150; // shown at a time
 const MOST = 20_000; // kept of a job that is watched for days; a master keeps fewer
@@ -85,7 +85,7 @@ export class EventList {
 export function eventRow(event, history) {
   const chain = history.chain(event);
   return el("li", { class: `event${event.trouble ? " trouble" : ""}`, "data-number": event.number },
-    el("time", { class: "soft", title: day(event.at) }, clock(event.at)),
+    el("time", { class: "soft", title: day(event.at) }, ago(event.at)),
     el("div", { class: "kind" }, event.kind),
     el("div", null, event.subject),
     el("div", null, el("div", { class: "text" }, event.text), chain.map((cause) => el("div", { class: "why" }, `because: ${cause.kind} ${cause.subject} ${cause.text.split("\n")[0]}`))));

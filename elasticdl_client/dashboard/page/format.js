@@ -24,9 +24,14 @@ export function duration(seconds) {
   return `${Math.floor(s / 86400)}d ${Math.floor((s % 86400) / 3600)}h`;
 }
 
-export function clock(at) {
-  return new Date(at * 1000).toLocaleTimeString("en-GB");
+// The time of day, or the date with it where seconds to what it is compared with are more than a day.
+export function clock(at, apart = 0) {
+  const time = new Date(at * 1000);
+  if (apart < 86400) return time.toLocaleTimeString("en-GB");
+  return time.toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 }
+
+export const ago = (at) => clock(at, Date.now() / 1000 - at);
 
 export function day(at) {
   return new Date(at * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });

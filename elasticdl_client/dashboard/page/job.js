@@ -3,7 +3,7 @@
 import { goodputChart, lossChart, metricsChart, podsChart, rateChart, stateColour } from "./charts.js";
 import { card, el, styled, update } from "./dom.js";
 import { EventList, History } from "./events.js";
-import { bytes, clock, compact, count, duration, number, percent } from "./format.js";
+import { ago, bytes, compact, count, duration, number, percent } from "./format.js";
 import { badge, bar } from "./jobs.js";
 import { Lanes } from "./lanes.js";
 import { Logs } from "./logs.js";
@@ -171,7 +171,7 @@ function coverageCard(coverage) {
 
 function diagnosisHead(one) {
   return el("div", null, el("span", { class: "kind" }, one.trouble.replaceAll("_", " ")), el("span", null, one.seen.replace(/\.$/, "")),
-    el("span", { class: "soft" }, one.at ? ` · ${clock(one.at)}` : "", one.count > 1 ? ` · ${one.count} times` : ""));
+    el("span", { class: "soft" }, one.at ? ` · ${ago(one.at)}` : "", one.count > 1 ? ` · ${one.count} times` : ""));
 }
 
 const sentence = (text) => text.split("\n")[0];

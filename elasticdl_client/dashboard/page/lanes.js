@@ -76,7 +76,7 @@ export class Lanes {
     this.measure();
     this.drawKeys();
     const ticks = innerWidth < 760 ? 3 : 6;
-    this.axis.replaceChildren(...Array.from({ length: ticks }, (_, i) => el("span", null, clock(begin + (this.length * i) / (ticks - 1)))));
+    this.axis.replaceChildren(...Array.from({ length: ticks }, (_, i) => el("span", null, clock(begin + (this.length * i) / (ticks - 1), this.length))));
   }
 
   // Tab stops at one lane, the last that had the focus; the arrows lead to the others.
@@ -237,7 +237,7 @@ class Row {
   tell(x, y, at, events, reach) {
     const span = this.lane.spans.find(([, from, to]) => from <= at && at <= to);
     const ending = this.lane.endings.find((one) => Math.abs(one[1] - at) <= reach);
-    const lines = [el("p", null, el("strong", null, this.name), ` ${clock(at)}`)];
+    const lines = [el("p", null, el("strong", null, this.name), ` ${clock(at, this.lanes.length)}`)];
     if (span) lines.push(el("p", null, `${SPANS[span[0]]}, ${duration(span[2] - span[1])}`));
     const cell = this.cells.find((one) => one.begin <= at && at <= one.end);
     if (cell) lines.push(el("p", null, `${spoken(cell.shares, this.lanes.times)} of the time from ${clock(cell.begin)} to ${clock(cell.end)}`));
