@@ -246,9 +246,11 @@ class _Reader:
         return self._plain(field.metadata["read"], node, name)
 
     def _plain(self, read: Callable[[object], Any], node: yaml.Node, name: str) -> Any:
-        is_scalar = isinstance(node, yaml.ScalarNode)
+        value = None
         try:
-            return read(yaml.SafeLoader("").construct_object(node, deep=True) if is_scalar else None)
+            if isinstance(node, yaml.ScalarNode):  # 1:30 is 90 in YAML 1.1
+                value = node.value if ":" in node.value else yaml.SafeLoader("").construct_object(node, deep=True)
+            return read(value)
         except yaml.constructor.ConstructorError as error:
             self._fail(node, f"{name}: {error.problem}", "Leave the tag out.")
         except ValueError as error:

@@ -85,6 +85,7 @@ def test_a_mistake_is_said_at_once(directory: Path, arguments: list[str], what: 
         ("nodes:\n- name: a\n  resources: cpu=1\n  prize: 3\n", 4, "'prize'"),
         ("nodes:\n- name: a\n", 2, "lacks resources"),
         ("nodes:\n- {name: a, resources: cpu=1}\nstart: soon\n", 3, "start is a time"),
+        ("nodes:\n- {name: a, resources: cpu=1}\nstart: 1:30\n", 3, "not '1:30'"),
         ("nodes:\n- {name: a, resources: tea=1}\n", 2, "resources is no text of resources"),
         ("nodes: 3\n", 1, "nodes is a list"),
         ("nodes:\n- {name: a, resources: cpu=1}\nnodes: []\n", 3, "nodes is given twice"),
