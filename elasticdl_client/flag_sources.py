@@ -19,6 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType, NanPolicy, Runtime
 from elasticdl_client.data_sources import OF_MODULE
@@ -74,7 +75,7 @@ def gather(job_type: str, arguments: Sequence[str], environment: Mapping[str, st
     """
     defaults = flag_defaults(job_type)
     path, rest = _split_file(arguments)
-    filed = _read(path, job_type) if path else {}
+    filed = _read(path, job_type, defaults) if path else {}
     given = split_arguments(rest, defaults)
     variables = {name: f"{PREFIX}{name.upper()}" for name in defaults if name not in _OF_ONE_JOB}
     set_outside = {name: environment[variable] for name, variable in variables.items() if variable in environment}
@@ -107,15 +108,16 @@ def _split_file(arguments: Sequence[str]) -> tuple[str, list[str]]:
     return path, rest
 
 
-def _read(path: str, job_type: str) -> dict[str, object]:
+def _read(path: str, job_type: str, defaults: Mapping[str, object]) -> dict[str, object]:
     import yaml  # here: most commands need none
 
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
         found = yaml.safe_load(text)
+        written = _texts(yaml.compose(text, Loader=yaml.SafeLoader)) if isinstance(found, dict) else {}
     except (OSError, UnicodeDecodeError) as error:
         raise FlagError(f"{path} cannot be read: {error}.", "Give the path of a YAML file to -f.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # of a date
         raise FlagError(f"{path} is not YAML: {error}.", _HINT) from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise FlagError(f"{path} is not a mapping of flags to values.", _HINT)
@@ -125,11 +127,19 @@ def _read(path: str, job_type: str) -> dict[str, object]:
             f"{path} describes a job of `elasticdl {described}`.", f"Run `elasticdl {described} -f {path}`."
         )
     for name, value in found.items():
-        if isinstance(value, dict) and name.replace("-", "_").endswith("pod_template"):
+        is_text = isinstance(defaults.get(name.replace("-", "_")), str) or ":" in written.get(name, "")
+        if is_text and name in written and value is not None:
+            found[name] = written[name]
+        elif isinstance(value, dict) and name.replace("-", "_").endswith("pod_template"):
             found[name] = json.dumps(value)
         elif not isinstance(value, str | int | float):
             raise FlagError(f"{path}: {name} is {_kind(value)}, not one value.", 'Write lists as texts: "a.csv,b.csv".')
     return {name.replace("-", "_"): value for name, value in found.items()}
+
+
+def _texts(mapping: Any) -> dict[str, str]:
+    """The plain values of a mapping as they are written: YAML 1.1 takes 2:16 for 136, 1.10 for 1.1, yes for true."""
+    return {key.value: value.value for key, value in mapping.value if isinstance(value.value, str)}
 
 
 def _kind(value: object) -> str:

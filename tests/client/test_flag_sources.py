@@ -45,6 +45,25 @@ def test_what_a_job_says_of_itself_is_read_back(tmp_path: Path) -> None:
     assert JobSpec.from_flags("train", train(path).values) == spec
 
 
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("num_workers: 2:16", "2:16"),  # YAML 1.1 takes it for 136
+        ("image-name: 1.10", "1.10"),
+        ("job_name: 0123", "0123"),
+        ("job_name: 2026-01-02", "2026-01-02"),
+        ("label_column: yes", "yes"),
+        ("label_column: 'on'", "on"),
+        ("use_async: no", False),
+        ("minibatch_size: 1_000", 1000),
+    ],
+)
+def test_a_text_is_taken_as_it_is_written(tmp_path: Path, line: str, value: object) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{line}\n")
+    assert list(train(path).values.values()) == [value]
+
+
 def test_a_namespace_has_a_short_flag_as_in_kubectl(file: Path) -> None:
     assert train(file, "-n", "team-b").values["namespace"] == "team-b"
     assert train(file, "-n=team-b").values["namespace"] == "team-b"
@@ -65,6 +84,7 @@ def test_the_name_of_a_job_is_never_taken_from_the_environment(file: Path) -> No
     [
         ("- a\n- b\n", "is not a mapping of flags to values"),
         ("a: [\n", "is not YAML"),
+        ("job_name: 2026-13-01\n", "is not YAML: month must be in 1..12"),
         ("training_data: [a, b]\n", "training_data is a list, not one value"),
         ("num_workers:\n", "num_workers is empty"),
         ("job_type: evaluate\n", "describes a job of `elasticdl evaluate`"),
