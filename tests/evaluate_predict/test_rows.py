@@ -68,6 +68,12 @@ def test_csv_gives_back_the_same_floats(tmp_path: Path) -> None:
     assert [row[3] for row in rows[:3]] == ["1", "-2", "3"]
 
 
+def test_csv_refuses_minibatches_with_other_columns(tmp_path: Path) -> None:
+    padded = [{"logits": np.zeros((2, width)), "best": np.ones(2)} for width in (3, 4)]
+    with pytest.raises(TypeError, match=r"logits_3: .*parquet"):
+        written(PredictionFormat.CSV, tmp_path / "c", *padded)
+
+
 def test_recordio_gives_back_examples(tmp_path: Path) -> None:
     reader = create_reader(str(written(PredictionFormat.RECORDIO, tmp_path / "part-00000.recordio", OUTPUTS, OUTPUTS)))
     (shard,) = reader.shards()

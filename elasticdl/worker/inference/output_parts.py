@@ -273,18 +273,25 @@ class CsvRows:
         self._path = path
         self._file: Any = None
         self._writer: Any = None
+        self._header: list[str] = []
 
     def write(self, columns: Columns) -> None:
         flat = {name: _text(values) for name, values in columns.items()}
+        header = [
+            name if columns[name].ndim == 1 else f"{name}_{k}"
+            for name, text in flat.items()
+            for k in range(text.shape[1])
+        ]
         if self._file is None:
+            self._header = header
             self._file = open(self._path, "w", newline="", encoding="utf-8")  # noqa: SIM115  closed by `close`
             self._writer = csv.writer(_RowsWithLf(self._file), lineterminator="\r\n")
-            self._writer.writerow(
-                [
-                    name if columns[name].ndim == 1 else f"{name}_{k}"
-                    for name, text in flat.items()
-                    for k in range(text.shape[1])
-                ]
+            self._writer.writerow(header)
+        elif header != self._header:
+            others = ", ".join(sorted(set(header) ^ set(self._header))[:3])
+            raise TypeError(
+                f"not all minibatches have predictions in the columns {others}: make the model's outputs equally long, "
+                "or give --prediction_format=parquet"
             )
         self._writer.writerows(np.concatenate(list(flat.values()), axis=1).tolist())
 
