@@ -349,8 +349,8 @@ class MasterLink:
             incarnation=self._incarnation,
             lease=lease,
             minibatch=minibatch,
-            error=hide(error),
-            details=hide(details),
+            error=_sendable(hide(error)),
+            details=_sendable(hide(details)),
             bad_records=bad_records,
         )
         return self._told(self._stub.FailTask, message)
@@ -521,6 +521,11 @@ class MasterLink:
         self._stacks = stacks.take(self.clock.read()[0], child_stacks.take())
         self._is_taking_stacks = False
         self._beat_at_once.set()
+
+
+def _sendable(text: str) -> str:
+    """User code may put half a character of UTF-16 into its errors, which no message can hold."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _device_message(device: Device | None) -> pb.Device | None:

@@ -25,6 +25,7 @@ from elasticdl_client.storage_kinds import AnyPath
 
 _NOT_STRICT = "Without --strict_feed the difference is counted as filtered or augmented."
 _SHOWN = 200  # bytes of a record
+_NAME_BYTES = 80  # of a shard's name in that of a file, which is of at most 255
 _log = logging.getLogger("elasticdl.worker")
 
 
@@ -168,11 +169,12 @@ def _write(directory: AnyPath, task: TaskRecords, found: Mapping[int, str]) -> N
         line = {"shard": task.shard, "record": number, "error": error, "base64": base64.b64encode(record).decode()}
         lines.append(json.dumps(line, ensure_ascii=False))
     first = _number(task, min(found))
-    target = directory / f"{os.path.basename(task.shard)[:80]}-{zlib.crc32(task.shard.encode()):08x}-{first}.jsonl"
+    name = os.path.basename(task.shard).encode()[:_NAME_BYTES].decode(errors="ignore")
+    target = directory / f"{name}-{zlib.crc32(task.shard.encode()):08x}-{first}.jsonl"
     try:
         make_directory(directory)
         with writing(target, str(os.getpid())) as file:
-            file.write(("\n".join(lines) + "\n").encode())
+            file.write(("\n".join(lines) + "\n").encode(errors="backslashreplace"))  # as JSON escapes them
     except (OSError, StorageError) as error:
         _log.warning("The bad records cannot be written to %s: %s", target, reason(error))
     else:

@@ -114,6 +114,9 @@ class ScriptedMaster(pb_grpc.MasterServicer):
     def FinishTask(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
         return self._note("FinishTask", request)
 
+    def FailTask(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+        return self._note("FailTask", request)
+
     def Exchange(self, messages: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         with self.changed:
             self.num_streams += 1

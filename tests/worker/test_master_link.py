@@ -68,6 +68,14 @@ def test_a_call_without_the_token_is_refused(master: ScriptedMaster) -> None:
     assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+def test_an_error_with_half_a_character_is_reported(master: ScriptedMaster) -> None:
+    worker = link(master)
+    half = "no label: \ud83d"  # as JSON with a cut emoji gives it
+    worker.fail(100, 0, half, half, [])
+    told = dict(master.told)
+    assert (told["FailTask"].error, told["FailTask"].details) == ("no label: \\ud83d", "no label: \\ud83d")
+
+
 def test_a_master_that_stays_away_is_given_up(master: ScriptedMaster) -> None:
     worker = link(master, timeout_s=0.5)
     master.stop()

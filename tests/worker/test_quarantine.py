@@ -65,6 +65,21 @@ def test_bad_records_and_their_errors_are_written_once_however_often_they_are_fo
     assert all("a bad record" in line["error"] for line in lines)
 
 
+def test_names_and_errors_of_any_characters_are_written(tmp_path: Path) -> None:
+    class Half(Picky):
+        def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
+            for task in tasks:
+                raise FeedError(task.lease, 0, "no label: \ud83d")
+            yield Batch(0, 0, end=True)
+
+    task = TaskRecords(1, 0, [b"bad"], f"/data/{'数' * 82}.csv", numbers=[0])  # as long as a name may be
+    with pytest.raises(FeedError):
+        list(inspected(Half(), Mode.TRAINING, iter((task,)), Quarantine(5, tmp_path)))  # type: ignore[arg-type]
+    (file,) = tmp_path.iterdir()
+    line = json.loads(file.read_text())
+    assert (line["shard"], line["error"]) == (task.shard, "no label: \ud83d")
+
+
 def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     task = TaskRecords(1, 0, [b"good", b"bad"], "/data/part-0", numbers=[0, 1])
