@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import re
 import socket
 import tempfile
 import threading
@@ -31,6 +32,7 @@ TIME_PREFIX = "time/"  # of the workers' seconds by state
 _PUBLISH_S = 30.0  # between two uploads of a file
 _MAX_BYTES = 4 << 20  # of a file that is uploaded again; then the next one is begun
 _RETRY_S = 30.0  # after a write that failed
+_BEGUN = re.compile(r"events\.out\.tfevents\.(\d+)\.")  # when a file was, in seconds since the Unix epoch
 
 logger = logging.getLogger("elasticdl.master")
 
@@ -76,10 +78,10 @@ def watcher(directory: str, generation: int, step: int) -> Watcher:
 
 @dataclass(frozen=True, slots=True)
 class _Scalars:
-    """Numbers of a moment; without any, the beginning of a generation at this step."""
+    """Numbers of a moment."""
 
     step: int
-    values: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, float]
     at: float = field(default_factory=time.time)
 
 
@@ -89,7 +91,7 @@ class ProgressScalars:
     def __init__(self) -> None:
         self._last_step = -1
         self._last_workers = -1
-        self._last_staleness: Sequence[int] = ()
+        self._last_staleness: Sequence[int] | None = None  # not looked at yet
 
     def of(self, status: JobStatus) -> dict[str, float]:
         """Return numbers by tag: of the workers when they change, the others when the model does."""
@@ -104,9 +106,9 @@ class ProgressScalars:
             for name, value in (("loss", status.loss), ("learning_rate", status.learning_rate)):
                 if value is not None:
                     values[name] = value
-            staleness = mean_staleness(self._last_staleness, status.staleness)
-            if staleness is not None:
-                values["staleness"], self._last_staleness = staleness, status.staleness
+            before, self._last_staleness = self._last_staleness, status.staleness
+            if before is not None and (staleness := mean_staleness(before, status.staleness)) is not None:
+                values["staleness"] = staleness
         return values
 
 
@@ -115,16 +117,16 @@ class TensorBoardLog:
 
     def __init__(self, directory: str, generation: int, step: int) -> None:
         path = path_of(directory)
+        takes_over_at = step + 1 if generation > 1 else None
         self._files = (
-            PublishedEventFiles(path, generation)
+            PublishedEventFiles(path, generation, takes_over_at)
             if isinstance(path, RemotePath)
-            else EventFiles(Path(directory), generation)
+            else EventFiles(Path(directory), generation, takes_over_at)
         )
-        self._files.open()
+        if generation == 1:  # of a later one the job runs: the first event begins its file
+            self._files.open()
         self._queue: queue.SimpleQueue[_Scalars | None] = queue.SimpleQueue()
         self._scalars = ProgressScalars()
-        if generation > 1:
-            self._queue.put(_Scalars(step + 1))
         self._thread = threading.Thread(target=self._run, name="tensorboard", daemon=True)
         self._thread.start()
 
@@ -162,8 +164,11 @@ class EventFiles:
 
     close_s = 5.0
 
-    def __init__(self, directory: Path, generation: int) -> None:
+    def __init__(self, directory: Path, generation: int, takes_over_at: int | None = None) -> None:
         """
+        Args:
+            takes_over_at: the first step of a generation that continues the files of another one.
+
         Raises:
             JobError: the package that knows the format is not installed.
         """
@@ -177,6 +182,7 @@ class EventFiles:
         self._events, self._summaries = event_pb2, summary_pb2
         self._directory = directory
         self._generation = generation
+        self._takes_over_at = takes_over_at  # until it is written
         self._num_files = 0
         self._path = directory  # of the newest file
         self._file: BinaryIO | None = None
@@ -197,19 +203,14 @@ class EventFiles:
             ) from error
 
     def write(self, step: int, values: Mapping[str, float], at: float) -> None:
-        """Numbers by tag; none: a generation of the master begins at this step.  Logs a failure once, and continues."""
+        """Numbers by tag.  A failure is logged, and writing goes on after a while."""
         if self._file is None and time.monotonic() < self._retry_at:
             return
-        event = self._events.Event(wall_time=at, step=step)
-        if values:
-            made = [self._summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-            event.summary.CopyFrom(self._summaries.Summary(value=made))
-        else:
-            event.session_log.status = self._events.SessionLog.START
+        made = [self._summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         try:
             if self._file is None:
                 self._open()
-            self._write(event)
+            self._write(self._events.Event(wall_time=at, step=step, summary=self._summaries.Summary(value=made)))
         except OSError as error:
             logger.warning("TensorBoard's events are left out for %.0f s: %s", _RETRY_S, error)
             self._end_file()
@@ -233,11 +234,21 @@ class EventFiles:
     def _open(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._num_files += 1
-        # TensorBoard reads the files of a directory in the order of their names.
-        name = f"events.out.tfevents.{int(time.time()):010d}.{self._generation:06d}.{self._num_files:04d}"
+        # TensorBoard reads the files of a directory in the order of their names: no clock that is behind may change it.
+        begun = max((int(found[1]) for name in self._names() if (found := _BEGUN.match(name))), default=0)
+        stamp = max(int(time.time()), begun + 1)
+        name = f"events.out.tfevents.{stamp:010d}.{self._generation:06d}.{self._num_files:04d}"
         self._path = self._directory / f"{name}.{socket.gethostname()}.{os.getpid()}"
         self._file = self._path.open("xb")
         self._write(self._events.Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if self._takes_over_at is not None:
+            start = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._write(self._events.Event(wall_time=time.time(), step=self._takes_over_at, session_log=start))
+            self._takes_over_at = None
+
+    def _names(self) -> list[str]:
+        """What TensorBoard finds."""
+        return [path.name for path in self._directory.iterdir()]
 
     def _write(self, event: Any) -> None:
         from elasticdl.data.tfrecord import framed  # NumPy, which a master without event files may not need
@@ -252,13 +263,10 @@ class PublishedEventFiles(EventFiles):
 
     close_s = 30.0
 
-    def __init__(self, target: RemotePath, generation: int) -> None:
-        """
-        Raises:
-            JobError: the package that knows the format is not installed.
-        """
+    def __init__(self, target: RemotePath, generation: int, takes_over_at: int | None = None) -> None:
+        """See `EventFiles`."""
         self._scratch = tempfile.TemporaryDirectory(prefix="elasticdl-events-")
-        super().__init__(Path(self._scratch.name), generation)
+        super().__init__(Path(self._scratch.name), generation, takes_over_at)
         self._target = target
         self._published_bytes = 0  # of the newest file
         self._next_at = 0.0
@@ -288,6 +296,13 @@ class PublishedEventFiles(EventFiles):
             self._path.unlink()
             self._published_bytes = 0
             self._path = self._directory
+
+    def _names(self) -> list[str]:
+        try:
+            return [path.name for path in self._target.iterdir()]
+        except (OSError, StorageError) as error:  # not there yet, or away
+            logger.debug("%s cannot be listed: %s", self._target, error)
+            return []
 
     def close(self) -> None:
         """Publish what is new, and close."""

@@ -15,6 +15,7 @@ from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.tensorboard import TensorBoardLog, mean_staleness, watcher
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobStatus
+from tests.master.actors import wait_until
 
 
 def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
@@ -65,15 +66,49 @@ def test_a_new_life_of_the_master_writes_a_file_of_its_own_and_takes_over_at_its
     assert scalars(tmp_path)["loss"] == [(10, 10.0), (20, 20.0), (25, 1.0)]
 
 
+def test_a_new_life_of_the_master_begins_while_nothing_can_be_written(tmp_path: Path) -> None:
+    logs, away = tmp_path / "logs", tmp_path / "away"
+    first = TensorBoardLog(str(logs), 1, 0)
+    for step in (10, 20, 30):
+        first.look(status(model_version=step, loss=float(step)))
+    first.close()
+    logs.rename(away)
+    logs.touch()
+    second = TensorBoardLog(str(logs), 2, 20)
+    second.look(status(model_version=24, loss=2.0))
+    wait_until(lambda: second._files._retry_at, "the failure")
+    logs.unlink()
+    away.rename(logs)
+    second._files._retry_at = 0.0
+    second.look(status(model_version=25, loss=1.0))
+    second.close()
+    assert scalars(logs)["loss"] == [(10, 10.0), (20, 20.0), (25, 1.0)]
+
+
+def test_a_clock_that_is_behind_does_not_change_the_order_of_lives(tmp_path: Path) -> None:
+    first = TensorBoardLog(str(tmp_path), 1, 0)
+    for step in (10, 20, 30):
+        first.look(status(model_version=step, loss=float(step)))
+    first.close()
+    (file,) = tmp_path.iterdir()
+    begun, rest = file.name.removeprefix("events.out.tfevents.").split(".", 1)
+    file.rename(tmp_path / f"events.out.tfevents.{int(begun) + 3600}.{rest}")
+    second = TensorBoardLog(str(tmp_path), 2, 20)
+    second.look(status(model_version=25, loss=1.0))
+    second.close()
+    assert scalars(tmp_path)["loss"] == [(10, 10.0), (20, 20.0), (25, 1.0)]
+
+
 def test_staleness_is_the_mean_of_what_came_since_the_last_time(tmp_path: Path) -> None:
     assert mean_staleness((), (2, 1, 1)) == 0.75
     assert mean_staleness((2, 1, 1), (2, 1, 1)) is None
     assert mean_staleness((2, 1), (2, 1, 0, 2, 2)) == (2 * 3.5 + 2 * 6.5) / 4
-    log = TensorBoardLog(str(tmp_path), 1, 0)
-    log.look(status(model_version=1, staleness=(0, 4)))
-    log.look(status(model_version=2, staleness=(0, 4, 2)))
+    log = TensorBoardLog(str(tmp_path), 2, 0)
+    log.look(status(model_version=7, staleness=(9,)))  # of the generation before
+    log.look(status(model_version=8, staleness=(9, 4)))
+    log.look(status(model_version=9, staleness=(9, 4, 2)))
     log.close()
-    assert scalars(tmp_path)["staleness"] == [(1, 1.0), (2, 2.0)]
+    assert scalars(tmp_path)["staleness"] == [(8, 1.0), (9, 2.0)]
 
 
 def test_a_directory_that_cannot_be_written_is_refused_and_no_directory_is_no_watcher(tmp_path: Path) -> None:
