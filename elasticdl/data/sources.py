@@ -120,11 +120,13 @@ def _files_of(paths: Iterable[str]) -> list[str]:
     """Return the paths of files.
 
     Raises:
-        DataError: a link leads nowhere: without its file the job would train on a part of the data.
+        DataError: a link leads nowhere: without its file the job would train on a part of the data; or the name of a
+            file cannot be sent to the workers.
     """
     files = []
     for path in paths:
         if os.path.isfile(path):
+            _check_name(path)
             files.append(path)
         elif os.path.islink(path) and not os.path.exists(path):
             raise DataError(
@@ -132,6 +134,12 @@ def _files_of(paths: Iterable[str]) -> list[str]:
                 "Fetch the file (git annex get, dvc pull), mount where the link leads, or remove the link.",
             )
     return files
+
+
+def _check_name(path: str) -> None:
+    shown = path.encode(errors="backslashreplace").decode()
+    if shown != path:
+        raise DataError(f"The name {shown} is no UTF-8.", "Rename the file, for example by convmv.")
 
 
 def no_records(source: str) -> DataError:

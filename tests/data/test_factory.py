@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,12 @@ def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path, source: str) -> N
     (tmp_path / "objects").mkdir()
     (tmp_path / "objects" / "b").write_text("b\n")
     assert create_reader(str(tmp_path / source)).shards()
+
+
+def test_a_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("x\n")
+    with pytest.raises(DataError, match=r"caf\\udce9\.txt is no UTF-8"):
+        create_reader(str(tmp_path))
 
 
 def test_files_without_records_have_no_shard(tmp_path: Path) -> None:
