@@ -5,6 +5,7 @@ An entry is a line of text, with the lines of its traceback behind it, or with -
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -46,6 +47,9 @@ class _JsonFormatter(logging.Formatter):
 
 def log_to_stdout() -> None:
     """Make the root logger of this process, and the hook that prints an exception that ends it; call once at start."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # the locale may lack a letter of an entry
+            stream.reconfigure(errors="backslashreplace")
     handler = logging.StreamHandler(sys.stdout)
     is_json = os.environ.get(LOG_FORMAT_VARIABLE) == LogFormat.JSON
     text = _HidingFormatter("%(asctime)s %(levelname)s %(message)s")

@@ -47,3 +47,12 @@ def test_without_it_entries_are_text() -> None:
     lines, errors = logged(ELASTICDL_LOG_FORMAT="")
     assert " WARNING 2 lines" in lines[0]
     assert "ValueError: the end" in errors
+
+
+def test_letters_that_the_locale_lacks_cost_no_entry() -> None:
+    program = 'from elasticdl.rpc.logs import *; log_to_stdout(); logging.error("there is no file\\n  → name it")'
+    for log_format in ("", "json"):
+        environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "ELASTICDL_LOG_FORMAT": log_format}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=60)
+        assert rb"\u2192 name it" in done.stdout
+        assert done.stderr == b""
