@@ -159,16 +159,19 @@ class PodView:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._pods: dict[str, PodChanged] = {}
+        self._forgotten: set[str] = set()  # uids of older ones, which lists still show
         self._lost: deque[LostPod] = deque(maxlen=MAX_LOST)
         self._clock = clock
 
     def changed(self, event: PodChanged) -> None:
         """Takes a change in, and logs it if it says something new."""
         before = self._pods.get(event.name)
-        if before is not None and before.uid == event.uid and before.phase in _GONE and event.phase not in _GONE:
-            return  # from a list that was taken before its end
-        self._pods.pop(event.name, None)
-        self._pods[event.name] = event  # at the end: ended pods are in the order of their ends
+        is_over = before is not None and before.uid == event.uid and before.phase in _GONE
+        if event.uid in self._forgotten or (is_over and event.phase not in _GONE):
+            return  # the latter is from a list that was taken before its end
+        if not is_over:
+            self._pods.pop(event.name, None)  # to the end: ended pods are in the order of their ends
+        self._pods[event.name] = event
         if before is not None and before.uid == event.uid and before.phase not in _GONE and event.phase in _LOST:
             self._lose(event, _why(_without_log(event)))
         if before is None or before.uid != event.uid:
@@ -186,6 +189,7 @@ class PodView:
             if name not in names:
                 self._lose(self._pods[name], "gone from the cluster")
         self._pods = {name: pod for name, pod in self._pods.items() if name in names}
+        self._forgotten &= {pod.uid for pod in event.pods}
         for pod in event.pods:
             self.changed(pod)
 
@@ -210,7 +214,7 @@ class PodView:
     def _forget(self) -> None:
         gone = [name for name, pod in self._pods.items() if pod.phase in _GONE]
         for name in gone[:-MAX_ENDED]:
-            del self._pods[name]
+            self._forgotten.add(self._pods.pop(name).uid)
 
     def _log(self, event: PodChanged, before: str) -> None:
         why = _why(event)

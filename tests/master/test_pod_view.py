@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from elasticdl.master.core.events import PodChanged, PodsListed
 from elasticdl.master.core.values import PodState
-from elasticdl.master.pod_specs import MAX_LOST, PodView
+from elasticdl.master.pod_specs import MAX_ENDED, MAX_LOST, PodView
 from elasticdl.protocol import Role
 from elasticdl_client.job_status import LostPod
 
@@ -72,3 +74,19 @@ def test_only_the_newest_losses_are_kept() -> None:
         view.changed(pod(index, PodState.RUNNING))
         view.changed(pod(index, PodState.FAILED))
     assert [one.name for one in view.lost()] == [f"w-{index}" for index in range(1, MAX_LOST + 1)]
+
+
+def test_a_list_says_nothing_anew_of_pods_that_have_ended_and_keeps_the_newest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    view, ended = PodView(), [pod(index, PodState.FAILED, "Killed") for index in range(2 * MAX_ENDED)]
+    for one in ended:
+        view.changed(one)
+    newest = [f"w-{index}" for index in range(MAX_ENDED, 2 * MAX_ENDED)]
+    with caplog.at_level(logging.INFO, "elasticdl.master"):
+        for _ in range(2):
+            view.listed(PodsListed(tuple(reversed(ended))))
+            assert [one.name for one in view.statuses()] == newest
+    assert caplog.messages == []
+    view.changed(pod(2 * MAX_ENDED, PodState.FAILED, "Killed"))
+    assert [one.name for one in view.statuses()] == [*newest[1:], f"w-{2 * MAX_ENDED}"]
