@@ -14,6 +14,7 @@ from elasticdl.master.core.plan.tasks import MAX_UNKNOWN_EPOCHS
 from elasticdl.master.core.values import PodState, ReportedLease
 from elasticdl.protocol import Role, Shard
 from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.job_events import EventKind
 
 
 def back(script: Script, *worker_ids: int) -> None:
@@ -49,6 +50,32 @@ def test_a_restarted_master_adopts_pods_leases_and_progress() -> None:
     script.sets_are_read({(0, lease.task): range(2)})
     assert script.finish(lease) == c.Accepted(2)
     assert script.finish(other, 1) == c.Accepted(4)
+
+
+def test_a_failure_under_a_lease_that_has_outlived_the_master_names_its_records() -> None:
+    script = running(2)
+    lease = script.lease(0)
+    back(script, 0, 1)
+    for worker_id in (0, 1):
+        script.worker_joins(worker_id, (ReportedLease(lease),) if worker_id == 0 else ())
+    script.sets_are_read({})
+    script.fail(lease)
+    failed = next(one for one in script.job.events.events if one.kind is EventKind.TASK_FAILED)
+    assert failed.details["records"] == f"training:{lease.shard.start}-{lease.shard.end}"
+
+
+def test_records_of_an_evaluation_under_a_lease_that_has_outlived_the_master_are_counted() -> None:
+    script = running(has_validation_data=True, evaluation_steps=1)
+    training = script.lease()
+    script.progress(training, 0)
+    lease = script.lease()
+    back(script, 0)
+    script.worker_joins(0, (ReportedLease(training, (0,)), ReportedLease(lease)))
+    script.sets_are_read({(0, training.task): range(1)})
+    script.evaluated(lease, surplus=-5)
+    current = script.job._work.evaluations.current
+    assert current is not None
+    assert (current.num_records, current.num_samples) == (20, 15)
 
 
 def test_nothing_is_handed_out_until_the_holders_are_back_or_their_leases_have_run_out() -> None:

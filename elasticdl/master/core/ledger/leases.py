@@ -199,8 +199,8 @@ class Leases:
         return self._holdings[lease.id].worker_id
 
     def snapshot(self) -> list[list[Any]]:
-        """Id, worker, type, epoch and task of each lease."""
-        return [[h.lease.id, h.worker_id, *key_of(h.lease)] for h in self._holdings.values()]
+        """Id, worker, type, epoch, task and model version of each lease."""
+        return [[h.lease.id, h.worker_id, *key_of(h.lease), h.lease.model_version] for h in self._holdings.values()]
 
     def validate(self) -> None:
         assert sorted(self._by_task.values()) == sorted(self._holdings)

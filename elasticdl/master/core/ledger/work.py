@@ -7,6 +7,7 @@ said by job.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from elasticdl.master.core.applied import CommittedSet
@@ -224,10 +225,22 @@ class Work:
         if other is not None and other.id < lease.id:
             self.give_back(other)
         if (other is None or other.id < lease.id) and self._take(lease):
-            self.leases.hold(lease, worker_id, clock)
+            self.leases.hold(self._with_records(lease), worker_id, clock)
         held_here = self.leases.get(lease.id, worker_id)
         if lease.type is TaskType.TRAINING and held_here is not None and key_of(held_here) == key_of(lease):
             self.tasks.commit((lease.epoch, lease.task), held.committed)
+
+    def _with_records(self, lease: Lease) -> Lease:
+        """Return a taken lease with the records of its task, which the journal does not repeat."""
+        current = self.evaluations.current
+        if self._is_planned(lease):
+            epoch = self.tasks.epochs[lease.epoch]
+            shard, excluded = epoch.slice(lease.task), epoch.excluded(lease.task)
+        elif lease.type is TaskType.EVALUATION and current is not None:
+            shard, excluded = current.slice(lease.task), self.evaluations.excluded(lease.task)
+        else:
+            return lease
+        return replace(lease, shard=shard, excluded=tuple(sorted(excluded)))
 
     def _is_planned(self, lease: Lease) -> bool:
         """Its task is one of the plan; the rounds of an evaluation count from 1."""
@@ -263,8 +276,8 @@ class Work:
 
     def restore_leases(self, snapshot: Mapping[str, Any], clock: float) -> None:
         """Hold the leases of the snapshot again; the workers report their progress."""
-        for lease_id, worker_id, task_type, epoch, task in snapshot["leases"]:
-            lease = Lease(lease_id, TaskType(task_type), epoch, task, Shard("", 0, 0))
+        for lease_id, worker_id, task_type, epoch, task, *version in snapshot["leases"]:
+            lease = Lease(lease_id, TaskType(task_type), epoch, task, Shard("", 0, 0), (), *version)
             self.hold(worker_id, ReportedLease(lease), clock)
 
     def _take(self, lease: Lease) -> bool:
