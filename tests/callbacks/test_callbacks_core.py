@@ -167,6 +167,21 @@ def test_the_best_model_is_saved_after_the_evaluation_that_found_it() -> None:
     assert saved == ["best-2.0", "best-1.0"]
 
 
+def test_the_loss_in_the_name_of_a_model_outlives_the_master() -> None:
+    script = running({"saving": [{**SAVE, "path": "m-{epoch}-{loss:.2f}", "metric": "loss"}]})
+    for _ in range(2):
+        lease = script.lease()
+        script.progress(lease, 0, loss=0.5, learning_rate=0.25)
+        script.finish(lease)
+    assert script.lease().type is TaskType.EVALUATION
+    new_life(script)
+    status = script.job.status()
+    assert (status.loss, status.learning_rate) == (0.5, 0.25)
+    (saving,) = work_off(script, [2.0])
+    assert saving.occasion is not None
+    assert saving.occasion.save_to == "m-1-0.50"
+
+
 def test_an_occasion_of_a_lost_worker_goes_to_the_next() -> None:
     script = running({"calls_epoch_end": True}, num_epochs=1, has_validation_data=False)
     while (lease := script.lease()).type is TaskType.TRAINING:

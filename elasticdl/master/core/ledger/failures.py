@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elasticdl.master.core.events import ProgressReported, TaskFailed
@@ -237,6 +237,12 @@ class Losses:
             self.newest = event.loss
         if event.not_finite or not is_finite:
             self._not_finite(event, lease, is_new, tasks)
+
+    def snapshot(self) -> list[float | None]:
+        return [self.newest, self.learning_rate]
+
+    def restore(self, saved: Sequence[float | None]) -> None:
+        self.newest, self.learning_rate = saved
 
     def _not_finite(self, event: ProgressReported, lease: Lease, is_new: bool, tasks: Tasks) -> None:
         """Ends the job or, if the minibatch is left out, says so: of many only some, with the number so far."""

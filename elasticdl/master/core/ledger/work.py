@@ -249,6 +249,7 @@ class Work:
     def snapshot(self) -> dict[str, Any]:
         return {
             "charges": self.retry_budget.snapshot(),
+            "losses": self.losses.snapshot(),
             "has_exported": self.has_exported,
             "has_callbacks": self.has_callbacks,
             "tasks": self.tasks.snapshot(),
@@ -262,6 +263,7 @@ class Work:
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """All but the plan, the tasks of which may not be known yet, and the leases of its tasks."""
         self.retry_budget.restore(snapshot["charges"])
+        self.losses.restore(snapshot.get("losses", (None, None)))
         self.has_exported = snapshot["has_exported"]
         self.has_callbacks = snapshot["has_callbacks"]
         self.leases.floor = snapshot["lease_floor"]
