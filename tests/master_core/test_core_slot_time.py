@@ -361,11 +361,12 @@ def test_pods_that_end_with_the_stop_of_a_job_are_not_lost(resumed_at: float) ->
     assert script.job.status().event_counts["PodLost"] == 4 - stopped
 
 
-def test_the_clock_of_the_wall_may_be_set_back_between_two_lives() -> None:
+@pytest.mark.parametrize("unix_offset", [0.0, -3600.0])  # after, and before the job's beginning
+def test_the_clock_of_the_wall_may_be_set_back_between_two_lives(unix_offset: float) -> None:
     script = running()
     beat(script, 9.0, input=9.0)
     snapshot = script.job.snapshot()
-    job = Job.restore(script.settings, snapshot, 2, now=4.0)
+    job = Job.restore(script.settings, snapshot, 2, 4.0, unix_offset)
     job.handle(e.PodsListed(()), 6.0)
     job.validate_state()
     assert round(sum(job.status(7.0).worker_seconds.values()), 3) == 12.0

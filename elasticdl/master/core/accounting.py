@@ -50,7 +50,11 @@ class Accounting:
             self._workers.times.miss_servers()
 
     def _micros(self, unix_now: float) -> int:
-        return max(self._workers.times.now, round((unix_now - self._began_at) * SECOND) + self._offset)
+        return max(self._workers.times.now, self._by_clock(unix_now))
+
+    def _by_clock(self, unix_now: float) -> int:
+        """Less than 0 where the clock is behind the job's beginning."""
+        return round((unix_now - self._began_at) * SECOND) + self._offset
 
     def end(self) -> None:
         """An event was handled."""
@@ -152,7 +156,7 @@ class Accounting:
         """
         self._began_at, self._offset = saved["began_at"], saved["offset"]
         written_at: int = saved["workers"]["now"]
-        self._offset += max(0, written_at - self._micros(unix_now))  # the clock of the wall was set back
+        self._offset += max(0, written_at - self._by_clock(unix_now))  # the clock of the wall was set back
         self.begin(unix_now)
         resumed = min(self._workers.times.now, written_at + round(stopped_seconds * SECOND))
         pause = (written_at, resumed) if resumed > written_at else None
