@@ -122,7 +122,12 @@ class Work:
         is_evaluating = current is not None and bool(current.todo)
         has_tasks = self.tasks.has_todo or self._may_begin_epoch
         has_occasion = self.callbacks.next(self.tasks.num_covered) is not None
-        return has_tasks or is_evaluating or has_occasion or self.needs_export
+        return has_tasks or is_evaluating or has_occasion or self._may_end
+
+    @property
+    def _may_end(self) -> bool:
+        """TRAIN_END is due, and no worker has it."""
+        return self.needs_export and not self.leases.of_type(TaskType.TRAIN_END)
 
     @property
     def _may_begin_epoch(self) -> bool:
@@ -173,8 +178,7 @@ class Work:
             return self.leases.grant(
                 worker.id, call, clock, key, shard, version, excluded=excluded, committed=committed
             )
-        may_end = self.needs_export and not self.leases.of_type(TaskType.TRAIN_END)
-        if may_end and wanted(TaskType.TRAIN_END) and allowed(*TRAIN_END_KEY):
+        if self._may_end and wanted(TaskType.TRAIN_END) and allowed(*TRAIN_END_KEY):
             shard = Shard("", 0, 0 if self._settings.trains else self.tasks.records_done)
             return self.leases.grant(worker.id, call, clock, TRAIN_END_KEY, shard, version)
         return None
