@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,12 +15,12 @@ from elasticdl.protocol import Role, Shard
 from tests.master_core.core_script import Like, Script
 
 
-def running(num_workers: int = 2, own_epochs: int | None = 1, **settings: Any) -> Script:
-    """A job whose workers have joined and whose first script has said what the data are: 40 records."""
+def running(num_workers: int = 2, own_epochs: int | None = 1, num_records: int = 40, **settings: Any) -> Script:
+    """A job whose workers have joined and whose first script has said what the data are."""
     script = Script(**({"num_ps": 0, "runs_command": True, "num_workers": num_workers} | settings))
     for worker_id in range(num_workers):
         script.worker_starts(worker_id)
-    report(script, 0, num_epochs=own_epochs)
+    report(script, 0, num_records, num_epochs=own_epochs)
     return script
 
 
@@ -202,6 +203,24 @@ def test_what_was_committed_after_the_last_checkpoint_began_is_handed_out_again(
     (line,) = [line for line in script.log() if line.startswith("Epoch 1: ")]
     assert line == "Epoch 1: records 40, committed 40, repeated at most 20, lost 0"
     assert [coverage_line(epoch) for epoch in script.job.status().coverage] == [line]
+
+
+def test_what_is_in_the_last_checkpoint_takes_some_bytes_of_the_journal_and_outlives_the_master() -> None:
+    script = estimator(num_records=40_000)
+    session(script, SessionEvent.RESTORED)
+    lease = script.lease(1)
+    tasks = script.job._work.tasks
+    for task in set(range(2000)) - {lease.task}:
+        tasks.commit((0, task), (0, 1))
+    script.progress(lease, 1, worker_id=1)
+    for what in (SessionEvent.SAVING, SessionEvent.SAVED):
+        session(script, what)
+    assert len(json.dumps(script.job.snapshot()["session"])) < 200
+    script.restart_master()
+    script.tell(e.PodsListed(tuple(_pods(script))))
+    script.worker_joins(0)
+    session(script, SessionEvent.RESTORED)
+    assert script.job.status().records_done == 40_000 - 10
 
 
 def test_a_chief_that_gives_its_quota_takes_the_model_with_it() -> None:

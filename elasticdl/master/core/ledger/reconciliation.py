@@ -19,6 +19,7 @@ from elasticdl.master.core.plan.epoch import coverage_line, coverage_of
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level, PsPartition, SessionEvent
 from elasticdl.protocol import Role
+from elasticdl.task_numbers import TaskNumbers
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 
@@ -123,6 +124,7 @@ class EstimatorSession:
         self._out = state.out
         self._marked: CommittedSet | None = None  # committed when the checkpoint being written was begun
         self._saved = CommittedSet()  # surely in the newest whole checkpoint
+        self._written = _plain(self._saved)  # the same for the journal, which is written each second
 
     def reported(self, what: SessionEvent) -> None:
         """The chief's word."""
@@ -131,6 +133,7 @@ class EstimatorSession:
                 self._marked = self._work.tasks.ledger()
             case SessionEvent.SAVED if self._marked is not None:
                 self._saved, self._marked = self._marked, None
+                self._written = _plain(self._saved)
             case SessionEvent.RESTORED:
                 self._restored()
             case _:
@@ -153,10 +156,17 @@ class EstimatorSession:
             self._out.log(text, Level.WARNING)
 
     def snapshot(self) -> dict[str, Any]:
-        tasks = [[*name, one.watermark, sorted(one.extras)] for name, one in self._saved.tasks().items()]
-        return {"saved": tasks, "in_doubt": self._reconciler.in_doubt}
+        return {**self._written, "in_doubt": self._reconciler.in_doubt}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """A checkpoint that was being written when the last generation ended does not count."""
-        self._saved = CommittedSet.of(((e, t, w, x) for e, t, w, x in saved["saved"]), 0)
+        runs = ((e, first, number, w) for e, first, number, w in saved.get("runs", ()))
+        self._saved = CommittedSet.of(((e, t, w, x) for e, t, w, x in saved["saved"]), 0, None, runs)
+        self._written = _plain(self._saved)
         self._reconciler.in_doubt = saved["in_doubt"]
+
+
+def _plain(held: CommittedSet) -> dict[str, Any]:
+    """Successive tasks that are alike as one run, and those with extras one by one; of JSON's types only."""
+    tasks = [[*name, held.watermarks[name], sorted(extras)] for name, extras in held.extras.items()]
+    return {"saved": tasks, "runs": [list(run) for run in TaskNumbers.runs(held.watermarks)]}
