@@ -230,6 +230,19 @@ def test_an_endless_job_without_max_step_continues() -> None:
     assert tasks.planned_records == 0
 
 
+def test_no_event_looks_at_the_epochs_that_are_covered() -> None:
+    script = running(num_ps=0, num_epochs=0, strategy=DistributionStrategy.LOCAL)
+    for _ in range(7):
+        script.finish(script.lease())
+    lease = script.lease()
+    tasks = script.job._work.tasks
+    tasks.epochs[:3] = [None] * 3  # type: ignore[list-item]
+    script.job.handle(e.ProgressReported(100, 0, 7, lease.id, (0,)), 1.0)
+    script.job.handle(e.TaskFinished(101, 0, 7, lease.id, 2), 1.0)
+    script.job.handle(e.Tick(), 2.0)
+    assert (tasks.records_done, tasks.num_remaining) == (160, 0)
+
+
 def test_user_code_that_raises_is_tried_on_another_worker_then_fails_the_job() -> None:
     script = running(2, records=20)
     lease = script.lease(0)

@@ -7,6 +7,7 @@ the model, and `Tasks.reconcile` takes it over.  This module talks to no process
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +52,10 @@ class Loss:
     is_reopened: bool
 
 
+_SUMMED = (
+    *("committed_records", "processed_records", "num_minibatches", "num_done"),
+    *("num_quarantined", "num_skipped", "skipped_records"),
+)  # of an epoch, over all of which there are sums
 _PLAIN = "plain"  # in the journal: a number of epochs, see `Epoch.is_plain`
 
 
@@ -63,7 +68,8 @@ class Tasks:
         self._minibatches = sum(-(-len(shard) // settings.minibatch_size) for shard in self.slices)
         self.planned_records, self.planned_tasks = self._planned()  # over all epochs; 0 when the job is endless
         self.epochs: list[Epoch] = []
-        self._num_settled = 0  # of the first epochs: all of them are covered
+        self._num_settled = 0  # of the first epochs: all of them are covered, so they change only by `reconcile`
+        self._settled = Counter[str]()  # `_SUMMED` over these: an endless job has many
         self.model_version = settings.model_version  # names counted, each when it is committed, if the job trains
         self._quarantine: dict[int, frozenset[int]] = {}  # by task, for this and later epochs
         self._is_stopped = False
@@ -142,10 +148,16 @@ class Tasks:
         self.planned_tasks = sum(len(epoch.order) for epoch in self.epochs)
 
     def unsettled(self) -> list[Epoch]:
-        """The epochs from the first on that is not covered: an endless job has many that are."""
-        while self._num_settled < len(self.epochs) and self.epochs[self._num_settled].covered:
+        """The epochs from the first on that is not covered."""
+        while self._num_settled < len(self.epochs) and (epoch := self.epochs[self._num_settled]).covered:
+            self._settled.update({name: getattr(epoch, name) for name in _SUMMED})
             self._num_settled += 1
         return self.epochs[self._num_settled :]
+
+    def _sum(self, name: str) -> int:
+        """One of `_SUMMED` over all epochs."""
+        unsettled: int = sum(getattr(epoch, name) for epoch in self.unsettled())
+        return self._settled[name] + unsettled
 
     @property
     def num_covered(self) -> int:
@@ -159,34 +171,34 @@ class Tasks:
     @property
     def records_done(self) -> int:
         """Committed or skipped, over all epochs."""
-        return sum(epoch.committed_records for epoch in self.epochs)
+        return self._sum("committed_records")
 
     @property
     def records_processed(self) -> int:
         """The same, counted each time that a record is committed: it never falls, whatever the model loses."""
-        return sum(epoch.processed_records for epoch in self.epochs)
+        return self._sum("processed_records")
 
     @property
     def num_committed(self) -> int:
         """Minibatches, over all epochs."""
-        return sum(epoch.num_minibatches for epoch in self.epochs)
+        return self._sum("num_minibatches")
 
     @property
     def records_left_out(self) -> int:
         """Planned, in none of the models and not set aside; 0 where training was stopped on purpose, or is endless."""
         if self._is_stopped:
             return 0
-        return max(0, self.planned_records - self.records_done - sum(epoch.num_quarantined for epoch in self.epochs))
+        return max(0, self.planned_records - self.records_done - self._sum("num_quarantined"))
 
     @property
     def num_done(self) -> int:
         """Tasks of all epochs that are done."""
-        return sum(epoch.num_done for epoch in self.epochs)
+        return self._sum("num_done")
 
     @property
     def num_remaining(self) -> int:
         """Tasks of the epochs that have begun which are not done."""
-        return sum(len(epoch.order) - epoch.num_done for epoch in self.epochs)
+        return sum(len(epoch.order) - epoch.num_done for epoch in self.unsettled())
 
     def take(self, allowed: Callable[[int, int], bool]) -> TaskName | None:
         """The next task to be leased that is `allowed(epoch, task)`; None when there is none in the begun epochs."""
@@ -250,11 +262,11 @@ class Tasks:
     @property
     def num_skipped(self) -> int:
         """Minibatches that are committed and empty, over all epochs."""
-        return sum(epoch.num_skipped for epoch in self.epochs)
+        return self._sum("num_skipped")
 
     @property
     def skipped_records(self) -> int:
-        return sum(epoch.skipped_records for epoch in self.epochs)
+        return self._sum("skipped_records")
 
     def remarks(self, not_evaluated: Iterable[tuple[str, int]] = ()) -> list[str]:
         """Return the records that the model was not trained or evaluated on, for the end of the job."""
@@ -321,6 +333,8 @@ class Tasks:
             The tasks of which the model has lost something.
         """
         fresh, self._fresh = self._fresh or {}, None
+        self._num_settled = 0
+        self._settled.clear()
         if self._is_stopped:
             for epoch in self.epochs:
                 epoch.plan_again(truth)
@@ -351,7 +365,6 @@ class Tasks:
         if was_done and not epoch.is_done(task):
             epoch.change(task, holds, UNKNOWN)
             epoch.covered = False
-            self._num_settled = min(self._num_settled, epoch.number)
             epoch.open_again(task)
             return Loss(epoch.number, task, records, True)
         return Loss(epoch.number, task, records, False) if lost else None
@@ -391,5 +404,7 @@ class Tasks:
 
     def validate(self) -> None:
         assert all(epoch.covered for epoch in self.epochs[: self._num_settled])
+        for name in _SUMMED:
+            assert self._sum(name) == sum(getattr(epoch, name) for epoch in self.epochs), name
         for epoch in self.epochs:
             epoch.validate()
