@@ -45,6 +45,15 @@ def test_the_first_report_of_the_data_counts() -> None:
     assert script.job.status().num_epochs == 1
 
 
+def test_the_minibatches_of_the_plan_are_those_of_the_tasks() -> None:
+    script = Script(num_ps=0, runs_command=True, num_workers=1)
+    script.worker_starts(0)
+    shards = tuple(Shard(f"part-{size}", 3, 3 + size) for size in range(45))
+    script.ask(e.ModelReported, 0, 7, shards={DataKind.TRAINING: shards}, plan=ScriptPlan(10, 2))
+    plan = script.worker_joins(0).plan
+    assert plan.num_minibatches == sum(-(-len(task) // 10) for task in script.job._work.tasks.slices)
+
+
 def test_without_a_report_the_jobs_data_are_listed_when_a_script_asks() -> None:
     script = Script(num_ps=0, runs_command=True, num_workers=1)
     script.worker_starts(0)

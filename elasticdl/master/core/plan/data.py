@@ -56,7 +56,7 @@ class Data:
         )
 
     def plan_in_force(self) -> ScriptPlan:
-        """The plan that workers receive."""
+        """The plan that workers receive, each when it registers."""
         settings, shards = self.settings, self.planned_shards()
         size = settings.minibatch_size
         return ScriptPlan(
@@ -64,7 +64,7 @@ class Data:
             settings.num_minibatches_per_task,
             settings.num_epochs,
             num_records=sum(len(shard) for shard in shards),
-            num_minibatches=sum(-(-len(task) // size) for task in cut(shards, settings.records_per_task)),
+            num_minibatches=sum(-(-len(shard) // size) for shard in shards),  # tasks end with a whole one
         )
 
     def model_reported(
