@@ -85,6 +85,20 @@ def test_an_epoch_that_ends_before_the_next_heartbeat_is_reported_with_the_one_a
     assert loads.lines() == ["Staleness of gradients: 1 100%", "PS load: busy 50%"]
 
 
+def test_a_server_that_is_lost_is_not_busy_and_keeps_its_totals() -> None:
+    script = running(num_ps=2)
+    for second in range(3):
+        script.now = 1.0 + second
+        for ps_id in range(2):
+            beat(script, ps_id, pushes=10 * second, busy_seconds=0.5 * second)
+    script.ps_dies(0)
+    script.tell(e.Tick())
+    lost, other = script.job.status().ps
+    assert (lost.pushes_per_second, lost.busy, lost.pushes, lost.busy_seconds) == (0.0, 0.0, 20, 1.0)
+    assert (other.pushes_per_second, other.busy) == (10.0, 0.5)
+    assert script.job.series.points[-1].ps_busy == 0.5
+
+
 def test_without_news_there_are_no_lines() -> None:
     assert PsMetrics().lines() == []
 

@@ -37,7 +37,9 @@ class _Life:
         self.newest, self.heard_at = load, clock
 
     def rate(self, of: Callable[[PsUsage], float], since: tuple[float, PsUsage] | None = None) -> float:
-        """How fast something grows, since the oldest sample if nothing else is said."""
+        """How fast something grows, since the oldest sample if nothing else is said; 0 of a process that has ended."""
+        if since is None and not self.samples:
+            return 0.0
         at, load = since or self.samples[0]
         return max(0.0, of(self.newest) - of(load)) / (self.heard_at - at) if self.heard_at > at else 0.0
 
@@ -61,6 +63,11 @@ class PsMetrics:
                 self._ended[ps_id] = _sum(self._ended.get(ps_id, PsUsage()), before[1])
             life = self._lives[ps_id] = _Life(incarnation, load, clock, (clock, load))
         life.heard(load, clock)
+
+    def lost(self, ps_id: int) -> None:
+        """Its process has ended, or is given up: nothing grows any more."""
+        if (life := self._lives.get(ps_id)) is not None:
+            life.samples.clear()
 
     @property
     def staleness(self) -> tuple[int, ...]:

@@ -478,11 +478,15 @@ class Fleet:
         was_leaving = server is not None and server.leaving_version is not None
         version = self._work.tasks.model_version
         has_served = server is not None and server.is_ready and version > server.ready_version
-        self.servers.lose(record.index)
+        self._lose_server(record)
         if not record.is_leaving and not self._ending.is_decided:
             self._out.persist()
             self._out.log(f"PS {record.index} is lost ({_why(event)}); it is started again", Level.WARNING)
             self._succeed(record, event, lost, was_leaving, has_served, clock)
+
+    def _lose_server(self, record: PodRecord) -> None:
+        self.servers.lose(record.index)
+        self._loads.lost(record.index)
 
     def _succeed(
         self, record: PodRecord, event: PodChanged, lost: int, was_leaving: bool, has_committed: bool, clock: float
@@ -675,7 +679,7 @@ class Fleet:
             self.lose_worker(record, f"was given up ({why})", clock)
             self._out.log(f"Relaunch the worker: {record.name} ({why})", Level.WARNING)
         else:
-            self.servers.lose(record.index)
+            self._lose_server(record)
             self._out.log(f"PS {record.index} is given up ({why}); it is started again", Level.WARNING)
         self.pods.succeed(record, clock, given_up)
 
