@@ -6,7 +6,17 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, evidence, evidence_of, one_line, plural
+from elasticdl_client.explain.diagnosis import (
+    Cost,
+    Diagnosis,
+    Facts,
+    Trouble,
+    as_sentences,
+    evidence,
+    evidence_of,
+    one_line,
+    plural,
+)
 from elasticdl_client.explain.ends import other_version
 from elasticdl_client.job_events import Detail, EventKind, JobEvent
 from elasticdl_client.jobs.store import Phase
@@ -358,9 +368,9 @@ def stops(facts: Facts) -> Iterator[Diagnosis]:
             facts.end,
             "The job has stopped before its end",
             (facts.job.note,) if facts.job.note else (),
-            "Its journal and checkpoints are kept.",
+            "Its journal and checkpoints are kept." if facts.job.has_begun else "",
             Cost(),
-            f"`{facts.job.command('resume')}` continues it.",
+            as_sentences([facts.job.continuation]),
             {"phase": facts.job.phase.value},
             is_fatal=True,
         )

@@ -207,10 +207,20 @@ def _read(directory: Path) -> JobInfo | None:
         over = tuple(pod for pod in status.pods if pod.phase in ("Succeeded", "Failed"))
         status = dataclasses.replace(status, pods=over, workers_alive=0, ps_alive=0)
     phase = phase_of(status, runs=runs)
-    if phase is Phase.STOPPED:
-        note = note or "It was cut off before its end, and nothing of it runs."
+    has_begun = (directory / "journal.json").exists()
+    if phase is Phase.STOPPED and not note:
+        note = "It was cut off before its end, and nothing of it runs."
+        note = note if has_begun else f"It was cut off before it had begun: {directory}/logs may say why."
     return JobInfo(
-        name, Runtime.LOCAL, phase, status, note, directory=str(directory), created_at=created_at, spec=_spec(text)
+        name,
+        Runtime.LOCAL,
+        phase,
+        status,
+        note,
+        directory=str(directory),
+        created_at=created_at,
+        spec=_spec(text),
+        has_begun=has_begun,
     )
 
 

@@ -44,6 +44,7 @@ class JobInfo:
         directory: of a local job; empty otherwise.
         created_at: seconds since the Unix epoch; 0 if unknown.
         spec: as submitted, without its secrets; None if it is not kept any more, or cannot be read.
+        has_begun: there is something of it that `elasticdl resume` could continue.
     """
 
     name: str
@@ -56,6 +57,7 @@ class JobInfo:
     directory: str = ""
     created_at: float = 0.0
     spec: JobSpec | None = None
+    has_begun: bool = True
 
     @property
     def has_ended(self) -> bool:
@@ -76,6 +78,13 @@ class JobInfo:
         where = f"--namespace={self.namespace}" if self.runtime is Runtime.KUBERNETES else "--runtime=local"
         context = f" --context={self.context}" if self.context else ""
         return f"elasticdl {verb} {self.name} {where}{context}"
+
+    @property
+    def continuation(self) -> str:
+        """How a stopped job continues, as a part of a sentence."""
+        if not self.has_begun:
+            return "the command that started it starts it again"
+        return f"`{self.command('resume')}` continues it"
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -106,10 +106,10 @@ def waiting_for(job: JobInfo) -> str:
 
 
 def what_to_do(job: JobInfo) -> str:
-    """Return the command that continues a stopped job; empty for others."""
+    """Return how a stopped job continues; empty for others."""
     if job.phase is not Phase.STOPPED:
         return ""
-    return f"`{job.command('resume')}` continues it, `{job.command('delete')}` ends it."
+    return f"{job.continuation}, `{job.command('delete')}` ends it."
 
 
 def page(job: JobInfo, now: float) -> str:

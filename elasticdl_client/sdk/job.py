@@ -18,7 +18,7 @@ from elasticdl_client import progress, report, worker_range
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError, JobFailed
 from elasticdl_client.explain import explanation as explain_words
-from elasticdl_client.explain.diagnosis import Facts
+from elasticdl_client.explain.diagnosis import Facts, as_sentences
 from elasticdl_client.explain.explanation import explain
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
@@ -301,7 +301,7 @@ class JobHandle:
             explanation = explain_words.text(found, _WIDTH) if found.diagnoses else ""
         how = "failed" if info.has_ended else "has stopped"
         why = report.without_frames(info.status.message) if info.has_ended else info.note
-        hint = f"Its logs: {info.logs}." if info.has_ended else f"`{info.command('resume')}` continues it."
+        hint = f"Its logs: {info.logs}." if info.has_ended else as_sentences([info.continuation])
         return JobFailed(
             f"Job {self.name} {how}: {why or 'it reported no reason.'}", hint, info.status.exit_code, explanation
         )

@@ -242,8 +242,11 @@ def test_clean_deletes_what_has_ended_and_nothing_else(
     listed = {job["name"]: job["phase"] for job in json.loads(run("list", "-o", "json"))}
     assert listed == {"good": "Succeeded", "bad": "Failed", "job": "Stopped"}
     page = run("status", "job")
-    assert "was cut off before its end" in page
-    assert "elasticdl resume job --runtime=local" in page
+    assert f"cut off before it had begun: {flags['job_dir']}/logs may say why" in page
+    assert "elasticdl resume" not in page
+    explanation = run("explain", "job")
+    assert "cut off before it had begun" in explanation
+    assert "elasticdl resume" not in explanation
     assert "feed raised: broken" in run("status", "bad")
     assert '"good" deleted' in run("clean", "--dry_run")
     assert len(json.loads(run("list", "-o", "json"))) == 3
@@ -254,6 +257,10 @@ def test_clean_deletes_what_has_ended_and_nothing_else(
     assert run("list", "-o", "name") == "job/job\n"
     with pytest.raises(JobError, match="cut off before it had begun"):
         run("resume", "job")
+    (Path(flags["job_dir"]) / "journal.json").write_text(json.dumps({"snapshot": {"core": {}}}))
+    page = run("status", "job")
+    assert "was cut off before its end" in page
+    assert "elasticdl resume job --runtime=local" in page
 
 
 def test_clean_leaves_a_job_that_was_started_again_meanwhile(

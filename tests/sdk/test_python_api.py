@@ -99,6 +99,11 @@ def test_two_jobs_of_two_threads_run_at_once_and_are_stopped_apart(home: Path) -
     with pytest.raises(elasticdl.JobFailed, match="Job first has stopped") as caught:
         first.wait()
     assert caught.value.exit_code is None
+    assert "before it had begun" in caught.value.what
+    assert "elasticdl resume" not in caught.value.hint
+    (Path(first.directory) / "journal.json").write_text("{}")
+    with pytest.raises(elasticdl.JobFailed) as caught:
+        first.wait()
     assert "elasticdl resume first" in caught.value.hint
     assert second.phase in (elasticdl.Phase.PENDING, elasticdl.Phase.RUNNING)
     second.delete()
