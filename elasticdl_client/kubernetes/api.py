@@ -149,8 +149,7 @@ class Connection:
 
 def is_configured() -> bool:
     """Whether there is anything that could say which cluster is meant."""
-    files = os.environ.get("KUBECONFIG", _KUBECONFIG).split(os.pathsep)
-    return "KUBERNETES_SERVICE_HOST" in os.environ or any(Path(file).expanduser().exists() for file in files if file)
+    return "KUBERNETES_SERVICE_HOST" in os.environ or any(path.exists() for path in _kubeconfigs())
 
 
 def connect(force_kube_config: bool = False, context: str = "", first_answer_s: float = READ_TIMEOUT_S) -> Connection:
@@ -256,35 +255,46 @@ def _load_in_cluster(configuration: Any) -> tuple[str, str]:
     return IN_CLUSTER, namespace or DEFAULT_NAMESPACE
 
 
+def _kubeconfigs() -> list[Path]:
+    """The files that kubectl merges; a variable that is empty counts as not set."""
+    files = os.environ.get("KUBECONFIG") or _KUBECONFIG
+    return [Path(file).expanduser() for file in files.split(os.pathsep) if file]
+
+
 def _load_kube_config(configuration: Any, wanted: str) -> tuple[str, str]:
     import yaml
     from kubernetes.config import ConfigException, list_kube_config_contexts, load_kube_config
 
-    files = os.environ.get("KUBECONFIG", _KUBECONFIG)
+    named = _kubeconfigs()
+    paths = [path for path in named if not path.is_file() or path.stat().st_size]  # the package refuses an empty one
+    files = _joined(paths)
     try:
-        active = _context_of(files, wanted) if wanted else list_kube_config_contexts(config_file=files)[1]
+        active = _context_of(paths, wanted) if wanted else list_kube_config_contexts(config_file=files)[1]
         load_kube_config(config_file=files, context=active["name"], client_configuration=configuration)
         namespace = active["context"].get("namespace")
     except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ClusterError(
-            f"There is no usable cluster configuration in {files}: {error}",
+            f"There is no usable cluster configuration in {_joined(named)}: {error}",
             "Set KUBECONFIG to the file of your cluster; `kubectl config get-contexts` shows what it holds. "
             "Or --runtime=local: processes of this machine, no cluster.",
         ) from error
     return str(active["name"]), str(namespace or DEFAULT_NAMESPACE)
 
 
-def _context_of(files: str, wanted: str) -> Any:
+def _joined(paths: Sequence[Path]) -> str:
+    return os.pathsep.join(map(str, paths))
+
+
+def _context_of(paths: Sequence[Path], wanted: str) -> Any:
     """A context by its name; the current one may be none that there is."""
     import yaml
 
-    paths = [Path(file).expanduser() for file in files.split(os.pathsep) if file]
-    found = [context for path in paths if path.exists() for context in yaml.safe_load(path.read_text())["contexts"]]
+    found = [one for path in paths if path.exists() for one in yaml.safe_load(path.read_text()).get("contexts") or ()]
     for context in found:
         if context["name"] == wanted:
             return context
     listed = ", ".join(sorted(str(context["name"]) for context in found))
-    raise ClusterError(f"There is no context {wanted} in {files}.", f"Existing contexts: {listed}.")
+    raise ClusterError(f"There is no context {wanted} in {_joined(paths)}.", f"Existing contexts: {listed}.")
 
 
 def _bound(api_client: Any, first_answer_s: float) -> None:

@@ -23,7 +23,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.jobs import commands
 from elasticdl_client.kubernetes import objects, rbac
 from elasticdl_client.kubernetes import rbac as rbac_command
-from elasticdl_client.kubernetes.api import ClusterError, connect
+from elasticdl_client.kubernetes.api import ClusterError, connect, is_configured
 from elasticdl_client.kubernetes.objects import job_manifests, master_pod
 from elasticdl_client.kubernetes.pods import owned
 from elasticdl_client.kubernetes.submit import mount_notes
@@ -184,6 +184,22 @@ def test_a_cluster_that_does_not_answer_is_named_with_its_context(tmp_path: Path
     assert "Traceback" not in done.stderr
     assert "Retrying" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("context", ["", "far-away"])
+@pytest.mark.parametrize("files", ["", ":~/.kube/config", "~/.kube/config:~/empty", "~/current:~/none:~/.kube/config"])
+def test_the_files_of_kubeconfig_are_merged_as_kubectl_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, context: str
+) -> None:
+    (tmp_path / ".kube").mkdir()
+    kubeconfig(tmp_path / ".kube" / "config", "https://127.0.0.1:1")
+    (tmp_path / "empty").touch()
+    (tmp_path / "current").write_text("current-context: far-away\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", files)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert is_configured()
+    assert connect(context=context).server == "https://127.0.0.1:1"
 
 
 @pytest.mark.parametrize(
