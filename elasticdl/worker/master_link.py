@@ -40,6 +40,7 @@ _CALL_TIMEOUT_S = 10.0
 _LONG_POLL_S = 20.0
 _RETRY_S = 0.3
 _END_S = 30.0  # the master may be starting again
+_MOST_OF_ERROR = 100_000  # characters
 _RATE_S = 0.5  # between two looks at the learning rate
 
 Answer = TypeVar("Answer")
@@ -349,8 +350,8 @@ class MasterLink:
             incarnation=self._incarnation,
             lease=lease,
             minibatch=minibatch,
-            error=_sendable(hide(error)),
-            details=_sendable(hide(details)),
+            error=_sendable(error),
+            details=_sendable(details),
             bad_records=bad_records,
         )
         return self._told(self._stub.FailTask, message)
@@ -524,8 +525,16 @@ class MasterLink:
 
 
 def _sendable(text: str) -> str:
-    """User code may put half a character of UTF-16 into its errors, which no message can hold."""
-    return text.encode(errors="backslashreplace").decode()
+    """Return an error of user code as a message can hold it: without secrets, and without half a character.
+
+    Of one that quotes a large record, both ends.  It is cut first, as `hide` takes seconds for megabytes; a secret that
+    is cut apart there does not remain.
+    """
+    return _ends(hide(_ends(text, 2 * _MOST_OF_ERROR)), _MOST_OF_ERROR).encode(errors="backslashreplace").decode()
+
+
+def _ends(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
 
 
 def _device_message(device: Device | None) -> pb.Device | None:

@@ -76,6 +76,14 @@ def test_an_error_with_half_a_character_is_reported(master: ScriptedMaster) -> N
     assert (told["FailTask"].error, told["FailTask"].details) == ("no label: \\ud83d", "no label: \\ud83d")
 
 
+def test_of_an_error_with_a_large_record_both_ends_are_reported(master: ScriptedMaster) -> None:
+    link(master).fail(100, 0, f"no image: {'0' * 1_000_000}, in train.csv", "", [])
+    error = dict(master.told)["FailTask"].error
+    assert error.startswith("no image: 0")
+    assert error.endswith("0, in train.csv")
+    assert len(error) < 110_000
+
+
 def test_a_master_that_stays_away_is_given_up(master: ScriptedMaster) -> None:
     worker = link(master, timeout_s=0.5)
     master.stop()
