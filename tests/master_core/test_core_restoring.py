@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from core_script import Like, Script, running
 
 from elasticdl.master.core import commands as c
@@ -51,6 +52,24 @@ def test_a_server_that_dies_while_it_restores_again_and_again_ends_the_job_with_
     assert script.last(c.EndJob).pod == "elasticdl-j-ps-0"
 
 
+@pytest.mark.parametrize("reason", ["Error", "Killed"])
+def test_servers_that_die_by_their_own_fault_where_others_did_end_the_job(reason: str) -> None:
+    script = running(num_ps=2)
+    for life in range(1, 4):
+        script.progress(script.lease(), 0)
+        assert script.job.status().phase == "Running"
+        for ps_id in (0, 1):  # together: one failure
+            script.ps_dies(ps_id, life, reason)
+        script.pass_time(3, alive=(0,))
+        for ps_id in (0, 1) if life < 3 else ():
+            script.ps_starts(ps_id, life + 1)
+        if life < 3:
+            script.sets_are_read({})
+    status = script.job.status()
+    assert (status.phase == "Failed") is (reason == "Error")
+    assert ("3 parameter servers in a row failed" in status.message) is (reason == "Error")
+
+
 def test_so_does_one_that_always_becomes_ready_and_dies_before_anything_is_committed() -> None:
     script = running()
     for life in range(1, 4):
@@ -63,14 +82,15 @@ def test_so_does_one_that_always_becomes_ready_and_dies_before_anything_is_commi
 
 
 def test_one_that_serves_between_its_deaths_is_started_again_as_often_as_it_takes() -> None:
-    script = running(records=400)
+    script, held = running(records=400), {}
     for life in range(1, 6):
         lease = script.lease()
         script.finish(lease)
+        held[0, lease.task] = range(2)
         script.ps_dies(life=life, reason="Error")
         script.pass_time(2, alive=(0,))
         script.ps_starts(life=life + 1)
-        script.sets_are_read({(0, lease.task): range(2)})
+        script.sets_are_read({**held})
     assert script.job.status().phase == "Running"
 
 

@@ -214,6 +214,20 @@ def test_workers_that_fail_where_others_did_end_the_job_though_each_trains_up_to
     assert script.job.status().message.startswith(message)
 
 
+def test_workers_that_run_out_of_the_most_memory_where_others_did_end_the_job() -> None:
+    script = standing(1)
+    for worker_id in range(7):
+        assert script.job.status().phase is JobPhase.RUNNING
+        if worker_id:
+            script.successor_starts(worker_id)
+            script.moment()
+            script.forms(steps=0)
+        script.progress(script.lease(worker_id), 0, worker_id=worker_id)
+        script.kill(worker_id, "OOMKilled")
+    assert script.job.status().phase is JobPhase.FAILED
+    assert "3 workers in a row failed, the last one elasticdl-j-worker-6 (OOMKilled)" in script.job.status().message
+
+
 def test_a_script_that_fails_after_its_last_epoch_each_time_ends_the_job() -> None:
     script = WorldScript(num_workers=1, runs_command=True)
     script.worker_starts(0)

@@ -478,9 +478,12 @@ class Fleet:
         was_leaving = server is not None and server.leaving_version is not None
         version = self._work.tasks.model_version
         has_served = server is not None and server.is_ready and version > server.ready_version
+        reached = self._work.tasks.records_done if has_served and self.servers.is_complete else 0
         self._lose_server(record)
         if not record.is_leaving and not self._ending.is_decided:
             self._out.persist()
+            if not was_leaving and self._fail_if_relapsed(record, event, lost, reached):
+                return
             self._out.log(f"PS {record.index} is lost ({_why(event)}); it is started again", Level.WARNING)
             self._succeed(record, event, lost, was_leaving, has_served, clock)
 
@@ -530,19 +533,21 @@ class Fleet:
         return self._ending.is_decided
 
     def _fail_if_relapsed(self, record: PodRecord, event: PodChanged, lost: int, reached: int) -> bool:
-        """Workers that fail where others did, and lose the model each time, would train up to there without end.
+        """Pods that fail where others did, and lose the model each time, would train up to there without end.
 
-        Those that fail together are one failure: the others count again once they have a part in another commit of
-        training.  Those that only evaluate lose nothing.
+        Those that fail together are one failure: the other workers count again once they have a part in another commit
+        of training, the other servers once all serve.  Those that only evaluate lose nothing.
         """
-        if event.reason != "Error" or not reached or self.resumed:
+        is_own = event.reason == "Error" or (event.reason == "OOMKilled" and self.pods.has_most_memory(record))
+        if not is_own or not reached or self.resumed:
             return False
         for worker in self._workers.all():
             worker.reached = 0
         count = self._retry_budget.relapsed(reached)
         if count > 1 and self._retry_budget.is_enough(count):
             code, *error = _END_OF_CODE.split(event.message or _why(event), maxsplit=1)
-            text = f"{count} workers in a row failed, the last one {record.name} ({code})"
+            kind = "workers" if record.role is Role.WORKER else "parameter servers"
+            text = f"{count} {kind} in a row failed, the last one {record.name} ({code})"
             furthest = self._retry_budget.furthest
             text = f"{text}, and training got no further than {furthest:,} records. It is not tried again."
             self._ending.fail("\n".join([*error, text]), "" if error else record.name, lost)

@@ -295,6 +295,10 @@ class Pods:
             self._memory_factors[record.place] = factor
         return factor
 
+    def has_most_memory(self, record: PodRecord) -> bool:
+        """The next pod in a slot can get no more of it."""
+        return self._grown(record) is None
+
     def _grown(self, record: PodRecord) -> float | None:
         factor = self._memory_factors.get(record.place, 1.0)
         return None if factor >= MAX_MEMORY_FACTOR else min(MAX_MEMORY_FACTOR, MEMORY_GROWTH * factor)

@@ -57,7 +57,7 @@ class RetryBudget:
         self.num_faults = 0  # pods in a row that ended by their own fault before a commit
         self._errors: set[str] = set()  # of code, since the last commit
         self._num_fruitless: dict[Place, int] = {}  # pods of a slot in a row that ended early, whatever the reason
-        self._num_relapses = 0  # workers in a row that failed, each after work of its own, and no record more was done
+        self._num_relapses = 0  # pods in a row that failed, each after work of its own, and no record more was done
         self.furthest = 0  # records that were done where one of these failed, at most
 
     def task_failed(self, key: TaskKey, worker_id: int) -> int:
@@ -102,10 +102,10 @@ class RetryBudget:
         return min(MAX_DELAY, 2.0 ** min(10, num_fruitless - 1))
 
     def relapsed(self, reached: int) -> int:
-        """Charge a worker that failed after it had committed something; its model may be lost, and trained again.
+        """Charge a pod that failed after something was committed; its model may be lost, and trained again.
 
         Args:
-            reached: records that were done when it last had a part in a commit.
+            reached: records that were done when it last had a part in that.
 
         Returns:
             How many failed so since training last got further.

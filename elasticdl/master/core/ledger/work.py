@@ -371,12 +371,13 @@ class Work:
         self.losses.reported(event, lease, is_new, self.tasks)
 
     def _finished(self, event: TaskFinished, lease: Lease, worker: Worker) -> None:
-        self._end_well(lease, worker)
-        if self._is_planned(lease):
+        is_planned, num_new = self._is_planned(lease), 0
+        if is_planned:
             if event.surplus and not self.tasks.has_surplus:
                 self._warn_of_surplus(event, lease)
             num_new = self.tasks.finish((lease.epoch, lease.task), event.num_minibatches, event.surplus)
-            self._count(worker, num_new)
+        self._end_well(lease, worker, num_new)
+        if is_planned:
             self._out.log(f"Task:{lease.task} completed, {self.tasks.num_remaining} remaining tasks")
             epoch = self.tasks.epochs[lease.epoch]
             if epoch.complete and self._settings.trains:
@@ -474,10 +475,10 @@ class Work:
             self._out.log(f"Training stops at step {step}: {reason}")
             self.tasks.stop()
 
-    def _end_well(self, lease: Lease, worker: Worker) -> None:
+    def _end_well(self, lease: Lease, worker: Worker, num_minibatches: int = 0) -> None:
         self.leases.finish(lease)
         self.retry_budget.task_finished(key_of(lease))
-        self._has_committed(worker, lease)
+        self._has_committed(worker, lease, num_minibatches)
 
     def _count(self, worker: Worker, num_minibatches: int) -> None:
         """Adds to what workers have computed; with a fixed global batch all members compute the same share."""
