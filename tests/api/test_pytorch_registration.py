@@ -11,7 +11,7 @@ import pytest
 import torch
 from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, loop, loss_of, plain_loop
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 from elasticdl.api.pytorch import create_elastic_controller
 from elasticdl.api.pytorch.registration import _scaler_of_step
@@ -40,7 +40,7 @@ def test_a_loader_may_be_made_in_the_loop_over_epochs(kind: str) -> None:
     assert_equal(script.values(), plain_loop(Script()))
 
 
-@pytest.mark.parametrize("kind", ["options", "DataLoader", "DistributedSampler"])
+@pytest.mark.parametrize("kind", ["options", "DataLoader", "BatchSampler", "DistributedSampler"])
 def test_the_loader_may_say_batch_size_and_shuffle(kind: str) -> None:
     orders, options = [], {"batch_size": BATCH, "shuffle": True}
     for shuffle in (True, None):
@@ -54,6 +54,9 @@ def test_the_loader_may_say_batch_size_and_shuffle(kind: str) -> None:
             loader = controller.loader(dataset(), **options)
         elif kind == "DataLoader":
             loader = controller.loader(DataLoader(dataset(), **options))
+        elif kind == "BatchSampler":  # as Accelerate prepares a DataLoader
+            batches = BatchSampler(RandomSampler(range(SIZE)), BATCH, drop_last=False)
+            loader = controller.loader(DataLoader(dataset(), batch_sampler=batches))
         else:
             sampler = DistributedSampler(dataset(), num_replicas=2, rank=0)  # it shuffles unless it is told not to
             loader = controller.loader(DataLoader(dataset(), batch_size=BATCH, sampler=sampler))
@@ -81,7 +84,8 @@ def test_the_loader_may_say_batch_size_and_shuffle(kind: str) -> None:
         ({}, {"sampler": torch.utils.data.WeightedRandomSampler([1.0] * SIZE, SIZE)}, "sampler cannot be chosen"),
         ({}, {"sampler": torch.utils.data.RandomSampler(range(SIZE), replacement=True)}, "sampler cannot be chosen"),
         ({}, {"sampler": torch.utils.data.RandomSampler(range(SIZE), num_samples=9)}, "sampler cannot be chosen"),
-        ({}, {"batch_sampler": torch.utils.data.BatchSampler(range(SIZE), 4, False)}, "batch_sampler cannot be chosen"),
+        ({}, {"batch_sampler": BatchSampler(range(SIZE), 4, False)}, "sampler cannot be chosen"),
+        ({"batch_size": 4}, {"batch_sampler": [range(4)]}, "batch_sampler cannot be chosen"),
     ],
 )
 @pytest.mark.parametrize("kind", ["options", "DataLoader"])

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from elasticdl.api.pytorch.evaluation import ScriptEvaluation
 from elasticdl.api.pytorch.registration import is_same_data
@@ -283,14 +283,18 @@ def taken_over(
             "Give a data set of single samples: the loader makes batches of them, by collate_fn.",
         )
     names = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
-    own = {name: getattr(loader, name) for name in (*names, "batch_size", "drop_last")}
-    if _permutes(loader.sampler):
+    batches = loader.batch_sampler
+    is_plain = loader.batch_size is not None or type(batches) is not BatchSampler
+    source: Any = loader if is_plain else batches  # Accelerate gives a loader that it prepares the batch sampler alone
+    own = {name: getattr(loader, name) for name in names}
+    own |= {name: getattr(source, name) for name in ("batch_size", "drop_last")}
+    if _permutes(source.sampler):
         own["shuffle"] = True
     elif not isinstance(loader.dataset, IterableDataset):
-        if not isinstance(loader.sampler, SequentialSampler | DistributedSampler):
-            own["sampler"] = loader.sampler
-        if loader.batch_size is None:
-            own["batch_sampler"] = loader.batch_sampler
+        if not isinstance(source.sampler, SequentialSampler | DistributedSampler):
+            own["sampler"] = source.sampler
+        if own["batch_size"] is None:
+            own["batch_sampler"] = batches
     if loader.num_workers:
         own["prefetch_factor"] = loader.prefetch_factor
     return loader.dataset, collate_fn or loader.collate_fn, {**own, **options}
