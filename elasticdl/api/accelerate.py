@@ -9,6 +9,7 @@ block with `sync_gradients` false, as a part of an accumulated update does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -328,10 +329,13 @@ class AcceleratorTraining:
 
     def _advance(self) -> None:
         """Let the schedules count minibatches of all workers, as those of Accelerate do."""
-        for scheduler, count in zip(self._accelerator._schedulers, self._counts, strict=True):
-            if scheduler.scheduler.last_epoch > count:
+        for wrapped, count in zip(self._accelerator._schedulers, self._counts, strict=True):
+            schedule = wrapped.scheduler
+            end = getattr(schedule, "total_steps", math.inf)  # OneCycleLR raises after it
+            if schedule.last_epoch > count:
                 for _ in range(self.controller.num_minibatches_in_step - 1):
-                    scheduler.scheduler.step()
+                    if schedule.last_epoch < end:
+                        schedule.step()
 
 
 class _Block(AbstractContextManager[None]):

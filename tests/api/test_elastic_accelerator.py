@@ -6,13 +6,16 @@ import json
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elasticdl.api.pytorch import join_job
 from elasticdl.protocol import Role
 from elasticdl_client.errors import JobError
+from elasticdl_client.job_spec import JobSpec
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
 
@@ -59,6 +62,33 @@ def test_outside_of_a_job_it_is_the_plain_accelerator() -> None:
     assert [float(accelerator.gather(batch).sum()) for batch in prepared] == [6.0, 22.0]
     with pytest.raises(JobError, match="there is no job"):
         _ = accelerator.mean_loss
+
+
+def test_a_schedule_with_an_end_stays_there() -> None:
+    """OneCycleLR raises after its last step, and the steps of the last update may pass it."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from elasticdl.api.accelerate import AcceleratorTraining, ElasticAccelerator
+
+    accelerator = ElasticAccelerator(cpu=True)
+    session = replace(join_job(), spec=JobSpec(fixed_global_batch=4))
+    accelerator._training = AcceleratorTraining(accelerator, session, 1)
+    net = torch.nn.Linear(2, 1)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(sgd, 0.1, total_steps=7)
+    loader = DataLoader(TensorDataset(torch.randn(8, 2)))
+    model, optimizer, loader, scheduler = accelerator.prepare(net, sgd, loader, schedule)
+    counts = []
+    for (batch,) in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).mean())
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            counts.append(schedule.last_epoch)
+    assert counts == [4, 7]
 
 
 def test_the_script_of_the_page_runs_alone_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
