@@ -13,16 +13,17 @@ import copy
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
 import transformers
 from transformers import IntervalStrategy, ProgressCallback, Trainer, TrainerControl, TrainerState
-from transformers.trainer_callback import CallbackHandler
+from transformers.trainer_callback import CallbackHandler, ExportableState
 
 from elasticdl.api.pytorch import ElasticController, create_elastic_controller, join_job
 from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size, say_plain
+from elasticdl.worker.activity import Activity
 from elasticdl_client.errors import JobError
 
 _ONE_DEVICE = "give --processes_per_worker the number of GPUs: each gets a process, and all of the job train together"
@@ -35,6 +36,7 @@ _NO_BEST = (
     "is best_model_checkpoint in trainer_state.json"
 )
 _METRIC_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
+_NO_SIGNALS = "leave it out: on SIGTERM a job saves its own checkpoint, and one worker's end would end training"
 _BY_LEDGER = "leave it out: the job's ledger decides which records come, so that none is left out or repeated"
 _SHARED = ("log_history", "best_metric", "best_global_step", "best_model_checkpoint")  # of TrainerState
 
@@ -154,11 +156,21 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
 
     def is_world_process_zero(self) -> bool:
         """Return whether this worker has rank 0 at the moment."""
-        return bool(super().is_world_process_zero()) if self._training is None else self._training.controller.rank == 0
+        return bool(super().is_world_process_zero()) if self._training is None else self._training.rank == 0
 
     def is_local_process_zero(self) -> bool:
         """The same: one worker of the job logs messages that are logged once."""
         return bool(super().is_local_process_zero()) if self._training is None else self.is_world_process_zero()
+
+    def _finalize_training(self, *arguments: Any, **keywords: Any) -> Any:
+        """Remove no checkpoints but in the worker with rank 0, which may be writing one."""
+        limit = self.args.save_total_limit
+        if not self.is_world_process_zero():
+            self.args.save_total_limit = None
+        try:
+            return super()._finalize_training(*arguments, **keywords)
+        finally:
+            self.args.save_total_limit = limit
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model if this worker has rank 0."""
@@ -167,7 +179,8 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
         if self.is_world_process_zero():
-            super()._save_checkpoint(*arguments, **keywords)
+            with self._training.saving() if self._training is not None else nullcontext():
+                super()._save_checkpoint(*arguments, **keywords)
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
         """Evaluate; rank 0 runs the evaluations due by `eval_strategy`, and the others are given its metrics."""
@@ -265,6 +278,11 @@ class ElasticTraining:
         self._by_minibatch = False  # the schedule advances by one for each minibatch
 
     # Before training ------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Return this worker's; 0 before it has data."""
+        return self.controller.rank if self._is_open else 0
 
     def open(self, plain: Any) -> TrainerLoader:
         """Return the elastic loader in the place of a DataLoader."""
@@ -369,6 +387,10 @@ class ElasticTraining:
         self.controller.state.load_state(self._before_void)
         self._follow(state)
 
+    def saving(self) -> AbstractContextManager[Any]:
+        """Return the context of a checkpoint of the Trainer's: slow storage is no hang."""
+        return self._session.clock.during(Activity.CHECKPOINT)  # type: ignore[no-any-return]
+
     def settle(self, control: TrainerControl, state: TrainerState) -> None:
         """Stop the job where the Trainer stops before the end of the data, and the Trainer where they end."""
         left = self.controller.num_steps_left
@@ -412,6 +434,7 @@ class ElasticTraining:
         left = controller.num_steps_left
         if left is not None:
             state.max_steps = state.global_step + left + (controller.num_minibatches_in_step > 0)
+            state.compute_steps(self._trainer.args, state.max_steps)  # those that are a part of all
         for callback in self._trainer.callback_handler.callbacks:
             bar = getattr(callback, "training_bar", None)
             if bar is not None:
@@ -425,7 +448,7 @@ class TrainerProgress:
         self._trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the log, the best metric and the losses that are not logged yet."""
+        """Return the log, the best metric, the losses that are not logged yet and the state of callbacks."""
         trainer = self._trainer
         known = {name: getattr(trainer.state, name) for name in _SHARED}
         return {
@@ -433,7 +456,13 @@ class TrainerProgress:
             "loss": float(trainer._tr_loss),
             "total_loss": float(trainer._total_loss_scalar),
             "logged": int(trainer._globalstep_last_logged),
+            "callbacks": json.dumps([one.state()["attributes"] for one in self._callbacks], default=float),
         }
+
+    @property
+    def _callbacks(self) -> list[ExportableState]:
+        """Return those that count, such as for early stopping."""
+        return [one for one in self._trainer.callback_handler.callbacks if isinstance(one, ExportableState)]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
@@ -442,6 +471,10 @@ class TrainerProgress:
             setattr(trainer.state, name, value)
         trainer._tr_loss = torch.tensor(state["loss"], device=trainer.args.device)
         trainer._total_loss_scalar, trainer._globalstep_last_logged = state["total_loss"], state["logged"]
+        known_of_callbacks = json.loads(state.get("callbacks", "[]"))  # of a checkpoint before there were any
+        for callback, known in zip(self._callbacks, known_of_callbacks, strict=False):
+            for name, value in known.items():
+                setattr(callback, name, value)
 
 
 class ElasticCallbacks(CallbackHandler):  # type: ignore[misc]
@@ -455,6 +488,7 @@ class ElasticCallbacks(CallbackHandler):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any) -> Any:
         """The worker joins first."""
         self._training.join(state)
+        args.eval_on_start &= not state.global_step  # the others would wait for the evaluation of one that joins
         return super().on_train_begin(args, state, control)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any) -> Any:
@@ -546,9 +580,10 @@ def check_arguments(args: Any) -> None:
         "fsdp": (bool(args.fsdp), _NO_WRAPPERS),
         "parallelism_config": (getattr(args, "parallelism_config", None) is not None, _NO_WRAPPERS),
         "several GPUs in one process": (args.n_gpu > 1, _ONE_DEVICE),
+        "enable_jit_checkpoint": (bool(args.enable_jit_checkpoint), _NO_SIGNALS),
         "auto_find_batch_size": (bool(args.auto_find_batch_size), "give per_device_train_batch_size"),
         "dataloader_drop_last": (bool(args.dataloader_drop_last), _BY_LEDGER),
-        "group_by_length": (bool(getattr(args, "group_by_length", False)) or "length" in sampling, _BY_LEDGER),
+        f"train_sampling_strategy={sampling}": (sampling not in ("random", "sequential"), _BY_LEDGER),
         "load_best_model_at_end": (bool(args.load_best_model_at_end), _NO_BEST),
         f"lr_scheduler_type={schedule}": (
             schedule in _METRIC_SCHEDULES,

@@ -1,17 +1,25 @@
-"""Arguments of Hugging Face's Trainer that a job refuses, and the parts of an update, in one process."""
+"""Hugging Face's Trainer in one process: arguments that a job refuses, and what a worker of a job does."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from elasticdl.api.pytorch import join_job
 from elasticdl_client.errors import JobError
+from elasticdl_client.job_spec import JobSpec
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 REFUSED: dict[str, dict[str, Any]] = {
     "auto_find_batch_size": {"auto_find_batch_size": True},
+    "enable_jit_checkpoint": {"enable_jit_checkpoint": True},
+    "train_sampling_strategy=group_by_length": {"train_sampling_strategy": "group_by_length"},
     "dataloader_drop_last": {"dataloader_drop_last": True},
     "load_best_model_at_end": {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"},
     "lr_scheduler_type=reduce_lr_on_plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"},
@@ -35,22 +43,83 @@ def test_common_arguments_are_accepted() -> None:
     check_arguments(transformers.TrainingArguments(use_cpu=True, gradient_accumulation_steps=4, max_steps=100))
 
 
-def test_outside_of_a_job_it_is_the_plain_trainer(capsys: pytest.CaptureFixture[str]) -> None:
-    import torch
+class Line(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(2, 1)
 
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": ((self.line(x) - labels) ** 2).mean()}
+
+
+def trainer_of(tmp_path: Path, callbacks: Sequence[Any] = (), **options: Any) -> Any:
     from elasticdl.api.transformers import ElasticTrainer
 
-    class Line(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.line = torch.nn.Linear(2, 1)
+    silent = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "seed": 1}
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path / "output"), **silent | options)
+    samples = [{"x": torch.tensor([1.0, k / 16]), "labels": torch.tensor([2.0])} for k in range(16)]
+    torch.manual_seed(1)
+    given = {"args": arguments, "train_dataset": samples, "eval_dataset": samples, "callbacks": list(callbacks)}
+    return ElasticTrainer(model=Line(), **given)
 
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"loss": ((self.line(x) - labels) ** 2).mean()}
 
-    options = {"output_dir": "unused", "use_cpu": True, "report_to": "none", "save_strategy": "no", "max_steps": 3}
-    arguments = transformers.TrainingArguments(**options, disable_tqdm=True)
-    samples = [{"x": torch.tensor([1.0, k]), "labels": torch.tensor([2.0])} for k in range(16)]
-    trainer = ElasticTrainer(model=Line(), args=arguments, train_dataset=samples)
+def elastic(trainer: Any, **flags: Any) -> Any:
+    """The Trainer as in a job of these flags with one worker."""
+    from elasticdl.api.transformers import ElasticCallbacks, ElasticTrainer, ElasticTraining
+
+    session = replace(join_job(), spec=JobSpec(**flags))
+    trainer._training = ElasticTraining(trainer, 1, session, super(ElasticTrainer, trainer).training_step)
+    trainer.callback_handler = ElasticCallbacks(trainer.callback_handler, trainer._training)
+    return trainer
+
+
+def test_outside_of_a_job_it_is_the_plain_trainer(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, max_steps=3)
     assert trainer.train().global_step == 3
     assert trainer.callback_handler.__class__.__module__.startswith("transformers")
+
+
+def test_before_training_a_worker_evaluates_and_saves(tmp_path: Path) -> None:
+    trainer = elastic(trainer_of(tmp_path))
+    trainer.log_metrics("eval", trainer.evaluate())
+    trainer.save_model(str(tmp_path / "before"))
+    assert trainer.is_world_process_zero()
+    assert list((tmp_path / "before").iterdir())
+
+
+def test_steps_that_are_a_part_of_all_are_of_the_updates_of_all_workers(tmp_path: Path) -> None:
+    options = {"per_device_train_batch_size": 1, "num_train_epochs": 1, "logging_steps": 0.5}
+    trainer = elastic(trainer_of(tmp_path, **options), fixed_global_batch=4)
+    assert trainer.train().global_step == 4
+    assert [row["step"] for row in trainer.state.log_history if "loss" in row] == [2, 4]
+
+
+def test_a_worker_that_joins_counts_on_and_evaluates_when_the_others_do(tmp_path: Path) -> None:
+    """It takes over the state from a checkpoint here, as it does from another worker."""
+    options: dict[str, Any] = {"eval_strategy": "epoch", "eval_on_start": True, "metric_for_best_model": "loss"}
+    options["greater_is_better"] = True  # so that the first model is the best
+    patience = [transformers.EarlyStoppingCallback(9) for _ in range(2)]
+    for epochs, callback in zip((2, 3), patience, strict=True):
+        trainer = trainer_of(tmp_path, [callback], num_train_epochs=epochs, **options)
+        elastic(trainer, checkpoint_dir=str(tmp_path / "checkpoints")).train()
+    evaluated = [row["step"] for row in trainer.state.log_history if "eval_loss" in row]
+    assert evaluated == [0, 2, 4, 6]
+    counts = [callback.early_stopping_patience_counter for callback in patience]
+    assert counts[1] == counts[0] + 1 == 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_rank_0_removes_checkpoints_at_the_end(tmp_path: Path, rank: int) -> None:
+    options: dict[str, Any] = {"metric_for_best_model": "loss", "eval_strategy": "epoch", "save_strategy": "epoch"}
+    options |= {"greater_is_better": True, "save_total_limit": 1, "num_train_epochs": 2}  # the first model is the best
+    trainer = elastic(trainer_of(tmp_path, **options))
+    save = trainer._save_checkpoint
+
+    def save_checkpoint(*arguments: Any, **keywords: Any) -> None:
+        save(*arguments, **keywords)
+        trainer._training.controller.rank = rank if trainer.state.global_step == 4 else 0
+
+    trainer._save_checkpoint = save_checkpoint
+    trainer.train()
+    found = sorted(path.name for path in (tmp_path / "output").iterdir())
+    assert found == ["checkpoint-2", "checkpoint-4"][: 1 + rank], "rank 0 may be writing the last one"
