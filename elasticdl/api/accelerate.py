@@ -22,7 +22,7 @@ from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
 
 from elasticdl.api.pytorch import ElasticController, create_elastic_controller, join_job
-from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size, say_plain
+from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size, saving, say_plain
 from elasticdl_client.errors import JobError
 
 _CHECKPOINTS = "a job continues by itself from the newest checkpoint in its --checkpoint_dir"
@@ -156,7 +156,12 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
 
     def save_state(self, *arguments: Any, **keywords: Any) -> Any:
         """Save all that is prepared, in the worker with rank 0, for use after the job."""
-        return super().save_state(*arguments, **keywords) if self.is_main_process else None
+        if self._training is None:
+            return super().save_state(*arguments, **keywords)
+        if not self.is_main_process:
+            return None
+        with saving(self._training.session):
+            return super().save_state(*arguments, **keywords)
 
     def load_state(self, *arguments: Any, **keywords: Any) -> None:
         """Load what `save_state` has saved.
@@ -188,6 +193,7 @@ class AcceleratorTraining:
     """The work of an `ElasticAccelerator` in a job.
 
     Attributes:
+        session: this worker's place in its job.
         registered: the script's own objects.
         part: the present batch; None: there is none.
         is_inside: the script is in the block of `accumulate`.
@@ -204,7 +210,7 @@ class AcceleratorTraining:
         self.registered: tuple[Any, ...] = ()
         self.part: UpdatePart | None = None
         self.is_inside = self.was_inside = False
-        self._accelerator, self._session = accelerator, session
+        self._accelerator, self.session = accelerator, session
         self._num_epochs = session.spec.num_epochs if num_epochs is None else num_epochs
         self._num_loops = 0
         self._plain: Any = None
@@ -244,7 +250,7 @@ class AcceleratorTraining:
                 "drop_last is impossible in a job: it leaves records out", "leave it out; the last batch is smaller"
             )
         check_minibatch_size(
-            self._session.spec, plain.batch_size * self.num_parts, "batch_size times gradient_accumulation_steps"
+            self.session.spec, plain.batch_size * self.num_parts, "batch_size times gradient_accumulation_steps"
         )
         self._plain = plain
         return AcceleratorLoader(self, plain)
@@ -260,7 +266,7 @@ class AcceleratorTraining:
                 self._num_epochs,
                 state=[accelerator.unwrap_model(model) for model in accelerator._models],
                 trainable_only=True,
-                session=self._session,
+                session=self.session,
             )
             self._loader = self.controller.loader(
                 plain, CollateParts(plain.collate_fn, plain.batch_size), batch_size=plain.batch_size * self.num_parts

@@ -13,7 +13,7 @@ import copy
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -22,8 +22,7 @@ from transformers import IntervalStrategy, ProgressCallback, Trainer, TrainerCon
 from transformers.trainer_callback import CallbackHandler, ExportableState
 
 from elasticdl.api.pytorch import ElasticController, create_elastic_controller, join_job
-from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size, say_plain
-from elasticdl.worker.activity import Activity
+from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size, saving, say_plain
 from elasticdl_client.errors import JobError
 
 _ONE_DEVICE = "give --processes_per_worker the number of GPUs: each gets a process, and all of the job train together"
@@ -178,8 +177,10 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
             super().save_model(output_dir, _internal_call)
 
     def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
-        if self.is_world_process_zero():
-            with self._training.saving() if self._training is not None else nullcontext():
+        if self._training is None:
+            super()._save_checkpoint(*arguments, **keywords)
+        elif self.is_world_process_zero():
+            with saving(self._training.session):
                 super()._save_checkpoint(*arguments, **keywords)
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
@@ -254,6 +255,7 @@ class ElasticTraining:
     """The work of an `ElasticTrainer` in a job.
 
     Attributes:
+        session: this worker's place in its job.
         shares_metrics: the next evaluation is due in all workers after the same step.
         is_void: the Trainer's present iteration makes no step: the data ended after its batch was lost.
         is_aligned: all workers of the group have come to this place with this worker, by the same step.
@@ -268,7 +270,7 @@ class ElasticTraining:
             compute: the plain `training_step`.
         """
         self.shares_metrics = self.is_void = self.is_aligned = False
-        self._trainer, self._num_parts, self._session, self._compute = trainer, num_parts, session, compute
+        self._trainer, self._num_parts, self.session, self._compute = trainer, num_parts, session, compute
         self._is_open = False
         self._loader: Any = None
         self._batches: Iterator[Any] = iter(())
@@ -295,7 +297,7 @@ class ElasticTraining:
             shuffle=strategy != "sequential",
             state=[self._trainer.model],
             trainable_only=True,
-            session=self._session,
+            session=self.session,
         )
         collate = CollateParts(plain.collate_fn, args.per_device_train_batch_size)
         self._loader = self.controller.loader(plain, collate, batch_size=size)
@@ -386,10 +388,6 @@ class ElasticTraining:
         self.is_void = False
         self.controller.state.load_state(self._before_void)
         self._follow(state)
-
-    def saving(self) -> AbstractContextManager[Any]:
-        """Return the context of a checkpoint of the Trainer's: slow storage is no hang."""
-        return self._session.clock.during(Activity.CHECKPOINT)  # type: ignore[no-any-return]
 
     def settle(self, control: TrainerControl, state: TrainerState) -> None:
         """Stop the job where the Trainer stops before the end of the data, and the Trainer where they end."""

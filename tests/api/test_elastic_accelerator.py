@@ -14,6 +14,7 @@ import pytest
 
 from elasticdl.api.pytorch import join_job
 from elasticdl.protocol import Role
+from elasticdl.worker.activity import Activity
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from tests.chaos.job import LocalJob
@@ -64,7 +65,7 @@ def test_outside_of_a_job_it_is_the_plain_accelerator() -> None:
         _ = accelerator.mean_loss
 
 
-def test_a_schedule_with_an_end_stays_there() -> None:
+def test_a_schedule_with_an_end_stays_there(tmp_path: Path) -> None:
     """OneCycleLR raises after its last step, and the steps of the last update may pass it."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
@@ -79,7 +80,8 @@ def test_a_schedule_with_an_end_stays_there() -> None:
     schedule = torch.optim.lr_scheduler.OneCycleLR(sgd, 0.1, total_steps=7)
     loader = DataLoader(TensorDataset(torch.randn(8, 2)))
     model, optimizer, loader, scheduler = accelerator.prepare(net, sgd, loader, schedule)
-    counts = []
+    counts, activities = [], []
+    accelerator.register_save_state_pre_hook(lambda *_: activities.append(session.clock.read()[0]))
     for (batch,) in loader:
         with accelerator.accumulate(model):
             accelerator.backward(model(batch).mean())
@@ -88,7 +90,9 @@ def test_a_schedule_with_an_end_stays_there() -> None:
             optimizer.zero_grad()
         if accelerator.sync_gradients:
             counts.append(schedule.last_epoch)
+            accelerator.save_state(str(tmp_path / "state"))
     assert counts == [4, 7]
+    assert activities == [Activity.CHECKPOINT] * 2, "slow storage is no hang"
 
 
 def test_the_script_of_the_page_runs_alone_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

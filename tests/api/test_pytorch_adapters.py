@@ -9,9 +9,11 @@ import torch
 from pytorch_loops import BATCH, EPOCHS, SIZE, Script, dataset, loss_of
 from torch import nn
 
-from elasticdl.api.pytorch import create_elastic_controller
+from elasticdl.api.pytorch import create_elastic_controller, join_job
+from elasticdl.api.pytorch.alone import LoneGroup
 from elasticdl.api.pytorch.state import RegisteredState
 from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size
+from elasticdl.worker.activity import Activity
 from elasticdl_client.errors import CheckpointError, JobError
 from elasticdl_client.job_spec import JobSpec
 
@@ -45,6 +47,25 @@ def test_the_state_of_a_model_with_an_adapter_is_the_adapters() -> None:
     nn.init.zeros_(other["adapter"].weight)
     state_of(other).load_state(sent)
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_what_rank_0_shares_is_waited_for_as_for_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long evaluation in rank 0 is no hang of the others."""
+    script, activities = Script(), []
+    session = join_job()
+    share = LoneGroup.share
+
+    def noted(group: LoneGroup, data: bytes | None, source: int = 0) -> bytes:
+        activities.append(session.clock.read()[0])
+        return share(group, data, source)
+
+    monkeypatch.setattr(LoneGroup, "share", noted)
+    controller = create_elastic_controller(BATCH, 1, state=script.state, session=session)
+    for batch in controller.loader(dataset()):
+        with controller.step():
+            script.train(batch)
+        controller.share(b"metrics")
+    assert set(activities) == {Activity.WORLD}
 
 
 def test_another_base_model_is_refused_in_words() -> None:

@@ -138,7 +138,8 @@ class ScriptSteps:
         if not self._is_inside:
             return data
         try:
-            return self._parts.world.share(data)
+            with self._parts.data.session.clock.during(Activity.WORLD):
+                return self._parts.world.share(data)
         except WorldEnded:
             self._come_out()
             return data

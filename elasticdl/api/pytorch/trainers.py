@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from elasticdl.api.session import ScriptSession
+from elasticdl.worker.activity import Activity
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 
@@ -39,6 +42,11 @@ class CollateParts:
 def say_plain(name: str, plain: str) -> None:
     """Log that an adapter does nothing outside of a job."""
     _log.info("%s runs as the plain %s: this process is in no job of ElasticDL", name, plain)
+
+
+def saving(session: ScriptSession) -> AbstractContextManager[Any]:
+    """Return the context of a checkpoint that a library writes: slow storage is no hang of this worker."""
+    return session.clock.during(Activity.CHECKPOINT)
 
 
 def check_epochs(spec: JobSpec, num_epochs: float, argument: str) -> None:
