@@ -11,6 +11,7 @@ Trainer's counters follow the ledger: see elasticdl/api/pytorch/trainers.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
 from elasticdl.api.pytorch import ElasticController, create_elastic_controller, join_job
-from elasticdl.api.pytorch.trainers import check_epochs, check_minibatch_size, say_plain
+from elasticdl.api.pytorch.trainers import check_epochs, check_minibatch_size, saving, say_plain
 from elasticdl_client.errors import JobError
 
 
@@ -44,8 +45,9 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Return the elastic loader for training; validation has all of its data in each worker."""
-        if self._session is None or self._controller is not None or not self.lightning_module.trainer.training:
+        if self._session is None or not self.lightning_module.trainer.training:
             return super().process_dataloader(dataloader)
+        self._has_stepped = False  # Lightning reduces the length of a loader that it has made anew
         trainer, module = self.lightning_module.trainer, self.lightning_module
         if not module.automatic_optimization:
             raise JobError(
@@ -57,6 +59,8 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
                 "the training data are no DataLoader with a batch_size and without drop_last",
                 "give DataLoader(dataset, batch_size=…): the job's ledger decides which records make a batch",
             )
+        if self._controller is not None:
+            return self._controller.loader(dataloader)  # of reload_dataloaders_every_n_epochs; refuses another data set
         num_epochs = max(0, trainer.max_epochs or 0)
         check_epochs(self._session.spec, num_epochs, "Trainer(max_epochs=…)")
         check_minibatch_size(self._session.spec, dataloader.batch_size, "batch_size of the DataLoader")
@@ -79,11 +83,18 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return None
 
     def on_train_end(self) -> None:
-        """Stop the job where the Trainer stops before the end of the data."""
+        """Leave the group; stop the job where the Trainer stops before the end of the data."""
         controller = self._controller
-        if controller is not None and controller.num_steps_left != 0 and not controller.is_over:
-            controller.stop_training("the Trainer stops: max_steps, max_time or a callback")
+        if controller is not None:
+            if controller.num_steps_left != 0 and not controller.is_over:
+                controller.stop_training("the Trainer stops: max_steps, max_time or a callback")
+            controller.close()
         super().on_train_end()
+
+    def save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
+        """Save in the worker with rank 0."""
+        with saving(self._session) if self._session is not None else nullcontext():
+            super().save_checkpoint(*arguments, **keywords)
 
     @property
     def is_global_zero(self) -> bool:

@@ -6,16 +6,29 @@ import json
 import os
 import re
 import signal
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
+from elasticdl.api.pytorch import join_job
 from elasticdl.protocol import Role
+from elasticdl.worker.activity import Activity
+from elasticdl_client.errors import JobError
+from elasticdl_client.job_spec import JobSpec
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
 
 pytest.importorskip("lightning")
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from elasticdl.api.lightning import ElasticStrategy
+
 SCRIPT = Path(__file__).parent / "elastic_strategy_script.py"
 EPOCHS = 3
 
@@ -45,31 +58,85 @@ def test_lightnings_trainer_is_exact_though_a_worker_is_killed(tmp_path: Path) -
     assert saved == sorted(f"epoch={row[0]}-step={row[1]}.ckpt" for row in rows_of(notes, "epochs", 0)), "rank 0's only"
 
 
-def test_outside_of_a_job_it_is_the_strategy_of_one_device(tmp_path: Path) -> None:
-    import torch
-    from lightning.pytorch import LightningModule, Trainer
+class Line(LightningModule):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(2, 1)
 
-    from elasticdl.api.lightning import ElasticStrategy
+    def training_step(self, batch: Any) -> Any:
+        return self.line(batch).mean()
 
-    class Line(LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.line = torch.nn.Linear(2, 1)
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
 
+
+def trainer_of(strategy: ElasticStrategy, **options: Any) -> Any:
+    silent = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    return Trainer(strategy=strategy, accelerator="cpu", enable_model_summary=False, **silent, **options)
+
+
+def elastic(**flags: Any) -> ElasticStrategy:
+    """The strategy as in a job of these flags with one worker."""
+    strategy = ElasticStrategy("cpu")
+    strategy._session = replace(join_job(), spec=JobSpec(**flags))
+    return strategy
+
+
+def test_outside_of_a_job_it_is_the_strategy_of_one_device() -> None:
+    class Logged(Line):
         def training_step(self, batch: Any) -> Any:
-            loss = self.line(batch).mean()
+            loss = super().training_step(batch)
             self.log("loss", loss, sync_dist=True)
             return loss
 
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    silent = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    trainer = Trainer(
-        strategy=ElasticStrategy("cpu"), accelerator="cpu", max_epochs=2, accumulate_grad_batches=2, **silent
-    )
-    trainer.fit(Line(), torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2))
+    trainer = trainer_of(ElasticStrategy("cpu"), max_epochs=2, accumulate_grad_batches=2)
+    trainer.fit(Logged(), DataLoader(torch.ones(8, 2), batch_size=2))
     assert (trainer.global_step, trainer.is_global_zero) == (4, True)
+
+
+def test_loaders_made_anew_in_each_epoch_give_whole_epochs(tmp_path: Path) -> None:
+    """The first epoch of the second run is what its checkpoint has left of one."""
+    data = torch.ones(16, 2)
+
+    class Loaders(Line):
+        def train_dataloader(self) -> Any:
+            return DataLoader(data, batch_size=2)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if is_first and batch_idx == 4:
+                self.trainer.strategy._controller.save_checkpoint()
+                raise InterruptedError
+
+    for is_first in (True, False):
+        strategy = elastic(checkpoint_dir=str(tmp_path))
+        trainer = trainer_of(strategy, max_epochs=3, reload_dataloaders_every_n_epochs=1)
+        with pytest.raises(InterruptedError) if is_first else nullcontext():
+            trainer.fit(Loaders())
+    assert trainer.global_step == 3 * 8
+    assert strategy._controller is not None
+    assert strategy._controller.epochs_trained == 3.0
+
+
+def test_a_second_loader_for_training_is_refused() -> None:
+    loaders = {name: DataLoader(torch.ones(8, 2), batch_size=2) for name in ("a", "b")}
+    with pytest.raises(JobError, match="another data set"):
+        trainer_of(elastic(), max_epochs=1).fit(Line(), loaders)
+
+
+def test_a_trainer_that_stops_early_leaves_the_group(tmp_path: Path) -> None:
+    class Saved(TorchCheckpointIO):  # type: ignore[misc]
+        def save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
+            activities.append(strategy._session.clock.read()[0])
+            super().save_checkpoint(*arguments, **keywords)
+
+    strategy, activities = elastic(), []
+    trainer = trainer_of(strategy, max_epochs=2, max_steps=3, plugins=[Saved()])
+    trainer.fit(Line(), DataLoader(torch.ones(8, 2), batch_size=2))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    assert activities == [Activity.CHECKPOINT], "slow storage is no hang"
+    assert strategy._controller is not None
+    assert strategy._controller.num_steps == 3
+    assert strategy._controller.is_over, "the others would wait for its next step"
 
 
 def test_the_script_of_the_page_runs_alone_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -541,6 +541,8 @@ class ScriptSteps:
         if self._trainer is not None:
             has_stepped, is_cut = self._num_names > before, self._num_given >= self._most_batches
             self._trainer.end_batch(has_stepped, self._is_through, self.num_batches, is_cut)
+            if self._is_through:
+                self._num_given = 0  # it may ask for the length of its next loop before that begins
         return is_ours
 
     def _end_batch(self, error: BaseException | None) -> bool:
