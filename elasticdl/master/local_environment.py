@@ -262,11 +262,9 @@ class FileJournal:
         return decode(data, str(self._path), "remove the file")
 
     def save(self, snapshot: dict[str, Any], status: JobStatus | None = None) -> None:
-        try:
-            self._write(encode(snapshot))
-        finally:
-            if status is not None:  # after the snapshot: a status must not show what a crash could take back
-                self.write_status(status)
+        self._write(encode(snapshot))
+        if status is not None:  # after the snapshot: a status must not show what a crash could take back
+            self.write_status(status)
 
     def _write(self, data: bytes) -> None:
         if data == self._on_disk:

@@ -176,6 +176,7 @@ class Shell:
             save_patiently(self._journal, self.snapshot(), status, self._patience_s, self._stop)
         except JournalWriteError as error:
             logger.error("The end of the job could not be written: %s", error)
+            self._journal.write_status(status)
 
     # Events ------------------------------------------------------------------------------------------------------
 

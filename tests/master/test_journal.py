@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import signal
 import subprocess
@@ -157,10 +158,11 @@ def test_a_second_master_is_refused_while_the_first_lives(tmp_path: Path) -> Non
 
 def test_a_full_disk_keeps_the_journal_before(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size_kib=256) as disk, FileJournal(disk) as journal:
-        journal.save({"n": 1})
+        journal.save({"n": 1}, _RUNNING)
         with pytest.raises(JournalWriteError, match="No space left"):
-            journal.save({"n": 2, "filler": "x" * 1_000_000})
+            journal.save({"n": 2, "filler": "x" * 1_000_000}, dataclasses.replace(_RUNNING, records_processed=8))
         assert journal.load() == {"n": 1}
+        assert journal.read_status() == _RUNNING  # a crash now would take the records back
         assert journal.take_outages() == []
         journal.save({"n": 3})
         assert journal.load() == {"n": 3}

@@ -232,8 +232,12 @@ def test_that_a_job_has_ended_is_written_with_all_that_has_happened(life: Life) 
     assert life.journal.status is not None
     assert life.journal.status.exit_code is None
     assert life.journal.status.phase in (JobPhase.PENDING, JobPhase.RUNNING)
-    life.shell.write_end(dataclasses.replace(life.shell.status(), phase=JobPhase.FAILED, exit_code=1))
-    assert life.journal.status.exit_code == 1
+    end = dataclasses.replace(life.shell.status(), phase=JobPhase.FAILED, exit_code=1)
+    life.journal.fault = JournalWriteError("the disk is full")
+    life.shell.write_end(end)
+    assert life.journal.status == end
+    life.journal.fault = None
+    life.shell.write_end(end)
     assert life.journal.saved[-1]["ended"][0] == 1
 
 
