@@ -44,7 +44,7 @@ def wait(connection: Connection, spec: JobSpec, shown: Shown = Shown.GLANCE) -> 
         shown: the part of its workers' output that is shown.
 
     Raises:
-        ClusterError: the cluster refuses to tell.
+        ClusterError: the cluster refuses to tell; the job keeps running.
     """
     job = spec.job_name
     logs = api.elasticdl_command("logs -f", spec)
@@ -61,6 +61,9 @@ def wait(connection: Connection, spec: JobSpec, shown: Shown = Shown.GLANCE) -> 
         display.close()
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except ClusterError as error:
+        hint = f"The job {job} keeps running; to follow it: {logs}. {error.hint}"
+        raise ClusterError(error.what, hint, error.status) from error
     finally:
         display.close()
     hint = f"`{api.elasticdl_command('logs', spec)}` shows the master's log, with --all those of all pods."

@@ -17,9 +17,11 @@ import pytest
 
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
+from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
 from elasticdl_client.jobs import commands
 from elasticdl_client.jobs.options import seconds_of
+from elasticdl_client.kubernetes import api, follow
 from tests.client.api_server import ApiServer, own_cluster
 from tests.client.status_writer import write
 from tests.client.test_jobs_local import Run, flags, home, run, running  # noqa: F401
@@ -160,6 +162,16 @@ def test_a_watched_job_that_is_deleted_ends_the_watching(cluster: ApiServer, wat
     cluster.has_job, cluster.pods = False, {}
     assert watching.wait(30) == 1
     assert "was deleted" in watching.communicate()[1]
+
+
+def test_a_job_whose_follower_is_refused_is_said_to_keep_running(cluster: ApiServer) -> None:
+    connection = api.connect()
+    cluster.answer = lambda path: (401, b'{"message": "Unauthorized"}')  # type: ignore[method-assign]
+    with pytest.raises(api.ClusterError, match="rejects your credentials") as caught:
+        follow.wait(connection, JobSpec(job_name="job", namespace="team"))
+    assert "The job job keeps running" in caught.value.hint
+    assert "elasticdl logs -f job --namespace=team" in caught.value.hint
+    assert "log in again" in caught.value.hint
 
 
 def test_ctrl_c_ends_the_watching_alone(cluster: ApiServer, watch: Watch) -> None:
