@@ -31,8 +31,7 @@ def show(job: JobInfo, store: JobStore, options: Options) -> None:
     wanted = _filter(options)
     if options.follow:
         for event in filter(wanted, _follow(job, store)):
-            text = words.json_text(event.to_plain()) if options.output else _line(event)
-            print(text, flush=True)
+            print(_document(event, options.output) if options.output else _line(event), flush=True)
         return
     history = store.journal(job).history
     events = list(filter(wanted, history.events))
@@ -89,6 +88,12 @@ def _follow(job: JobInfo, store: JobStore) -> Iterator[JobEvent]:
         if found is None or found.has_ended:
             return
         pause.wait(_LOOK_S)
+
+
+def _document(event: JobEvent, form: str) -> str:
+    """One of several objects: a line of JSON, or a document of YAML."""
+    plain = event.to_plain()
+    return words.json_text(plain) if form == "json" else f"---\n{words.structured(plain, form)}"
 
 
 def _line(event: JobEvent) -> str:

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import yaml
 
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
@@ -154,6 +155,13 @@ def test_a_job_that_ends_while_it_is_looked_at_is_shown_to_its_end(
     else:
         found = json.loads(run("status", "job", "-o", "json"))
         assert (found["phase"], found["exit_code"], found["records_done"]) == ("Succeeded", 0, 100)
+
+
+def test_events_that_are_followed_as_yaml_are_documents(cluster: ApiServer, run: Run) -> None:  # noqa: F811
+    cluster.history, cluster.status = EventHistory((LOST, dataclasses.replace(LOST, number=2))), ENDED
+    cluster.end_pods()
+    events = list(yaml.safe_load_all(run("events", "job", "-f", "-o", "yaml")))
+    assert [(event["number"], event["kind"]) for event in events] == [(1, "PodLost"), (2, "PodLost")]
 
 
 def test_a_watched_job_that_is_deleted_ends_the_watching(cluster: ApiServer, watch: Watch) -> None:
