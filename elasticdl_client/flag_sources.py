@@ -113,14 +113,16 @@ def _read(path: str, job_type: str, defaults: Mapping[str, object]) -> dict[str,
 
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        found = yaml.safe_load(text)
-        written = _texts(yaml.compose(text, Loader=yaml.SafeLoader)) if isinstance(found, dict) else {}
+        found, node = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise FlagError(f"{path} cannot be read: {error}.", "Give the path of a YAML file to -f.") from error
     except (yaml.YAMLError, ValueError) as error:  # of a date
         raise FlagError(f"{path} is not YAML: {error}.", _HINT) from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise FlagError(f"{path} is not a mapping of flags to values.", _HINT)
+    if repeated := _repeated(node):
+        raise FlagError(f"{path}: {repeated} is given twice.", "Give it once.")
+    written = _texts(node)
     described = found.pop("job_type", job_type)
     if described != job_type:
         raise FlagError(
@@ -140,6 +142,12 @@ def _read(path: str, job_type: str, defaults: Mapping[str, object]) -> dict[str,
 def _texts(mapping: Any) -> dict[str, str]:
     """The plain values of a mapping as they are written: YAML 1.1 takes 2:16 for 136, 1.10 for 1.1, yes for true."""
     return {key.value: value.value for key, value in mapping.value if isinstance(value.value, str)}
+
+
+def _repeated(mapping: Any) -> str:
+    """The first flag that a mapping has twice, of which its value shows one; empty: none."""
+    keys = [key.value.replace("-", "_") for key, _ in mapping.value]
+    return next((name for number, name in enumerate(keys) if name in keys[:number]), "")
 
 
 def _kind(value: object) -> str:

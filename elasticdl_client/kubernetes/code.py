@@ -113,6 +113,7 @@ def pack(spec: JobSpec) -> Archive:
         raise FlagError(f"--code={directory} is not a directory.", "Name the directory of your models or script.")
     limit = MAX_STORED_BYTES if spec.code_storage else MAX_BYTES
     sizes: dict[str, int] = {}
+    total = 0
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(filename="", fileobj=buffer, mode="wb", mtime=0) as compressed,
@@ -130,7 +131,8 @@ def pack(spec: JobSpec) -> Archive:
             if not path.is_file():  # in the index of git, and deleted; or a link to nowhere, or a socket
                 continue
             sizes[name] = path.stat().st_size
-            if sum(sizes.values()) > _MAX_RATIO * limit:
+            total += sizes[name]
+            if total > _MAX_RATIO * limit:
                 raise _too_large(spec, f"more than {_MAX_RATIO * limit >> 20} MiB", sizes)
             content = _read(path)
             entry = tarfile.TarInfo(name)

@@ -87,6 +87,8 @@ def test_the_name_of_a_job_is_never_taken_from_the_environment(file: Path) -> No
         ("job_name: 2026-13-01\n", "is not YAML: month must be in 1..12"),
         ("training_data: [a, b]\n", "training_data is a list, not one value"),
         ("num_workers:\n", "num_workers is empty"),
+        ("num_workers: 2\nepochs: 1\nnum_workers: 8\n", "num_workers is given twice"),
+        ("num_workers: 2\nnum-workers: 8\n", "num_workers is given twice"),
         ("job_type: evaluate\n", "describes a job of `elasticdl evaluate`"),
     ],
 )
