@@ -142,9 +142,17 @@ class AccessGate:
 
     def _is_of_page(self, request: Request) -> bool:
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        if origin is not None and not self._is_own(origin, request.headers.get("host", "")):
             return False
         return _equal(request.headers.get(ACTION_HEADER, ""), self._keys.action)
+
+    def _is_own(self, origin: str, host: str) -> bool:
+        """Whether it is that of the page; a proxy may send a Host of its own."""
+        try:
+            parts = urlsplit(origin)
+        except ValueError:
+            return False
+        return parts.netloc == host or parts.hostname in self._keys.hosts
 
 
 def hosts_of(names: str) -> tuple[str, ...]:

@@ -120,6 +120,19 @@ def test_an_action_needs_the_header_of_the_page_and_its_origin(dashboard: Runnin
     )
 
 
+def test_an_action_passes_a_proxy_that_sends_its_own_host(tmp_path: Path) -> None:
+    write_job(tmp_path / ".elasticdl" / "jobs" / "job", JobStatus("job", JobPhase.SUCCEEDED, exit_code=0))
+    running = RunningDashboard(tmp_path, "--hosts=dash.example.org")
+    try:
+        (row,) = running.get("/api/jobs")["jobs"]
+        headers = {"Cookie": running.cookie(), ACTION_HEADER: Keys(running.token, port=running.port).action}
+        for origin, status in (("https://evil.example", 403), ("https://dash.example.org", 409)):
+            answer = running.ask(f"/api/jobs/{row['id']}/resume", "POST", Origin=origin, **headers)
+            assert answer.status == status, origin
+    finally:
+        running.stop()
+
+
 def test_no_path_leads_out_of_the_page_and_its_jobs(dashboard: RunningDashboard, bearer: dict[str, str]) -> None:
     for path in (
         "/static/../server.py", "/static/..%2fserver.py", "/static/%2e%2e/server.py", "/static//etc/passwd",

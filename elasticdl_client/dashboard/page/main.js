@@ -32,7 +32,8 @@ const act = {
       problem.replaceChildren("…");
       const query = number ? `?num_workers=${encodeURIComponent(number.value)}` : "";
       const response = await fetch(`api/jobs/${job.id}/${action}${query}`, { method: "POST", headers: { "x-elasticdl-action": session.action } }).catch(() => null);
-      const answer = (await response?.json().catch(() => null)) ?? { error: "The dashboard does not answer." };
+      const said = (await response?.text().catch(() => "")) ?? "";
+      const answer = said.startsWith("{") ? JSON.parse(said) : { error: said.trim() || "The dashboard does not answer." };
       if (response?.ok) {
         dialog.close();
         if (action === "delete") location.hash = "#/";
