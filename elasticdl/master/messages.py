@@ -219,6 +219,7 @@ def task_finished(call: int, message: pb.FinishedTask) -> events.TaskFinished:
         message.num_minibatches,
         message.surplus.count,
         message.surplus.made_by,
+        message.not_exported,
     )
 
 

@@ -667,18 +667,20 @@ class SessionReport(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., event: _Optional[_Union[SessionEvent, str]] = ...) -> None: ...
 
 class FinishedTask(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "lease", "num_minibatches", "surplus")
+    __slots__ = ("worker_id", "incarnation", "lease", "num_minibatches", "surplus", "not_exported")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     NUM_MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
     SURPLUS_FIELD_NUMBER: _ClassVar[int]
+    NOT_EXPORTED_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     incarnation: int
     lease: int
     num_minibatches: int
     surplus: Surplus
-    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., num_minibatches: _Optional[int] = ..., surplus: _Optional[_Union[Surplus, _Mapping]] = ...) -> None: ...
+    not_exported: str
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., num_minibatches: _Optional[int] = ..., surplus: _Optional[_Union[Surplus, _Mapping]] = ..., not_exported: _Optional[str] = ...) -> None: ...
 
 class Surplus(_message.Message):
     __slots__ = ("count", "made_by")

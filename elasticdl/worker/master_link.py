@@ -269,7 +269,7 @@ class MasterLink:
 
     def report_model(self, report: pb.ModelReport) -> pb.Ack:
         report.worker_id, report.incarnation = self.worker_id, self._incarnation
-        report.error, report.error_details = hide(report.error), hide(report.error_details)
+        report.error, report.error_details = _sendable(report.error), _sendable(report.error_details)
         return self._told(self._stub.ReportModel, report)
 
     def report_session(self, event: pb.SessionEvent) -> pb.Ack:
@@ -303,16 +303,19 @@ class MasterLink:
             self._told_rate = (time.monotonic(), self._rate() or 0.0)
         return self._told_rate[1]
 
-    def finish(self, lease: int, num_minibatches: int, surplus: Surplus = NO_SURPLUS) -> pb.Ack:
-        return self._report([pb.TaskReport(finished=self._finished(lease, num_minibatches, surplus))])[0]
+    def finish(self, lease: int, num_minibatches: int, surplus: Surplus = NO_SURPLUS, not_exported: str = "") -> pb.Ack:
+        """Report the end of a task; `not_exported`: why it has written no model."""
+        finished = self._finished(lease, num_minibatches, surplus, not_exported)
+        return self._report([pb.TaskReport(finished=finished)])[0]
 
-    def _finished(self, lease: int, num_minibatches: int, surplus: Surplus) -> pb.FinishedTask:
+    def _finished(self, lease: int, num_minibatches: int, surplus: Surplus, not_exported: str = "") -> pb.FinishedTask:
         return pb.FinishedTask(
             worker_id=self.worker_id,
             incarnation=self._incarnation,
             lease=lease,
             num_minibatches=num_minibatches,
             surplus=_message(surplus),
+            not_exported=not_exported,
         )
 
     def report(self, progress: Sequence[TaskProgress]) -> Sequence[pb.Ack]:

@@ -125,9 +125,9 @@ class TaskReporter:
             save_last: see `Strategy.save_last`; it comes first.
         """
 
-        def end(held: HeldLease) -> None:
+        def end(held: HeldLease) -> str:
             save_last()
-            self._exporter.end_training(held)
+            return self._exporter.end_training(held)
 
         self._do_alone(held, end)
 
@@ -135,11 +135,15 @@ class TaskReporter:
         """CALLBACK: saves the model, or calls the user's callbacks.  The caller closes the lease in its stream."""
         self._do_alone(held, self._exporter.occasion)
 
-    def _do_alone(self, held: HeldLease, do: Callable[[HeldLease], None]) -> None:
+    def _do_alone(self, held: HeldLease, do: Callable[[HeldLease], str]) -> None:
+        """
+        Args:
+            do: returns why no model was written, if one was to be.
+        """
         self.reporter.drain()
         try:
             with self.clock.during(Activity.EXPORT):
-                do(held)
+                not_exported = do(held)
         except LeaseLost:
             _log.info("Lease %d (%s) is lost; another worker has it", held.id, held.task_name)
         except JobError:
@@ -151,7 +155,7 @@ class TaskReporter:
             _log.error("%s", traceback.format_exc())
             self.link.fail(held.id, 0, f"{type(error).__name__}: {error}", traceback.format_exc(), [])
         else:
-            self.link.finish(held.id, 0)
+            self.link.finish(held.id, 0, not_exported=not_exported)
         self.link.leases.remove(held.id)
 
     def is_unreadable(self, held: HeldLease, tasks: TaskStream) -> bool:

@@ -108,6 +108,16 @@ def test_validation_data_without_metrics_is_warned_of() -> None:
     assert any("no metric" in line for line in script.log())
 
 
+def test_a_model_that_is_not_exported_is_not_said_to_be() -> None:
+    for why in ("", "which needs up to 5 GB of memory"):
+        script = running(1, output="/export")
+        train_all(script)
+        script.finish(script.lease(0), 0, 0, not_exported=why)
+        assert script.job.status().phase == "Succeeded"
+        assert any("is exported to /export" in line for line in script.log()) is not bool(why)
+        assert any(f"No model is exported, {why}" in line for line in script.log()) is bool(why)
+
+
 def test_the_export_is_confirmed_and_done_again_elsewhere_when_lost() -> None:
     script = running(2, output="/export")
     train_all(script)

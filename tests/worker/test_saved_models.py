@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from elasticdl.frameworks.callback_rules import Rules
+from elasticdl.frameworks.framework import TableRows
 from elasticdl.worker.export.exporter import Exporter
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
@@ -144,3 +145,18 @@ def test_what_a_killed_worker_has_left_of_a_model_goes_with_the_next_export(tmp_
         (tmp_path / name).write_text("old")
     assert end_training(tmp_path / "model", "model.pt") == [*kept, "model/model.pt"]
     assert end_training(tmp_path / "model.pt", "model.pt") == [*kept, "model.pt", "model/model.pt"]
+
+
+def test_a_model_too_large_to_export_is_reported_with_the_reason(tmp_path: Path) -> None:
+    class Huge(Files):
+        def tables(self, _held: object) -> list[Any]:
+            return [TableRows("table", 1 << 10, 1 << 40, iter(()))]
+
+    model: Any = Huge("model.pt")
+    link: Any = Master()
+    held: Any = SimpleNamespace(id=7)
+    spec = JobSpec(output=str(tmp_path / "model"), checkpoint_dir="/checkpoints")
+    reason = Exporter(model, model, link, spec).end_training(held)
+    assert "needs up to" in reason
+    assert "/checkpoints is the trained model" in reason
+    assert not list(tmp_path.iterdir())

@@ -240,6 +240,7 @@ class TaskFinished:
     Attributes:
         surplus: samples that `feed` has made of the task beyond one a record; negative: fewer.
         made_by: the operations of `feed` that make it, for people; empty: not known.
+        not_exported: why no model was written, where one was to be.
     """
 
     call: int
@@ -249,6 +250,7 @@ class TaskFinished:
     num_minibatches: int
     surplus: int = 0
     made_by: str = ""
+    not_exported: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,11 @@ class Exporter:
         self._link = link
         self._spec = spec
 
-    def end_training(self, held: HeldLease) -> None:
+    def end_training(self, held: HeldLease) -> str:
         """Exports to `--output`, if there is one, and calls the user's callbacks.
+
+        Returns:
+            Why no model was exported; empty: it was, or there is no place for one.
 
         Raises:
             LeaseLost: another worker has the lease.
@@ -70,13 +73,17 @@ class Exporter:
         """
         parameters = self._model.values(held).parameters
         paths = [self._spec.output, *self._framework.report().rules.export_paths]
-        exported = [self._export(held, parameters, self._place(path)) for path in dict.fromkeys(paths) if path]
-        if not any(exported):
+        left_out = [self._export(held, parameters, self._place(path)) for path in dict.fromkeys(paths) if path]
+        if all(left_out):
             self._confirm(held)
         self._framework.end_training(parameters, self._spec.output)
+        return next(filter(None, left_out), "")
 
-    def occasion(self, held: HeldLease) -> None:
+    def occasion(self, held: HeldLease) -> str:
         """Saves the model as it is now, or calls the user's callbacks at the end of an epoch.
+
+        Returns:
+            Why the model was not saved; empty: it was, or was not to be.
 
         Raises:
             LeaseLost: another worker has the lease.
@@ -85,10 +92,10 @@ class Exporter:
         what, parameters = held.lease.occasion, self._model.values(held).parameters
         if what.save_to:
             self._check_named(what.save_to)
-            self._export(held, parameters, self._place(what.save_to))
-        else:
-            self._confirm(held)
-            self._framework.end_epoch(parameters, what.epoch, what.logs)
+            return self._export(held, parameters, self._place(what.save_to))
+        self._confirm(held)
+        self._framework.end_epoch(parameters, what.epoch, what.logs)
+        return ""
 
     def _check_named(self, path: str) -> None:
         """That a path lies in the directory of checkpoints, or is one of the user's own module.
@@ -114,18 +121,19 @@ class Exporter:
         is_whole = path == self._spec.output or is_remote(path)
         return path_of(path if is_whole else os.path.join(self._spec.checkpoint_dir, path))
 
-    def _export(self, held: HeldLease, parameters: Parameters | None, final: AnyPath) -> bool:
+    def _export(self, held: HeldLease, parameters: Parameters | None, final: AnyPath) -> str:
         """Writes to a place of the lease's own and, when the master confirms the lease, puts that in `final`.
 
         Returns:
-            Whether it did: a model that does not fit into memory stays a checkpoint.
+            Why not; empty: it did.  A model that does not fit into memory stays a checkpoint.
         """
         tables = self._model.tables(held)
         size, available = sum(4 * table.dim * table.num_rows for table in tables), available_bytes()
         plan = plan_export(size, available)
         if not plan.saved_model and self._spec.checkpoint_dir:
-            _log.warning("No model is exported, %s. %s", why_not(size, available), instead(self._spec.checkpoint_dir))
-            return False
+            reason = f"{why_not(size, available)}. {instead(self._spec.checkpoint_dir)}"
+            _log.warning("No model is exported, %s", reason)
+            return reason
         with _own_place(final, held.id) as made:
             with self._full_disk_named(made, final):
                 self._write(held, parameters, tables, made, plan)
@@ -136,7 +144,7 @@ class Exporter:
                 _put(made, Path(str(final)))
                 _remove_abandoned(made, held.id)
         _log.info("Exported the model to %s", final)
-        return True
+        return ""
 
     @contextmanager
     def _full_disk_named(self, made: Path, final: AnyPath) -> Iterator[None]:

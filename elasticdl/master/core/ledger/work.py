@@ -387,12 +387,16 @@ class Work:
         elif lease.type is TaskType.CALLBACK:
             path = self.callbacks.finish()
             self._out.persist()
-            if path:
+            if path and event.not_exported:
+                self._out.log(f"ModelCheckpoint: no model is saved to {path}, {event.not_exported}", Level.WARNING)
+            elif path:
                 self._out.log(f"ModelCheckpoint: the model of step {lease.model_version} is saved to {path}")
         elif lease.type is TaskType.TRAIN_END:
             self.has_exported = True
             self._out.persist()
-            if self._settings.output:
+            if event.not_exported:
+                self._out.log(f"No model is exported, {event.not_exported}", Level.WARNING)
+            elif self._settings.output:
                 text = f"exported to {self._settings.output}"
                 self._out.events.add(EventKind.MODEL_EXPORTED, "job", text, directory=self._settings.output)
                 self._out.log(f"The model is exported to {self._settings.output}")
