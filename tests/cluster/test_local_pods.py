@@ -14,6 +14,7 @@ from pod_specs import master, worker
 from elasticdl.cluster.cluster import EndReason, PodPhase, RestartPolicy
 from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl.protocol import Role
+from tests.master.small_disk import small_disk
 
 SLOTS = 2
 
@@ -71,6 +72,21 @@ def test_pauses_before_restarts_grow_and_the_log_holds_every_life(
     assert [line for line in cluster.logs("m").splitlines() if line == "life"] == ["life"] * 3
     pauses = [event.pod.message.split(": ")[0] for event in observer.seen if "starts again" in event.pod.message]
     assert pauses == ["starts again in 0.2 s", "starts again in 0.4 s"]
+
+
+def test_a_pod_starts_again_while_the_disk_of_its_log_is_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size_kib=256) as disk:
+        fill = f"test -e {disk}/filler && exit 0; yes | head -c 65536; cat /dev/zero > {disk}/filler; exit 1"
+        agent = LocalAgent(disk)
+        try:
+            observer = Observer(agent.cluster)
+            agent.cluster.create(master("m", fill, restart_policy=RestartPolicy.ON_FAILURE))
+            ended = observer.ended_pod("m")
+            assert (ended.phase, ended.restarts, ended.message) == (PodPhase.SUCCEEDED, 1, "")
+            agent.cluster.create(worker("w-0", "exit 0"))
+            assert observer.ended_pod("w-0").phase is PodPhase.SUCCEEDED
+        finally:
+            agent.stop()
 
 
 def test_a_pod_whose_log_cannot_be_written_ends_and_the_others_go_on(

@@ -523,17 +523,14 @@ class PodLog:
         self._life_begins = 0
 
     def open(self, line: str) -> int:
-        """Open the file to continue after a line; the caller closes it.
+        """Open the file to continue after a line, which a full disk leaves out; the caller closes it.
 
         Raises:
-            OSError: it cannot be opened, or the disk is full.
+            OSError: it cannot be opened.
         """
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
+        with suppress(OSError):  # the pod can run without room for its log
             os.write(fd, line.encode())
-        except OSError:
-            os.close(fd)
-            raise
         return fd
 
     def open_life(self) -> int:
