@@ -86,6 +86,7 @@ class Shell:
         self._patience_s = patience_s
         self._watcher = watcher or NullWatcher()
         self._stop = threading.Event()
+        self._has_run = threading.Event()
         self._journalled_at = float("-inf")
         self._ticked_at = float("-inf")
         self._wake_at = float("inf")  # asked for by the core, before the next tick that comes by itself
@@ -137,8 +138,14 @@ class Shell:
             Superseded: another master has the job.
             ElasticDLError: the cluster or the journal cannot be used.
         """
-        self._begin()
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        try:
+            self._begin()
+            threading.Thread(target=self._watch, name="watch", daemon=True).start()
+            return self._run()
+        finally:
+            self._has_run.set()
+
+    def _run(self) -> commands.EndJob | None:
         self._inbox.begin(self._work)
         try:
             while not self._is_over:
@@ -363,8 +370,8 @@ class Shell:
                 return
 
     def _watch(self) -> None:
-        """Puts every change of a pod into the inbox; runs in a thread of its own."""
-        while not self._is_over:
+        """Put every change of a pod into the inbox, to the last pod's end; runs in a thread of its own."""
+        while True:
             try:
                 for event in self._cluster.watch():
                     changed = pod_changed(event)
@@ -375,7 +382,7 @@ class Shell:
             except Exception as error:  # noqa: BLE001  a bug: the loop ends the master with it
                 self._inbox.post(Crashed(error))
                 return
-            if self._stop.wait(_CLUSTER_RETRY_S):
+            if self._has_run.wait(_CLUSTER_RETRY_S):
                 return
             self._effects.list_pods()  # for what was missed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -96,6 +97,12 @@ class Life:
         self.error: BaseException | None = None
         self.outcome: EndJob | None = None
         self._thread = threading.Thread(target=self._run)
+
+    def resume(self, core: dict[str, Any]) -> None:
+        """Make it the next generation, from the core's part of a journal."""
+        state = {"job_name": "digits", "started_at": 0.0, "generation": 2}
+        job = Job.restore(JobSettings("digits", num_workers=1, num_ps=_NUM_PS), core, 2, time.monotonic())
+        self.shell = Shell(job, self.effects, self.journal, state, patience_s=60.0)
 
     def start(self) -> None:
         self._thread.start()
@@ -239,6 +246,28 @@ def test_that_a_job_has_ended_is_written_with_all_that_has_happened(life: Life) 
     life.journal.fault = None
     life.shell.write_end(end)
     assert life.journal.saved[-1]["ended"][0] == 1
+
+
+def test_a_master_that_was_lost_while_the_job_ended_sees_its_last_pods_end(life: Life, tmp_path: Path) -> None:
+    life.start()
+    wait_until(lambda: len(life.cluster.list()) == _NUM_PS + 1, "all pods")
+    life.ask(0).result(60)
+    (server,) = [pod for pod in life.cluster.list() if (pod.role, pod.index) == (Role.PS, 0)]
+    life.shell.request_stop("enough")
+    wait_until(lambda: life.cluster.list() == [server], "the end of those that do not end by themselves")
+    core = life.journal.saved[-1]["core"]
+    successor = Life(tmp_path)
+    successor.resume(core)
+    try:
+        successor.start()
+        wait_until(lambda: successor.shell._outcome is not None, "the job to be over")
+        ended = dataclasses.replace(server, phase=PodPhase.SUCCEEDED, exit_code=0)
+        life.cluster.put(ended)
+        successor.join()
+        assert successor.outcome is not None
+        assert successor.cluster.list() == [ended]  # it was not deleted
+    finally:
+        successor.end()
 
 
 def test_a_call_is_answered_in_its_own_thread_while_no_other_works(life: Life) -> None:
