@@ -28,7 +28,7 @@ from urllib.parse import parse_qs, quote
 
 from elasticdl_client import requirements_file
 from elasticdl_client.checkpoint_manifest import MANIFEST
-from elasticdl_client.choices import JobType
+from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.data_sources import (
     check_kind_of_storage,
     check_params,
@@ -43,7 +43,7 @@ from elasticdl_client.errors import CheckpointError, DataError, FlagError, JobEr
 from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.model_source import check_model_source, reads_data_itself
 from elasticdl_client.storage_kinds import check_installed, check_url, is_remote
-from elasticdl_client.trained_model import check_unused, look_at
+from elasticdl_client.trained_model import check_beginning, check_unused, look_at
 from elasticdl_client.zoo_modules import framework_of
 
 _DATA_FLAGS = ("training_data", "validation_data", "prediction_data", "data")
@@ -102,7 +102,7 @@ def check_local(spec: JobSpec) -> JobSpec:
     if "checkpoint_dir_for_init" in changes:
         path = Path(changes["checkpoint_dir_for_init"])
         if spec.job_type is JobType.TRAIN:
-            _check_checkpoint(path)
+            _check_checkpoint(path, spec.distribution_strategy)
         else:
             _check_trained(dataclasses.replace(spec, model_zoo=str(zoo)), path)
     for name in spec.trackers:
@@ -153,11 +153,12 @@ def _check_writable(name: str, path: Path) -> None:
         raise FlagError(f"--{name}: {existing} cannot be written.", f"Check its permissions, or name another --{name}.")
 
 
-def _check_checkpoint(path: Path) -> None:
-    """That it is a checkpoint, or a directory with one in it; the job reads its content."""
+def _check_checkpoint(path: Path, strategy: DistributionStrategy) -> None:
+    """That it is a checkpoint for this strategy, or a directory with one in it; the job reads its content."""
     hint = f"Name a directory version-N with a {MANIFEST} in it, or the directory that holds such versions."
     versions = [path, *path.glob("version-*")]
     if any((version / MANIFEST).is_file() for version in versions):
+        check_beginning(path, strategy)
         return
     with contextlib.suppress(CheckpointError):
         raise FlagError(

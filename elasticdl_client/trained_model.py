@@ -1,4 +1,4 @@
-"""The model of --checkpoint_dir_for_init in a job that trains nothing: its kind by content, and the jobs it fits.
+"""The model of --checkpoint_dir_for_init: its kind by content, and the jobs it fits.
 
 Client and master both look; the loaders read its content.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -65,7 +66,7 @@ class TrainedModel:
         if self.kind is not ModelKind.SERVERS and on_servers:
             raise FlagError(
                 f"{_FLAG}={self.path} is {self.kind}: workers load it themselves, without parameter servers.",
-                "Give --distribution_strategy=AllReduceStrategy, or Local for one worker.",
+                "Give --distribution_strategy=AllReduceStrategy; to evaluate or predict with one worker Local will do.",
             )
 
     def check_framework(self, framework: FrameworkName) -> None:
@@ -116,6 +117,19 @@ def look_at(path: AnyPath) -> TrainedModel:
     incomplete = sum(entry.name.startswith(_PREFIX) for entry in path.iterdir())
     found = f"its {incomplete} versions were never completed" if incomplete else "it holds no version"
     raise CheckpointError(f"{_FLAG}={path} is not a trained model: {found}.", _HINT)
+
+
+def check_beginning(path: AnyPath, strategy: DistributionStrategy) -> None:
+    """Refuse checkpoints of jobs with another strategy to begin training with; their manifests alone are read.
+
+    Raises:
+        FlagError: naming what works.
+    """
+    for version in [path] if (path / MANIFEST).is_file() else _versions(path):
+        with suppress(CheckpointError):  # damaged: it is said where the content is read
+            kind = ModelKind.SERVERS if "parts" in _manifest(version) else ModelKind.STATE
+            TrainedModel(kind, version).check_strategy(strategy)
+            return
 
 
 def check_unused(prediction_outputs: Path) -> None:

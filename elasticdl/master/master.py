@@ -50,7 +50,7 @@ from elasticdl_client.job_status import EXIT_SUPERSEDED, JobPhase, JobStatus
 from elasticdl_client.model_source import reads_data_itself
 from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import is_remote
-from elasticdl_client.trained_model import ModelKind, check_unused, look_at
+from elasticdl_client.trained_model import ModelKind, check_beginning, check_unused, look_at
 from elasticdl_client.zoo_modules import framework_of
 
 if TYPE_CHECKING:
@@ -484,8 +484,13 @@ def _check_unused_storage(url: str) -> None:
 
 
 def _initial_checkpoint(settings: JobSettings) -> str:
-    if settings.checkpoint_dir_for_init and settings.strategy is DistributionStrategy.PARAMETER_SERVER:
-        return str(checkpoints.initial(path_of(settings.checkpoint_dir_for_init)))
+    if not settings.checkpoint_dir_for_init:
+        return ""
+    path = path_of(settings.checkpoint_dir_for_init)
+    if path.is_dir():
+        check_beginning(path, settings.strategy)
+    if settings.strategy is DistributionStrategy.PARAMETER_SERVER:
+        return str(checkpoints.initial(path))
     return settings.checkpoint_dir_for_init
 
 

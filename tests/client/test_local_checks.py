@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import dataclasses
 import gzip
+import json
 import lzma
 import re
 import socket
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
 
+from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import DataError, ElasticDLError, FlagError, JobError, ModelDefinitionError, StorageError
 from elasticdl_client.job_spec import JobSpec
@@ -199,6 +201,23 @@ def test_training_begins_with_a_checkpoint_and_not_with_an_exported_model(spec: 
     for path, kind in ((tmp_path, "a SavedModel"), (tmp_path / "net.keras", "a .keras file")):
         message = refused(spec, FlagError, checkpoint_dir_for_init=str(path))
         assert f"{path} is {kind}, and training begins with a checkpoint" in message
+
+
+def test_training_begins_with_a_checkpoint_of_its_own_strategy(spec: JobSpec, tmp_path: Path) -> None:
+    servers = dataclasses.replace(spec, distribution_strategy=DistributionStrategy.PARAMETER_SERVER)
+    workers = dataclasses.replace(spec, distribution_strategy=DistributionStrategy.ALL_REDUCE)
+    for begun, other, manifest in (
+        (servers, workers, {"parts": []}),
+        (workers, servers, {"strategy": "AllReduceStrategy"}),
+    ):
+        directory = tmp_path / f"checkpoints-{begun.distribution_strategy}"
+        version = directory / "version-100"
+        version.mkdir(parents=True)
+        (version / "MANIFEST.json").write_text(json.dumps(manifest))
+        for path in (directory, version):
+            check_local(dataclasses.replace(begun, checkpoint_dir_for_init=str(path)))
+            message = refused(other, FlagError, checkpoint_dir_for_init=str(path))
+            assert f"--checkpoint_dir_for_init={version} is a checkpoint of" in message
 
 
 def test_a_port_in_use_is_refused(spec: JobSpec) -> None:

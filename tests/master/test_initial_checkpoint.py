@@ -47,3 +47,12 @@ def test_a_damaged_one_ends_the_job_before_any_pod_is_made(tmp_path: Path) -> No
         assert f"{damaged}/ps-0 is 1 bytes, its manifest says" in job.status().message
         assert "Traceback" not in job.log()
         assert job.cluster.list() == []
+
+
+def test_one_of_another_strategy_ends_the_job_before_any_pod_is_made(tmp_path: Path) -> None:
+    version = write(tmp_path / "others", 9)
+    flags = {"distribution_strategy": "AllReduceStrategy", "num_ps_pods": 0}
+    with running(MasterJob(tmp_path, **flags, checkpoint_dir_for_init=str(tmp_path / "others"))) as job:
+        assert job.wait() == 1
+        assert f"{version} is a checkpoint of parameter servers, and" in job.status().message
+        assert job.cluster.list() == []
