@@ -83,7 +83,7 @@ class LocalEnvironment:
             sizes = {"ps": self.spec.num_ps_pods, "worker": self.spec.num_workers}
             ports = iter(free_ports(self.host, sum(sizes.values())))
             found = {role: [written(self.host, next(ports)) for _ in range(size)] for role, size in sizes.items()}
-            path.write_text(json.dumps(found))
+            replace_file(path, path.with_suffix(".new"), json.dumps(found).encode())
         return dict(json.loads(path.read_text()))
 
     def publish(self, history: Callable[[], EventHistory]) -> None:
@@ -146,7 +146,7 @@ def open_environment() -> LocalEnvironment:
             cluster=ProcessCluster(_environment("ELASTICDL_AGENT_SOCKET")),
             token=token,
             token_file=os.environ[TOKEN_FILE_VARIABLE],
-            port=port or (_port_here(job_dir) if is_stored else 0),
+            port=port or (port_here(job_dir) if is_stored else 0),
             patience_s=STORAGE_PATIENCE_S if is_stored else 0.0,
             journal=StorageJournal(spec.job_dir, place_of(token), journal) if is_stored else journal,
             submitted_at=(job_dir / "spec.json").stat().st_mtime,  # the client writes it once
@@ -191,11 +191,11 @@ def port_of(text: str) -> int:
     return int(text)
 
 
-def _port_here(job_dir: Path) -> int:
+def port_here(job_dir: Path) -> int:
     """The port of all masters of the job on this machine; the journal may hold that of another machine."""
     path = job_dir / "master_port"
     if not path.exists():
-        path.write_text(str(free_ports(_LOOPBACK, 1)[0]))
+        replace_file(path, path.with_suffix(".new"), str(free_ports(_LOOPBACK, 1)[0]).encode())
     return port_of(path.read_text())
 
 

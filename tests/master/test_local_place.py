@@ -1,12 +1,17 @@
-"""Pods of one machine share its cores."""
+"""The place of a local job: its pods share the cores of the machine, and its files are whole."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from pathlib import Path
 
-from elasticdl.master.local_environment import shares_of_machine
+import pytest
+
+from elasticdl.master.local_environment import port_here, shares_of_machine
 from elasticdl_client.choices import FrameworkName
 from elasticdl_client.job_spec import JobSpec
+from tests.master.small_disk import small_disk
 
 VARIABLE = "TF_NUM_INTRAOP_THREADS"
 MODEL = "module.custom_model"
@@ -31,3 +36,15 @@ def test_what_is_shared_is_that_of_the_jobs_framework() -> None:
     command = JobSpec(num_workers=1, num_ps_pods=0, job_command="python train.py")
     assert shares_of_machine(torch, {}) == {"OMP_NUM_THREADS": cores}
     assert shares_of_machine(command, {}) == {VARIABLE: cores, "OMP_NUM_THREADS": cores}
+
+
+def test_the_ports_of_a_job_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size_kib=64) as disk:
+        with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+            while filler.write(bytes(4096)):
+                pass
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left"):
+                port_here(disk)
+        (disk / "filler").unlink()
+        assert port_here(disk) == port_here(disk)
