@@ -14,6 +14,7 @@ import pytest
 
 from elasticdl.master.journal import JournalWriteError, Superseded
 from elasticdl.master.local_environment import FileJournal
+from elasticdl.storage.paths import sync_directory
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobPhase, JobStatus
 from tests.master.actors import REPOSITORY, wait_until
@@ -170,6 +171,10 @@ def test_a_full_disk_keeps_the_journal_before(tmp_path: Path) -> None:
         assert outage.message.startswith("No space left on device")
         assert outage.seconds > 0
         assert journal.take_outages() == []
+
+
+def test_a_file_system_that_syncs_no_directories_is_good_enough() -> None:
+    sync_directory(Path("/proc"))  # it is one, as are older CIFS and shared folders of VirtualBox
 
 
 def test_a_status_that_a_read_only_file_system_refuses_ends_no_master(
