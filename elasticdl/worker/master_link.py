@@ -11,6 +11,7 @@ another; nothing is repeated here, because only the caller knows what that means
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import secrets
@@ -298,9 +299,10 @@ class MasterLink:
         )
 
     def _learning_rate(self) -> float:
-        """As it was a moment ago; 0: not known."""
+        """As it was a moment ago; 0: not known, or no number: the loss will say so."""
         if time.monotonic() - self._told_rate[0] >= _RATE_S:
-            self._told_rate = (time.monotonic(), self._rate() or 0.0)
+            rate = self._rate() or 0.0
+            self._told_rate = (time.monotonic(), rate if math.isfinite(rate) else 0.0)
         return self._told_rate[1]
 
     def finish(self, lease: int, num_minibatches: int, surplus: Surplus = NO_SURPLUS, not_exported: str = "") -> pb.Ack:

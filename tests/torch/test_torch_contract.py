@@ -103,6 +103,14 @@ def test_what_cannot_be_used_is_refused_by_name(framework: Make, tmp_path: Path,
         made(framework, tmp_path, text).report()
 
 
+def test_a_learning_rate_that_is_no_number_is_refused_by_name(framework: Make, tmp_path: Path) -> None:
+    schedule = "torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 2 else float('nan'))"
+    tested = made(framework, tmp_path, f"def lr_scheduler(optimizer): return {schedule}")
+    assert tested.learning_rate(0, 1) > 0
+    with pytest.raises(ModelDefinitionError, match="lr_scheduler gives the rate nan at step 2"):
+        tested.learning_rate(0, 2)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

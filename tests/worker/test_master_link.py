@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import subprocess
 import sys
@@ -82,6 +83,12 @@ def test_of_an_error_with_a_large_record_both_ends_are_reported(master: Scripted
     assert error.startswith("no image: 0")
     assert error.endswith("0, in train.csv")
     assert len(error) < 110_000
+
+
+def test_a_learning_rate_that_is_no_number_ends_no_worker(master: ScriptedMaster) -> None:
+    worker = link(master)
+    worker.carry_rate(lambda: math.nan)
+    assert worker.report_progress(100, [0], math.nan).accepted
 
 
 def test_a_master_that_stays_away_is_given_up(master: ScriptedMaster) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -137,7 +138,11 @@ class Rates:
                 user_call(self._scheduler.step, f"{self._path}: the scheduler's step()")
             self._keep()
         self._now = self._known[position - self._newest - 1]
-        return float(self._now[0]["lr"])
+        rate = float(self._now[0]["lr"])
+        if not math.isfinite(rate):
+            what = f"{self._path}: lr_scheduler gives the rate {rate} at {self._interval} {position}."
+            raise ModelDefinitionError(what, "A learning rate is a finite number.")
+        return rate
 
     def set(self, optimizer: Any, rate: float | None) -> None:
         """Before a step: set the schedule's last rates, or one rate for all if that is another one."""
