@@ -37,15 +37,27 @@ from elasticdl.worker.tasks import (
 from elasticdl_client.errors import DataError, JobError, LastCheckpointError
 
 _log = logging.getLogger("elasticdl.worker")
+_MOST_OF_STATES = 60 << 20  # bytes; a message to the master holds 64 MiB
 
 
 def evaluate_task(framework: Inference, values: Values, held: HeldLease, batches: TaskBatches) -> list[pb.MetricState]:
-    """Freshly reset metrics, updated with every minibatch of the task."""
+    """Freshly reset metrics, updated with every minibatch of the task.
+
+    Raises:
+        ValueError: their states are too large for a report.
+    """
     evaluation = framework.evaluation()
     for batch in batches:
         held.minibatch = batch.n
         evaluation.update(batch, values.parameters, values.rows(batch))
-    return [to_message(state) for state in evaluation.states()]
+    states = [to_message(state) for state in evaluation.states()]
+    if (size := sum(state.ByteSize() for state in states)) > _MOST_OF_STATES:
+        largest = max(states, key=pb.MetricState.ByteSize).name
+        raise ValueError(
+            f"the states of the metrics take {size >> 20} MiB, most of it that of {largest}; the master takes "
+            f"{_MOST_OF_STATES >> 20} MiB of a task: give it fewer classes or thresholds"
+        )
+    return states
 
 
 def merged_results(framework: Inference, merged: Iterable[pb.MetricState]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import pytest
 
 from elasticdl.api.examples import parse_examples
 from elasticdl.data.factory import create_reader
+from elasticdl.frameworks.framework import MetricState
 from elasticdl.worker.inference.output_parts import columns_of, open_rows
-from elasticdl.worker.task_reporting import as_json
+from elasticdl.worker.task_reporting import as_json, evaluate_task
 from elasticdl_client.choices import PredictionFormat
 
 OUTPUTS = {
@@ -104,3 +106,12 @@ def test_without_rows_there_is_no_file(chosen: PredictionFormat, tmp_path: Path)
 def test_the_file_of_metrics_is_json_whatever_they_are() -> None:
     found = json.loads(as_json(90, {"accuracy": 0.5, "r2": float("nan"), "error": float("inf")}))
     assert found == {"step": 90, "metrics": {"accuracy": 0.5, "r2": None, "error": None}}
+
+
+def test_a_metric_whose_state_no_message_holds_is_an_error_that_names_it() -> None:
+    states = [MetricState("loss", (np.zeros(2),), True), MetricState("iou", (np.zeros((3000, 3000)),), True)]
+    model: Any = SimpleNamespace(evaluation=lambda: SimpleNamespace(states=lambda: states))
+    unused: Any = None
+    no_batches: Any = iter(())
+    with pytest.raises(ValueError, match="68 MiB, most of it that of iou"):
+        evaluate_task(model, unused, unused, no_batches)
