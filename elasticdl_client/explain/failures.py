@@ -232,13 +232,16 @@ def rejected_models(facts: Facts) -> Iterator[Diagnosis]:
         is_last = _LAST_CHECKPOINT in event.message
         words = _WORDS[trouble] if is_last or " raised " in event.message else "The model definition cannot be used"
         when = "when all was trained" if is_last else "before anything was trained"
+        done = f"The job was ended {when}: no other worker would fare better."
+        if not any(one.cause == event.number for one in facts.of(EventKind.JOB_FAILED)):
+            done = "The worker was replaced: others train with the model."
         yield Diagnosis(
             trouble,
             (event.subject,),
             event.at,
             f"{words}: {one_line(event.message)}",
             line or (one_line(event.message),),
-            f"The job was ended {when}: no other worker would fare better.",
+            done,
             Cost(),
             _hint(event.message) or _advice(trouble, facts),
             {**evidence_of(event), **found},

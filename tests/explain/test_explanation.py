@@ -179,6 +179,19 @@ def test_what_ended_the_job_stands_before_newer_troubles() -> None:
     assert (other.trouble, other.is_fatal) == (Trouble.DELETED, False)
 
 
+@pytest.mark.parametrize(
+    ("ends", "done"),
+    [(True, "The job was ended before anything was trained"), (False, "The worker was replaced: others train")],
+)
+def test_a_model_that_one_worker_cannot_load_has_ended_the_job_or_not(ends: bool, done: str) -> None:
+    log = Log()
+    rejected = log.add(EventKind.MODEL_REJECTED, "worker-2", "custom_model raised OSError: no network", traceback="")
+    if ends:
+        log.add(EventKind.JOB_FAILED, "job", "custom_model raised OSError: no network", rejected)
+    (diagnosis,) = diagnosed(log)
+    assert diagnosis.done.startswith(done)
+
+
 def test_a_failure_that_nothing_explains_is_reported_in_its_own_words() -> None:
     log = Log()
     log.add(EventKind.JOB_FAILED, "job", "There is no metric to evaluate.\n  → Define eval_metrics_fn.")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from core_script import Script, everything, running, train_all
 from world_script import standing
 
+from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.event_log import MAX_CHARACTERS, MAX_EVENTS, MAX_TEXT, EventLog
 from elasticdl.master.core.fleet.fleet import MAX_REASONS
 from elasticdl.master.core.values import PodState
 from elasticdl.protocol import Role
+from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind, JobEvent, describe
 
 
@@ -165,6 +168,27 @@ def test_a_model_that_hundreds_of_workers_reject_is_one_event() -> None:
     [rejected] = of_kind(script, EventKind.MODEL_REJECTED)
     [failed] = of_kind(script, EventKind.JOB_FAILED)
     assert (rejected.subject, failed.cause) == ("worker-0", rejected.number)
+
+
+@pytest.mark.parametrize("strategy", DistributionStrategy)
+def test_a_model_that_others_train_is_not_to_blame_where_a_successor_cannot_load_it(
+    strategy: DistributionStrategy,
+) -> None:
+    settings = {"strategy": strategy, "num_ps": int(strategy is DistributionStrategy.PARAMETER_SERVER)}
+    is_local, all_reduce = strategy is DistributionStrategy.LOCAL, strategy is DistributionStrategy.ALL_REDUCE
+    script = standing(2) if all_reduce else running(1 if is_local else 2, **settings)
+    script.progress(script.lease(0), 0)
+    last = 0 if is_local else 1
+    script.kill(last)
+    script.worker_starts(last + 1)
+    script.ask(e.ModelReported, last + 1, 7, error="the weights cannot be downloaded", error_details="Traceback …")
+    [rejected] = of_kind(script, EventKind.MODEL_REJECTED)
+    assert rejected.subject == f"worker-{last + 1}"
+    assert (script.job.status().phase == "Failed") is is_local  # nothing else holds the model: it may be a checkpoint
+    if not is_local:
+        script.kill(last + 1, "Error")
+        script.pass_time(2, alive=(0,))
+        assert script.last(c.CreatePod).index == last + 2
 
 
 def test_long_texts_are_shortened_and_many_of_them_summed_up() -> None:

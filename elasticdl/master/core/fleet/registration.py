@@ -146,21 +146,18 @@ class Registration:
             self._local_ledger = applied
 
     def _model_reported(self, event: ModelReported, clock: float) -> None:
-        if self._workers.known(event.worker_id, event.incarnation, clock) is None:
+        worker = self._workers.known(event.worker_id, event.incarnation, clock)
+        if worker is None:
             self._out.reply(event.call, UnknownWorker("register first"))
             return
         if not self._ending.is_decided:  # as many as there are workers may say the same
-            self._learn_model(event)
+            self._learn_model(event, worker)
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 
-    def _learn_model(self, event: ModelReported) -> None:
+    def _learn_model(self, event: ModelReported, worker: Worker) -> None:
         """Plan by the first report.  It is on disk before it is accepted, because workers do not repeat it."""
         if event.error:
-            subject = self._settings.subject_of(event.worker_id)
-            cause = self._out.events.add(
-                EventKind.MODEL_REJECTED, subject, event.error, 0, traceback=event.error_details
-            )
-            self._ending.fail(f"{event.error}\n{event.error_details}".rstrip(), cause=cause)
+            self._reject_model(event, worker)
             return
         if not self.is_planned:
             self._out.persist()
@@ -168,6 +165,22 @@ class Registration:
         for kind in self.data.model_reported(event.has_metrics, event.shards, event.plan, event.callbacks):
             self._out.add(ListShards(kind))
         self.plan_if_known()
+
+    def _reject_model(self, event: ModelReported, worker: Worker) -> None:
+        """Fail the job, unless the model is trained already: then the end of the worker counts as its own fault."""
+        subject = self._settings.subject_of(worker.id)
+        cause = self._out.events.add(EventKind.MODEL_REJECTED, subject, event.error, 0, traceback=event.error_details)
+        if self._is_trained_without(worker):
+            name = self._settings.name_of(worker.id)
+            self._out.log(f"Worker {name} cannot use the model that others train: {event.error}", Level.WARNING)
+        else:
+            self._ending.fail(f"{event.error}\n{event.error_details}".rstrip(), cause=cause)
+
+    def _is_trained_without(self, worker: Worker) -> bool:
+        """Whether something is done, not by this worker, and servers or other workers hold it, no checkpoint alone."""
+        others = any(one.has_committed for one in self._workers.staying() if one is not worker)
+        is_held = others or self._settings.num_own_servers > 0
+        return is_held and not worker.has_committed and self._work.tasks.records_done > 0
 
     def _metrics_reported(self, event: MetricsReported, clock: float) -> None:
         """Of a script, which evaluates its model itself."""
