@@ -95,6 +95,7 @@ def rows_with(column: int, values: Any) -> Any:
     [
         ("masked", "feed_steps", rows_with(1, [0.0] * 16 + [1.0] * 8)),
         ("partly_known", "feed", rows_with(4, LABELS - 1)),
+        ("with_gaps", "feed", rows_with(4, [np.nan, 1.0, 2.0] * 8)),
         ("letters", "feed_letters", np.concatenate([np.arange(96).reshape(24, 4) + 150, LABELS[:, None]], axis=1)),
     ],
 )

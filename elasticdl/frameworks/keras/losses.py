@@ -28,7 +28,8 @@ _log = logging.getLogger("elasticdl.keras")
 Loss = Callable[..., Any]
 _BINARY_LOSSES = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
 _BINARY_FUNCTIONS = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
-_OF_CLASSES = "SparseSoftmaxCrossEntropyWithLogits"
+_OF_CLASSES = "SparseSoftmaxCrossEntropyWithLogits"  # takes numbers of classes
+_OF_MISSING = frozenset({"IsNan", "IsFinite"})  # by which a loss leaves labels out itself
 
 
 class TotalLoss:
@@ -83,11 +84,13 @@ class TotalLoss:
         return self._total(examples, predictions, examples.weights, training=False)
 
     def _total(self, examples: Examples, predictions: Any, weights: Any, training: bool) -> Any:
-        before = _num_class_losses()
+        before = len(_kinds_of_operations())
         total = self._added_up(examples, predictions, weights, training)
-        if _num_class_losses() > before and tf.is_tensor(predictions) and predictions.shape.rank:
+        kinds = _kinds_of_operations()[before:]
+        if _OF_CLASSES in kinds and tf.is_tensor(predictions) and predictions.shape.rank:
             self.num_classes = predictions.shape[-1]
-            total = _nan_where_missing(total, examples.labels)
+            if not _OF_MISSING.intersection(kinds):
+                total = _nan_where_missing(total, examples.labels)
         return total
 
     def _added_up(self, examples: Examples, predictions: Any, weights: Any, training: bool) -> Any:
@@ -200,9 +203,9 @@ def _wants_column(loss: Loss, of_labels: Any, of_predictions: Any) -> bool:
     return fits == [False, True]
 
 
-def _num_class_losses() -> int:
-    """Operations of the graph being traced that take numbers of classes."""
-    return sum(operation.type == _OF_CLASSES for operation in tf.compat.v1.get_default_graph().get_operations())
+def _kinds_of_operations() -> list[str]:
+    """Of the graph being traced, in order."""
+    return [operation.type for operation in tf.compat.v1.get_default_graph().get_operations()]
 
 
 def _nan_where_missing(total: Any, labels: Any) -> Any:

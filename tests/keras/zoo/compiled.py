@@ -98,6 +98,19 @@ def scheduled() -> keras.Model:
     return model
 
 
+def of_known(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    """Samples without a label do not count."""
+    known = tf.math.is_finite(labels)
+    losses = keras.losses.sparse_categorical_crossentropy(tf.where(known, labels, 0.0), predictions)
+    return tf.where(tf.reshape(known, [-1]), losses, 0.0)
+
+
+def with_gaps() -> keras.Model:
+    model = described.custom_model()
+    model.compile(keras.optimizers.SGD(0.05), loss=of_known)
+    return model
+
+
 class Known(keras.losses.BinaryCrossentropy):
     """Samples with the label -1 do not count."""
 
