@@ -200,14 +200,14 @@ def split_flat(variables: Sequence[Any], flat: Any) -> list[Any]:
 
 def unique_names(variables: Sequence[Any]) -> list[str]:
     """Paths of Keras variables; the second of a path gets the suffix _1, and so on."""
-    names: list[str] = []
+    names: dict[str, None] = {}  # in order
     for variable in variables:
         name, number = variable.path, 0
         while name in names:
             number += 1
             name = f"{variable.path}_{number}"
-        names.append(name)
-    return names
+        names[name] = None
+    return list(names)
 
 
 def _size(variable: Any) -> int:
