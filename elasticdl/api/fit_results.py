@@ -112,8 +112,10 @@ def _numbers_in(path: Path) -> list[int]:
 
 
 def _write_weights(path: Path, model: Any) -> None:
+    weights = model.get_weights()
+    known = [one.astype("float32") if one.dtype.kind == "V" else one for one in weights]  # files have no bfloat16
     with _published(path) as file:
-        np.savez(file, *model.get_weights())
+        np.savez(file, *known)
 
 
 @contextmanager

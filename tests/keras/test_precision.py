@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -100,3 +101,15 @@ def test_a_gradient_that_overflows_is_passed_over_and_the_loss_is_scaled_less(
 def test_a_model_that_would_not_be_of_the_precision_is_refused(framework: Any, symbol: str, said: str) -> None:
     with pytest.raises(ModelDefinitionError, match=said):
         framework(symbol, Precision.BF16).report()
+
+
+def test_weights_of_half_precision_come_back_from_a_file(framework: Any, tmp_path: Path) -> None:
+    tested, other = (framework("half_frozen", Precision.FP32) for _ in range(2))
+    frozen = tested._built().own[0]
+    frozen.assign(frozen + 1)
+    np.savez(tmp_path / "state.npz", **tested.state())
+    for load_file in (other.load_state, other.load_weights):
+        with np.load(tmp_path / "state.npz") as state:
+            load_file(dict(zip(other.state(), state.values(), strict=True)))
+        assert (other._built().own[0].numpy() == frozen.numpy()).all()
+        other._built().own[0].assign(0 * frozen)

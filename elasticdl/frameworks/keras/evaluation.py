@@ -135,6 +135,11 @@ def _array(output: Any) -> npt.NDArray[Any]:
     return np.asarray(tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor)
 
 
+def of_file(value: npt.NDArray[Any], variable: Any) -> npt.NDArray[Any]:
+    """Return a value that was read from a file for a variable: files of NumPy have bfloat16 and its like as bytes."""
+    return value.view(tf.as_dtype(variable.dtype).as_numpy_dtype) if value.dtype.kind == "V" else value
+
+
 def load_weights(path: str, built: BuiltModel, state: Mapping[str, npt.NDArray[Any]]) -> None:
     """See `Framework.load_weights`.
 
@@ -153,4 +158,4 @@ def load_weights(path: str, built: BuiltModel, state: Mapping[str, npt.NDArray[A
             "Use the module that the checkpoint was written with, and its --model_params.",
         )
     for name, variable in variables.items():
-        variable.assign(given[name])
+        variable.assign(of_file(given[name], variable))

@@ -41,7 +41,7 @@ from elasticdl.frameworks.framework import (
 from elasticdl.frameworks.keras import optimizer as hooks
 from elasticdl.frameworks.keras.compiled import by_output, check_compiled, check_complete, taken_from_compile
 from elasticdl.frameworks.keras.computation import build_optimizer, check_policy, device_meter, set_policy
-from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures, arrays_of, load_weights
+from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures, arrays_of, load_weights, of_file
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.input.feed import TracedFeed
 from elasticdl.frameworks.keras.input.pipeline import Pipeline
@@ -276,7 +276,7 @@ class KerasFramework:
                 "Use the module that the checkpoint was written with, or another --checkpoint_dir.",
             )
         for name, variable in variables.items():
-            variable.assign(state[name])
+            variable.assign(of_file(state[name], variable))
 
     def load_weights(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """See `Framework.load_weights`."""

@@ -40,6 +40,12 @@ def half() -> keras.Model:
         keras.config.set_dtype_policy(before)
 
 
+def half_frozen() -> keras.Model:
+    x = keras.Input((4,))
+    frozen = keras.layers.Dense(8, dtype="bfloat16", trainable=False)
+    return keras.Model(x, keras.layers.Dense(1, activation="sigmoid")(frozen(x)))
+
+
 def constrained() -> keras.Model:
     x = keras.Input((4,))
     return keras.Model(x, keras.layers.Dense(1, kernel_constraint="non_neg", activation="sigmoid")(x))
