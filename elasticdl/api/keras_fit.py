@@ -141,6 +141,8 @@ def fit(
         KeyboardInterrupt: Ctrl-C, which ends the job, as the end of this process does.
     """
     _check_flags(flags)
+    if epochs < 1:
+        raise FlagError(f"fit was given epochs={epochs}: a job without epochs has no end.", "Give 1 or more.")
     flags |= {
         "num_workers": num_workers,
         "minibatch_size": _minibatch_size(batch_size, num_workers),
@@ -407,6 +409,8 @@ def _dictionaries(config: Any) -> Iterator[dict[str, Any]]:
 
 def _write_arrays(data: ModuleData, directory: Path, mode: Mode) -> None:
     num_rows = len(data.rows)
+    if not num_rows:
+        raise FlagError(f"fit was given no samples for {mode.value}.", "Give arrays with rows.")
     for place, spec in enumerate(data.rows.specs):
         path = directory / f"{mode.value}-{place}.npy"
         if spec.is_text:

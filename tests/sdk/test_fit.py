@@ -226,6 +226,8 @@ REFUSED: dict[str, Callable[[], Attempt]] = {
     "own flag": lambda: ((model_of(), X, Y), {"minibatch_size": 2}, FlagError, "fit takes no minibatch_size"),
     "unknown flag": lambda: ((model_of(), X, Y), {"minibatches": 3}, FlagError, "minibatches"),
     "of Keras": lambda: ((model_of(), X, Y), {"initial_epoch": 2}, FlagError, "fit takes no initial_epoch"),
+    "no epoch": lambda: ((model_of(), X, Y), {"epochs": 0}, FlagError, "epochs=0"),
+    "no samples": lambda: ((model_of(), X[:0], Y[:0]), {}, FlagError, "no samples for training"),
     "all for validation": lambda: ((model_of(), X, Y), {"validation_split": 1.0}, FlagError, "leaves none"),
     "split of batches": lambda: ((model_of(), Batches(X, Y)), {"validation_split": 0.1}, FlagError, "is for arrays"),
     "split of lists": lambda: ((model_of(), X, Y.tolist()), {"validation_split": 0.5}, FlagError, "a int in x or y"),
