@@ -113,6 +113,13 @@ def test_a_journal_with_more_steps_than_are_planned_now_is_taken_over() -> None:
     assert (shorter.num_done, shorter.committed_records, shorter.complete) == (4, 32, True)
 
 
+def test_an_epoch_that_the_journal_has_as_a_number_ends_with_the_steps_that_are_planned_now() -> None:
+    epoch = Epoch(0, [Shard("a", 0, 8)] * 10, SETTINGS, 35)
+    epoch.finish()
+    epoch.validate()
+    assert (epoch.num_done, epoch.num_minibatches, epoch.committed_records) == (5, 35, 35)
+
+
 def test_the_journal_of_an_earlier_version_is_read() -> None:
     epoch = epoch_of(500)
     train(epoch, 200)

@@ -330,7 +330,7 @@ class Epoch:
                 self.complete
                 and not any(self._saved[name] for name in lists)
                 and not any(self._surpluses)
-                and all(size == self._planned_size(task) for task, size in enumerate(self._sizes))
+                and self._sizes == self._planned_sizes()
             )
         return self._saved
 
@@ -343,16 +343,21 @@ class Epoch:
 
     def finish(self) -> None:
         """Commit all of an epoch that has not begun."""
-        for task in self.order:
-            self._watermarks[task] = self._sizes[task] = self._planned_size(task)
+        self._watermarks[:] = self._sizes[:] = self._planned_sizes()
+        for task in self._columns.order[self._num_within_budget :]:
+            self._watermarks[task], self._sizes[task] = 0, UNKNOWN
         self.num_done, self.num_minibatches = len(self.order), sum(self._watermarks)
         self.committed_records = self.processed_records = self.planned_records
         self._queue()
         self.cover()
 
-    def _planned_size(self, task: int) -> int:
-        """Minibatches of a task if `feed` makes a sample of each record."""
-        return -(-len(self.slice(task)) // self._minibatch_size)
+    def _planned_sizes(self) -> array[int]:
+        """Minibatches of each task if `feed` makes a sample of each record; fast, there may be millions."""
+        most = self._minibatch_size
+        sizes = array("i", [-(-(shard.end - shard.start) // most) for shard in self._slices])
+        for task, shard in self._shortened.items():
+            sizes[task] = -(-len(shard) // most)
+        return sizes
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         columns = self._columns.unpack(saved)
