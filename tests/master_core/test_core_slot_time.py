@@ -365,11 +365,16 @@ def test_pods_that_end_with_the_stop_of_a_job_are_not_lost(resumed_at: float) ->
 def test_the_clock_of_the_wall_may_be_set_back_between_two_lives(unix_offset: float) -> None:
     script = running()
     beat(script, 9.0, input=9.0)
+    script.tell(e.Tick())
     snapshot = script.job.snapshot()
     job = Job.restore(script.settings, snapshot, 2, 4.0, unix_offset)
     job.handle(e.PodsListed(()), 6.0)
     job.validate_state()
     assert round(sum(job.status(7.0).worker_seconds.values()), 3) == 12.0
+    num_points = len(job.series.points)
+    job.handle(e.Tick(), 8.0)
+    job.handle(e.Tick(), 9.0)
+    assert len(job.series.points) == num_points + 2
 
 
 def test_a_job_whose_journal_knows_no_times_counts_from_its_next_life() -> None:

@@ -123,6 +123,10 @@ class Accounting:
         """Since the job's submission; for as long each slot that was always wanted has been accounted for."""
         return self._micros(unix_now) / SECOND
 
+    def moment(self, unix_now: float) -> float:
+        """Return the present in seconds since the Unix epoch, later than in all generations before."""
+        return unix_now + self._offset / SECOND
+
     def lines(self, unix_now: float) -> list[str]:
         """Return the log lines for the end of the job."""
         found = {"time": self.worker_seconds(unix_now), "time of servers": self.ps_seconds(unix_now)}

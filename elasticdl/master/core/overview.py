@@ -140,7 +140,7 @@ def series_point(state: JobState, work: Work, fleet: Fleet, accounting: Accounti
         unix_now: seconds since the Unix epoch.
     """
     return SeriesPoint(
-        at=unix_now,
+        at=accounting.moment(unix_now),
         step=work.tasks.model_version,
         records=work.tasks.records_done,
         loss=work.losses.newest,
