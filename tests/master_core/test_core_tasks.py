@@ -121,6 +121,17 @@ def test_near_the_end_a_worker_prepares_no_more_than_its_share() -> None:
     assert held == {0: 4, 1: 3}
 
 
+def test_near_the_end_the_share_is_that_of_the_workers_that_have_come_since() -> None:
+    script = running(1, records=160, input_workers=3)
+    script.tell(e.ScaleRequested(4))
+    for worker_id in (1, 2, 3):
+        script.worker_starts(worker_id)
+    held = 0
+    while script.request(0) is not None:
+        held += 1
+    assert held == 3
+
+
 def test_a_worker_without_a_lease_is_served_before_one_that_prefetches() -> None:
     script = running(2)
     script.lease(0)

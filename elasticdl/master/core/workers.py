@@ -90,6 +90,10 @@ class Workers:
         return list(self._workers.values())
 
     @property
+    def num_known(self) -> int:
+        return len(self._workers)
+
+    @property
     def some_have_joined(self) -> bool:
         """Some worker has registered in this generation of the master."""
         return len(self._workers) > len(self._absent)

@@ -15,7 +15,7 @@ from elasticdl.master.core.group.groups import WorkerGroups
 from elasticdl.master.core.plan.tasks import Tasks
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Lease, MetricArrays, Occasion, Position, TaskType
-from elasticdl.master.core.workers import MOST_AHEAD, Worker
+from elasticdl.master.core.workers import MOST_AHEAD, Worker, Workers
 from elasticdl.protocol import Shard
 
 MIN_PER_WORKER = 2  # the one being computed, and the next one, prefetched
@@ -228,10 +228,11 @@ def most_per_worker(settings: JobSettings, ahead: int = 0) -> int:
 class LeaseQuota:
     """How many leases a worker may hold: its task and those that it prepares; in worlds, for members alone."""
 
-    def __init__(self, settings: JobSettings, leases: Leases, worlds: WorkerGroups) -> None:
+    def __init__(self, settings: JobSettings, leases: Leases, worlds: WorkerGroups, workers: Workers) -> None:
         self._settings = settings
         self._leases = leases
         self._worlds = worlds
+        self._workers = workers
 
     def may_ask(self, worker: Worker, tasks: Tasks) -> bool:
         """It holds less than it may."""
@@ -256,7 +257,7 @@ class LeaseQuota:
     def _share(self, tasks: Tasks) -> int:
         """A worker's share of the tasks that are left, as far as it matters."""
         settings = self._settings
-        num_processes = settings.num_workers * settings.processes_per_worker
+        num_processes = max(settings.num_workers * settings.processes_per_worker, self._workers.num_known)
         num_workers = len(self._worlds.members) if settings.has_worlds else num_processes
         return min(tasks.num_todo // max(1, num_workers), MOST_AHEAD + settings.input_workers)
 

@@ -47,7 +47,7 @@ class Work:
         self.leases = Leases(state.generation)
         self.leases.is_shared = settings.has_worlds
         self.leases.most_per_worker = most_per_worker(settings)
-        self.quota = LeaseQuota(settings, self.leases, worlds)
+        self.quota = LeaseQuota(settings, self.leases, worlds, state.workers)
         self._outlook: tuple[object, ...] = ()  # of the quota, when requests were looked at last
         self.tasks = Tasks(settings, ())
         self.evaluations = Evaluations(EvaluationSchedule(), ())
