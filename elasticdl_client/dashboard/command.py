@@ -9,16 +9,23 @@ import secrets
 import socket
 import sys
 import webbrowser
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.jobs.options import Options
 from elasticdl_client.jobs.stores import JobStores
 
+if TYPE_CHECKING:
+    import uvicorn
+
+    from elasticdl_client.dashboard.server import Dashboard
+
 TOKEN_VARIABLE = "ELASTICDL_DASHBOARD_TOKEN"
 FIRST_PORT = 8265
 _NUM_PORTS = 20
 _MIN_TOKEN = 32  # characters: 128 bits of hex
-_GRACE_S = 1  # for open streams, which never end by themselves
+_GRACE_S = 1  # for what is still answered
 
 
 def run(options: Options, places: JobStores) -> int:
@@ -34,8 +41,6 @@ def run(options: Options, places: JobStores) -> int:
                 f"The dashboard needs the package {package}, which is not installed here.",
                 "pip install 'elasticdl2-client[dashboard]', or pip install starlette uvicorn",
             )
-    import uvicorn
-
     from elasticdl_client.dashboard.access import Keys, hosts_of
     from elasticdl_client.dashboard.observer import Observer, id_of
     from elasticdl_client.dashboard.server import Dashboard
@@ -47,11 +52,7 @@ def run(options: Options, places: JobStores) -> int:
     is_public = not ipaddress.ip_address(host).is_loopback
     keys = Keys(token, hosts_of(options.hosts), port, is_public)
     observer = Observer(places, only, offers_actions=not options.read_only)
-    config = uvicorn.Config(
-        Dashboard(observer, options, keys).application(),
-        http="h11", ws="none", loop="asyncio", log_level="warning", access_log=False, server_header=False,
-        proxy_headers=False, timeout_graceful_shutdown=_GRACE_S,
-    )  # fmt: skip
+    server = _server(Dashboard(observer, options, keys))
     shown = f"[{host}]" if ":" in host else host
     secret = "" if TOKEN_VARIABLE in os.environ else f"?token={token}"  # one that was given is not printed
     address = f"http://{shown}:{port}/{secret}{f'#/job/{only}' if only else ''}"
@@ -60,8 +61,26 @@ def run(options: Options, places: JobStores) -> int:
     if options.browser and not is_public and secret and _has_display():
         webbrowser.open(address)
     with listening:
-        uvicorn.Server(config).run(sockets=[listening])
+        server.run(sockets=[listening])
     return 0
+
+
+def _server(dashboard: Dashboard) -> uvicorn.Server:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Ends the streams first, whose end it would wait for."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            dashboard.leave()
+            super().handle_exit(sig, frame)
+
+    config = uvicorn.Config(
+        dashboard.application(),
+        http="h11", ws="none", loop="asyncio", log_level="warning", access_log=False, server_header=False,
+        proxy_headers=False, timeout_graceful_shutdown=_GRACE_S,
+    )  # fmt: skip
+    return Server(config)
 
 
 def _token() -> str:

@@ -1,7 +1,8 @@
 """Observer: looks at the jobs while a page is open, and keeps what it has seen of each.
 
 One task looks, in a thread, as the stores wait for files and for the API server; pages wait for its next look.  A look
-may take a fifth of the time: a slow cluster, or a machine of many jobs, is looked at less often.  It never acts.
+may take a fifth of the time: a slow cluster, or a machine of many jobs, is looked at less often.  The process ends
+without waiting for a look.  It never acts.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -89,12 +92,16 @@ class Observer:
         places: which.
         only: a job by its id: the others are not shown; empty: all are.
         offers_actions: pages may offer what the client could do.
+
+    Attributes:
+        is_closed: pages end, and there is no newer view for them.
     """
 
     def __init__(self, places: JobStores, only: str = "", *, offers_actions: bool = True) -> None:
         self._places = places
         self._offers_actions = offers_actions
         self._only = only
+        self.is_closed = False
         self._view = View()
         self._begun = 0  # number of the newest look, which may be under way
         self._looked = asyncio.Condition()
@@ -132,10 +139,16 @@ class Observer:
         return await self.newer_than(self._begun)
 
     async def newer_than(self, number: int) -> View:
-        """The newest view, once there is one after that number."""
+        """The newest view, once there is one after that number, or the observer is closed."""
         async with self._looked:
-            await self._looked.wait_for(lambda: self._view.number > number)
+            await self._looked.wait_for(lambda: self.is_closed or self._view.number > number)
             return self._view
+
+    async def close(self) -> None:
+        """Let the pages end."""
+        async with self._looked:
+            self.is_closed = True
+            self._looked.notify_all()
 
     async def run(self) -> None:
         """Looks until it is cancelled."""
@@ -145,7 +158,8 @@ class Observer:
             self._wake.clear()
             began = time.monotonic()
             self._begun += 1
-            view = await asyncio.to_thread(self._look, frozenset(self._pages) - {""})
+            shown = frozenset(self._pages) - {""}
+            view = await _in_daemon(lambda: self._look(shown))  # noqa: B023
             took = time.monotonic() - began
             async with self._looked:
                 self._view = view
@@ -187,6 +201,21 @@ class Observer:
                 details[job_id] = JobDetail(problem=problem)
         newest = sorted(found.items(), key=lambda item: (item[1].created_at, item[1].name), reverse=True)
         return View(self._begun, now, dict(newest), details, tuple(problems))
+
+
+def _in_daemon(look: Callable[[], View]) -> asyncio.Future[View]:
+    """The view of a look in a thread that the end of the process does not wait for, as for those of asyncio."""
+    found: Future[View] = Future()
+
+    def run() -> None:
+        found.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+        try:
+            found.set_result(look())
+        except Exception as error:  # noqa: BLE001  it is the caller's
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="look", daemon=True).start()
+    return asyncio.wrap_future(found)
 
 
 def _nearer(store: JobStore, job: JobInfo) -> JobInfo:

@@ -71,6 +71,18 @@ class Dashboard:
         self._keys = keys
         self._files = _files()
         self._num_logs = 0
+        self._log_processes: set[asyncio.subprocess.Process] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None  # once it serves
+
+    def leave(self) -> None:
+        """End all streams, which never end by themselves; also from a handler of signals."""
+        if self._loop is not None:
+            asyncio.run_coroutine_threadsafe(self._end_streams(), self._loop)
+
+    async def _end_streams(self) -> None:
+        await self._observer.close()
+        for process in self._log_processes:
+            process.kill()
 
     def application(self) -> Starlette:
         """The ASGI application, behind its gate."""
@@ -87,6 +99,7 @@ class Dashboard:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        self._loop = asyncio.get_running_loop()
         looking = asyncio.create_task(self._observer.run())
         try:
             yield
@@ -123,7 +136,7 @@ class Dashboard:
         job_id = request.path_params["id"]
         with self._observer.page(job_id):
             view = await self._observer.look()
-        if job_id not in view.jobs:
+        if job_id not in view.details:
             return _unknown_job() if not view.problems else JSONResponse({"error": " ".join(view.problems)}, 503)
         detail = view.details[job_id]
         page = self._page(job_id, view.jobs[job_id], detail)
@@ -144,6 +157,8 @@ class Dashboard:
                 except TimeoutError:
                     yield b": here\n\n"
                     continue
+                if self._observer.is_closed:
+                    return
                 number = view.number
                 found = {"jobs": self._list()}
                 if job_id and job_id not in view.jobs and number > asked:
@@ -202,6 +217,7 @@ class Dashboard:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )
+            self._log_processes.add(process)
             async for lines in _blocks(process):
                 prefix = f"elasticdl-{job.name}-"
                 yield _message("lines", [[one["pod"].removeprefix(prefix), _shown(one["line"])] for one in lines])
@@ -210,6 +226,7 @@ class Dashboard:
             yield _message("end", {"error": said if await process.wait() else ""})
         finally:
             self._num_logs -= 1
+            self._log_processes.discard(process)
             if process is not None and process.returncode is None:
                 process.kill()
                 await process.wait()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -131,6 +134,28 @@ def test_an_action_passes_a_proxy_that_sends_its_own_host(tmp_path: Path) -> Non
             assert answer.status == status, origin
     finally:
         running.stop()
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_ctrl_c_ends_it_at_once_while_a_page_is_open(tmp_path: Path, is_silent: bool) -> None:
+    write_job(tmp_path / ".elasticdl" / "jobs" / "job", JobStatus("job", JobPhase.SUCCEEDED, exit_code=0))
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # an API server that takes requests and does not answer
+        server = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{silent.getsockname()[1]}"}}
+        found = {
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "users": [{"name": "u", "user": {}}],
+        }
+        (tmp_path / "config").write_text(json.dumps({"current-context": "c", "clusters": [server], **found}))
+        runtime = "kubernetes" if is_silent else "local"
+        running = RunningDashboard(tmp_path, f"--runtime={runtime}", KUBECONFIG=str(tmp_path / "config"))
+        page = http.client.HTTPConnection(running.host, running.port, timeout=30)
+        page.request("GET", "/api/stream", headers={"Authorization": f"Bearer {running.token}"})
+        assert page.getresponse().readline().startswith(b"event: session")
+        running.process.send_signal(signal.SIGINT)
+        output, _ = running.process.communicate(timeout=20)  # an answer is waited for longer
+    assert running.process.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in output
+    assert "ERROR" not in output
 
 
 def test_no_path_leads_out_of_the_page_and_its_jobs(dashboard: RunningDashboard, bearer: dict[str, str]) -> None:
