@@ -120,6 +120,12 @@ def test_an_error_of_feed_is_that_of_its_minibatch_with_the_lines_of_feed(fed: T
     assert_same(all_of(fed, TASKS), all_of(framework(), TASKS))
 
 
+def test_a_connection_that_feed_loses_is_not_that_to_the_worker(fed: TorchFramework) -> None:
+    with pytest.raises(FeedError, match=r"^ConnectionResetError: .*Connection reset by peer") as raised:
+        all_of(fed, [TASKS[0], task(34, b"a", b"reset")])
+    assert raised.value.lease == 34
+
+
 @pytest.mark.parametrize(
     ("record", "how"),
     [

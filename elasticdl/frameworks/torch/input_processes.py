@@ -409,7 +409,7 @@ def serve(
     module = _Module(begin, minibatch_size, metadata)
     with suppress(Exception, SystemExit):  # raised again with the first task
         module.load()
-    with suppress(BrokenPipeError, ConnectionResetError):  # the worker has hung up
+    with suppress(_HungUp, ConnectionResetError):
         while (received := _received(connection)) is not None:
             _make(connection, module, *received)
     sys.stdout.flush()
@@ -432,7 +432,7 @@ def _make(connection: socket.socket, module: _Module, request: FeedRequest, memo
                 if memory.is_cancelled:
                     break
                 _send(connection, MinibatchMade(size, memory.put(samples)))
-    except (BrokenPipeError, ConnectionResetError):
+    except _HungUp:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001  raised again in the worker
         text, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
@@ -440,8 +440,16 @@ def _make(connection: socket.socket, module: _Module, request: FeedRequest, memo
     _send(connection, answer)
 
 
+class _HungUp(Exception):
+    """The worker has; an error of its own, as `feed` may lose connections of the user's."""
+
+
 def _send(connection: socket.socket, message: Any) -> None:
-    connection.send(pickle.dumps(message))
+    data = pickle.dumps(message)
+    try:
+        connection.send(data)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise _HungUp from error
 
 
 def _end_with_worker() -> None:

@@ -21,6 +21,8 @@ def feed(records: list[bytes], mode: str, metadata: Any) -> Any:
         text = record.decode()
         if text == "raise":
             raise ValueError("no such picture")
+        if text == "reset":
+            raise ConnectionResetError(104, "Connection reset by peer")
         if text == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if text == "exit":
