@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 import pytest
 
 from elasticdl.model_def import ModelDefinition
@@ -59,3 +60,13 @@ def test_a_class_without_process_or_that_raises_is_refused() -> None:
         make_process(ModelDefinition("m.py", "f", lambda: None, prediction_outputs_processor=dict), 0)
     with pytest.raises(ModelDefinitionError, match="raised ZeroDivisionError"):
         make_process(ModelDefinition("m.py", "f", lambda: None, prediction_outputs_processor=lambda: 1 // 0), 0)
+
+
+def test_a_failed_call_of_the_processors_own_is_an_error_of_user_code() -> None:
+    class Remote(OfTheOriginal):
+        def process(self, predictions: Any, worker_id: int) -> None:
+            raise grpc.RpcError("the feature store is away")  # as its client does
+
+    with pytest.raises(RuntimeError, match="RpcError: the feature store is away") as raised:
+        seen_by(Remote)
+    assert not isinstance(raised.value, grpc.RpcError)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import grpc
 import numpy as np
 
 from elasticdl.data.example import parse_examples
@@ -157,11 +158,19 @@ def make_process(definition: ModelDefinition, worker_id: int) -> Process | None:
         raise ModelDefinitionError(
             f"{where} has no method process.", "Define process(self, predictions, worker_id), maybe with name=None."
         )
+    takes_name = True
     try:
         inspect.signature(process).bind(None, worker_id, name=(0, 0))
     except TypeError:
-        return lambda outputs, name: process(outputs, worker_id)
-    return lambda outputs, name: process(outputs, worker_id, name=name)
+        takes_name = False
+
+    def give(outputs: Any, name: Name) -> None:
+        try:
+            process(outputs, worker_id, **({"name": name} if takes_name else {}))
+        except grpc.RpcError as error:  # of a client of the user's; one of ours ends the worker
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    return give
 
 
 class CarriedColumns:
