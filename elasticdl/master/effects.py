@@ -31,6 +31,7 @@ from elasticdl_client.storage_kinds import AnyPath
 
 logger = logging.getLogger("elasticdl.master")
 Work = Callable[[], None]
+_DATA_RETRY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Effects:
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="effect")
         self._resizing = ThreadPoolExecutor(4, thread_name_prefix="resize")  # which may take long
         self._listed: set[DataKind] = set()
+        self._is_closed = threading.Event()
 
     @property
     def num_creations(self) -> int:
@@ -101,7 +103,11 @@ class Effects:
             self._run(lambda: self._list_shards(kind))
 
     def verify_shards(self, kind: DataKind, known: Sequence[Shard]) -> None:
-        """Fails the job if a source is no longer what it was in an earlier generation of the master."""
+        """Fails the job if a source is no longer what it was in an earlier generation of the master.
+
+        One that cannot be read now is read again later: it may be away for this process alone, and what workers cannot
+        read they report.
+        """
         self._run(lambda: self._verify_shards(kind, tuple(known)))
 
     def read_applied_sets(self, command: commands.ReadAppliedSets) -> None:
@@ -120,6 +126,7 @@ class Effects:
 
     def close(self) -> None:
         """Wait for deletions; other calls that still run are left behind."""
+        self._is_closed.set()
         self._pod_threads.close()
         for threads in (self._threads, self._resizing):
             threads.shutdown(wait=False, cancel_futures=True)
@@ -176,11 +183,17 @@ class Effects:
         self.inbox.post(events.ShardsListed(kind, found))
 
     def _verify_shards(self, kind: DataKind, known: tuple[Shard, ...]) -> None:
-        try:
-            found = self._read_shards(kind)
-        except ElasticDLError as error:
-            self.inbox.post(events.ShardsUnreadable(kind, str(error)))
-            return
+        found, trouble = None, ""
+        while found is None:
+            try:
+                found = self._read_shards(kind)
+            except ElasticDLError as error:
+                if error.what != trouble:
+                    trouble = error.what
+                    text = "The %s data cannot be compared with those that the job began with, and is tried again: %s"
+                    logger.warning(text, kind, trouble)
+                if self._is_closed.wait(_DATA_RETRY_S):
+                    return
         if sorted(found) != sorted(known):
             changed = sorted(set(found) ^ set(known))[0].name
             what = f"it has changed since the job began: {changed} does not hold the same records any more"

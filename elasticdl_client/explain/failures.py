@@ -233,7 +233,7 @@ def rejected_models(facts: Facts) -> Iterator[Diagnosis]:
         words = _WORDS[trouble] if is_last or " raised " in event.message else "The model definition cannot be used"
         when = "when all was trained" if is_last else "before anything was trained"
         done = f"The job was ended {when}: no other worker would fare better."
-        if not any(one.cause == event.number for one in facts.of(EventKind.JOB_FAILED)):
+        if not facts.has_ended_by(event):
             done = "The worker was replaced: others train with the model."
         yield Diagnosis(
             trouble,

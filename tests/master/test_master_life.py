@@ -217,6 +217,22 @@ def test_data_that_has_changed_stops_the_next_life(tmp_path: Path) -> None:
         assert "has changed since the job began" in job.status().message
 
 
+def test_data_that_the_next_life_cannot_read_is_left_to_the_workers(tmp_path: Path) -> None:
+    with running(MasterJob(tmp_path, **LOCAL)) as job:
+        worker = job.worker()
+        worker.register()
+        worker.report_model()
+        lease = worker.lease()
+        job.kill()
+        (job.data / "a.csv").rename(tmp_path / "a.csv")
+        job.start()
+        wait_until(lambda: "training data cannot be compared" in job.log(), "a warning")
+        assert worker.register(held=((lease, ()),)).generation == 2
+        assert worker.finish(lease).accepted
+        assert worker.train_all() == 3
+        assert job.wait() == 0, job.log()
+
+
 def test_an_error_in_the_model_definition_ends_the_job_with_its_message(tmp_path: Path) -> None:
     with running(MasterJob(tmp_path, **LOCAL)) as job:
         worker = job.worker()
