@@ -17,6 +17,7 @@ RUNTIME_FILE = "runtime.txt"  # in FOLDER: requirements in pip's format
 WHEELS = "wheels"  # in FOLDER
 PACKAGES = "packages"  # in FOLDER: wheels of others
 CLUSTER_SPEC = "cluster_spec"  # in FOLDER
+FOLDERS = (WHEELS, PACKAGES, CLUSTER_SPEC)
 _SHARE = "/usr/local/share/elasticdl"  # in the image
 
 
@@ -118,8 +119,11 @@ COPY --chown={USER_ID}:{USER_ID} . {ZOO_DIRECTORY}/
 """
 
 
+_NEEDED = "\n".join(f"!{FOLDER}/{name}" for name in (RUNTIME_FILE, *FOLDERS))
 DOCKERIGNORE = f"""\
-# What does not go into the image, one pattern a line.  ({FOLDER} must.)
+# What does not go into the image, one pattern a line.  The build needs a part of {FOLDER}; its rest is of local jobs.
+{FOLDER}/*
+{_NEEDED}
 Dockerfile
 .dockerignore
 .git

@@ -1,7 +1,8 @@
 """`elasticdl zoo init`: the files that turn a folder of models into an image.
 
-Owns what is written there: Dockerfile, .dockerignore if there is none, and the folder .elasticdl, which is
-rewritten as a whole.  Everything is checked and read before anything is written.
+Owns what is written there: Dockerfile, .dockerignore if there is none, and of the folder .elasticdl the entries that it
+makes, which are rewritten as a whole.  That of a home directory holds jobs and models, too, and they are left alone.
+Everything is checked and read before anything is written.
 
 `find_wheels`: those of `make wheels`, of both packages in the client's own version, and their dependencies.
 
@@ -113,8 +114,9 @@ def write(wishes: Wishes, files: dict[str, bytes], ask: Ask | None) -> None:
     """
     _get_consent(wishes.folder / "Dockerfile", files["Dockerfile"], wishes.force, ask)
     try:
-        if (wishes.folder / FOLDER).exists():
-            shutil.rmtree(wishes.folder / FOLDER)
+        for name in dockerfile.FOLDERS:
+            if (wishes.folder / FOLDER / name).exists():
+                shutil.rmtree(wishes.folder / FOLDER / name)
         for name, content in files.items():
             path = wishes.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -235,6 +235,25 @@ def test_a_cluster_spec_goes_into_the_image_until_it_is_left_out(folder: Path, t
     assert "cluster_spec" not in (folder / "Dockerfile").read_text()
 
 
+def test_jobs_and_models_of_a_home_directory_survive_and_stay_out_of_the_image(folder: Path) -> None:
+    kept = [folder / ".elasticdl" / name for name in ("jobs/job/checkpoints/version-1", "models/m/1", "sql_history")]
+    for path in kept:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("of a month")
+    for _ in range(2):
+        assert zoo.run(["init", str(folder), "--force"]) == 0
+    assert [path.read_text() for path in kept] == ["of a month"] * 3
+    assert not any("of a month" in (folder / name).read_text() for name in packed(folder))
+
+
+def packed(folder: Path) -> list[str]:
+    """The files that go to the builder."""
+    from docker.utils import exclude_paths
+
+    patterns = [line for line in (folder / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+    return [name for name in exclude_paths(str(folder), patterns) if (folder / name).is_file()]
+
+
 def test_an_edited_dockerfile_is_kept_unless_forced(folder: Path) -> None:
     zoo.run(["init", str(folder)])
     path = folder / "Dockerfile"
@@ -272,17 +291,19 @@ def test_a_dockerignore_of_the_user_is_left_alone(folder: Path) -> None:
     assert (folder / ".dockerignore").read_text() == "mine\n"
 
 
-def test_the_dockerignore_that_it_writes_spares_what_the_build_needs(folder: Path) -> None:
-    from docker.utils import exclude_paths
-
+def test_the_dockerignore_that_it_writes_spares_what_the_build_needs(folder: Path, tmp_path: Path) -> None:
     (folder / "__pycache__").mkdir()
     (folder / "__pycache__" / "model.cpython-311.pyc").write_bytes(b"")
     (folder / "mnist" / ".venv").mkdir()
     (folder / "requirements.txt").write_text("six\n")
-    zoo.run(["init", str(folder)])
-    patterns = [line for line in (folder / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
-    sent = exclude_paths(str(folder), patterns)
-    assert {".elasticdl/runtime.txt", "requirements.txt", "mnist/model.py"} <= sent
+    spec = tmp_path / "on_prem.py"
+    spec.write_text("class Cluster: ...\n")
+    other = wheel(wheels(tmp_path / "dist"), "six", "Metadata-Version: 2.4\nName: six\n", "1")
+    zoo.run(["init", str(folder), f"--local_pkg_dir={other.parent}", f"--cluster_spec={spec}"])
+    sent = packed(folder)
+    copied = {f".elasticdl/{name}" for name in ("runtime.txt", "cluster_spec/on_prem.py", f"packages/{other.name}")}
+    assert {*copied, "requirements.txt", "mnist/model.py"} <= set(sent)
+    assert any(path.startswith(".elasticdl/wheels/elasticdl2-") for path in sent)
     assert not any("__pycache__" in path or ".venv" in path for path in sent)
 
 
