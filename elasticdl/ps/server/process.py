@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from elasticdl.ps.partition import Buckets, even_buckets
 from elasticdl.ps.server.master_link import TERMINATED, Beginning, Left, PsIdentity, PsMasterLink, Shutdown
-from elasticdl.ps.server.restoring import NoneIsWhole, restore, restore_other
+from elasticdl.ps.server.restoring import NoneIsWhole, restore, restore_other, when_reachable
 from elasticdl.ps.server.service import JobBounds, PsService, register_service, serve_tensors
 from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.server.synchronous import UpdateSettings
@@ -168,7 +168,7 @@ class PsProcess:
         """In a thread of its own, so that heartbeats continue."""
         try:
             try:
-                self._beginning = self._restore(admitted, own)
+                self._beginning = when_reachable(lambda: self._restore(admitted, own))
             except ElasticDLError as error:
                 _log.error("%s", error)
                 damaged = error.damaged if isinstance(error, NoneIsWhole) else ()
