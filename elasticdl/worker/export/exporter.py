@@ -224,10 +224,11 @@ def _move_into(made: Path, final: Path) -> None:
 def _remove_abandoned(made: Path, lease: int) -> None:
     """Remove what workers that were killed have left of this model, under earlier leases."""
     ours = re.compile(re.escape(made.name.rpartition(".")[0]) + r"\.(\d+)(\.old)?")
-    for path in made.parent.iterdir():
-        found = ours.fullmatch(path.name)
-        if found is not None and int(found[1]) < lease:
-            shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):  # the model is in its place
+        for path in made.parent.iterdir():
+            found = ours.fullmatch(path.name)
+            if found is not None and int(found[1]) < lease:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _order(name: str) -> tuple[int, str]:
