@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from elasticdl.frameworks.torch.input_processes import MOST_BYTES
 from elasticdl.frameworks.torch.shared_memory import TaskMemory
 from elasticdl_client.errors import ModelDefinitionError
 
@@ -44,6 +46,20 @@ def test_a_tensor_comes_back_with_its_values_type_and_strides(name: str) -> None
     assert torch.equal(found.to_dense(), tensor.to_dense())
     if tensor.layout == torch.strided:
         assert found.stride() == tensor.stride()
+
+
+def test_any_number_of_tensors_and_of_large_records_has_a_place_that_fits_into_a_datagram() -> None:
+    memory = TaskMemory.create()
+    tensors = [torch.full((2,), k) for k in range(20_000)]
+    of_tensors = memory.put(tensors)
+    found = memory.get(of_tensors)
+    assert torch.equal(torch.stack(found), torch.stack(tensors))
+    for one in (found[0], found[-1]):
+        one += 1  # writable
+    records = [b"%d" % (k % 10) * 4100 for k in range(8000)]
+    of_records = memory.put_records(records)
+    assert memory.get_records(of_records) == records
+    assert max(len(pickle.dumps(place)) for place in (of_tensors, of_records)) < MOST_BYTES / 2
 
 
 def test_a_slice_of_a_large_tensor_takes_the_memory_of_the_slice() -> None:

@@ -29,6 +29,7 @@ _PAGE = mmap.ALLOCATIONGRANULARITY
 _ALIGNMENT = 64  # bytes; as PyTorch allocates tensors
 _GAP = memoryview(bytes(_ALIGNMENT))
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))  # of one call
+_MOST_APART = 4096  # buffers, whose lengths fit into a datagram; more are copied into the pickled object
 _LARGE_RECORD_BYTES = 4096  # on average
 _MOST_GAPS = 2  # a tensor whose memory is larger than its values by this factor is sent without the gaps
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -95,7 +96,14 @@ class TaskMemory:
             DataError: there is no memory for it.
         """
         buffers: list[pickle.PickleBuffer] = []
-        pickled = _pickled(value, buffers.append)
+
+        def is_kept_within(buffer: pickle.PickleBuffer) -> bool:
+            if len(buffers) < _MOST_APART:
+                buffers.append(buffer)
+                return False
+            return True
+
+        pickled = _pickled(value, is_kept_within)
         parts = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]
         place = MemorySpan(_rounded(os.fstat(self.descriptor).st_size, _PAGE), tuple(len(part) for part in parts))
         starts = _starts(place.lengths)
@@ -158,10 +166,10 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def _pickled(value: Any, keep: Callable[[pickle.PickleBuffer], None]) -> bytes:
+def _pickled(value: Any, is_kept_within: Callable[[pickle.PickleBuffer], bool]) -> bytes:
     file = io.BytesIO()
     try:
-        _Pickler(file, protocol=5, buffer_callback=lambda buffer: keep(buffer)).dump(value)
+        _Pickler(file, protocol=5, buffer_callback=is_kept_within).dump(value)
     except _NOT_SENT as error:
         name, part, cause = next(_unsent(value, ""), ("", value, error))
         raise ModelDefinitionError(
