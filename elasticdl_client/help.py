@@ -63,7 +63,8 @@ _MORE = {
     "recovery from it, and a table at the end: 0 if the job has recovered from all, 1 if it failed, or has lost or "
     "repeated a record. Ctrl-C ends the chaos, not the job: pods that are stopped continue. See docs/chaos.md.",
     "delete": "On Kubernetes: pods, ConfigMaps, Secret and Services. Local: all its processes, then its directory with "
-    "the logs and checkpoints in it; an exported model in it stays. Deletes without asking for confirmation.",
+    "the logs and checkpoints in it; an exported model, predictions and metrics in it stay. Deletes without asking for "
+    "confirmation.",
     "clean": "Removes jobs that succeeded or failed, as `delete` does; running and stopped jobs stay.",
     "stop": "A checkpoint is written first where there is a --checkpoint_dir, and waited for at most a minute. On "
     "Kubernetes the request is the annotation elasticdl-stop of the ConfigMap elasticdl-JOB; the pods' resources "

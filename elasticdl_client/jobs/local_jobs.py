@@ -255,29 +255,27 @@ def _end(job: JobInfo, directory: Path) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """Removes a job's directory; an exported model in it stays, and the lock with it."""
-    kept = _output_in(directory)
+    """Removes a job's directory; what the job was to make, such as an exported model, stays, and the lock with it."""
+    kept = _outputs_in(directory)
     for entry in directory.iterdir():
-        if entry.name == "lock" or (kept is not None and entry.name == kept):
+        if entry.name == "lock" or entry.name in kept:
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
             entry.unlink()
-    if kept is None:
+    if not kept:
         (directory / "lock").unlink()
         directory.rmdir()
 
 
-def _output_in(directory: Path) -> str | None:
-    """The entry of a directory that holds the job's exported model, if there is one."""
+def _outputs_in(directory: Path) -> set[str]:
+    """The entries of a directory that hold the job's exported model, predictions or metrics."""
     try:
-        output = JobSpec.from_json((directory / "spec.json").read_text()).output
+        spec = JobSpec.from_json((directory / "spec.json").read_text())
     except (OSError, ElasticDLError):
-        return None
-    if not output:
-        return None
-    path = Path(os.path.abspath(Path(output).expanduser()))
-    if path == directory or not path.is_relative_to(directory) or not path.exists():
-        return None
-    return path.relative_to(directory).parts[0]
+        return set()
+    outputs = (spec.output, spec.prediction_outputs, spec.metrics_output)
+    paths = (Path(os.path.abspath(Path(output).expanduser())) for output in outputs if output)
+    inside = (path for path in paths if path != directory and path.is_relative_to(directory) and path.exists())
+    return {path.relative_to(directory).parts[0] for path in inside}

@@ -246,7 +246,7 @@ class JobHandle:
         self._store.scale(info, worker_range.parse_request(str(num_workers), self.spec))
 
     def delete(self, timeout: float = _DELETE_TIMEOUT_S) -> None:
-        """End the job and remove what there is of it: pods, state and logs; an exported model stays.
+        """End the job and remove what there is of it: pods, state and logs; its results stay.
 
         Args:
             timeout: seconds to wait for the end of its pods.

@@ -17,12 +17,14 @@ import yaml
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_dir import holders, register, registered, wait_for_end
+from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.jobs import commands, local_jobs, log_files
 from elasticdl_client.jobs.local_jobs import LocalJobs
 from elasticdl_client.jobs.store import JobInfo, LogRequest, Phase
 from elasticdl_client.kubernetes.api import ClusterError
 from tests.client.test_local_front import MODEL, ROOT, alive, assert_master_is_gone, finish, start
+from tests.dashboard.written_jobs import write_job
 from tests.lines import line_with, next_line
 from tests.master.actors import wait_until
 
@@ -353,6 +355,17 @@ def test_an_exported_model_in_the_directory_is_kept(flags: dict[str, str], run: 
     run("delete", "job")
     assert sorted(entry.name for entry in job_dir.iterdir()) == ["lock", "model"]
     assert run("list", "-o", "name") == ""
+
+
+def test_predictions_and_metrics_in_the_directory_are_kept(tmp_path: Path) -> None:
+    job_dir = write_job(tmp_path / "run", JobStatus("job", JobPhase.SUCCEEDED, exit_code=0))
+    outputs = {"prediction_outputs": f"{job_dir}/out/predictions", "metrics_output": f"{job_dir}/metrics.json"}
+    (job_dir / "spec.json").write_text(JobSpec(job_name="job", **outputs).to_json())
+    (job_dir / "out" / "predictions").mkdir(parents=True)
+    (job_dir / "metrics.json").write_text("{}")
+    store = LocalJobs(job_dir)
+    store.delete(store.list()[0], None)
+    assert sorted(entry.name for entry in job_dir.iterdir()) == ["lock", "metrics.json", "out"]
 
 
 def test_a_directory_that_another_machine_holds_is_not_removed(flags: dict[str, str], run: Run) -> None:
