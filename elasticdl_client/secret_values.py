@@ -16,16 +16,23 @@ from elasticdl_client.params import parse_envs, split_params
 
 HIDDEN = "***"
 
-_NAME = (
-    r"(?<![A-Za-z0-9])(?:[\w.-]*(?:passw(?:or)?d|passphrase|secret|pwd|token|credentials?|signature"
-    r"|(?:api|access|private|account|secret|auth)[_.-]?key)|sig|pass|auth)"
+_LAST_WORD = (
+    r"(?:passw(?:or)?d|passphrase|secret|pwd|token|credentials?|signature"
+    r"|(?:api|access|private|account|secret|auth)[_.-]?key)"
 )
+_SHORT = r"(?:sig|pass|auth)"  # not as a part of a word
+_NAME = rf"(?:[\w.-]*{_LAST_WORD}|{_SHORT})"
+# No pattern below may begin at each letter of a long word and read it to its end: a line of dots would take minutes.
 _QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
 # Up to the last @ before another URL begins: a password may hold an @ of its own.
-_URL_PASSWORD = re.compile(r"(://[^\s:/?#@]*:)(?:(?![A-Za-z][\w+.-]*://)\S)*@")
-_NAMED_VALUE = re.compile(rf"({_NAME}\s*=\s*)(?:{_QUOTED}|[^&;\s\"']+)", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"(://[^\s:/?#@]*:)(?:(?!(?:(?<=[A-Za-z])|(?<=[A-Za-z]\d))://)\S)*@")
+_NAMED_VALUE = re.compile(
+    rf"((?:{_LAST_WORD}|(?<![A-Za-z0-9]){_SHORT})\s*=\s*)(?:{_QUOTED}|[^&;\s\"']+)", re.IGNORECASE
+)
 _JSON_VALUE = re.compile(rf"(([\"']){_NAME}\2\s*:\s*)(?:{_QUOTED}|[^,}}\s]+)", re.IGNORECASE)
-_ARGUMENT = re.compile(rf"(--{_NAME}\s+)(?!--)(?:{_QUOTED}|[^\s\"']+)", re.IGNORECASE)
+_ARGUMENT = re.compile(
+    rf"((?:(?<![\w.-])(?=[\w.-]*--)[\w.-]*{_LAST_WORD}|--{_SHORT})\s+)(?!--)(?:{_QUOTED}|[^\s\"']+)", re.IGNORECASE
+)
 _ENV_OF_JSON = re.compile(rf"(\"value\"\s*:\s*)(?:{_QUOTED})")
 _REFERENCE = re.compile(r"\$\([A-Za-z_][A-Za-z0-9_.-]*\)")
 _ENDPOINT = re.compile(
