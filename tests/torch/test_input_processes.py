@@ -126,6 +126,12 @@ def test_a_connection_that_feed_loses_is_not_that_to_the_worker(fed: TorchFramew
     assert raised.value.lease == 34
 
 
+def test_a_long_error_in_letters_of_several_bytes_comes_through(fed: TorchFramework) -> None:
+    with pytest.raises(FeedError, match=r"^ValueError: 图图图"):
+        all_of(fed, [task(34, b"raise at length")])
+    assert_same(all_of(fed, TASKS), all_of(framework(), TASKS))
+
+
 @pytest.mark.parametrize(
     ("record", "how"),
     [

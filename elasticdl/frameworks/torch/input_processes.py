@@ -336,7 +336,7 @@ class ProcessSource:
 
 
 MOST_BYTES = 1 << 16  # of a datagram
-_MOST_TEXT = 12_000  # characters of an error, of up to four bytes
+_MOST_TEXT = 8_000  # characters of an error, and of its traceback, of up to four bytes
 _NOT_FOR_IT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # may reach the whole pod; its worker decides
 
 

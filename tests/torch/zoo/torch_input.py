@@ -23,6 +23,8 @@ def feed(records: list[bytes], mode: str, metadata: Any) -> Any:
             raise ValueError("no such picture")
         if text == "reset":
             raise ConnectionResetError(104, "Connection reset by peer")
+        if text == "raise at length":
+            raise ValueError("图" * 30_000)
         if text == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if text == "exit":
