@@ -130,6 +130,18 @@ class Tally:
         self.items = state
 
 
+def test_tensors_under_names_that_read_alike_stay_apart() -> None:
+    controller = create_elastic_controller(BATCH)
+    tally = Tally()
+    controller.register(tally=tally)
+    tally.items = {"a/b": torch.ones(1), "a": {"b": torch.zeros(2)}, 1: torch.ones(3), "1": torch.zeros(4)}
+    arrays = controller.state.state()
+    tally.items = None
+    controller.state.load_state(arrays)
+    assert [tally.items["a/b"].tolist(), tally.items["a"]["b"].tolist()] == [[1.0], [0.0] * 2]
+    assert [tally.items[1].tolist(), tally.items["1"].tolist()] == [[1.0] * 3, [0.0] * 4]
+
+
 def test_any_state_that_is_plain_travels() -> None:
     controller = create_elastic_controller(BATCH)
     tally = Tally()

@@ -243,6 +243,8 @@ def _encoded(value: Any, path: str, arrays: Arrays) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and not value.dtype.hasobject):
+        while path in arrays:  # names that read alike, such as 1 and "1"
+            path += "'"
         arrays[path] = as_array(value) if isinstance(value, torch.Tensor) else value.copy()
         dtype = str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else ""
         return {_KIND: "array", "path": path, "dtype": dtype}
