@@ -10,7 +10,7 @@ import pytest
 import torch
 from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, elastic_loop, loop, loss_of, plain_loop
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.api.pytorch import ElasticController, create_elastic_controller
 from elasticdl_client.errors import FlagError, JobError, ModelDefinitionError
@@ -97,6 +97,26 @@ def test_a_fixed_global_batch_is_one_update_of_several_minibatches() -> None:
     assert controller.num_steps == EPOCHS * 3 == script.scheduler.last_epoch
     for name, value in script.values().items():
         torch.testing.assert_close(value, expected[name])
+
+
+def test_sparse_gradients_stay_so_in_a_step_of_several_minibatches() -> None:
+    """SparseAdam takes no others: a script would train alone, and fail with a second worker."""
+    data = TensorDataset(torch.randint(0, 20, (8, 3), generator=torch.Generator().manual_seed(2)))
+    tables = []
+    for size, fixed_global_batch in ((8, 0), (4, 8)):
+        torch.manual_seed(1)
+        table = nn.Embedding(20, 4, sparse=True)
+        optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.1)
+        controller = create_elastic_controller(size, 3, state=[table, optimizer], fixed_global_batch=fixed_global_batch)
+        for _ in controller.epochs():
+            for (words,) in controller.loader(data):
+                with controller.step():
+                    optimizer.zero_grad()
+                    table(words).pow(2).mean().backward()
+                    optimizer.step()
+        assert controller.num_steps == 3
+        tables.append(table.weight.detach())
+    torch.testing.assert_close(*tables)
 
 
 def test_several_losses_add_up_without_sync() -> None:

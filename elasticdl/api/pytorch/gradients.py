@@ -108,6 +108,7 @@ class ScriptGradients(Buckets):
         self._versions = [parameter._version for parameter in self._parameters]  # when backward reached them last
         self._marks: list[Any] = []  # buffers after the last sum of the batch
         self._mean_loss = torch.zeros((), device=device)
+        self._sparse: set[int] = set()  # numbers of parameters with sparse gradients
         self._held: dict[int, Any] = {}  # gradients of earlier backwards of the batch, while one more is computed
         self._has_reached = self._is_again = False
         self.is_several: bool | None = None
@@ -256,6 +257,8 @@ class ScriptGradients(Buckets):
     def _take(self, number: int, parameter: Any) -> None:
         assert self._place is not None
         found, parameter.grad = parameter.grad, None
+        if found is not None and found.is_sparse:
+            self._sparse.add(number)
         if found is None or not self._place.weight:
             return
         with torch.no_grad():
@@ -339,7 +342,15 @@ class ScriptGradients(Buckets):
             self._add_sums(used)
         else:
             self.give(used)
+            self._give_sparse()
         self._apply_changes()
+
+    def _give_sparse(self) -> None:
+        """Make sums sparse where gradients are, as an optimizer such as SparseAdam wants them."""
+        for number in self._sparse:
+            parameter = self._parameters[number]
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.to_sparse(1)
 
     def _add_sums(self, used: Sequence[bool]) -> None:
         """Add the sums to the gradients of earlier backwards."""
