@@ -26,7 +26,7 @@ import tensorflow as tf
 from elasticdl.api.callbacks import SavedModelExporter
 from elasticdl.api.fit_arguments import as_fitted, read_callbacks, split, write_callbacks
 from elasticdl.api.fit_results import BestWeights, WriteBack, take_back
-from elasticdl.data.samples import SampleRows
+from elasticdl.data.samples import SampleRows, TextRows
 from elasticdl.frameworks.framework import Mode
 from elasticdl.frameworks.keras.compiled import check_complete, completed
 from elasticdl.frameworks.keras.input.module_data import ModuleData
@@ -310,9 +310,9 @@ def _hand_over(model: Any, training: ModuleData, validation: ModuleData | None, 
     """Write the model and its data for the workers, which read them by `HandedOver`."""
     module.mkdir()
     write_module(model, module)
-    _write_arrays(training, module, Mode.TRAINING)
+    write_arrays(training, module, Mode.TRAINING)
     if validation is not None:
-        _write_arrays(validation, module, Mode.EVALUATION)
+        write_arrays(validation, module, Mode.EVALUATION)
 
 
 def write_module(model: Any, module: Path) -> None:
@@ -407,15 +407,15 @@ def _dictionaries(config: Any) -> Iterator[dict[str, Any]]:
         yield from _dictionaries(part)
 
 
-def _write_arrays(data: ModuleData, directory: Path, mode: Mode) -> None:
+def write_arrays(data: ModuleData, directory: Path, mode: Mode) -> None:
     num_rows = len(data.rows)
     if not num_rows:
         raise FlagError(f"fit was given no samples for {mode.value}.", "Give arrays with rows.")
     for place, spec in enumerate(data.rows.specs):
         path = directory / f"{mode.value}-{place}.npy"
         if spec.is_text:
-            parts = [block[place] for _, block in _blocks(data.rows)]
-            np.save(path, np.concatenate([np.array(part.tolist()) for part in parts]), allow_pickle=False)
+            parts = (block[place] for _, block in _blocks(data.rows))
+            TextRows.write(path.with_suffix(".texts"), parts, (num_rows, *spec.shape))
         else:
             np.lib.format.open_memmap(path, "w+", spec.dtype, (num_rows, *spec.shape))
     numbers = [place for place, spec in enumerate(data.rows.specs) if not spec.is_text]
@@ -439,7 +439,8 @@ def _loaded(saved: Any, directory: Path, mode: str) -> Any:
         return tuple(_loaded(part, directory, mode) for part in saved)
     if isinstance(saved, dict):
         return {name: _loaded(part, directory, mode) for name, part in saved.items()}
-    return np.load(directory / f"{mode}-{saved}.npy", mmap_mode="r")
+    texts = directory / f"{mode}-{saved}.texts"
+    return TextRows(texts) if texts.exists() else np.load(directory / f"{mode}-{saved}.npy", mmap_mode="r")
 
 
 def _ended(job: JobHandle, place: Path) -> JobHandle:

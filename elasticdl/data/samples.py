@@ -5,8 +5,10 @@ Owns the layout of such a record, which `elasticdl.frameworks.keras.input.module
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -111,6 +113,55 @@ class ArrayRows:
     def read(self, start: int, end: int) -> Sequence[Column]:
         """See `SampleRows.read`."""
         return [np.asarray(column[start:end]) for column in self._columns]
+
+
+class TextRows:
+    """A column of texts of any length in two files, which is read row by row: the bytes of all, and where each ends."""
+
+    dtype = np.dtype(object)
+
+    def __init__(self, path: Path) -> None:
+        """
+        Args:
+            path: given to `write`.
+        """
+        self._content = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
+        self._ends = np.load(_ends_of(path), mmap_mode="r")
+        self.shape = self._ends.shape
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, rows: slice) -> Column:
+        start, stop, _ = rows.indices(len(self))
+        ends = np.ravel(self._ends[start:stop])
+        first = int(np.max(self._ends[start - 1], initial=0)) if start else 0
+        texts = np.empty(len(ends), object)
+        texts[:] = [self._content[begin:end].tobytes() for begin, end in pairwise([first, *ends.tolist()])]
+        return texts.reshape(-1, *self.shape[1:])
+
+    @staticmethod
+    def write(path: Path, parts: Iterable[Column], shape: tuple[int, ...]) -> None:
+        """Write the files of a column.
+
+        Args:
+            parts: rows after rows, together of the shape.
+        """
+        ends = np.lib.format.open_memmap(_ends_of(path), "w+", np.int64, shape)
+        start = position = 0
+        with path.open("wb") as file:
+            for part in parts:
+                encoded = [_text(value) for value in np.ravel(part)]
+                file.writelines(encoded)
+                ends[start : start + len(part)] = np.reshape(
+                    position + np.cumsum([len(text) for text in encoded], dtype=np.int64), part.shape
+                )
+                start, position = start + len(part), file.tell()
+        ends.flush()
+
+
+def _ends_of(path: Path) -> Path:
+    return path.with_suffix(".ends.npy")
 
 
 class BatchRows:

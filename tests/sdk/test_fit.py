@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from sklearn.datasets import load_digits
 import elasticdl
 from elasticdl.api.fit_arguments import as_fitted, read_callbacks, split, write_callbacks
 from elasticdl.api.fit_results import WriteBack, best_epoch, take_back
-from elasticdl.api.keras_fit import modules_of, write_module
-from elasticdl.model_def import load
+from elasticdl.api.keras_fit import HandedOver, modules_of, write_arrays, write_module
+from elasticdl.frameworks.framework import Mode
+from elasticdl.frameworks.keras.input.module_data import ModuleData
+from elasticdl.model_def import ModelDefinition, load
 from elasticdl_client.errors import DataError, ElasticDLError, FlagError, ModelDefinitionError
 from elasticdl_client.job_dir import holders, wait_for_end
 
@@ -416,6 +419,21 @@ def test_workers_get_the_model_in_its_precision(tmp_path: Path, kind: str) -> No
     assert isinstance(loaded.optimizer, keras.optimizers.LossScaleOptimizer)
     assert [layer.dtype_policy.name for layer in loaded.layers[-2:]] == ["mixed_float16", "float32"]
     assert keras.config.dtype_policy() == before
+
+
+def test_workers_get_texts_of_any_length(tmp_path: Path) -> None:
+    texts = np.array([["a", "é" * 1_000_000], [b"ends in\0", ""], *[["b", "c"]] * 5000], object)
+    given = ({"texts": texts, "numbers": np.arange(5002)}, np.array(["yes", "no"] * 2501))
+    definition = ModelDefinition("test", "test", digits_model, dataset=lambda _: given)
+    write_arrays(ModuleData(definition, Mode.TRAINING), tmp_path, Mode.TRAINING)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 3_000_000
+    handed_over = HandedOver(str(tmp_path), "float32")
+    data = ModuleData(replace(definition, dataset=handed_over.arrays), Mode.TRAINING)
+    for start, end in ((0, 3), (4000, 5002)):
+        for column, expected in zip(data.rows.read(start, end), (np.arange(5002), texts, given[1]), strict=True):
+            values = [one.encode() if isinstance(one, str) else one for one in expected[start:end].reshape(-1)]
+            assert column.shape == expected[start:end].shape
+            assert column.reshape(-1).tolist() == values
 
 
 class TwoInputs(keras.Model):
