@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, evidence_of, stated
 from elasticdl_client.explain.ends import server_is_away, without_runtime
@@ -25,6 +25,7 @@ _CLAIM = re.compile(
     r"|volume node affinity conflict|FailedMount|FailedAttachVolume|Unable to attach or mount volumes",
     re.IGNORECASE,
 )
+_MISSING = re.compile(r"(secret|configmap) \"?[\w./-]+\"? not found|references non-existent (secret|config) key", re.I)
 _PULL_SECRET = re.compile(
     r"FailedToRetrieveImagePullSecret|Unable to retrieve some image pull secrets|401 Unauthorized"
     r"|unauthorized|authentication required|no basic auth credentials|pull access denied|insufficient_scope"
@@ -75,6 +76,22 @@ _WITHOUT_RUNTIME = Wait(
 )
 
 
+_NOT_CREATED = Wait(
+    Trouble.CONTAINER_NOT_CREATED,
+    "cannot start: its container cannot be made",
+    "The message names what is missing, such as a Secret or ConfigMap of --volume, --envs or --cluster_spec.",
+    {},
+)
+
+
+_CRASHING = Wait(
+    Trouble.PROGRAM_FAILED,
+    "ends by an error and is started again",
+    "Mend the error at the end of its log.",
+    {},
+)
+
+
 def why_waiting(message: str, role: str = "worker") -> Wait | None:
     """Return what a message of a pod that does not start means; None if it means no trouble.
 
@@ -90,20 +107,17 @@ def why_waiting(message: str, role: str = "worker") -> Wait | None:
         return _gated(gate["queue"] or "", gate["gates"] or "")
     if _NODES.search(message) or "Insufficient" in message:
         return _unscheduled(message, role)
+    if _MISSING.search(message):
+        return _NOT_CREATED
     if _CLAIM.search(message):
         return _claim(message)
     if _PULL.search(message) or _NO_IMAGE.search(message) or "image pull secret" in message.lower():
         return _image(message)
     if without_runtime(message):
         return _WITHOUT_RUNTIME
-    if message.startswith(("CreateContainer", "RunContainerError", "CrashLoopBackOff")):
-        return Wait(
-            Trouble.CONTAINER_NOT_CREATED,
-            "cannot start: its container cannot be made",
-            "The message names what is missing, such as a Secret or ConfigMap of --volume, --envs or --cluster_spec.",
-            {},
-        )
-    return None
+    if message.startswith("CrashLoopBackOff"):
+        return _out_of_memory(role) if "before: OOMKilled" in message else _CRASHING
+    return _NOT_CREATED if message.startswith(("CreateContainer", "RunContainerError")) else None
 
 
 def why_crashing(log: str) -> Wait:
@@ -112,11 +126,15 @@ def why_crashing(log: str) -> Wait:
         return _WITHOUT_RUNTIME
     if _RIGHT.search(log) or "lacks rights" in log:
         return _RIGHT_MISSING
+    return replace(_CRASHING, evidence={"log": log})
+
+
+def _out_of_memory(role: str) -> Wait:
     return Wait(
-        Trouble.PROGRAM_FAILED,
-        "ends by an error and is started again",
-        "Mend the error at the end of its log.",
-        {"log": log},
+        Trouble.OUT_OF_MEMORY,
+        "ran out of memory and was killed, and is started again",
+        f"Raise --{role}_resource_limit=memory=….",
+        {},
     )
 
 
@@ -354,8 +372,9 @@ def pods_without_events(facts: Facts) -> Iterator[Diagnosis]:
         subject = "master" if pod.role == "master" else pod.name.removeprefix(prefix)
         if facts.is_over or subject in known or not pod.message or pod.phase == "Succeeded":
             continue
-        wait = why_crashing(facts.master_log) if pod.role == "master" and facts.master_log else None
-        wait = wait or why_waiting(pod.message, pod.role)
+        wait = why_waiting(pod.message, pod.role)
+        if pod.role == "master" and facts.master_log and wait in (None, _CRASHING):
+            wait = why_crashing(facts.master_log)
         if wait is None or (pod.phase != "Pending" and pod.role != "master"):
             continue
         log = (f"The end of its log:\n{facts.master_log}",) if pod.role == "master" and facts.master_log else ()

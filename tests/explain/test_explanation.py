@@ -511,6 +511,16 @@ def test_a_job_that_lost_its_master_is_not_said_to_have_been_asked_to_end() -> N
     assert diagnosis.why == (note,)
 
 
+@pytest.mark.parametrize("log", ["", "the last line before the kernel ended it"])
+def test_a_master_that_memory_ends_again_and_again_is_not_one_whose_program_fails(log: str) -> None:
+    message = "CrashLoopBackOff: back-off 40s restarting failed container; before: OOMKilled, exit code 137"
+    pods = (PodStatus("elasticdl-digits-master", "master", "Running", message),)
+    job = replace(RUNNING, status=replace(RUNNING.status, pods=pods))
+    (diagnosis,) = explain(replace(Log().facts(job), master_log=log)).diagnoses
+    assert diagnosis.trouble is Trouble.OUT_OF_MEMORY
+    assert "--master_resource_limit=memory" in diagnosis.advice
+
+
 def test_every_diagnosis_can_be_written_as_yaml() -> None:
     log = Log()
     log.add(EventKind.WORKER_HUNG, "worker-1", "no progress for 60 s", activity="world", stacks="")

@@ -180,6 +180,31 @@ KUBELET: list[Case] = [
         {},
     ),
     (
+        "CrashLoopBackOff: back-off 40s restarting failed container=m pod=m_team(u); before: Error, exit code 1",
+        Trouble.PROGRAM_FAILED,
+        {},
+    ),
+    (
+        "CrashLoopBackOff: back-off 40s restarting failed container=m pod=m_team(u); before: OOMKilled, exit code 137",
+        Trouble.OUT_OF_MEMORY,
+        {},
+    ),
+    (
+        'FailedMount: MountVolume.SetUp failed for volume "worker-volume-1" : secret "credentials" not found',
+        Trouble.CONTAINER_NOT_CREATED,
+        {},
+    ),
+    (
+        'FailedMount: MountVolume.SetUp failed for volume "worker-volume-0" : configmap "settings" not found',
+        Trouble.CONTAINER_NOT_CREATED,
+        {},
+    ),
+    (
+        'FailedMount: MountVolume.SetUp failed for volume "data" : references non-existent secret key: password',
+        Trouble.CONTAINER_NOT_CREATED,
+        {},
+    ),
+    (
         'FailedMount: MountVolume.SetUp failed for volume "data" : mount failed: exit status 32',
         Trouble.CLAIM_NOT_BOUND,
         {},
