@@ -205,14 +205,16 @@ def save_patiently(
         JournalWriteError: not written.
     """
     deadline = time.monotonic() + patience_s
-    delay_s = _FIRST_DELAY_S
+    delay_s, complaint = _FIRST_DELAY_S, ""
     while True:
         try:
             return journal.save(snapshot, status)
         except JournalWriteError as error:
             if time.monotonic() >= deadline or stop.is_set():
                 raise
-            logger.error("%s", error)
+            if error.what != complaint:
+                logger.error("%s", error)
+            complaint = error.what
             if stop.wait(delay_s):
                 raise
             delay_s = min(_MAX_DELAY_S, 2 * delay_s)
