@@ -15,11 +15,12 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.applied import CommittedSet, CommittedTask, TaskName, intersection
 from elasticdl.master.core.plan.epoch import Epoch, coverage_of
-from elasticdl.master.core.plan.tasks import Tasks, cut
+from elasticdl.master.core.plan.tasks import MAX_COVERAGES, Tasks, cut
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import PodState, TaskType
 from elasticdl.protocol import Role, Shard, task_order
 from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.job_status import EpochCoverage
 
 
 def test_tasks_cut_every_record_of_every_shard_once_in_the_order_of_names() -> None:
@@ -410,6 +411,21 @@ def test_epochs_whose_records_were_all_committed_once_are_a_number_in_the_journa
         restored.validate()
         assert restored.snapshot() == saved
         assert [vars_of(epoch) for epoch in restored.epochs] == [vars_of(epoch) for epoch in tasks.epochs]
+
+
+def test_of_many_epochs_the_coverage_is_summed_up_and_lacks_nothing() -> None:
+    tasks = Tasks(JobSettings("job", minibatch_size=4, num_minibatches_per_task=2), [Shard("a", 0, 20)])
+    for number in range(3 * MAX_COVERAGES):
+        epoch = tasks.begin_epoch()
+        epoch.num_repeated = number
+        epoch.finish()
+    expected = [coverage_of(epoch) for epoch in tasks.epochs]
+    found = tasks.settled_coverage()
+    assert MAX_COVERAGES // 2 <= len(found) <= MAX_COVERAGES
+    assert found[1:] == expected[1 - len(found) :]
+    assert EpochCoverage.total(found) == EpochCoverage.total(expected)
+    tasks.reconcile(CommittedSet())
+    assert tasks.settled_coverage() == []
 
 
 def vars_of(epoch: Epoch) -> list[object]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import compress
 
 from elasticdl.master.core.accounting import Accounting
 from elasticdl.master.core.event_log import EventTotals
@@ -38,12 +37,11 @@ def with_progress(status: JobStatus, settings: JobSettings, work: Work, pace: Pa
         all_have_left: the commands of all workers have ended: untrained records stay untrained.
     """
     tasks = work.tasks
-    is_over = [epoch.covered or all_have_left for epoch in tasks.epochs]
-    coverage = tuple(
-        coverage_of(epoch, not epoch.covered, settings.has_tensorflow_servers)
-        for epoch in compress(tasks.epochs, is_over)
-    )
-    running = (epoch for epoch, over in zip(tasks.epochs, is_over, strict=True) if not over)
+    unsettled = tasks.unsettled()
+    over = [epoch for epoch in unsettled if epoch.covered or all_have_left]
+    running = [epoch for epoch in unsettled if not (epoch.covered or all_have_left)]
+    newest = (coverage_of(epoch, not epoch.covered, settings.has_tensorflow_servers) for epoch in over)
+    coverage = (*tasks.settled_coverage(), *newest)
     has_eta = status.phase not in _ENDED and tasks.planned_records > 0
     return replace(
         status,

@@ -14,12 +14,14 @@ from functools import partial
 from typing import Any
 
 from elasticdl.master.core.applied import NOTHING, CommittedSet, CommittedTask, TaskName
-from elasticdl.master.core.plan.epoch import UNKNOWN, Epoch
+from elasticdl.master.core.plan.epoch import UNKNOWN, Epoch, coverage_of
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.protocol import Shard
 from elasticdl.task_numbers import TaskNumbers
+from elasticdl_client.job_status import EpochCoverage
 
 MAX_UNKNOWN_EPOCHS = 10_000  # that may have begun since the journal was written, or before the checkpoint
+MAX_COVERAGES = 200  # of covered epochs; a status shows half as many one by one
 MAX_TASKS = 20_000_000  # of an epoch; each takes some 100 bytes
 
 
@@ -70,6 +72,7 @@ class Tasks:
         self.epochs: list[Epoch] = []
         self._num_settled = 0  # of the first epochs: all of them are covered, so they change only by `reconcile`
         self._settled = Counter[str]()  # `_SUMMED` over these: an endless job has many
+        self._coverage: list[EpochCoverage] = []  # of these, first the sums of the oldest
         self.model_version = settings.model_version  # names counted, each when it is committed, if the job trains
         self._quarantine: dict[int, frozenset[int]] = {}  # by task, for this and later epochs
         self._is_stopped = False
@@ -151,8 +154,17 @@ class Tasks:
         """The epochs from the first on that is not covered."""
         while self._num_settled < len(self.epochs) and (epoch := self.epochs[self._num_settled]).covered:
             self._settled.update({name: getattr(epoch, name) for name in _SUMMED})
+            self._coverage.append(coverage_of(epoch, is_bound=self._settings.has_tensorflow_servers))
             self._num_settled += 1
+            if len(self._coverage) > MAX_COVERAGES:
+                half = MAX_COVERAGES // 2
+                self._coverage[:half] = [EpochCoverage.total(self._coverage[:half])]
         return self.epochs[self._num_settled :]
+
+    def settled_coverage(self) -> list[EpochCoverage]:
+        """Return the coverage of all but the `unsettled` epochs; of many, first the sums of the oldest."""
+        self.unsettled()
+        return list(self._coverage)
 
     def _sum(self, name: str) -> int:
         """One of `_SUMMED` over all epochs."""
@@ -335,6 +347,7 @@ class Tasks:
         fresh, self._fresh = self._fresh or {}, None
         self._num_settled = 0
         self._settled.clear()
+        self._coverage.clear()
         if self._is_stopped:
             for epoch in self.epochs:
                 epoch.plan_again(truth)
