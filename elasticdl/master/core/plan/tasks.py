@@ -73,6 +73,7 @@ class Tasks:
         self._num_settled = 0  # of the first epochs: all of them are covered, so they change only by `reconcile`
         self._settled = Counter[str]()  # `_SUMMED` over these: an endless job has many
         self._coverage: list[EpochCoverage] = []  # of these, first the sums of the oldest
+        self._runs: list[dict[str, Any]] = []  # of these, for the journal
         self.model_version = settings.model_version  # names counted, each when it is committed, if the job trains
         self._quarantine: dict[int, frozenset[int]] = {}  # by task, for this and later epochs
         self._is_stopped = False
@@ -155,6 +156,7 @@ class Tasks:
         while self._num_settled < len(self.epochs) and (epoch := self.epochs[self._num_settled]).covered:
             self._settled.update({name: getattr(epoch, name) for name in _SUMMED})
             self._coverage.append(coverage_of(epoch, is_bound=self._settings.has_tensorflow_servers))
+            _add_to_runs(self._runs, epoch)
             self._num_settled += 1
             if len(self._coverage) > MAX_COVERAGES:
                 half = MAX_COVERAGES // 2
@@ -348,6 +350,7 @@ class Tasks:
         self._num_settled = 0
         self._settled.clear()
         self._coverage.clear()
+        self._runs.clear()
         if self._is_stopped:
             for epoch in self.epochs:
                 epoch.plan_again(truth)
@@ -392,14 +395,10 @@ class Tasks:
 
     def _epochs_in_runs(self) -> list[dict[str, Any]]:
         """Return the epochs; successive ones that are plain, as most are, as their number alone."""
-        found: list[dict[str, Any]] = []
-        for epoch in self.epochs:
-            if not epoch.is_plain:
-                found.append(epoch.snapshot())
-            elif found and _PLAIN in found[-1]:
-                found[-1][_PLAIN] += 1
-            else:
-                found.append({_PLAIN: 1})
+        unsettled = self.unsettled()
+        found = [*self._runs[:-1], *map(dict, self._runs[-1:])]
+        for epoch in unsettled:
+            _add_to_runs(found, epoch)
         return found
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -421,3 +420,13 @@ class Tasks:
             assert self._sum(name) == sum(getattr(epoch, name) for epoch in self.epochs), name
         for epoch in self.epochs:
             epoch.validate()
+
+
+def _add_to_runs(runs: list[dict[str, Any]], epoch: Epoch) -> None:
+    """Add an epoch as the journal has it; a plain one to the number of those before it."""
+    if not epoch.is_plain:
+        runs.append(epoch.snapshot())
+    elif runs and _PLAIN in runs[-1]:
+        runs[-1][_PLAIN] += 1
+    else:
+        runs.append({_PLAIN: 1})
