@@ -252,7 +252,7 @@ def test_no_event_looks_at_the_epochs_that_are_covered() -> None:
     script.job.handle(e.ProgressReported(100, 0, 7, lease.id, (0,)), 1.0)
     script.job.handle(e.TaskFinished(101, 0, 7, lease.id, 2), 1.0)
     script.job.handle(e.Tick(), 2.0)
-    assert (tasks.records_done, tasks.num_remaining) == (160, 0)
+    assert (tasks.records_done, tasks.num_remaining, tasks.num_whole(())) == (160, 0, 4)
 
 
 def test_user_code_that_raises_is_tried_on_another_worker_then_fails_the_job() -> None:

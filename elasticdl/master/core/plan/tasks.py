@@ -236,7 +236,8 @@ class Tasks:
         def is_whole(epoch: Epoch) -> bool:
             return not epoch.num_todo and all((epoch.number, task) in own for task in epoch.leased)
 
-        return sum(1 for _ in itertools.takewhile(is_whole, self.epochs))
+        unsettled = self.unsettled()
+        return len(self.epochs) - len(unsettled) + sum(1 for _ in itertools.takewhile(is_whole, unsettled))
 
     def take_this(self, name: TaskName) -> TaskName:
         self.epochs[name[0]].take(name[1])
