@@ -54,6 +54,11 @@ def test_the_minibatches_of_the_plan_are_those_of_the_tasks() -> None:
     assert plan.num_minibatches == sum(-(-len(task) // 10) for task in script.job._work.tasks.slices)
 
 
+def test_the_number_of_workers_follows_a_gain_that_is_measured_by_the_minibatches_of_the_script() -> None:
+    script = running(max_workers=4, minibatch_size=64)
+    assert script.job._autoscaler._policy.sample_records == 2 * 10
+
+
 def test_without_a_report_the_jobs_data_are_listed_when_a_script_asks() -> None:
     script = Script(num_ps=0, runs_command=True, num_workers=1)
     script.worker_starts(0)

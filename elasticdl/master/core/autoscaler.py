@@ -35,13 +35,18 @@ class Autoscaler:
         self._fleet = fleet
         self._work = work
         self._accounting = accounting
-        self._policy = ScalingPolicy(settings.min_gain, settings.scaling_window, MINIBATCHES * settings.minibatch_size)
         self._of_flags = WorkerRange(settings.num_workers, max(settings.num_workers, settings.max_workers))
         self._of_user: WorkerRange | None = None
         self._curve = RateCurve()
         self._decision: Decision | None = None
         self._observed_at = 0.0
         self._away = 0.0  # by how much the core's clock is behind that of the wall
+
+    @property
+    def _policy(self) -> ScalingPolicy:
+        """For the minibatches of the plan in force, which may be a script's own."""
+        settings = self._work.tasks.settings
+        return ScalingPolicy(settings.min_gain, settings.scaling_window, MINIBATCHES * settings.minibatch_size)
 
     @property
     def bounds(self) -> WorkerRange:
