@@ -154,14 +154,17 @@ class Tasks:
     def unsettled(self) -> list[Epoch]:
         """The epochs from the first on that is not covered."""
         while self._num_settled < len(self.epochs) and (epoch := self.epochs[self._num_settled]).covered:
-            self._settled.update({name: getattr(epoch, name) for name in _SUMMED})
-            self._coverage.append(coverage_of(epoch, is_bound=self._settings.has_tensorflow_servers))
-            _add_to_runs(self._runs, epoch)
+            self._settle(epoch)
             self._num_settled += 1
-            if len(self._coverage) > MAX_COVERAGES:
-                half = MAX_COVERAGES // 2
-                self._coverage[:half] = [EpochCoverage.total(self._coverage[:half])]
         return self.epochs[self._num_settled :]
+
+    def _settle(self, epoch: Epoch) -> None:
+        self._settled.update({name: getattr(epoch, name) for name in _SUMMED})
+        _add_to_runs(self._runs, epoch)
+        self._coverage.append(coverage_of(epoch, is_bound=self._settings.has_tensorflow_servers))
+        if len(self._coverage) > MAX_COVERAGES:
+            half = MAX_COVERAGES // 2
+            self._coverage[:half] = [EpochCoverage.total(self._coverage[:half])]
 
     def settled_coverage(self) -> list[EpochCoverage]:
         """Return the coverage of all but the `unsettled` epochs; of many, first the sums of the oldest."""
