@@ -97,6 +97,20 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path, zoo: Path) -> None:
     assert caught.value.hint == "It has: id, name, x."
 
 
+@pytest.mark.parametrize("values", [[1, None], [[1, 2], [3]]], ids=["missing", "lists"])
+def test_a_column_without_one_value_a_record_is_named_with_the_flag(
+    values: list[object], tmp_path: Path, zoo: Path
+) -> None:
+    data = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"k": values, "x": [1.0, 2.0]}), data)
+    definition = load(str(zoo), "scaled.custom_model", required=())
+    carried = CarriedColumns(spec(data, zoo, prediction_columns="k", columns="x"), definition)
+    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=2)), record_numbers=[0, 1])
+    with pytest.raises(DataError, match="--prediction_columns=k: ") as caught:
+        carried.of(held, 0)
+    assert "one value in each record" in caught.value.hint
+
+
 def test_columns_without_a_place_for_them_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FlagError, match="there is no --prediction_outputs"):
         spec(tmp_path, tmp_path, prediction_columns="id", prediction_outputs="")

@@ -40,6 +40,7 @@ from elasticdl_client.job_spec import JobSpec
 
 Name = tuple[int, int]  # task, minibatch
 Process = Callable[[Any, Name], None]
+_ONE_VALUE = "Name columns that hold one value in each record, such as its key."
 _ONE_A_RECORD = "Let feed keep every record when its mode is 'prediction', and repeat none."
 
 
@@ -220,7 +221,10 @@ class CarriedColumns:
         if self._rows is not None:
             decoded = decode(records, self._rows)
         else:
-            decoded = dict(parse_examples(records, dict.fromkeys(self.names, ())))
+            try:
+                decoded = dict(parse_examples(records, dict.fromkeys(self.names, ())))
+            except DataError as error:
+                raise DataError(f"--prediction_columns={','.join(self.names)}: {error.what}", _ONE_VALUE) from error
         return {column: _array(decoded[column]) for column in self.names}
 
 
