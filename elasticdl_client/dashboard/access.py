@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from elasticdl_client.jobs.options import Options
 from elasticdl_client.jobs.store import JobInfo, JobStore, Phase
 
 ACTION_HEADER = "x-elasticdl-action"
+_HOST = re.compile(r"[a-z0-9]([a-z0-9_.-]*[a-z0-9])?")
 _SAFE_METHODS = ("GET", "HEAD")
 _HEADERS = {
     # No inline script or style and nothing of another origin: text from a job that became markup could do nothing.
@@ -156,8 +158,16 @@ class AccessGate:
 
 
 def hosts_of(names: str) -> tuple[str, ...]:
-    """Host names that a comma separates."""
-    return tuple(name.strip().lower() for name in names.split(",") if name.strip())
+    """Host names that a comma separates.
+
+    Raises:
+        FlagError: one is no name, but the address of a page, or has letters that a browser sends otherwise.
+    """
+    found = tuple(name.strip().lower() for name in names.split(",") if name.strip())
+    for name in found:
+        if not _HOST.fullmatch(name):
+            raise FlagError(f"--hosts: '{name}' is not the name of a host.", "Without https:// and port: dash.example.")
+    return found
 
 
 def _directory(path: str) -> str:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl_client.dashboard.access import ACTION_HEADER, Keys
+from elasticdl_client.dashboard.access import ACTION_HEADER, Keys, hosts_of
+from elasticdl_client.errors import FlagError
 from elasticdl_client.job_status import JobPhase, JobStatus
 from tests.dashboard.dashboards import ROOT, RunningDashboard
 from tests.dashboard.written_jobs import BEGAN, write_job
@@ -92,6 +93,13 @@ def test_names_are_added_and_addresses_are_taken_where_it_listens_to_others() ->
         True, True, False, False, False,
     ]  # fmt: skip
     assert not Keys("t" * 32).knows_host("10.0.0.7:80")
+
+
+@pytest.mark.parametrize("name", ["https://dash.example", "dash.example:8443", "dash.example/jobs", "bücher.example"])
+def test_what_is_no_name_of_a_host_is_refused(name: str) -> None:
+    assert hosts_of("Dash.example, other") == ("dash.example", "other")
+    with pytest.raises(FlagError, match=name):
+        hosts_of(f"other,{name}")
 
 
 def test_an_action_needs_the_header_of_the_page_and_its_origin(dashboard: RunningDashboard, jobs: Path) -> None:
