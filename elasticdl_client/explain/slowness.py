@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 
 from elasticdl_client import goodput
@@ -23,7 +24,7 @@ from elasticdl_client.explain.diagnosis import (
 from elasticdl_client.explain.failures import is_library, of_function, user_symbols
 from elasticdl_client.goodput import PsState, SlotState
 from elasticdl_client.job_events import EventKind, JobEvent
-from elasticdl_client.job_status import PsStatus
+from elasticdl_client.job_status import JobStatus, PsStatus
 from elasticdl_client.worker_range import Bottleneck, parse
 
 _MIN_SECONDS = 3.0  # of workers' time; a share of less says nothing
@@ -307,8 +308,9 @@ def overloaded_servers(facts: Facts) -> Iterator[Diagnosis]:
     waiting = _share(status.worker_seconds, SlotState.WAITING_PS)
     if waiting < _SHARE or not status.ps:
         return
-    load, most = _load(status.ps, status.ps_seconds)
-    servers = sorted(status.ps, key=lambda ps: (ps is not most, -ps.busy))
+    found = _over_all_time(status) if facts.is_over else status.ps
+    load, most = _load(found, status.ps_seconds)
+    servers = sorted(found, key=lambda ps: (ps is not most, -ps.busy))
     yield Diagnosis(
         Trouble.PS_OVERLOADED,
         tuple(f"ps-{ps.id}" for ps in servers[:3]),
@@ -334,6 +336,24 @@ def overloaded_servers(facts: Facts) -> Iterator[Diagnosis]:
             "throttled": round(most.throttled, 4),
         },
     )
+
+
+def _over_all_time(status: JobStatus) -> Sequence[PsStatus]:
+    """Return the servers with the rates of all their time: in the last seconds of a job they have nothing to do."""
+    seconds = sum(status.ps_seconds.values()) / len(status.ps)
+    if not seconds:
+        return status.ps
+    return [
+        replace(
+            ps,
+            pushes_per_second=ps.pushes / seconds,
+            pulls_per_second=ps.pulls / seconds,
+            received_per_second=ps.received_bytes / seconds,
+            sent_per_second=ps.sent_bytes / seconds,
+            busy=ps.busy_seconds / seconds,
+        )
+        for ps in status.ps
+    ]
 
 
 def _load(servers: Sequence[PsStatus], seconds: Mapping[str, float]) -> tuple[PsLoad, PsStatus]:

@@ -297,6 +297,16 @@ def test_what_about_the_servers_holds_workers_up_is_reported(servers: tuple[PsSt
     assert diagnosis.subject == "ps-0"
 
 
+def test_the_load_of_servers_of_a_job_that_has_ended_is_that_of_all_its_time() -> None:
+    """In its last seconds it evaluates and exports."""
+    servers = (PsStatus(0, busy_seconds=20.0), PsStatus(1, busy_seconds=80.0, pushes=9000))
+    seconds = {"worker_seconds": {"useful": 30.0, "waiting_ps": 50.0}, "ps_seconds": {"busy": 100.0, "idle": 100.0}}
+    status = replace(RUNNING.status, ps=servers, **seconds)
+    (diagnosis,) = diagnosed(Log(), replace(RUNNING, phase=Phase.SUCCEEDED, status=status))
+    assert (diagnosis.subject, diagnosis.evidence["cause"]) == ("ps-1", PsLoad.HOT_ROWS)
+    assert "ps-1: 0.80 threads busy, 90 pushes/s" in diagnosis.why[0]
+
+
 def test_an_api_server_that_was_away_is_reported_afterwards() -> None:
     log = Log()
     text = "the journal could not be written for 20.1 s: The API server of the cluster cannot be reached."
