@@ -81,7 +81,8 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
         """Train as the plain one; in a job it continues from the job's own checkpoint.
 
         Raises:
-            JobError: it is to begin with a checkpoint of the Trainer's, or to search hyperparameters.
+            JobError: it is to begin with a checkpoint of the Trainer's, or to search hyperparameters; or it is called
+                a second time.
         """
         training = self._training
         if training is None:
@@ -90,6 +91,11 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
             raise JobError(
                 "resume_from_checkpoint and hyperparameter_search are impossible in a job",
                 "call train() without them; --checkpoint_dir lets a job continue where it was",
+            )
+        if training.is_open:
+            raise JobError(
+                "train() is called a second time, and the data of a job are trained once",
+                "train in one call, or start another job that begins with the saved model",
             )
         with training.abandoned_by_error():
             return super().train(None, None, **keywords)
@@ -256,6 +262,7 @@ class ElasticTraining:
 
     Attributes:
         session: this worker's place in its job.
+        is_open: it has data.
         shares_metrics: the next evaluation is due in all workers after the same step.
         is_void: the Trainer's present iteration makes no step: the data ended after its batch was lost.
         is_aligned: all workers of the group have come to this place with this worker, by the same step.
@@ -271,7 +278,7 @@ class ElasticTraining:
         """
         self.shares_metrics = self.is_void = self.is_aligned = False
         self._trainer, self._num_parts, self.session, self._compute = trainer, num_parts, session, compute
-        self._is_open = False
+        self.is_open = False
         self._loader: Any = None
         self._batches: Iterator[Any] = iter(())
         self._first: UpdateParts | None = None
@@ -284,7 +291,7 @@ class ElasticTraining:
     @property
     def rank(self) -> int:
         """Return this worker's; 0 before it has data."""
-        return self.controller.rank if self._is_open else 0
+        return self.controller.rank if self.is_open else 0
 
     def open(self, plain: Any) -> TrainerLoader:
         """Return the elastic loader in the place of a DataLoader."""
@@ -301,7 +308,7 @@ class ElasticTraining:
         )
         collate = CollateParts(plain.collate_fn, args.per_device_train_batch_size)
         self._loader = self.controller.loader(plain, collate, batch_size=size)
-        self._is_open = True
+        self.is_open = True
         return TrainerLoader(self, self._loader.dataset)
 
     def schedule(self, num_steps: int) -> int:
@@ -316,7 +323,7 @@ class ElasticTraining:
         Raises:
             JobError: the Trainer does not train with the elastic loader.
         """
-        if not self._is_open:
+        if not self.is_open:
             raise JobError(
                 "get_train_dataloader() is overridden, and each worker would train on all of the data",
                 "let it return super().get_train_dataloader(); the data set and data_collator are yours",

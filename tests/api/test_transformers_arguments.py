@@ -108,6 +108,13 @@ def test_a_worker_that_joins_counts_on_and_evaluates_when_the_others_do(tmp_path
     assert counts[1] == counts[0] + 1 == 2
 
 
+def test_a_second_training_in_one_job_is_refused(tmp_path: Path) -> None:
+    trainer = elastic(trainer_of(tmp_path, num_train_epochs=1))
+    trainer.train()
+    with pytest.raises(JobError, match="a second time"):
+        trainer.train()
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_rank_0_removes_checkpoints_at_the_end(tmp_path: Path, rank: int) -> None:
     options: dict[str, Any] = {"metric_for_best_model": "loss", "eval_strategy": "epoch", "save_strategy": "epoch"}
