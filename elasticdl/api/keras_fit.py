@@ -28,7 +28,7 @@ from elasticdl.api.fit_arguments import as_fitted, read_callbacks, split, write_
 from elasticdl.api.fit_results import BestWeights, WriteBack, take_back
 from elasticdl.data.samples import SampleRows, TextRows
 from elasticdl.frameworks.framework import Mode
-from elasticdl.frameworks.keras.compiled import check_complete, completed
+from elasticdl.frameworks.keras.compiled import check_compiled, check_complete, check_overrides, completed
 from elasticdl.frameworks.keras.input.module_data import ModuleData
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.choices import JobType
@@ -242,8 +242,11 @@ def _checked(model: Any) -> ModelDefinition:
         )
     if not isinstance(model, keras.Model):
         raise ModelDefinitionError(f"fit was given a {type(model).__name__}.", "Give a compiled keras.Model.")
-    definition = completed(ModelDefinition("elasticdl.fit", "the model", lambda: model), model)
+    bare = ModelDefinition("elasticdl.fit", "the model", lambda: model)
+    check_overrides(bare.path, model, Mode.TRAINING)
+    definition = completed(bare, model)
     check_complete(definition, ("loss", "optimizer"))
+    check_compiled(bare, model, None, ())
     return definition
 
 

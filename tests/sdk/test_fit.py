@@ -184,6 +184,12 @@ def model_of(**compiled: Any) -> keras.Model:
     return model
 
 
+def model_of_own_step() -> keras.Model:
+    model = type("Stepping", (keras.Sequential,), {"train_step": lambda self, data: {}})([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
 def model_of_script() -> keras.Model:
     model = type("Net", (keras.Sequential,), {"__module__": "__main__"})([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -220,6 +226,13 @@ RESTORING = keras.callbacks.EarlyStopping(restore_best_weights=True)
 Attempt = tuple[tuple[Any, ...], dict[str, Any], type[ElasticDLError], str]
 REFUSED: dict[str, Callable[[], Attempt]] = {
     "not compiled": lambda: ((bare_model(), X, Y), {}, ModelDefinitionError, "no model that is compiled with loss"),
+    "eager": lambda: (
+        (model_of(run_eagerly=True), X, Y),
+        {},
+        ModelDefinitionError,
+        "run_eagerly=True, which no worker",
+    ),
+    "own step": lambda: ((model_of_own_step(), X, Y), {}, ModelDefinitionError, "Stepping overrides train_step"),
     "no model": lambda: (("mse", X, Y), {}, ModelDefinitionError, "was given a str"),
     "no data": lambda: ((model_of(),), {}, FlagError, "no data"),
     "no labels": lambda: ((model_of(), X), {}, FlagError, "x without y"),
