@@ -250,7 +250,8 @@ class FileJournal:
                 "wait for it to end, or choose another --job_name or --job_dir",
             ) from error
         os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # on a full disk; it is for the message above alone
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def load(self) -> dict[str, Any] | None:
         try:

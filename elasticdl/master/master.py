@@ -155,7 +155,8 @@ class Master:
         job = self._make_job(state)
         # Before the first answer, so that no two masters ever have the same generation.
         first = {**state, "core": job.snapshot()}
-        save_patiently(self._journal, first, None, self._environment.patience_s, self._stop)
+        patience_s = self._environment.patience_s if saved is None else float("inf")  # a job that runs waits for a disk
+        save_patiently(self._journal, first, None, patience_s, self._stop)
         inbox = Inbox()
         effects = self._make_effects(inbox, generation, state["port"])
         watching = Watchers(

@@ -167,14 +167,37 @@ def test_a_corrupt_journal_is_an_error_and_stays_as_it_is(tmp_path: Path) -> Non
         assert (job.path / "journal.json").read_text() == '{"format": 1, "snap'
 
 
+def fill(disk: Path) -> Path:
+    filler = disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    return filler
+
+
+def test_a_master_that_starts_again_waits_while_the_disk_is_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size_kib=512) as disk, running(MasterJob(disk, **LOCAL)) as job:
+        worker = job.worker()
+        worker.register()
+        worker.report_model()
+        job.kill()
+        log = tmp_path / "master.log"
+        (job.path / "master.log").rename(job.path / "first.log")
+        (job.path / "master.log").symlink_to(log)
+        filler = fill(disk)
+        job.start()
+        wait_until(lambda: "journal.json cannot be written" in log.read_text(), "the journal to be tried")
+        filler.unlink()
+        assert worker.register().generation == 2
+        assert worker.train_all() == 4
+        assert job.wait() == 0, job.log()
+
+
 def test_a_full_disk_holds_the_job_up_and_loses_nothing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size_kib=512) as disk, running(MasterJob(disk, **LOCAL)) as job:
         worker = job.worker()
         worker.register()
-        filler = disk / "filler"
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while file.write(bytes(4096)):
-                pass
+        filler = fill(disk)
         with pytest.raises(grpc.RpcError) as late:
             worker.report_model()
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
