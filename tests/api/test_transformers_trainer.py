@@ -90,6 +90,7 @@ def test_a_killed_worker_changes_neither_steps_nor_losses_of_a_fixed_global_batc
         assert rows_of(job, "evaluations", 0)[-1][2] == 1.0, "it has learnt"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_ten_kills_in_three_epochs_change_no_loss(tmp_path: Path) -> None:
     flags, arguments = {"fixed_global_batch": 32, "minibatch_size": 16}, '{"num_train_epochs": 3}'
