@@ -255,6 +255,16 @@ def test_a_chief_that_gives_its_quota_takes_the_model_with_it() -> None:
     assert script.request(2) is None  # until the chief has restored the model
 
 
+def test_the_successor_of_a_server_that_was_trained_on_is_created_at_once_each_time() -> None:
+    script = estimator()
+    for life in range(1, 4):
+        script.pod(Role.PS, 0, PodState.RUNNING, life=life)
+        session(script, SessionEvent.RESTORED)
+        script.progress(script.lease(1), 0, worker_id=1)
+        script.pod(Role.PS, 0, PodState.FAILED, "Killed", life)
+        assert script.told(c.CreatePod) == [Like(c.CreatePod, role=Role.PS, index=0)], life
+
+
 def test_a_checkpoint_that_is_not_whole_does_not_count() -> None:
     script = estimator()
     session(script, SessionEvent.RESTORED)

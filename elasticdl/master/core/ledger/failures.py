@@ -83,6 +83,8 @@ class RetryBudget:
             self._num_relapses = self.furthest = 0
         self.num_faults = 0
         self._errors.clear()
+        # A commit needs every server, so it shows that their pods work: TensorFlow's own do not report that themselves.
+        self._num_fruitless = {place: num for place, num in self._num_fruitless.items() if place[0] is not Role.PS}
 
     def pod_ended(self, reason: str, place: Place, has_committed: bool, seconds: float) -> float:
         """Charge the end of a pod if it is to be charged, after it has run for so long.
