@@ -19,7 +19,7 @@ from elasticdl.master.core.plan.tasks import MAX_COVERAGES, Tasks, cut
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import PodState, TaskType
 from elasticdl.protocol import Role, Shard, task_order
-from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.choices import DistributionStrategy, NanPolicy
 from elasticdl_client.job_status import EpochCoverage
 
 
@@ -253,6 +253,33 @@ def test_no_event_looks_at_the_epochs_that_are_covered() -> None:
     script.job.handle(e.TaskFinished(101, 0, 7, lease.id, 2), 1.0)
     script.job.handle(e.Tick(), 2.0)
     assert (tasks.records_done, tasks.num_remaining, tasks.num_whole(())) == (160, 0, 4)
+    status = script.job.status()
+    assert (status.records_done, [epoch.committed for epoch in status.coverage]) == (160, [40] * 4)
+    assert script.job.snapshot()["tasks"]["epochs"] == [{"plain": 4}]
+
+
+def test_epochs_that_are_covered_are_summed_up_anew_only_if_the_model_holds_other_minibatches_of_them() -> None:
+    script = running(num_epochs=4, nan_policy=NanPolicy.SKIP)
+    leases = [script.lease(), script.lease()]
+    script.skip(leases[0], 1)
+    skipped = {(0, leases[0].task): frozenset({1})}
+    tasks, coverage = script.job._work.tasks, list[EpochCoverage]()
+    for number in range(1, 4):
+        for lease in leases:
+            script.finish(lease)
+        leases = [script.lease(), script.lease()]
+        script.sets_are_read(everything(script, number), skipped=skipped)
+        coverage = [*coverage, tasks.settled_coverage()[-1]]
+        assert all(one is before for one, before in zip(tasks.settled_coverage(), coverage, strict=True)), number
+    held = everything(script, 3)
+    script.ps_dies()
+    script.ps_starts(life=2)
+    script.sets_are_read({**held, (1, 0): (0,)}, skipped={**skipped, (2, 0): frozenset({0})})
+    status = script.job.status()
+    assert (status.records_done, tasks.num_skipped, tasks.num_covered) == (110, 2, 1)
+    assert [(epoch.committed, epoch.skipped) for epoch in status.coverage] == [(30, 10), (30, 10)]
+    script.restart_master()
+    assert script.job.status().coverage == status.coverage
 
 
 def test_user_code_that_raises_is_tried_on_another_worker_then_fails_the_job() -> None:

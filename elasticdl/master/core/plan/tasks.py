@@ -166,6 +166,13 @@ class Tasks:
             half = MAX_COVERAGES // 2
             self._coverage[:half] = [EpochCoverage.total(self._coverage[:half])]
 
+    def _unsettle(self) -> None:
+        """Sum up all epochs anew: one that was covered changes."""
+        self._num_settled = 0
+        self._settled.clear()
+        self._coverage.clear()
+        self._runs.clear()
+
     def settled_coverage(self) -> list[EpochCoverage]:
         """Return the coverage of all but the `unsettled` epochs; of many, first the sums of the oldest."""
         self.unsettled()
@@ -351,11 +358,8 @@ class Tasks:
             The tasks of which the model has lost something.
         """
         fresh, self._fresh = self._fresh or {}, None
-        self._num_settled = 0
-        self._settled.clear()
-        self._coverage.clear()
-        self._runs.clear()
         if self._is_stopped:
+            self._unsettle()
             for epoch in self.epochs:
                 epoch.plan_again(truth)
             self._plan_what_is_left()
@@ -373,10 +377,11 @@ class Tasks:
     def _reconcile_task(self, epoch: Epoch, task: int, truth: CommittedSet, fresh: CommittedTask) -> Loss | None:
         was, was_done = epoch.applied(task), epoch.is_done(task)
         holds = truth.of_task(epoch.number, task) | fresh
-        if skipped := truth.skipped_in(epoch.number, task):
-            epoch.skip(task, skipped)
-        if holds == was:
+        num_new_skips = epoch.skip(task, truth.skipped_in(epoch.number, task))
+        if holds == was and not num_new_skips:
             return None
+        if epoch.number < self._num_settled:
+            self._unsettle()
         self.model_version += len(holds) - len(holds & was)
         lost = [n for n in was if n not in holds]
         self.num_fallen_back += len(lost)
