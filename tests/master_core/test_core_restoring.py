@@ -70,6 +70,24 @@ def test_servers_that_die_by_their_own_fault_where_others_did_end_the_job(reason
     assert ("3 parameter servers in a row failed" in status.message) is (reason == "Error")
 
 
+@pytest.mark.parametrize("order", [(Role.PS, Role.WORKER), (Role.WORKER, Role.PS)])
+def test_a_server_and_a_worker_that_fail_together_are_one_failure(order: tuple[Role, Role]) -> None:
+    script = running()
+    for life in range(1, 4):
+        script.progress(script.lease(life - 1), 0, worker_id=life - 1)
+        assert script.job.status().phase == "Running"
+        for role in order:
+            if role is Role.PS:
+                script.ps_dies(life=life, reason="Error")
+            else:
+                script.kill(life - 1, "Error")
+        if life < 3:
+            script.ps_starts(life=life + 1)
+            script.worker_starts(life)
+            script.sets_are_read({})
+    assert script.job.status().phase == "Failed"
+
+
 def test_so_does_one_that_always_becomes_ready_and_dies_before_anything_is_committed() -> None:
     script = running()
     for life in range(1, 4):

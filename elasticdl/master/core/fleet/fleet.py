@@ -478,7 +478,8 @@ class Fleet:
         was_leaving = server is not None and server.leaving_version is not None
         version = self._work.tasks.model_version
         has_served = server is not None and server.is_ready and version > server.ready_version
-        reached = self._work.tasks.records_done if has_served and self.servers.is_complete else 0
+        is_first = self.servers.is_complete and any(worker.reached for worker in self._workers.all())
+        reached = self._work.tasks.records_done if has_served and is_first else 0
         self._lose_server(record)
         if not record.is_leaving and not self._ending.is_decided:
             self._out.persist()
@@ -536,7 +537,7 @@ class Fleet:
         """Pods that fail where others did, and lose the model each time, would train up to there without end.
 
         Those that fail together are one failure: the other workers count again once they have a part in another commit
-        of training, the other servers once all serve.  Those that only evaluate lose nothing.
+        of training, servers once all serve and a worker has.  Those that only evaluate lose nothing.
         """
         is_own = event.reason == "Error" or (event.reason == "OOMKilled" and self.pods.has_most_memory(record))
         if not is_own or not reached or self.resumed:
