@@ -234,7 +234,7 @@ def rejected_models(facts: Facts) -> Iterator[Diagnosis]:
         when = "when all was trained" if is_last else "before anything was trained"
         done = f"The job was ended {when}: no other worker would fare better."
         if not facts.has_ended_by(event):
-            done = "The worker was replaced: others train with the model."
+            done = "It alone did not end the job: others had trained the model, so only the worker was to be replaced."
         yield Diagnosis(
             trouble,
             (event.subject,),

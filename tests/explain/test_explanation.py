@@ -181,7 +181,10 @@ def test_what_ended_the_job_stands_before_newer_troubles() -> None:
 
 @pytest.mark.parametrize(
     ("ends", "done"),
-    [(True, "The job was ended before anything was trained"), (False, "The worker was replaced: others train")],
+    [
+        (True, "The job was ended before anything was trained"),
+        (False, "It alone did not end the job: others had trained"),
+    ],
 )
 def test_a_model_that_one_worker_cannot_load_has_ended_the_job_or_not(ends: bool, done: str) -> None:
     log = Log()
