@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import traceback
+from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 
@@ -49,7 +50,8 @@ def log_to_stdout() -> None:
     """Make the root logger of this process, and the hook that prints an exception that ends it; call once at start."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # the locale may lack a letter of an entry
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # of a file that has become a pipe (dup2): asked for its position when all is set
+                stream.reconfigure(errors="backslashreplace")
     handler = logging.StreamHandler(sys.stdout)
     is_json = os.environ.get(LOG_FORMAT_VARIABLE) == LogFormat.JSON
     text = _HidingFormatter("%(asctime)s %(levelname)s %(message)s")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from datetime import datetime
+from pathlib import Path
 
 PROGRAM = """
 import logging
@@ -56,3 +57,19 @@ def test_letters_that_the_locale_lacks_cost_no_entry() -> None:
         done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=60)
         assert rb"\u2192 name it" in done.stdout
         assert done.stderr == b""
+
+
+def test_a_process_whose_log_has_become_a_pipe_writes_its_entries(tmp_path: Path) -> None:
+    """As in each process of a worker with several: it begins with the log of the pod."""
+    program = (
+        "import os, sys; reader, writer = os.pipe(); kept = os.dup(2); os.dup2(writer, 1); os.dup2(writer, 2)\n"
+        "from elasticdl.rpc.logs import *; log_to_stdout(); logging.error('file → name it')\n"
+        "os.write(kept, os.read(reader, 1000))"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    with open(tmp_path / "log", "w") as log:
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, stdout=log, stderr=log, timeout=60, check=False
+        )
+    assert done.returncode == 0
+    assert r"ERROR file \u2192 name it" in (tmp_path / "log").read_text()
