@@ -30,7 +30,7 @@ from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of
 from elasticdl.storage.versions import PREFIX, complete, is_complete
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
-from elasticdl_client.errors import CheckpointError, ElasticDLError
+from elasticdl_client.errors import CheckpointError, ElasticDLError, StorageError
 from elasticdl_client.storage_kinds import AnyPath
 
 FORMAT = 2
@@ -168,11 +168,16 @@ def still_there(directory: str) -> str:
     """A checkpoint that a journal names; the journal may be late, and newer ones may have taken the old one's place.
 
     Returns:
-        The directory, or if it is gone the newest whole one next to it; empty if there is none.
+        The directory, also if it cannot be looked at; if it is gone the newest whole one next to it, or empty if there
+        is none.
     """
-    if not directory or is_complete(path_of(directory)):
+    try:
+        if not directory or is_complete(path_of(directory)):
+            return directory
+        found = newest(path_of(directory).parent)
+    except (StorageError, OSError) as error:  # it may be back before a server needs it
+        logger.warning("The checkpoint %s cannot be looked at: %s", directory, versions.reason(error))
         return directory
-    found = newest(path_of(directory).parent)
     logger.info("The checkpoint %s is gone; the newest one is %s", directory, found or "none")
     return str(found or "")
 

@@ -169,6 +169,12 @@ def test_a_checkpoint_that_a_late_journal_names_may_have_been_pruned(tmp_path: P
     assert checkpoints.still_there("") == ""
 
 
+def test_a_checkpoint_that_cannot_be_looked_at_stays_the_newest(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").touch()
+    directory = str(tmp_path / "checkpoints" / "version-1")
+    assert checkpoints.still_there(directory) == directory
+
+
 def test_a_version_that_is_written_again_replaces_the_old_one(tmp_path: Path) -> None:
     directory = write(tmp_path, 10)
     assert versions.begin(tmp_path, 10) == directory
