@@ -31,7 +31,8 @@ from elasticdl_client.storage_kinds import AnyPath
 
 logger = logging.getLogger("elasticdl.master")
 Work = Callable[[], None]
-_DATA_RETRY_S = 60.0
+_DATA_RETRY_S = 60.0  # doubled each time
+_LONGEST_DATA_RETRY_S = 3600.0  # a try may read all data
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +184,18 @@ class Effects:
         self.inbox.post(events.ShardsListed(kind, found))
 
     def _verify_shards(self, kind: DataKind, known: tuple[Shard, ...]) -> None:
-        found, trouble = None, ""
+        found, trouble, pause_s = None, "", _DATA_RETRY_S
         while found is None:
             try:
                 found = self._read_shards(kind)
-            except ElasticDLError as error:
-                if error.what != trouble:
-                    trouble = error.what
+            except (ElasticDLError, OSError) as error:
+                if (what := _what(error)) != trouble:
+                    trouble = what
                     text = "The %s data cannot be compared with those that the job began with, and is tried again: %s"
                     logger.warning(text, kind, trouble)
-                if self._is_closed.wait(_DATA_RETRY_S):
+                if self._is_closed.wait(pause_s):
                     return
+                pause_s = min(2 * pause_s, _LONGEST_DATA_RETRY_S)
         if sorted(found) != sorted(known):
             changed = sorted(set(found) ^ set(known))[0].name
             what = f"it has changed since the job began: {changed} does not hold the same records any more"
@@ -226,9 +228,8 @@ class Effects:
             raise
         except (ElasticDLError, OSError) as error:
             versions.abandon(versions.directory_of(checkpoint_dir, command.version))
-            why = error.what if isinstance(error, ElasticDLError) else versions.reason(error)
             good = _last_good(checkpoint_dir)
-            reason = f"the checkpoint of version {command.version} in {checkpoint_dir} failed: {why}; {good}"
+            reason = f"the checkpoint of version {command.version} in {checkpoint_dir} failed: {_what(error)}; {good}"
             self.inbox.post(events.CheckpointFailed(command.version, reason))
             return
         self.inbox.post(events.CheckpointSaved(command.version, str(directory)))
@@ -255,6 +256,10 @@ class Effects:
             optimizer=str(layout.get("optimizer", "")),
         )
         return directory, manifest
+
+
+def _what(error: ElasticDLError | OSError) -> str:
+    return error.what if isinstance(error, ElasticDLError) else versions.reason(error)
 
 
 def _last_good(checkpoint_dir: AnyPath) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
+from elasticdl.data import factory
 from elasticdl.master.checkpoints import PsCalls
 from elasticdl.master.core.commands import Answer, EndJob, PsAdmitted, SaveCheckpoint
 from elasticdl.master.core.events import CheckpointSaved, Event, LeaseQuestioned, PodsListed, PsJoined
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.values import DataKind
 from elasticdl.master.effects import Effects, Listing, pod_changed
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalWriteError, Outage, Outages, Superseded
@@ -318,3 +321,23 @@ def test_a_superseded_master_answers_no_call(life: Life) -> None:
     wait_until(lambda: life.error is not None, "the end of the life")
     assert isinstance(life.error, Superseded)
     assert not future.done()
+
+
+def test_data_that_a_restarted_master_cannot_read_is_read_again_ever_more_rarely(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float | None] = []
+
+    class Closing(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            return len(pauses) == 8
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")  # of a read, which names no file
+
+    monkeypatch.setattr(factory, "open_source", fail)
+    monkeypatch.setattr(life.effects, "_is_closed", Closing())
+    life.effects.verify_shards(DataKind.TRAINING, [])
+    wait_until(lambda: len(pauses) == 8, "the master to be closed")
+    assert pauses == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0]
