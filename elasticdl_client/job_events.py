@@ -64,6 +64,7 @@ class EventKind(StrEnum):
     CHECKPOINT_UNREADABLE = "CheckpointUnreadable"
     TRAINING_STOPPED = "TrainingStopped"
     MODEL_EXPORTED = "ModelExported"
+    MODEL_NOT_EXPORTED = "ModelNotExported"
 
 
 TROUBLES = frozenset(
@@ -89,6 +90,7 @@ TROUBLES = frozenset(
         EventKind.LOSS_NOT_FINITE,
         EventKind.CHECKPOINT_FAILED,
         EventKind.CHECKPOINT_UNREADABLE,
+        EventKind.MODEL_NOT_EXPORTED,
     }
 )
 
@@ -167,6 +169,13 @@ class EventHistory:
     events: tuple[JobEvent, ...] = ()
     summed_up: Mapping[str, int] = field(default_factory=dict)
     extremes: Mapping[str, Extremes] = field(default_factory=dict)
+
+    @property
+    def has_no_model(self) -> bool:
+        """Whether training has ended without the export of a model."""
+        kinds = (EventKind.MODEL_EXPORTED, EventKind.MODEL_NOT_EXPORTED)
+        newest = next((event.kind for event in reversed(self.events) if event.kind in kinds), None)
+        return newest is EventKind.MODEL_NOT_EXPORTED
 
     def by_number(self) -> dict[int, JobEvent]:
         return {event.number: event for event in self.events}

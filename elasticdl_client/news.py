@@ -54,6 +54,7 @@ _TEXTS: Mapping[EventKind, str] = {
     EventKind.CHECKPOINT_FAILED: "{subject} failed: {what}",
     EventKind.CHECKPOINT_UNREADABLE: "{subject} cannot read a checkpoint: {what}",
     EventKind.TRAINING_STOPPED: "training stopped: {what}",
+    EventKind.MODEL_NOT_EXPORTED: "{what}",
 }
 _LOST: Mapping[str, str] = {"Preempted": "preempted", "Evicted": "evicted", "OOMKilled": "ran out of memory"}
 

@@ -6,6 +6,7 @@ Prints only.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
 import shlex
 import sys
@@ -52,8 +53,10 @@ def print_end(
         if status is not None and not status.records_done and not status.records_total:
             print(_warning("warning: the commands have taken no data from ElasticDL: each has run by itself"))
         print(progress.paint(f"Job {spec.job_name} succeeded.", progress.Color.GREEN, sys.stdout))
-    places = [*_made(spec, ended), ("logs", logs)] if is_kept else []
-    for name, text in [*_figures(status, history or EventHistory()), *places]:
+    history = history or EventHistory()
+    made = _made(dataclasses.replace(spec, output="") if history.has_no_model else spec, ended)
+    places = [*made, ("logs", logs)] if is_kept else []
+    for name, text in [*_figures(status, history), *places]:
         if text:
             print(f"{name}: {text}")
     sys.stdout.flush()

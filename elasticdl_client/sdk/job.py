@@ -147,12 +147,14 @@ class JobHandle:
     def model_path(self) -> str | None:
         """Where a training job that has succeeded has exported its model.
 
-        None: it has not (yet), or has no --output.  See `phase` for what it raises.
+        None: it has not (yet), as where the model does not fit into memory, or has no --output.  See `phase` for what
+        it raises.
         """
         info = self._look()
         if info.phase is not Phase.SUCCEEDED or self.spec.job_type is not JobType.TRAIN:
             return None
-        return self.spec.output or None
+        history = self._history(info)
+        return None if history is not None and history.has_no_model else self.spec.output or None
 
     def explain(self) -> str:
         """Return what `elasticdl explain` prints.

@@ -21,7 +21,7 @@ from elasticdl_client.data_sources import ROW
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, from_journal, to_journal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, EpochCoverage, JobPhase, JobStatus
-from elasticdl_client.news import News
+from elasticdl_client.news import Headline, News
 from elasticdl_client.progress import PlainDisplay, RichDisplay, coverage_lines, summary
 
 RUNNING = JobStatus(
@@ -230,6 +230,15 @@ def test_the_end_is_a_card_of_what_a_user_asks_then(capsys: pytest.CaptureFixtur
     assert "--checkpoint_dir_for_init=out" in predict
     assert logs == "logs: l"
     assert printed.err == ""
+
+
+def test_a_model_that_was_not_exported_has_no_place_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = JobSpec(job_name="j", model_zoo="z", model_def="m.model", output="out")
+    why = "no model is exported, which needs up to 5 GB of memory"
+    history = EventHistory((JobEvent(1, 1.0, EventKind.MODEL_NOT_EXPORTED, "job", why),))
+    report.print_end(spec, Ended(0, "", None), history, logs="l", hint="")
+    assert capsys.readouterr().out.splitlines() == ["Job j succeeded.", "logs: l"]
+    assert News().lines(RUNNING, history)[0] == Headline(why, is_trouble=True)
 
 
 def test_predictions_of_a_statement_have_no_place_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,6 +116,7 @@ def test_a_model_that_is_not_exported_is_not_said_to_be() -> None:
         assert script.job.status().phase == "Succeeded"
         assert any("is exported to /export" in line for line in script.log()) is not bool(why)
         assert any(f"No model is exported, {why}" in line for line in script.log()) is bool(why)
+        assert script.job.events.has_no_model is bool(why)
 
 
 def test_the_export_is_confirmed_and_done_again_elsewhere_when_lost() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 import elasticdl
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
+from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, to_journal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.kubernetes import names
@@ -63,6 +65,10 @@ def test_a_job_runs_quietly_to_its_end_and_its_handle_has_metrics_and_model(
     assert job.notes[0].startswith("--runtime=local")
     again = elasticdl.get("job")
     assert again.metrics == job.metrics
+    left_out = JobEvent(1, 1.0, EventKind.MODEL_NOT_EXPORTED, "job")
+    journal = {"snapshot": {"core": {"events": to_journal(EventHistory((left_out,)))}}}
+    (Path(job.directory) / "journal.json").write_text(json.dumps(journal))
+    assert again.model_path is None
     again.delete()
     assert not Path(job.directory).exists()
     assert job.metrics == {"accuracy": 0.97}, "the last state of a job that has ended stays"

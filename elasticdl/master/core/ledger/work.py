@@ -395,7 +395,9 @@ class Work:
             self.has_exported = True
             self._out.persist()
             if event.not_exported:
-                self._out.log(f"No model is exported, {event.not_exported}", Level.WARNING)
+                why = event.not_exported
+                self._out.events.add(EventKind.MODEL_NOT_EXPORTED, "job", f"no model is exported, {why}")
+                self._out.log(f"No model is exported, {why}", Level.WARNING)
             elif self._settings.output:
                 text = f"exported to {self._settings.output}"
                 self._out.events.add(EventKind.MODEL_EXPORTED, "job", text, directory=self._settings.output)
