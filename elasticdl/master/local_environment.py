@@ -236,6 +236,7 @@ class FileJournal:
         self._on_disk = b""  # as far as this process has written it
         self._status = StatusFile(job_dir)
         self._outages = Outages()
+        self._complaint = ""  # of `save_later`, while it lasts
         try:
             self._lock = os.open(job_dir / "journal.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -279,14 +280,16 @@ class FileJournal:
                 "the job waits; free space or make the directory writable again",
             ) from error
         self._outages.written()
-        self._on_disk = data
+        self._on_disk, self._complaint = data, ""
 
     def save_later(self, snapshot: dict[str, Any], status: JobStatus) -> None:
         """A disk is fast: it is done at once."""
         try:
             self.save(snapshot, status)
         except JournalWriteError as error:
-            logger.warning("%s", error)
+            if error.what != self._complaint:
+                logger.warning("%s", error)
+            self._complaint = error.what
 
     def read_status(self) -> JobStatus | None:
         return self._status.read()

@@ -173,6 +173,13 @@ def test_a_full_disk_keeps_the_journal_before(tmp_path: Path) -> None:
         assert journal.take_outages() == []
 
 
+def test_a_full_disk_is_one_warning_until_there_is_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with small_disk(tmp_path / "disk", size_kib=256) as disk, FileJournal(disk) as journal:
+        for size, num_warnings in ((1_000_000, 1), (1_000_001, 1), (1, 1), (1_000_000, 2)):
+            journal.save_later({"filler": "x" * size}, _RUNNING)
+            assert len(caplog.records) == num_warnings
+
+
 def test_a_file_system_that_syncs_no_directories_is_good_enough() -> None:
     sync_directory(Path("/proc"))  # it is one, as are older CIFS and shared folders of VirtualBox
 
