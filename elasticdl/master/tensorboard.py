@@ -123,7 +123,8 @@ class TensorBoardLog:
             if isinstance(path, RemotePath)
             else EventFiles(Path(directory), generation, takes_over_at)
         )
-        if generation == 1:  # of a later one the job runs: the first event begins its file
+        # Of a later generation the job runs, and storage may not answer: the first event begins the file.
+        if generation == 1 and not isinstance(path, RemotePath):
             self._files.open()
         self._queue: queue.SimpleQueue[_Scalars | None] = queue.SimpleQueue()
         self._scalars = ProgressScalars()

@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.tensorboard import TensorBoardLog, mean_staleness, watcher
+from elasticdl.storage.paths import RemotePath
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobStatus
 from tests.master.actors import wait_until
@@ -40,6 +41,14 @@ def test_a_job_is_written_as_it_continues_and_nothing_is_written_twice(tmp_path:
     assert found["records_per_second"] == [(0, 0.0), (10, 7.0), (20, 7.0)]
     assert found["workers"] == [(0, 2.0)]
     assert found["evaluation/accuracy"] == [(20, 0.75)]
+
+
+def test_the_start_of_a_job_does_not_wait_for_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: RemotePath) -> None:
+        raise AssertionError("it is asked in the thread of the job")
+
+    monkeypatch.setattr(RemotePath, "iterdir", fail)
+    TensorBoardLog("s3://bucket/events", 1, 0).close()
 
 
 def test_where_the_time_has_gone_is_written_with_each_step(tmp_path: Path) -> None:
