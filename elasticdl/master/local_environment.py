@@ -78,13 +78,13 @@ class LocalEnvironment:
 
     def _tf_addresses(self) -> dict[str, list[str]]:
         """Of TensorFlow's own servers and workers: chosen once, for all restarts of the job's master and pods."""
-        path = Path(self.token_file).parent / "tf_addresses.json"
-        if not path.exists():
+
+        def choose() -> str:
             sizes = {"ps": self.spec.num_ps_pods, "worker": self.spec.num_workers}
             ports = iter(free_ports(self.host, sum(sizes.values())))
-            found = {role: [written(self.host, next(ports)) for _ in range(size)] for role, size in sizes.items()}
-            replace_file(path, path.with_suffix(".new"), json.dumps(found).encode())
-        return dict(json.loads(path.read_text()))
+            return json.dumps({role: [written(self.host, next(ports)) for _ in range(n)] for role, n in sizes.items()})
+
+        return dict(json.loads(chosen_once(Path(self.token_file).parent / "tf_addresses.json", choose)))
 
     def publish(self, history: Callable[[], EventHistory]) -> None:
         """The client of a local job shows them itself."""
@@ -192,11 +192,28 @@ def port_of(text: str) -> int:
 
 
 def port_here(job_dir: Path) -> int:
-    """The port of all masters of the job on this machine; the journal may hold that of another machine."""
-    path = job_dir / "master_port"
-    if not path.exists():
-        replace_file(path, path.with_suffix(".new"), str(free_ports(_LOOPBACK, 1)[0]).encode())
-    return port_of(path.read_text())
+    """The port of all masters of the job on this machine; the journal may hold that of another machine.
+
+    Raises:
+        JobError: see `chosen_once`.
+    """
+    return port_of(chosen_once(job_dir / "master_port", lambda: str(free_ports(_LOOPBACK, 1)[0])))
+
+
+def chosen_once(path: Path, choose: Callable[[], str]) -> str:
+    """Return the text of a file; the first call chooses it.
+
+    Raises:
+        JobError: the file cannot be written.
+    """
+    if not path.exists() or not path.stat().st_size:  # a full disk left it empty in earlier versions
+        data = choose().encode()
+        try:
+            replace_file(path, path.with_suffix(".new"), data)
+        except OSError as error:
+            what = f"{path} cannot be written: {error.strerror}"
+            raise JobError(what, "free space or make the directory writable") from error
+    return path.read_text()
 
 
 def _time(text: str) -> float:
