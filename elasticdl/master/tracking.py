@@ -141,7 +141,8 @@ class TrackerThread:
                 logger.warning("--track=%s: points are left out for %.0f s: %s", self._name, self._retry_s, error)
                 tracker, retry_at = None, time.monotonic() + self._retry_s
         try:
-            if tracker is None and retry_at > float("-inf"):  # a run that a failure has left open
+            # A run that a failure has left open; where the job runs on, the next generation opens it.
+            if tracker is None and retry_at > float("-inf") and self._phase in _STATUS:
                 tracker = self._open()
             if tracker is not None:
                 tracker.close(self._phase)

@@ -107,6 +107,16 @@ def test_a_failure_just_before_the_end_leaves_no_run_open() -> None:
     assert tracker.closed is JobPhase.SUCCEEDED
 
 
+def test_a_failure_just_before_the_master_leaves_opens_no_run_again() -> None:
+    tracker = ScriptedTracker()
+    thread = TrackerThread("scripted", tracker.open)
+    thread.look(status(phase=JobPhase.RUNNING, model_version=1))
+    tracker.errors.append(RuntimeError("the server is away"))
+    thread.measured(1, {"x": 0.0})
+    thread.close()
+    assert tracker.num_opened == 1
+
+
 def test_a_tracker_that_hangs_holds_up_neither_the_job_nor_its_end(caplog: pytest.LogCaptureFixture) -> None:
     tracker = ScriptedTracker()
     tracker.may_continue.clear()
