@@ -147,11 +147,19 @@ def test_what_a_killed_worker_has_left_of_a_model_goes_with_the_next_export(tmp_
     assert end_training(tmp_path / "model.pt", "model.pt") == [*kept, "model.pt", "model/model.pt"]
 
 
-def test_a_model_too_large_to_export_is_reported_with_the_reason(tmp_path: Path) -> None:
-    class Huge(Files):
-        def tables(self, _held: object) -> list[Any]:
-            return [TableRows("table", 1 << 10, 1 << 40, iter(()))]
+class Huge(Files):
+    """A model that does not fit into memory, but for its first exports."""
 
+    def __init__(self, *names: str, num_small: int = 0) -> None:
+        super().__init__(*names)
+        self._num_small = num_small
+
+    def tables(self, _held: object) -> list[Any]:
+        self._num_small -= 1
+        return [] if self._num_small >= 0 else [TableRows("table", 1 << 10, 1 << 40, iter(()))]
+
+
+def test_a_model_too_large_to_export_is_reported_with_the_reason(tmp_path: Path) -> None:
     model: Any = Huge("model.pt")
     link: Any = Master()
     held: Any = SimpleNamespace(id=7)
@@ -160,3 +168,13 @@ def test_a_model_too_large_to_export_is_reported_with_the_reason(tmp_path: Path)
     assert "needs up to" in reason
     assert "/checkpoints is the trained model" in reason
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_is_exported_where_a_callbacks_copy_of_it_does_not_fit(tmp_path: Path) -> None:
+    model: Any = Huge("model.pt", num_small=1)
+    model.report().rules.export_paths.append("copy")
+    link: Any = Master()
+    held: Any = SimpleNamespace(id=7)
+    spec = JobSpec(output=str(tmp_path / "model"), checkpoint_dir=str(tmp_path / "checkpoints"))
+    assert Exporter(model, model, link, spec).end_training(held) == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -77,7 +77,7 @@ class Exporter:
         if all(left_out):
             self._confirm(held)
         self._framework.end_training(parameters, self._spec.output)
-        return next(filter(None, left_out), "")
+        return left_out[0] if left_out else ""
 
     def occasion(self, held: HeldLease) -> str:
         """Saves the model as it is now, or calls the user's callbacks at the end of an epoch.
