@@ -128,6 +128,16 @@ def test_a_model_takes_the_place_of_an_earlier_one_alone(tmp_path: Path) -> None
     assert end_training(output, "model.pt") == ["output/data/train.csv", "output/model.pt"]
 
 
+def test_a_directory_that_only_has_the_name_of_a_models_part_stays(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    (output / "assets").mkdir(parents=True)
+    (output / "assets" / "logo.png").write_text("the user's")
+    for lease in (7, 8):  # the second replaces a model
+        assert end_training(output, "model.pt", lease=lease) == ["output/assets/logo.png", "output/model.pt"]
+    names = ["output/assets/vocabulary", "output/saved_model.pb"]
+    assert end_training(output, "saved_model.pb", "assets/vocabulary", lease=9) == names
+
+
 def test_a_model_is_exported_to_the_root_of_a_volume(tmp_path: Path) -> None:
     with small_disk(tmp_path / "volume", size_kib=256) as volume:
         assert end_training(volume, "model.pt") == ["volume/model.pt"]

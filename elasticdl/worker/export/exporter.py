@@ -40,7 +40,10 @@ _LITTLE_SPACE = 1 << 20  # bytes; a file that does not fit leaves less than a bl
 _SIGKILL = -9
 _FILES = (".keras", ".pt")  # the frameworks' own, as `Framework.export` names them: model.keras, model.pt
 _LOADABLE = ("model.pt", "model.keras", "saved_model.pb")  # with one of them a directory is a model
-_BESIDE = ("model.pt2", "model.torchscript.pt", "variables", "assets", "fingerprint.pb")  # what else frameworks write
+_BESIDE = {  # what else frameworks write, by the file that tells it from what is the user's own
+    "model.pt": ("model.pt2", "model.torchscript.pt"),
+    "saved_model.pb": ("variables", "assets", "fingerprint.pb"),
+}
 _NO_FILE = "Give a directory: elasticdl.api.callbacks.ModelCheckpoint writes a whole export there."
 
 
@@ -211,9 +214,10 @@ def _move_into(made: Path, final: Path) -> None:
     It holds no model from the first change to the last.
     """
     entries = sorted(made.iterdir(), key=lambda entry: _order(entry.name))
+    earlier = [name for main, beside in _BESIDE.items() if (final / main).exists() for name in beside]
     retired = made / ".old"
     retired.mkdir()
-    for name in dict.fromkeys((*_LOADABLE, *_BESIDE, *(entry.name for entry in entries))):
+    for name in dict.fromkeys((*_LOADABLE, *earlier, *(entry.name for entry in entries))):
         with suppress(FileNotFoundError):
             os.rename(final / name, retired / name)
     for entry in entries:
