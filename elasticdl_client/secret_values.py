@@ -7,6 +7,7 @@ to a whole job.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any
@@ -40,6 +41,7 @@ _ENDPOINT = re.compile(
 )
 _WITH_VALUES = ("env", "httpHeaders")  # of a container and of a probe: lists of names and values
 _PARAMS = ("data_reader_params", "model_params")
+_LONGEST = 1 << 16  # characters of a secret; keys and tokens have some thousands
 
 
 def hide(text: str) -> str:
@@ -48,6 +50,24 @@ def hide(text: str) -> str:
     text = _JSON_VALUE.sub(rf'\1"{HIDDEN}"', text)
     text = _ARGUMENT.sub(rf"\1{HIDDEN}", text)
     return _NAMED_VALUE.sub(rf"\1{HIDDEN}", text)
+
+
+def hide_in_ends(text: str, longest: int) -> str:
+    """The same; of a text with more characters than `longest` the beginning and the end.
+
+    It is cut before secrets are looked for, which takes a second for some megabytes.  What is hidden otherwise with
+    more of the text around it may be a part of a secret at the cut, and is left out.
+    """
+    if len(text) <= longest:
+        return hide(text)
+    half = longest // 2
+    begin = _common_start(hide(text[:half]), hide(text[: half + _LONGEST]))
+    end = _common_start(hide(text[-half:])[::-1], hide(text[-half - _LONGEST :])[::-1])[::-1]
+    return f"{begin} … {end}"
+
+
+def _common_start(one: str, other: str) -> str:
+    return "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def hide_in_flag(name: str, value: object) -> object:

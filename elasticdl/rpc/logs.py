@@ -1,6 +1,7 @@
 """How every process of a job logs: to its standard output, and without passwords, also in errors of other packages.
 
 An entry is a line of text, with the lines of its traceback behind it, or with --log_format=json an object in one line.
+Of a very long one the beginning and the end are logged.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from datetime import datetime
 from types import TracebackType
 
 from elasticdl_client.choices import LOG_FORMAT_VARIABLE, PROCESS_VARIABLE, LogFormat
-from elasticdl_client.secret_values import hide
+from elasticdl_client.secret_values import hide_in_ends
+
+_MOST = 1 << 18  # characters of an entry: an error may quote a large record
 
 
 class _HidingFormatter(logging.Formatter):
     """Hides what is secret in a whole entry, its traceback included."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return hide(super().format(record))
+        return hide_in_ends(super().format(record), _MOST)
 
 
 class _JsonFormatter(logging.Formatter):
@@ -39,10 +42,10 @@ class _JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             **self._origin,
-            "message": hide(record.getMessage()),
+            "message": hide_in_ends(record.getMessage(), _MOST),
         }
         if record.exc_info:
-            entry["traceback"] = hide(self.formatException(record.exc_info))
+            entry["traceback"] = hide_in_ends(self.formatException(record.exc_info), _MOST)
         return json.dumps(entry, ensure_ascii=False)
 
 
@@ -66,5 +69,5 @@ def _log_exception(kind: type[BaseException], error: BaseException, trace: Trace
 
 
 def _print_hidden(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    sys.stderr.write(hide("".join(traceback.format_exception(kind, error, trace))))
+    sys.stderr.write(hide_in_ends("".join(traceback.format_exception(kind, error, trace)), _MOST))
     sys.stderr.flush()

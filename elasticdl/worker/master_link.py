@@ -35,7 +35,7 @@ from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.tasks import HeldLease, LeaseBook, TaskProgress
 from elasticdl.worker.termination import FAREWELL_S
 from elasticdl_client.errors import JobError
-from elasticdl_client.secret_values import hide
+from elasticdl_client.secret_values import hide_in_ends
 
 _CALL_TIMEOUT_S = 10.0
 _LONG_POLL_S = 20.0
@@ -532,14 +532,9 @@ class MasterLink:
 def _sendable(text: str) -> str:
     """Return an error of user code as a message can hold it: without secrets, and without half a character.
 
-    Of one that quotes a large record, both ends.  It is cut first, as `hide` takes seconds for megabytes; a secret that
-    is cut apart there does not remain.
+    Of one that quotes a large record, both ends.
     """
-    return _ends(hide(_ends(text, 2 * _MOST_OF_ERROR)), _MOST_OF_ERROR).encode(errors="backslashreplace").decode()
-
-
-def _ends(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+    return hide_in_ends(text, _MOST_OF_ERROR).encode(errors="backslashreplace").decode()
 
 
 def _device_message(device: Device | None) -> pb.Device | None:

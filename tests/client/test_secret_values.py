@@ -18,7 +18,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes.names import SECRET_FLAGS_KEY
 from elasticdl_client.kubernetes.objects import job_manifests, master_pod, role_pod
 from elasticdl_client.kubernetes.pods import pod_manifest
-from elasticdl_client.secret_values import hide, hide_in_flag
+from elasticdl_client.secret_values import hide, hide_in_ends, hide_in_flag
 from elasticdl_client.stored_job import with_secrets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,3 +182,22 @@ def test_a_long_line_costs_no_time(part: str) -> None:
     line, began = part * 5000, time.process_time()
     assert hide(line) == line
     assert time.process_time() - began < 1.0
+
+
+@pytest.mark.parametrize(
+    "secret", [f"pgsql://me:{SECRET}@db/x", f'"token": "{SECRET} {SECRET}"', f"--password {SECRET * 20}"]
+)
+def test_of_a_long_text_both_ends_are_shown_and_no_part_of_a_secret(secret: str) -> None:
+    for gap in range(0, len(secret) + 2, len(secret) // 11 + 1):  # the cuts move through a secret
+        text = f"begin {gap * '.'}{f'{secret}; ' * 4000}{gap * '.'} end"  # hidden, less than the longest is left of it
+        shown = hide_in_ends(text, 20_000)
+        assert shown.startswith("begin ")
+        assert shown.endswith(" end")
+        assert len(shown) <= 20_003
+        assert not [part for part in (SECRET[:3], SECRET[1:4], SECRET[2:5], SECRET[3:]) if part in shown]
+
+
+def test_a_text_of_many_megabytes_is_cut_before_it_is_searched() -> None:
+    began = time.process_time()
+    assert len(hide_in_ends("x=1;" * (20 << 20), 1 << 20)) == (1 << 20) + 3
+    assert time.process_time() - began < 3.0

@@ -73,3 +73,18 @@ def test_a_process_whose_log_has_become_a_pipe_writes_its_entries(tmp_path: Path
         )
     assert done.returncode == 0
     assert r"ERROR file \u2192 name it" in (tmp_path / "log").read_text()
+
+
+def test_of_a_very_long_entry_both_ends_are_logged() -> None:
+    program = (
+        "from elasticdl.rpc.logs import *; log_to_stdout()\n"
+        "logging.error('begin %s the end', 'x=1;' * (5 << 20)); raise ValueError('begin ' + 'x=1;' * (5 << 20))"
+    )
+    for log_format in ("", "json"):
+        environment = {**os.environ, "ELASTICDL_LOG_FORMAT": log_format}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=60)
+        entry, rest = done.stdout.split(b"\n", 1)
+        assert b"begin x=1;" in entry
+        assert b" the end" in entry
+        assert len(entry) < 1 << 19
+        assert len(rest) + len(done.stderr) < 1 << 20
