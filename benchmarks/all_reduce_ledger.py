@@ -31,6 +31,7 @@ from elasticdl.model_def import load
 from elasticdl.protocol import derive_seed
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.replica import Replica
 from elasticdl.worker.allreduce.step_header import BatchRef
 from elasticdl.worker.allreduce.world_session import WorldSession
@@ -92,7 +93,7 @@ class Member:
         self._group = group
         self._size = len(addresses)
         checkpoints = StateCheckpoints("", CheckpointKind("", "", "", {}), 1)
-        model = Replica(self._framework, checkpoints, "")
+        model = Replica(self._framework, checkpoints, "", ActivityClock())
         self._session = WorldSession(cast(MasterLink, OneWorld(rank, addresses)), group, model, LONGEST_FORMING_S)
         self._session.start()
         self._session.enter()

@@ -25,6 +25,7 @@ from elasticdl.model_def import load
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of
+from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl.worker.ledger import Ledger
@@ -50,7 +51,9 @@ class Training:
         self._directory = path_of(str(directory))
         kind = CheckpointKind("stall", DistributionStrategy.ALL_REDUCE.value, STATE_FILE, {})
         self._checkpoints = StateCheckpoints(str(directory), kind, keep=1)
-        self._writer = CheckpointWriter(Replica(self._framework, self._checkpoints, ""), self._checkpoints, WHEN_ASKED)
+        self._writer = CheckpointWriter(
+            Replica(self._framework, self._checkpoints, "", ActivityClock()), self._checkpoints, WHEN_ASKED
+        )
         self._ledger = Ledger()
         shape = self._framework.report().variables[0].shape
         features, labels = torch.randn(BATCH, shape[1]), torch.randint(0, 10, (BATCH,))

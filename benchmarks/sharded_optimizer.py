@@ -29,6 +29,7 @@ from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, Share
 from elasticdl.model_def import load
 from elasticdl.ps.applied import MinibatchName
+from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.replica import Replica, ShardedReplica
 from elasticdl.worker.allreduce.sharded_session import ShardedSession
 from elasticdl.worker.allreduce.step_header import BatchRef
@@ -67,10 +68,10 @@ class Training:
         link = cast(MasterLink, OneWorld(rank, addresses))
         self._session: WorldSession
         if is_sharded:
-            model = ShardedReplica(self.framework, checkpoints, "")
+            model = ShardedReplica(self.framework, checkpoints, "", ActivityClock())
             self._session = ShardedSession(link, group, model, self.framework, LONGEST_FORMING_S)
         else:
-            replica = Replica(self.framework, checkpoints, "")
+            replica = Replica(self.framework, checkpoints, "", ActivityClock())
             self._session = WorldSession(link, group, replica, LONGEST_FORMING_S)
         self._session.start()
         self._session.enter()

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from elasticdl.storage.paths import make_directory, remove_directory, remove_file, remove_if_empty, writing
 from elasticdl_client.checkpoint_manifest import MANIFEST, with_checksum
-from elasticdl_client.errors import CheckpointError, StorageError
+from elasticdl_client.errors import CheckpointError, StorageError, StorageUnreachable
 from elasticdl_client.storage_kinds import AnyPath, is_remote
 
 PREFIX = "version-"
+T = TypeVar("T")
+_PATIENCE_S = 1800.0  # as of a part that a PS writes
 
 _log = logging.getLogger("elasticdl.storage")
 
@@ -115,6 +118,22 @@ def committing(directory: AnyPath, manifest: Mapping[str, Any], tag: str = "new"
             yield
     except (OSError, StorageError) as error:
         raise CheckpointError(f"the manifest {path} cannot be written: {reason(error)}") from error
+
+
+def when_reachable(read: Callable[[], T], patience_s: float = _PATIENCE_S) -> T:
+    """Read again while storage does not answer, each time after its own retries: to give up would end the job.
+
+    Raises:
+        StorageUnreachable: it has not answered for so long.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return read()
+        except StorageUnreachable as error:
+            if time.monotonic() >= deadline:
+                raise
+            _log.warning("The checkpoint cannot be read now: %s", error.what)
 
 
 def abandon(directory: AnyPath) -> None:

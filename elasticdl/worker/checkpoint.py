@@ -18,13 +18,14 @@ import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of, writing
+from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.ledger import Ledger
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.errors import CheckpointError, StorageError
@@ -36,6 +37,7 @@ _PIECE_BYTES = 1 << 20
 _SYNCED_BYTES = 64 << 20  # of which the disk is made to take as much at once
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +289,18 @@ class StateCheckpoints:
                     f"train with {name}={theirs[name]} again, or name another checkpoint_dir; a job with --model_def "
                     "and AllReduceStrategy takes the model without that record by --checkpoint_dir_for_init",
                 )
+
+
+def read_from(place: str, clock: ActivityClock, read: Callable[[], T]) -> T:
+    """Read of a place of checkpoints; storage that does not answer is asked again, which is no hang to the master.
+
+    Raises:
+        StorageUnreachable: it has not answered for half an hour.
+    """
+    if not is_remote(place):
+        return read()
+    with clock.during(Activity.CHECKPOINT):
+        return versions.when_reachable(read)
 
 
 def _newest_first(directory: AnyPath) -> list[AnyPath]:

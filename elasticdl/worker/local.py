@@ -15,7 +15,7 @@ from elasticdl.protocol import derive_seed
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.checkpoint import StateCheckpoints
+from elasticdl.worker.checkpoint import StateCheckpoints, read_from
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.tasks import Commit, HeldLease, NotFinite, TaskBatches, Values
 from elasticdl_client.errors import CheckpointError, LastCheckpointError
@@ -54,7 +54,7 @@ class LocalStrategy:
 
     def restore(self) -> None:
         """Loads this job's newest whole checkpoint, if there is one."""
-        found = self._checkpoints.newest()
+        found = read_from(self._checkpoints.place, self._clock, self._checkpoints.newest)
         if found is None:
             return
         self._framework.load_state(found.arrays)

@@ -14,7 +14,7 @@ from elasticdl.master import checkpoints
 from elasticdl.master.checkpoints import Manifest, PsCalls, PsPart, PsUnreachable
 from elasticdl.master.core.values import PsAddress
 from elasticdl.storage import versions
-from elasticdl_client.errors import CheckpointError
+from elasticdl_client.errors import CheckpointError, StorageUnreachable
 from tests.master.actors import END_OF_PART, MasterJob, running, wait_until
 from tests.master.small_disk import small_disk
 
@@ -211,3 +211,20 @@ def test_the_address_of_a_lost_server_is_not_tried_again() -> None:
         lost.settimeout(2.0)  # a channel that is kept tries it every half a second
         with pytest.raises(TimeoutError):
             lost.accept()
+
+
+def test_storage_that_does_not_answer_is_waited_for_but_not_without_end() -> None:
+    tries = 0
+
+    def read() -> int:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise StorageUnreachable("no answer in 30 s")
+        return tries
+
+    assert versions.when_reachable(read) == 3
+    tries = 0
+    with pytest.raises(StorageUnreachable):
+        versions.when_reachable(read, patience_s=0.0)
+    assert tries == 1

@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 
 from elasticdl.ps.part_file import PartReader, write_part
 from elasticdl.ps.partition import ALL_BUCKETS, Buckets, PartSnapshot, Piece, even_buckets
-from elasticdl.ps.server.restoring import (
-    NoneIsWhole,
-    RestoredCheckpoint,
-    open_checkpoint,
-    restore,
-    restore_other,
-    when_reachable,
-)
-from elasticdl_client.errors import CheckpointError, StorageUnreachable
+from elasticdl.ps.server.restoring import NoneIsWhole, RestoredCheckpoint, open_checkpoint, restore, restore_other
+from elasticdl_client.errors import CheckpointError
 from tests.ps.parts import applied_set, assert_is, commit, even_parts, flip, part, write_checkpoint
 
 
@@ -222,20 +215,3 @@ def test_a_part_under_the_wrong_name_is_noticed(tmp_path: Path) -> None:
     commit(directory, 3, files[::-1])
     with pytest.raises(CheckpointError, match="is not the part that its manifest names"):
         open_checkpoint(directory, ALL_BUCKETS)
-
-
-def test_storage_that_does_not_answer_is_waited_for_but_not_without_end() -> None:
-    tries = 0
-
-    def read() -> int:
-        nonlocal tries
-        tries += 1
-        if tries < 3:
-            raise StorageUnreachable("no answer in 30 s")
-        return tries
-
-    assert when_reachable(read) == 3
-    tries = 0
-    with pytest.raises(StorageUnreachable):
-        when_reachable(read, patience_s=0.0)
-    assert tries == 1

@@ -64,10 +64,10 @@ class TrainingMember:
         self.session: WorldSession
         self.model: Replica
         if framework._computation.shards_optimizer:
-            self.model = sharded = ShardedReplica(framework, checkpoints, "")
+            self.model = sharded = ShardedReplica(framework, checkpoints, "", self.link.clock)
             self.session = ShardedSession(self.link, self.group, sharded, framework, 5.0)
         else:
-            self.model = Replica(framework, checkpoints, "")
+            self.model = Replica(framework, checkpoints, "", self.link.clock)
             self.session = WorldSession(self.link, self.group, self.model, 5.0)
         self.writer = CheckpointWriter(self.model, checkpoints, 1)
         self.session.start()

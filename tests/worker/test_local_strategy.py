@@ -13,12 +13,12 @@ import pytest
 
 from elasticdl.frameworks.framework import Batch, Framework, NotFiniteStep
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.checkpoint import StateCheckpoints
+from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.checkpoint import Checkpoint, CheckpointKind, StateCheckpoints
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.tasks import HeldLease, LeaseLost, NotFinite, TaskBatches
 from elasticdl_client.choices import DistributionStrategy
-from elasticdl_client.errors import CheckpointError
+from elasticdl_client.errors import CheckpointError, StorageUnreachable
 from elasticdl_client.job_spec import JobSpec
 
 
@@ -58,6 +58,29 @@ def strategy(framework: Adder, directory: Path, **changes: object) -> LocalStrat
     return LocalStrategy(cast(Framework, framework), checkpoints, 2, 1, ActivityClock())
 
 
+class Outage(StateCheckpoints):
+    """Those in a directory, as in storage that answers at the third time.
+
+    Attributes:
+        seen: what the worker does at each.
+    """
+
+    def __init__(self, directory: Path, clock: ActivityClock) -> None:
+        super().__init__(str(directory), CheckpointKind("adder", "Local", STATE_FILE, {}))
+        self.seen: list[Activity] = []
+        self._clock = clock
+
+    @property
+    def place(self) -> str:
+        return "s3://bucket/checkpoints"
+
+    def newest(self) -> Checkpoint | None:
+        self.seen.append(self._clock.read()[0])
+        if len(self.seen) < 3:
+            raise StorageUnreachable("no answer in 180 s")
+        return super().newest()
+
+
 def task(number: int, num_minibatches: int) -> tuple[HeldLease, TaskBatches]:
     held = HeldLease(pb.Lease(id=7, type=pb.TRAINING, epoch=0, task=number))
     batches: Iterator[Batch] = iter(
@@ -85,6 +108,16 @@ def test_a_model_that_has_taken_a_step_that_is_not_finite_is_not_saved(tmp_path:
     restored = Adder()
     strategy(restored, tmp_path).restore()
     assert restored.total == 1 + 2
+
+
+def test_a_successor_waits_for_storage_that_does_not_answer(tmp_path: Path) -> None:
+    train(strategy(Adder(), tmp_path), 3, 5)
+    clock, restored = ActivityClock(), Adder()
+    checkpoints = Outage(tmp_path, clock)
+    LocalStrategy(cast(Framework, restored), checkpoints, 2, 1, clock).restore()
+    assert restored.total == 1 + 2 + 3 + 4
+    assert checkpoints.seen == [Activity.CHECKPOINT] * 3
+    assert clock.read()[0] is Activity.START
 
 
 def test_a_successor_computes_only_what_the_checkpoint_lacks(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import threading
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -18,14 +18,16 @@ from hypothesis import strategies as st
 
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.storage import versions
+from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
-from elasticdl.worker.checkpoint import CheckpointKind, HangLimits, StateCheckpoints
+from elasticdl.worker.checkpoint import Checkpoint, CheckpointKind, HangLimits, StateCheckpoints
 from elasticdl.worker.ledger import UNKNOWN, Ledger, packed, unpacked
 from elasticdl_client.checkpoint_manifest import read_manifest, with_checksum
-from elasticdl_client.errors import CheckpointError
+from elasticdl_client.errors import CheckpointError, StorageUnreachable
 from elasticdl_client.storage_kinds import AnyPath
 
 EVERY = 10
+T = TypeVar("T")
 
 
 class Weights:
@@ -46,7 +48,7 @@ def checkpoints_in(directory: Path, limits: HangLimits | None = None) -> StateCh
 def writer_in(directory: Path, limits: HangLimits | None = None) -> CheckpointWriter:
     checkpoints = checkpoints_in(directory, limits)
     framework: Any = Weights()
-    return CheckpointWriter(Replica(framework, checkpoints, ""), checkpoints, EVERY)
+    return CheckpointWriter(Replica(framework, checkpoints, "", ActivityClock()), checkpoints, EVERY)
 
 
 def ledger_of(count: int) -> Ledger:
@@ -189,16 +191,46 @@ def test_a_checkpoint_knows_the_samples_of_its_minibatches_and_an_older_one_that
     writer.save_last(ledger)
     checkpoints = checkpoints_in(tmp_path)
     framework: Any = Weights()
-    restored = Replica(framework, checkpoints, "").start_over().ledger
+    restored = Replica(framework, checkpoints, "", ActivityClock()).start_over().ledger
     assert restored.num_samples == {(0, 0): 7}
     assert unpacked(packed(restored)).num_samples == restored.num_samples
     manifest = tmp_path / "version-3" / "MANIFEST.json"
     values = json.loads(manifest.read_text())
     del values["manifest_crc32"], values["applied_runs"], values["applied_extras"]
     manifest.write_text(json.dumps(values | {"applied": [[0, 0, [], 3]]}))
-    restored = Replica(framework, checkpoints, "").start_over().ledger
+    restored = Replica(framework, checkpoints, "", ActivityClock()).start_over().ledger
     restored.add(MinibatchName(0, 0, 3), 4)
     assert restored.num_samples == {(0, 0): UNKNOWN}
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_group_waits_for_storage_that_does_not_answer(tmp_path: Path, is_own: bool) -> None:
+    clock, seen = ActivityClock(), list[Activity]()
+
+    class Outage(StateCheckpoints):
+        @property
+        def place(self) -> str:
+            return "s3://bucket/own"
+
+        def newest(self) -> Checkpoint | None:
+            return self._after_outage(super().newest() if is_own else None)
+
+        def initial(self, path: str) -> Checkpoint:
+            return self._after_outage(super().initial(str(tmp_path)))
+
+        def _after_outage(self, found: T) -> T:
+            if is_own or found is not None:
+                seen.append(clock.read()[0])
+                if len(seen) < 3:
+                    raise StorageUnreachable("no answer in 180 s")
+            return found
+
+    checkpoints_in(tmp_path).save(3, Weights().state(), ledger_of(3))
+    kind = CheckpointKind("job", "AllreduceStrategy", "model.npz", {})
+    framework: Any = Weights()
+    replica = Replica(framework, Outage(str(tmp_path), kind), "s3://bucket/other", clock)
+    assert replica.start_over().ledger.steps == 3
+    assert seen == [Activity.CHECKPOINT] * 3  # slow storage is no hang
 
 
 def hanging(directory: Path, number: int) -> Path:
@@ -254,7 +286,7 @@ def test_a_directory_of_another_job_is_refused(tmp_path: Path) -> None:
         for checkpoints in (other, of_local):
             framework: Any = Weights()
             with pytest.raises(CheckpointError, match="version-3 is of job job, not other") as raised:
-                Replica(framework, checkpoints, "").start_over()
+                Replica(framework, checkpoints, "", ActivityClock()).start_over()
             assert "--checkpoint_dir_for_init" in raised.value.hint
     assert written(tmp_path) == ["version-3"]
 
@@ -393,7 +425,7 @@ def test_a_last_checkpoint_that_another_thread_has_begun_is_waited_for(tmp_path:
     HeldCheckpoints.may_write.clear()
     checkpoints = HeldCheckpoints(str(tmp_path), CheckpointKind("job", "AllreduceStrategy", "model.npz", {}))
     framework: Any = Weights()
-    writer = RacedWriter(Replica(framework, checkpoints, ""), checkpoints, EVERY)
+    writer = RacedWriter(Replica(framework, checkpoints, "", ActivityClock()), checkpoints, EVERY)
     writer.begin(ledger_of(0))
     writer.save_last(ledger_of(7))
     assert written(tmp_path) == ["version-7"]
@@ -403,7 +435,7 @@ def test_a_last_checkpoint_that_takes_too_long_is_not_waited_for_and_written_onc
     HeldCheckpoints.may_write.clear()
     checkpoints = HeldCheckpoints(str(tmp_path), CheckpointKind("job", "AllreduceStrategy", "model.npz", {}))
     framework: Any = Weights()
-    writer = CheckpointWriter(Replica(framework, checkpoints, ""), checkpoints, EVERY)
+    writer = CheckpointWriter(Replica(framework, checkpoints, "", ActivityClock()), checkpoints, EVERY)
     writer.begin(ledger_of(0))
     for _ in range(2):
         writer.save_last(ledger_of(7), within_s=0.05)

@@ -74,7 +74,7 @@ def make_loop(
     collate = cast("Callable[..., Any] | None", options.pop("collate"))
     pipeline = LoaderPipeline(dataset, collate, spec.seed, **options)
     checkpoints = _checkpoints(wishes, data, session)
-    model = Replica(cast(Framework, state), checkpoints, "")
+    model = Replica(cast(Framework, state), checkpoints, "", session.clock)
     writer = CheckpointWriter(model, checkpoints, wishes.checkpoint_steps or spec.checkpoint_steps)
     termination = _termination_of(session, controller)
     if session.link is not None:

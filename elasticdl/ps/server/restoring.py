@@ -7,12 +7,9 @@ carries the names that it holds.  Another job's checkpoint has no names to go by
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 
@@ -31,13 +28,10 @@ from elasticdl.ps.partition import (
 )
 from elasticdl.storage.versions import complete
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
-from elasticdl_client.errors import CheckpointError, StorageUnreachable
+from elasticdl_client.errors import CheckpointError
 from elasticdl_client.storage_kinds import AnyPath
 
 FORMAT = 2
-T = TypeVar("T")
-_PATIENCE_S = 1800.0  # as of a part that is written
-_log = logging.getLogger("elasticdl.ps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +55,6 @@ class NoneIsWhole(CheckpointError):
             "repair or restore one of them, or start again in another --checkpoint_dir",
         )
         self.damaged = tuple(damaged)
-
-
-def when_reachable(read: Callable[[], T], patience_s: float = _PATIENCE_S) -> T:
-    """Read again while storage does not answer, each time after its own retries: to give up would end the job.
-
-    Raises:
-        StorageUnreachable: it has not answered for so long.
-    """
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            return read()
-        except StorageUnreachable as error:
-            if time.monotonic() >= deadline:
-                raise
-            _log.warning("The checkpoint cannot be read now: %s", error.what)
 
 
 def restore(wanted: AnyPath, own: Buckets, take: Callable[[PartSnapshot], None]) -> RestoredCheckpoint:

@@ -22,7 +22,7 @@ from elasticdl.frameworks.framework import Framework, ShardsOptimizer, TableRows
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.step_header import StepFlag
 from elasticdl.worker.allreduce.world_session import WorldEnded
-from elasticdl.worker.checkpoint import Arrays, Checkpoint, StateCheckpoints
+from elasticdl.worker.checkpoint import Arrays, Checkpoint, StateCheckpoints, read_from
 from elasticdl.worker.ledger import Ledger, RestoredModel
 from elasticdl.worker.tasks import HeldLease, Values
 from elasticdl.worker.termination import PATIENCE_S, Termination
@@ -39,7 +39,9 @@ class Replica:
         num_restored: minibatches in the checkpoint that this process has read; 0: none, or of another job.
     """
 
-    def __init__(self, framework: Framework, checkpoints: StateCheckpoints, init_from: str) -> None:
+    def __init__(
+        self, framework: Framework, checkpoints: StateCheckpoints, init_from: str, clock: ActivityClock
+    ) -> None:
         """
         Args:
             init_from: --checkpoint_dir_for_init.
@@ -47,6 +49,7 @@ class Replica:
         self._framework = framework
         self._checkpoints = checkpoints
         self._init_from = init_from
+        self._clock = clock
         self.num_restored = 0
         self.begin()
 
@@ -77,13 +80,14 @@ class Replica:
         Raises:
             CheckpointError: a checkpoint is there that does not fit this job.
         """
-        found = self._checkpoints.newest()
+        checkpoints, init_from = self._checkpoints, self._init_from
+        found = read_from(checkpoints.place, self._clock, checkpoints.newest)
         if found is not None:
             self._load_from(found, "--checkpoint_dir")
             ledger = found.ledger
             self.num_restored = ledger.applied.num_names
-        elif self._init_from:
-            found = self._checkpoints.initial(self._init_from)
+        elif init_from:
+            found = read_from(init_from, self._clock, lambda: checkpoints.initial(init_from))
             self._load_from(found, "--checkpoint_dir_for_init")
             ledger = Ledger(steps=found.ledger.steps, num_records=found.ledger.num_records)
         else:
@@ -111,16 +115,18 @@ class Replica:
 class ShardedReplica(Replica):
     """A replica that keeps the shards of the checkpoint that it has read, for other members; in main memory."""
 
-    def __init__(self, framework: Framework, checkpoints: StateCheckpoints, init_from: str) -> None:
+    def __init__(
+        self, framework: Framework, checkpoints: StateCheckpoints, init_from: str, clock: ActivityClock
+    ) -> None:
         """
         Args:
             framework: one that `ShardsOptimizer` describes, too.
-            init_from: see `Replica`.
+            init_from: see `Replica`, as `clock`.
         """
         assert isinstance(framework, ShardsOptimizer)
         self._optimizer: ShardsOptimizer = framework
         self._restored: dict[int, dict[str, npt.NDArray[Any]]] = {}
-        super().__init__(framework, checkpoints, init_from)
+        super().__init__(framework, checkpoints, init_from, clock)
 
     def take_restored(self) -> dict[int, dict[str, npt.NDArray[Any]]]:
         """See `ShardedModel`."""

@@ -48,7 +48,7 @@ def make_all_reduce_loop(
     checkpoints = StateCheckpoints.of_module(spec, _STATE_FILE)
     link.on_checkpoint_request(checkpoints.request)
     make_model = ShardedReplica if spec.shard_optimizer else Replica
-    model = make_model(framework, checkpoints, spec.checkpoint_dir_for_init)
+    model = make_model(framework, checkpoints, spec.checkpoint_dir_for_init, clock)
     with clock.during(Activity.COMPILE):
         compile_on(framework, model, _samples(link, framework, readers, spec), spec.seed)
     group = ElasticGroup(own_host(master_address), read_token(), framework.device, spec.encrypt)
