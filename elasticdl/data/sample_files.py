@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from elasticdl.data.files import Arrays, FileView, cached, open_file
 from elasticdl.data.reader import Metadata, PartsReader
-from elasticdl.data.sources import check_content, read_manifest
+from elasticdl.data.sources import check_content, check_name, read_manifest
 from elasticdl.data.table_encoder import ColumnType, Numbers, Selection, TableColumn, Texts, describe, encode_table
 from elasticdl_client.errors import DataError
 
@@ -96,8 +96,15 @@ class ImageFolder:
 
 
 def class_names(root: str) -> list[str]:
-    """The directories of a folder of images, in order of their labels."""
-    return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith((".", "_")))
+    """The directories of a folder of images, in order of their labels.
+
+    Raises:
+        DataError: the name of one is no UTF-8.
+    """
+    found = [entry for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith((".", "_"))]
+    for entry in found:
+        check_name(entry.path)
+    return sorted(entry.name for entry in found)
 
 
 def image_reader(
@@ -138,8 +145,10 @@ def _index(root: str, classes: list[str]) -> Arrays:
             for entry in os.scandir(os.path.join(root, folder)):
                 path = os.path.normpath(os.path.join(folder, entry.name))
                 if _is_image(entry.name) and not entry.is_dir():
+                    check_name(entry.path)
                     found.append((hashlib.blake2b(path.encode(), digest_size=8).digest(), path.encode(), label))
                 elif classes and entry.is_dir(follow_symlinks=False) and not entry.name.startswith((".", "_")):
+                    check_name(entry.path)
                     below.append(path)
     found.sort()
     return {

@@ -64,7 +64,7 @@ def find_files(source: str) -> list[str]:
     """Paths of the data files of a source, sorted, at least one.
 
     Raises:
-        DataError: if there is none, or a link to one leads nowhere.
+        DataError: there is none, a link to one leads nowhere, or a name is no UTF-8.
     """
     if not source:
         raise DataError("The name of the data source is empty.", "Name a file or directory.")
@@ -73,6 +73,7 @@ def find_files(source: str) -> list[str]:
     if os.path.isdir(source):
         return _files_of_directory(source)
     if os.path.exists(source):
+        check_name(source)
         return [source]
     if glob.has_magic(source):
         paths = _files_of(sorted(path for path in glob.glob(source, recursive=True) if is_data(path)))
@@ -126,7 +127,7 @@ def _files_of(paths: Iterable[str]) -> list[str]:
     files = []
     for path in paths:
         if os.path.isfile(path):
-            _check_name(path)
+            check_name(path)
             files.append(path)
         elif os.path.islink(path) and not os.path.exists(path):
             raise DataError(
@@ -136,10 +137,15 @@ def _files_of(paths: Iterable[str]) -> list[str]:
     return files
 
 
-def _check_name(path: str) -> None:
+def check_name(path: str) -> None:
+    """Check that a path can be sent to the workers.
+
+    Raises:
+        DataError: it is no UTF-8.
+    """
     shown = path.encode(errors="backslashreplace").decode()
     if shown != path:
-        raise DataError(f"The name {shown} is no UTF-8.", "Rename the file, for example by convmv.")
+        raise DataError(f"The name {shown} is no UTF-8.", "Rename it, for example by convmv.")
 
 
 def no_records(source: str) -> DataError:

@@ -77,10 +77,18 @@ def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path, source: str) -> N
     assert create_reader(str(tmp_path / source)).shards()
 
 
-def test_a_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("x\n")
-    with pytest.raises(DataError, match=r"caf\\udce9\.txt is no UTF-8"):
-        create_reader(str(tmp_path))
+@pytest.mark.parametrize(
+    "name", [b"caf\xe9.txt", b"caf\xe9.png", b"b/caf\xe9.png", b"b/b/caf\xe9.png", b"caf\xe9/b.png", b"b/caf\xe9/b.png"]
+)
+def test_a_name_that_is_not_utf_8_is_refused(tmp_path: Path, name: bytes) -> None:
+    folder = tmp_path / "a"
+    file = folder / os.fsdecode(name)
+    file.parent.mkdir(parents=True)
+    for path in (file, file.parent.parent / "a.png"):
+        path.write_text("x\n")
+    for source in (folder, file):
+        with pytest.raises(DataError, match=r"/a/.*caf\\udce9.* is no UTF-8"):
+            create_reader(str(source)).shards()
 
 
 def test_files_without_records_have_no_shard(tmp_path: Path) -> None:
