@@ -316,7 +316,10 @@ def sync_file(path: Path) -> None:
 
 def sync_directory(path: Path) -> None:
     """Makes renames and creations inside a directory survive a crash of the machine."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # of mode 0711, as home directories of shared machines: the file system syncs it later
+        return
     try:
         os.fsync(descriptor)
     except OSError as error:

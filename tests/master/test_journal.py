@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
+import os
 import signal
 import subprocess
 import sys
@@ -14,10 +16,10 @@ import pytest
 
 from elasticdl.master.journal import JournalWriteError, Superseded
 from elasticdl.master.local_environment import FileJournal
-from elasticdl.storage.paths import sync_directory
+from elasticdl.storage.paths import make_directory, sync_directory
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobPhase, JobStatus
-from tests.master.actors import REPOSITORY, wait_until
+from tests.master.actors import REPOSITORY, is_root, wait_until
 from tests.master.journals import ConfigMapJournals, FileJournals, Journals, StorageJournals
 from tests.master.small_disk import small_disk
 from tests.storage.conftest import proxy, s3_port  # noqa: F401  fixtures
@@ -32,6 +34,7 @@ while True:
     journal.save({"n": n, "filler": [n] * 20_000})
     print(n, flush=True)
 """
+_ANOTHER_USER = 65534
 _RUNNING = JobStatus("digits", phase=JobPhase.RUNNING, records_done=7)
 
 
@@ -182,6 +185,35 @@ def test_a_full_disk_is_one_warning_until_there_is_room(tmp_path: Path, caplog: 
 
 def test_a_file_system_that_syncs_no_directories_is_good_enough() -> None:
     sync_directory(Path("/proc"))  # it is one, as are older CIFS and shared folders of VirtualBox
+
+
+def test_a_directory_that_may_be_passed_through_alone_is_good_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = Path("own")
+    own.mkdir()
+    tmp_path.chmod(0o311)
+    with as_user(own):
+        with pytest.raises(PermissionError):
+            os.listdir()
+        make_directory(own)
+        make_directory(own / "checkpoints")
+    tmp_path.chmod(0o700)
+
+
+@contextlib.contextmanager
+def as_user(directory: Path) -> Iterator[None]:
+    """Give root's process the rights of another user, the owner of a directory."""
+    if not is_root():
+        yield
+        return
+    os.chown(directory, _ANOTHER_USER, _ANOTHER_USER)
+    os.seteuid(_ANOTHER_USER)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_a_status_that_a_read_only_file_system_refuses_ends_no_master(
