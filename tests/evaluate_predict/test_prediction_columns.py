@@ -111,6 +111,20 @@ def test_a_column_without_one_value_a_record_is_named_with_the_flag(
     assert "one value in each record" in caught.value.hint
 
 
+def test_a_damaged_record_is_not_taken_for_a_wrong_column(tmp_path: Path, zoo: Path) -> None:
+    data = tmp_path / "rows.recordio"
+    writer = RecordIOWriter(str(data))
+    writer.write(b"no example")
+    writer.close()
+    carried = CarriedColumns(
+        spec(data, zoo, prediction_columns="k"), load(str(zoo), "scaled.custom_model", required=())
+    )
+    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=1)), record_numbers=[0])
+    with pytest.raises(DataError, match="--prediction_columns=k: ") as caught:
+        carried.of(held, 0)
+    assert "another feed" in caught.value.hint
+
+
 def test_columns_without_a_place_for_them_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FlagError, match="there is no --prediction_outputs"):
         spec(tmp_path, tmp_path, prediction_columns="id", prediction_outputs="")

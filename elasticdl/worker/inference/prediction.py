@@ -224,7 +224,8 @@ class CarriedColumns:
             try:
                 decoded = dict(parse_examples(records, dict.fromkeys(self.names, ())))
             except DataError as error:
-                raise DataError(f"--prediction_columns={','.join(self.names)}: {error.what}", _ONE_VALUE) from error
+                what = f"--prediction_columns={','.join(self.names)}: {error.what}"
+                raise DataError(what, error.hint or _ONE_VALUE) from error
         return {column: _array(decoded[column]) for column in self.names}
 
 
