@@ -76,6 +76,17 @@ def test_csv_refuses_minibatches_with_other_columns(tmp_path: Path) -> None:
         written(PredictionFormat.CSV, tmp_path / "c", *padded)
 
 
+@pytest.mark.parametrize("chosen", [PredictionFormat.PARQUET, PredictionFormat.CSV])
+def test_minibatches_may_have_the_columns_in_another_order(chosen: PredictionFormat, tmp_path: Path) -> None:
+    path = written(chosen, tmp_path / "p", OUTPUTS, dict(reversed(OUTPUTS.items())))
+    if chosen is PredictionFormat.CSV:
+        header, *rows = csv.reader(path.open(newline=""))
+        assert header == ["score", "logits_0", "logits_1", "best"]
+        assert rows[3:] == rows[:3]
+    else:
+        assert pq.read_table(path)["best"].to_pylist() == [1, -2, 3] * 2
+
+
 def test_recordio_gives_back_examples(tmp_path: Path) -> None:
     reader = create_reader(str(written(PredictionFormat.RECORDIO, tmp_path / "part-00000.recordio", OUTPUTS, OUTPUTS)))
     (shard,) = reader.shards()

@@ -22,7 +22,7 @@ import csv
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -160,7 +160,7 @@ class RowWriter(Protocol):
     """Makes its file with the first rows: without any there is none."""
 
     def write(self, columns: Columns) -> None:
-        """Adds rows; the columns are the same each time."""
+        """Add rows; the columns are the same each time, in any order."""
         ...
 
     def close(self) -> None: ...
@@ -213,6 +213,11 @@ def columns_of(outputs: Any, name: str = "") -> Columns:
     return columns
 
 
+def _ordered(columns: Columns, names: Sequence[str]) -> Columns:
+    """Return columns in the order of the first minibatch's names; as they are if the names are others."""
+    return {name: columns[name] for name in names} if columns.keys() == set(names) else columns
+
+
 class ParquetRows:
     """A column of numbers, or of lists of numbers where an output has more than one a sample.
 
@@ -222,13 +227,15 @@ class ParquetRows:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writer: Any = None
+        self._names: list[str] = []
         self._tables: list[Any] = []
         self._size_bytes = 0
 
     def write(self, columns: Columns) -> None:
         import pyarrow as pa
 
-        table = pa.table({name: _arrow(values) for name, values in columns.items()})
+        self._names = self._names or list(columns)
+        table = pa.table({name: _arrow(values) for name, values in _ordered(columns, self._names).items()})
         self._tables.append(table)
         self._size_bytes += table.nbytes
         if self._size_bytes >= _ROW_GROUP_BYTES:
@@ -273,9 +280,12 @@ class CsvRows:
         self._path = path
         self._file: Any = None
         self._writer: Any = None
+        self._names: list[str] = []
         self._header: list[str] = []
 
     def write(self, columns: Columns) -> None:
+        self._names = self._names or list(columns)
+        columns = _ordered(columns, self._names)
         flat = {name: _text(values) for name, values in columns.items()}
         header = [
             name if columns[name].ndim == 1 else f"{name}_{k}"
@@ -291,7 +301,7 @@ class CsvRows:
             others = ", ".join(sorted(set(header) ^ set(self._header))[:3])
             raise TypeError(
                 f"not all minibatches have predictions in the columns {others}: make the model's outputs equally long, "
-                "or give --prediction_format=parquet"
+                "or at least two values long and give --prediction_format=parquet"
             )
         self._writer.writerows(np.concatenate(list(flat.values()), axis=1).tolist())
 
