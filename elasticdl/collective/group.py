@@ -194,8 +194,8 @@ class ElasticGroup:
         tensor = shared_tensor(buffer)
         if world.size == 1 or tensor.numel() == 0:
             return Reduction(world, (), tensor)
-        works = [world.begin(one, partial(operation, one)) for one in _pieces(tensor)]
-        return Reduction(world, works, tensor)
+        pieces = [tensor] if world.moves_whole(tensor) else _pieces(tensor)
+        return Reduction(world, [world.begin(one, partial(operation, one)) for one in pieces], tensor)
 
     def broadcast(self, arrays: Mapping[str, NDArray[Any]] | None, source: int) -> dict[str, NDArray[Any]]:
         """Gives the source's arrays to all.  Names, types and shapes travel with them.
@@ -350,9 +350,9 @@ def shared_tensor(buffer: Any) -> Tensor:
 def _pieces(tensor: Tensor) -> Sequence[Tensor]:
     """Parts that a slow network, too, moves within seconds: a wait for one of them says that nothing moves.
 
-    Memory of a GPU stays whole: NCCL is slower with many small parts.
+    By the size alone: of members that sum by the mesh some may have a GPU, and all must make the same calls.
     """
-    if tensor.device.type != "cpu" or tensor.nbytes <= PIECE_BYTES:
+    if tensor.nbytes <= PIECE_BYTES:
         return [tensor]
     pieces: Sequence[Tensor] = tensor.view(-1).split(PIECE_BYTES // tensor.element_size())
     return pieces

@@ -103,6 +103,10 @@ class FormedGroup:
         self._on_their_way.append(work)
         return work
 
+    def moves_whole(self, tensor: Tensor) -> bool:
+        """Whether NCCL moves it, in all members: it is slower with many small parts."""
+        return isinstance(self._by_device.get(tensor.device.type), nccl.NcclLinks)
+
     def finish(self, work: PendingCollective) -> None:
         """Waits for a collective.
 

@@ -14,6 +14,8 @@ import pytest
 
 from elasticdl.collective import ElasticGroup, GroupLost, Peer
 from elasticdl.collective.group import PIECE_BYTES
+from elasticdl.collective.nccl import NcclLinks, StagedLinks
+from elasticdl.collective.world import FormedGroup
 from elasticdl_client.errors import ElasticDLError
 from tests.collective import verbs
 from tests.collective.members import HOST, TOKEN, Member, all_do, form, members, until
@@ -159,10 +161,27 @@ def test_collectives_by_way_of_main_memory_give_the_same() -> None:
     with members(3) as three:
         form(three, 1)
         assert all_do(three, verbs.engine) == ["the native mesh"] * 3
-        expected = sum(verbs.pattern(3_000_003, rank) for rank in range(3))
+        expected = sum(verbs.pattern(6_000_003, rank) for rank in range(3))
         for summed, given in [t.result() for t in [m.tell(verbs.staged, rank, 1) for rank, m in enumerate(three)]]:
             assert np.array_equal(summed, expected)
             assert np.array_equal(given, verbs.pattern(6, 1))
+
+
+@pytest.mark.parametrize(("links", "calls"), [(StagedLinks, [PIECE_BYTES, 4]), (NcclLinks, [PIECE_BYTES + 4])])
+def test_an_array_on_a_gpu_is_cut_as_by_members_without_one(
+    links: type, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no GPU: torch's device `meta` stands for it, and the calls are only noted."""
+    import torch
+
+    found: list[int] = []
+    monkeypatch.setattr(links, "all_reduce", lambda _, tensor: found.append(tensor.nbytes))
+    with ElasticGroup(HOST, TOKEN) as group:
+        group._world = FormedGroup(1, [group.address] * 2, 0, TOKEN, group._place)
+        group._world._by_device["meta"] = links.__new__(links)
+        group.begin_reduce(torch.empty(PIECE_BYTES // 4 + 1, device="meta"))
+        group._world = None
+    assert found == calls
 
 
 def test_a_host_that_is_not_here_is_named() -> None:

@@ -39,7 +39,7 @@ def staged(group: ElasticGroup, rank: int, source: int) -> tuple[NDArray[np.floa
     assert world is not None
     assert world._mesh is not None
     world._by_device["cpu"] = StagedLinks(world._mesh)
-    summed, given = (torch.from_numpy(pattern(size, rank)).reshape(3, -1) for size in (3_000_003, 6))
+    summed, given = (torch.from_numpy(pattern(size, rank)).reshape(3, -1) for size in (6_000_003, 6))
     group.reduce([summed])
     world.finish(world.begin(given, lambda links: links.broadcast(given, source)))
     return summed.numpy().ravel(), given.numpy().ravel()
