@@ -536,7 +536,8 @@ class ElasticCallbacks(CallbackHandler):  # type: ignore[misc]
         return control
 
     def on_train_end(self, args: Any, state: Any, control: Any) -> Any:
-        """The worker leaves its group first."""
+        """The worker leaves its group first; the evaluation after an epoch may have stopped the Trainer."""
+        self._training.settle(control, state)
         self._training.controller.close()
         return super().on_train_end(args, state, control)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from elasticdl.api.pytorch import join_job
+from elasticdl.api.pytorch import ElasticController, join_job
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 
@@ -106,6 +106,17 @@ def test_a_worker_that_joins_counts_on_and_evaluates_when_the_others_do(tmp_path
     assert evaluated == [0, 2, 4, 6]
     counts = [callback.early_stopping_patience_counter for callback in patience]
     assert counts[1] == counts[0] + 1 == 2
+
+
+def test_a_callback_that_stops_after_the_evaluation_of_an_epoch_stops_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons: list[str] = []
+    monkeypatch.setattr(ElasticController, "stop_training", lambda _, reason: reasons.append(reason))
+    options: dict[str, Any] = {"eval_strategy": "epoch", "metric_for_best_model": "loss", "greater_is_better": True}
+    trainer = trainer_of(tmp_path, [transformers.EarlyStoppingCallback(1)], num_train_epochs=3, **options)
+    assert elastic(trainer).train().global_step == 4
+    assert reasons
 
 
 def test_a_second_training_in_one_job_is_refused(tmp_path: Path) -> None:
