@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,8 +15,10 @@ from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, lo
 from torch.utils.data import TensorDataset
 
 from elasticdl.api.pytorch import create_elastic_controller
+from elasticdl.api.pytorch.gradients import ScriptGradients, StepPosition
 from elasticdl.api.pytorch.pipeline import joined
 from elasticdl.protocol import Role
+from elasticdl.worker.activity import ActivityClock
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
 
@@ -42,6 +44,35 @@ def plain_gan(group: int) -> dict[str, torch.Tensor]:
 
 def values(gan: Gan) -> dict[str, torch.Tensor]:
     return {f"{k}.{name}": value for k in range(2) for name, value in gan.state[k].state_dict().items()}
+
+
+class Pair:
+    """The group of a step with one more member, all of whose gradients are 1."""
+
+    def begin_reduce(self, buffer: torch.Tensor) -> None:
+        buffer.add_(1.0)
+
+    def finish_reduce(self, reductions: list[None]) -> None:
+        pass
+
+    def continue_step(self) -> None:
+        pass
+
+
+def test_sums_of_sparse_gradients_are_sparse_after_each_backward_of_a_step() -> None:
+    """SparseAdam takes no others."""
+    table, words, pair = torch.nn.Embedding(4, 2, sparse=True), torch.tensor([1, 3]), cast(Any, Pair())
+    gradients = ScriptGradients([table], ActivityClock())
+    for place in (StepPosition(1.0, True, True, is_own=True), StepPosition(0.5, True, True)):
+        table.zero_grad()
+        gradients.begin(place, pair)
+        for factor in (1.0, 3.0):
+            (factor * table(words)).sum().backward()
+        gradients.end()
+    found = table.weight.grad
+    assert found is not None
+    assert found.is_sparse
+    assert found.to_dense().tolist() == [[2.0, 2.0], [4.0, 4.0]] * 2
 
 
 @pytest.mark.parametrize("group", [1, 3])

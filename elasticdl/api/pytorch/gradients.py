@@ -342,14 +342,14 @@ class ScriptGradients(Buckets):
             self._add_sums(used)
         else:
             self.give(used)
-            self._give_sparse()
+        self._give_sparse()
         self._apply_changes()
 
     def _give_sparse(self) -> None:
         """Make sums sparse where gradients are, as an optimizer such as SparseAdam wants them."""
         for number in self._sparse:
             parameter = self._parameters[number]
-            if parameter.grad is not None:
+            if parameter.grad is not None and not parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_sparse(1)
 
     def _add_sums(self, used: Sequence[bool]) -> None:
@@ -357,6 +357,8 @@ class ScriptGradients(Buckets):
         with torch.no_grad():
             for number, (parameter, view, is_used) in enumerate(zip(self._parameters, self._views, used, strict=True)):
                 before = self._held.pop(number, parameter.grad)
+                if before is not None and before.is_sparse:
+                    before = before.to_dense()
                 if is_used:
                     parameter.grad = view.to(parameter.dtype, copy=True) if before is None else before.add_(view)
                 else:
