@@ -75,6 +75,17 @@ def test_sums_of_sparse_gradients_are_sparse_after_each_backward_of_a_step() -> 
     assert found.to_dense().tolist() == [[2.0, 2.0], [4.0, 4.0]] * 2
 
 
+def test_sums_of_sparse_gradients_of_the_other_members_alone_are_sparse() -> None:
+    """As in the first step of a worker that joins, of whose gradients the rehearsal alone has shown the kind."""
+    table, line = torch.nn.Embedding(4, 2, sparse=True), torch.nn.Linear(2, 1)
+    gradients = ScriptGradients([table, line], ActivityClock())
+    line(table(torch.tensor([1]))).sum().backward()
+    gradients.begin(StepPosition(0.5, True, True), cast(Any, Pair()))
+    line(torch.ones(1, 2)).sum().backward()
+    assert table.weight.grad is not None
+    assert table.weight.grad.is_sparse
+
+
 @pytest.mark.parametrize("group", [1, 3])
 def test_a_gan_alone_is_a_plain_loop(group: int) -> None:
     gan = Gan()

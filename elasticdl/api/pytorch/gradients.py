@@ -198,6 +198,8 @@ class ScriptGradients(Buckets):
     def _reach(self, number: int, parameter: Any) -> None:
         place = self._place
         self._versions[number], self._has_reached = parameter._version, True
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            self._sparse.add(number)  # of the rehearsal, too: a step may bring sums of other members alone
         if self._uncleared is not None and self._uncleared.number == number:
             self._check_cleared(number, parameter, self._uncleared)
         if place is None or (self._is_local and not self._held):
@@ -257,8 +259,6 @@ class ScriptGradients(Buckets):
     def _take(self, number: int, parameter: Any) -> None:
         assert self._place is not None
         found, parameter.grad = parameter.grad, None
-        if found is not None and found.is_sparse:
-            self._sparse.add(number)
         if found is None or not self._place.weight:
             return
         with torch.no_grad():
