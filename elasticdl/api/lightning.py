@@ -40,6 +40,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._session = session if session.link is not None else None
         self._controller: ElasticController | None = None
         self._has_stepped = False  # Lightning reduces lengths before
+        self._has_ended = False
         if self._session is None:
             say_plain("ElasticStrategy", "SingleDeviceStrategy of Lightning")
 
@@ -58,6 +59,11 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             raise JobError(
                 "the training data are no DataLoader with a batch_size and without drop_last",
                 "give DataLoader(dataset, batch_size=…): the job's ledger decides which records make a batch",
+            )
+        if self._has_ended:
+            raise JobError(
+                "fit() is called a second time, and the data of a job are trained once",
+                "train in one call, or start another job that begins with the saved model",
             )
         if self._controller is not None:
             return self._controller.loader(dataloader)  # of reload_dataloaders_every_n_epochs; refuses another data set
@@ -86,6 +92,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         """Leave the group; stop the job where the Trainer stops before the end of the data."""
         controller = self._controller
         if controller is not None:
+            self._has_ended = True
             if controller.num_steps_left != 0 and not controller.is_over:
                 controller.stop_training("the Trainer stops: max_steps, max_time or a callback")
             controller.close()

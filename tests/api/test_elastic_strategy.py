@@ -123,6 +123,13 @@ def test_a_second_loader_for_training_is_refused() -> None:
         trainer_of(elastic(), max_epochs=1).fit(Line(), loaders)
 
 
+def test_a_second_training_in_one_job_is_refused() -> None:
+    trainer, model, loader = trainer_of(elastic(), max_epochs=1), Line(), DataLoader(torch.ones(8, 2), batch_size=2)
+    trainer.fit(model, loader)
+    with pytest.raises(JobError, match="a second time"):
+        trainer.fit(model, loader)
+
+
 def test_a_trainer_that_stops_early_leaves_the_group(tmp_path: Path) -> None:
     class Saved(TorchCheckpointIO):  # type: ignore[misc]
         def save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
