@@ -146,13 +146,19 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
 
     def save(self, *arguments: Any, **keywords: Any) -> None:
         """Save an object in the worker with rank 0."""
-        if self.is_main_process:
+        if self._training is None:
             super().save(*arguments, **keywords)
+        elif self.is_main_process:
+            with saving(self._training.session):
+                super().save(*arguments, **keywords)
 
     def save_model(self, *arguments: Any, **keywords: Any) -> None:
         """Save a model in the worker with rank 0."""
-        if self.is_main_process:
+        if self._training is None:
             super().save_model(*arguments, **keywords)
+        elif self.is_main_process:
+            with saving(self._training.session):
+                super().save_model(*arguments, **keywords)
 
     def save_state(self, *arguments: Any, **keywords: Any) -> Any:
         """Save all that is prepared, in the worker with rank 0, for use after the job."""

@@ -179,8 +179,11 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model if this worker has rank 0."""
-        if self.is_world_process_zero():
+        if self._training is None:
             super().save_model(output_dir, _internal_call)
+        elif self.is_world_process_zero():
+            with saving(self._training.session):
+                super().save_model(output_dir, _internal_call)
 
     def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
         if self._training is None:

@@ -95,6 +95,28 @@ def test_a_schedule_with_an_end_stays_there(tmp_path: Path) -> None:
     assert activities == [Activity.CHECKPOINT] * 2, "slow storage is no hang"
 
 
+@pytest.mark.parametrize("method", ["save", "save_model"])
+@pytest.mark.parametrize(("is_main", "activity"), [(True, [Activity.CHECKPOINT]), (False, [])])
+def test_rank_0_saves_and_slow_storage_is_no_hang(
+    monkeypatch: pytest.MonkeyPatch, method: str, is_main: bool, activity: list[Activity]
+) -> None:
+    """Outside of a job Accelerate decides which processes save."""
+    from accelerate import Accelerator
+
+    from elasticdl.api.accelerate import AcceleratorTraining, ElasticAccelerator
+
+    def save(*_: Any) -> None:
+        activities.append(accelerator._training and accelerator._training.session.clock.read()[0])
+
+    accelerator, activities = ElasticAccelerator(cpu=True), []
+    monkeypatch.setattr(Accelerator, method, save)
+    monkeypatch.setattr(ElasticAccelerator, "is_main_process", is_main)
+    getattr(accelerator, method)(None, "")
+    accelerator._training = AcceleratorTraining(accelerator, join_job(), 1)
+    getattr(accelerator, method)(None, "")
+    assert activities == [None, *activity]
+
+
 def test_the_script_of_the_page_runs_alone_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "pytorch_trainers.md"
     script = next(

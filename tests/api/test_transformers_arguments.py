@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from elasticdl.api.pytorch import ElasticController, join_job
+from elasticdl.worker.activity import Activity
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 
@@ -124,6 +125,24 @@ def test_a_second_training_in_one_job_is_refused(tmp_path: Path) -> None:
     trainer.train()
     with pytest.raises(JobError, match="a second time"):
         trainer.train()
+
+
+@pytest.mark.parametrize(("is_zero", "activity"), [(True, [Activity.CHECKPOINT]), (False, [])])
+def test_rank_0_saves_a_model_and_slow_storage_is_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_zero: bool, activity: list[Activity]
+) -> None:
+    """Outside of a job the Trainer decides which processes save."""
+    from elasticdl.api.transformers import ElasticTrainer
+
+    def save_model(*_: Any) -> None:
+        activities.append(trainer._training and trainer._training.session.clock.read()[0])
+
+    trainer, activities = trainer_of(tmp_path), []
+    monkeypatch.setattr(transformers.Trainer, "save_model", save_model)
+    monkeypatch.setattr(ElasticTrainer, "is_world_process_zero", lambda _: is_zero)
+    trainer.save_model()
+    elastic(trainer).save_model()
+    assert activities == [None, *activity]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
