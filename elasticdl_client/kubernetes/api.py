@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -263,38 +263,43 @@ def _kubeconfigs() -> list[Path]:
 
 def _load_kube_config(configuration: Any, wanted: str) -> tuple[str, str]:
     import yaml
-    from kubernetes.config import ConfigException, list_kube_config_contexts, load_kube_config
+    from kubernetes.config import ConfigException, load_kube_config
 
-    named = _kubeconfigs()
-    paths = [path for path in named if not path.is_file() or path.stat().st_size]  # the package refuses an empty one
-    files = _joined(paths)
     try:
-        active = _context_of(paths, wanted) if wanted else list_kube_config_contexts(config_file=files)[1]
-        load_kube_config(config_file=files, context=active["name"], client_configuration=configuration)
-        namespace = active["context"].get("namespace")
+        read = {path: yaml.safe_load(path.read_text()) for path in _kubeconfigs() if path.exists()}
+        contents = {path: content for path, content in read.items() if content}  # the package refuses empty ones
+        if wanted:
+            _context_of(contents, wanted)
+        # The first file that names a current context counts for kubectl; the package takes the last, also an empty one.
+        current = (content.get("current-context") for content in contents.values())
+        name = wanted or next(filter(None, current), None)
+        load_kube_config(config_file=_joined(contents), context=name, client_configuration=configuration)
+        namespace = _context_of(contents, name)["context"].get("namespace")
     except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ClusterError(
-            f"There is no usable cluster configuration in {_joined(named)}: {error}",
+            f"There is no usable cluster configuration in {_joined(_kubeconfigs())}: {error}",
             "Set KUBECONFIG to the file of your cluster; `kubectl config get-contexts` shows what it holds. "
             "Or --runtime=local: processes of this machine, no cluster.",
         ) from error
-    return str(active["name"]), str(namespace or DEFAULT_NAMESPACE)
+    return str(name), str(namespace or DEFAULT_NAMESPACE)
 
 
-def _joined(paths: Sequence[Path]) -> str:
+def _joined(paths: Iterable[Path]) -> str:
     return os.pathsep.join(map(str, paths))
 
 
-def _context_of(paths: Sequence[Path], wanted: str) -> Any:
-    """A context by its name; the current one may be none that there is."""
-    import yaml
+def _context_of(contents: Mapping[Path, Any], wanted: Any) -> Any:
+    """Return a context by its name; of several with one name the first counts, as for kubectl.
 
-    found = [one for path in paths if path.exists() for one in yaml.safe_load(path.read_text()).get("contexts") or ()]
+    Raises:
+        ClusterError: there is none.
+    """
+    found = [context for content in contents.values() for context in content.get("contexts") or ()]
     for context in found:
         if context["name"] == wanted:
             return context
     listed = ", ".join(sorted(str(context["name"]) for context in found))
-    raise ClusterError(f"There is no context {wanted} in {_joined(paths)}.", f"Existing contexts: {listed}.")
+    raise ClusterError(f"There is no context {wanted} in {_joined(_kubeconfigs())}.", f"Existing contexts: {listed}.")
 
 
 def _bound(api_client: Any, first_answer_s: float) -> None:

@@ -187,19 +187,37 @@ def test_a_cluster_that_does_not_answer_is_named_with_its_context(tmp_path: Path
 
 
 @pytest.mark.parametrize("context", ["", "far-away"])
-@pytest.mark.parametrize("files", ["", ":~/.kube/config", "~/.kube/config:~/empty", "~/current:~/none:~/.kube/config"])
+@pytest.mark.parametrize(
+    "files",
+    [
+        "",
+        ":~/.kube/config",
+        "~/.kube/config:~/empty",
+        "~/comment:~/.kube/config:~/separator",
+        "~/current:~/none:~/.kube/config",
+        "~/.kube/config:~/other",
+        "~/.kube/config:~/cleared",
+        "~/cleared:~/.kube/config:~/namesake",
+    ],
+)
 def test_the_files_of_kubeconfig_are_merged_as_kubectl_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, context: str
 ) -> None:
     (tmp_path / ".kube").mkdir()
     kubeconfig(tmp_path / ".kube" / "config", "https://127.0.0.1:1")
     (tmp_path / "empty").touch()
+    (tmp_path / "comment").write_text("# nothing\n")
+    (tmp_path / "separator").write_text("---\n")
     (tmp_path / "current").write_text("current-context: far-away\n")
+    (tmp_path / "cleared").write_text("current-context: ''\n")
+    kubeconfig(tmp_path / "other", "https://127.0.0.1:2", context="near-by")
+    kubeconfig(tmp_path / "namesake", "https://127.0.0.1:2")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("KUBECONFIG", files)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert is_configured()
-    assert connect(context=context).server == "https://127.0.0.1:1"
+    found = connect(context=context)
+    assert (found.context, found.server) == ("far-away", "https://127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
@@ -209,6 +227,7 @@ def test_the_files_of_kubeconfig_are_merged_as_kubectl_does(
         ("", "no usable cluster configuration in"),
         ("{", "no usable cluster configuration in"),
         ("[]", "no usable cluster configuration in"),
+        ("a text", "no usable cluster configuration in"),
         ("unknown context", "nonesuch"),
     ],
 )
