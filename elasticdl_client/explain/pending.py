@@ -26,6 +26,7 @@ _CLAIM = re.compile(
     re.IGNORECASE,
 )
 _MISSING = re.compile(r"(secret|configmap) \"?[\w./-]+\"? not found|references non-existent (secret|config) key", re.I)
+_NEVER_RAN = re.compile(r"before: (StartError|ContainerCannotRun)")  # of containerd, of Docker
 _PULL_SECRET = re.compile(
     r"FailedToRetrieveImagePullSecret|Unable to retrieve some image pull secrets|401 Unauthorized"
     r"|unauthorized|authentication required|no basic auth credentials|pull access denied|insufficient_scope"
@@ -115,9 +116,10 @@ def why_waiting(message: str, role: str = "worker") -> Wait | None:
         return _image(message)
     if without_runtime(message):
         return _WITHOUT_RUNTIME
-    if message.startswith("CrashLoopBackOff"):
+    if message.startswith("CrashLoopBackOff") and not _NEVER_RAN.search(message):
         return _out_of_memory(role) if "before: OOMKilled" in message else _CRASHING
-    return _NOT_CREATED if message.startswith(("CreateContainer", "RunContainerError")) else None
+    has_failed = message.startswith(("CreateContainer", "RunContainerError", "CrashLoopBackOff"))
+    return _NOT_CREATED if has_failed else None
 
 
 def why_crashing(log: str) -> Wait:

@@ -190,6 +190,16 @@ KUBELET: list[Case] = [
         {},
     ),
     (
+        "CrashLoopBackOff: back-off 40s restarting failed container=m pod=m_team(u); before: StartError, exit code 128",
+        Trouble.CONTAINER_NOT_CREATED,
+        {},
+    ),
+    (
+        "CrashLoopBackOff: back-off 40s restarting failed container=m; before: ContainerCannotRun, exit code 128",
+        Trouble.CONTAINER_NOT_CREATED,
+        {},
+    ),
+    (
         'FailedMount: MountVolume.SetUp failed for volume "worker-volume-1" : secret "credentials" not found',
         Trouble.CONTAINER_NOT_CREATED,
         {},
