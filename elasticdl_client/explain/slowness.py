@@ -24,7 +24,7 @@ from elasticdl_client.explain.diagnosis import (
 from elasticdl_client.explain.failures import is_library, of_function, user_symbols
 from elasticdl_client.goodput import PsState, SlotState
 from elasticdl_client.job_events import EventKind, JobEvent
-from elasticdl_client.job_status import JobStatus, PsStatus
+from elasticdl_client.job_status import PsStatus
 from elasticdl_client.worker_range import Bottleneck, parse
 
 _MIN_SECONDS = 3.0  # of workers' time; a share of less says nothing
@@ -308,7 +308,7 @@ def overloaded_servers(facts: Facts) -> Iterator[Diagnosis]:
     waiting = _share(status.worker_seconds, SlotState.WAITING_PS)
     if waiting < _SHARE or not status.ps:
         return
-    found = _over_all_time(status) if facts.is_over else status.ps
+    found = _servers(facts)
     load, most = _load(found, status.ps_seconds)
     servers = sorted(found, key=lambda ps: (ps is not most, -ps.busy))
     yield Diagnosis(
@@ -338,11 +338,13 @@ def overloaded_servers(facts: Facts) -> Iterator[Diagnosis]:
     )
 
 
-def _over_all_time(status: JobStatus) -> Sequence[PsStatus]:
-    """Return the servers with the rates of all their time: in the last seconds of a job they have nothing to do."""
-    seconds = sum(status.ps_seconds.values()) / len(status.ps)
-    if not seconds:
+def _servers(facts: Facts) -> Sequence[PsStatus]:
+    """Return the servers; after a job with the rates of all their time: in its last seconds they have nothing to do."""
+    status = facts.job.status
+    seconds = sum(value for state, value in status.ps_seconds.items() if state != PsState.ABSENT)
+    if not facts.is_over or not seconds:
         return status.ps
+    seconds /= len(status.ps)
     return [
         replace(
             ps,
@@ -434,7 +436,7 @@ def ended_growth(facts: Facts) -> Iterator[Diagnosis]:
         return
     bottleneck = Bottleneck(scaling.bottleneck)
     if bottleneck is Bottleneck.PARAMETER_SERVERS:
-        load = _load(status.ps, status.ps_seconds)[0] if status.ps else PsLoad.BUSY
+        load = _load(_servers(facts), status.ps_seconds)[0] if status.ps else PsLoad.BUSY
         cure = _PS_CURES[load]
         if load is PsLoad.BUSY and status.workers_wanted:
             workers = min(parse(scaling.workers).most, 2 * status.workers_wanted)

@@ -303,9 +303,14 @@ def test_what_about_the_servers_holds_workers_up_is_reported(servers: tuple[PsSt
 def test_the_load_of_servers_of_a_job_that_has_ended_is_that_of_all_its_time() -> None:
     """In its last seconds it evaluates and exports."""
     servers = (PsStatus(0, busy_seconds=20.0), PsStatus(1, busy_seconds=80.0, pushes=9000))
-    seconds = {"worker_seconds": {"useful": 30.0, "waiting_ps": 50.0}, "ps_seconds": {"busy": 100.0, "idle": 100.0}}
-    status = replace(RUNNING.status, ps=servers, **seconds)
-    (diagnosis,) = diagnosed(Log(), replace(RUNNING, phase=Phase.SUCCEEDED, status=status))
+    worker_seconds = {"useful": 30.0, "waiting_ps": 50.0}
+    ps_seconds = {"absent": 100.0, "busy": 100.0, "idle": 100.0}
+    status = replace(RUNNING.status, ps=servers, worker_seconds=worker_seconds, ps_seconds=ps_seconds)
+    status = replace(status, scaling=ScalingStatus("2:16", "settled", 0.04, "parameter servers"))
+    found = diagnosed(Log(), replace(RUNNING, phase=Phase.SUCCEEDED, status=status))
+    (diagnosis,) = (one for one in found if one.trouble is Trouble.PS_OVERLOADED)
+    (growth,) = (one for one in found if one.trouble is Trouble.GROWTH_ENDED)
+    assert growth.advice.startswith(diagnosis.advice)
     assert (diagnosis.subject, diagnosis.evidence["cause"]) == ("ps-1", PsLoad.HOT_ROWS)
     assert "ps-1: 0.80 threads busy, 90 pushes/s" in diagnosis.why[0]
 
