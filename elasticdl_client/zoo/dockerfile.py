@@ -120,11 +120,15 @@ COPY --chown={USER_ID}:{USER_ID} . {ZOO_DIRECTORY}/
 
 
 _NEEDED = "\n".join(f"!{FOLDER}/{name}" for name in (RUNTIME_FILE, *FOLDERS))
-DOCKERIGNORE = f"""\
+# The head of earlier versions: it let local jobs into the image.
+OLD_HEAD = f"# What does not go into the image, one pattern a line.  ({FOLDER} must.)\n"
+HEAD = f"""\
 # What does not go into the image, one pattern a line.  The build needs a part of {FOLDER}; its rest is of local jobs.
 {FOLDER}/*
 {_NEEDED}
-Dockerfile
+"""
+DOCKERIGNORE = f"""\
+{HEAD}Dockerfile
 .dockerignore
 .git
 .gitignore

@@ -1,7 +1,7 @@
 """`elasticdl zoo init`: the files that turn a folder of models into an image.
 
-Owns what is written there: Dockerfile, .dockerignore if there is none, and of the folder .elasticdl the entries that it
-makes, which are rewritten as a whole.  That of a home directory holds jobs and models, too, and they are left alone.
+Owns what is written there: Dockerfile, .dockerignore if the user has none, and of the folder .elasticdl the entries
+that it makes, rewritten as a whole.  That of a home directory holds jobs and models, too, and they are left alone.
 Everything is checked and read before anything is written.
 
 `find_wheels`: those of `make wheels`, of both packages in the client's own version, and their dependencies.
@@ -121,13 +121,21 @@ def write(wishes: Wishes, files: dict[str, bytes], ask: Ask | None) -> None:
             path = wishes.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        ignore = wishes.folder / ".dockerignore"
-        if not ignore.exists():
-            ignore.write_text(dockerfile.DOCKERIGNORE)
+        _write_dockerignore(wishes.folder / ".dockerignore")
     except OSError as error:
         raise ImageError(
             f"Cannot write {error.filename}: {error.strerror}.", "Is the folder yours to write?"
         ) from error
+
+
+def _write_dockerignore(path: Path) -> None:
+    """Write one if there is none; that of an earlier version gets the new head and keeps its other lines."""
+    if not path.exists():
+        path.write_text(dockerfile.DOCKERIGNORE)
+        return
+    found, old = path.read_bytes(), dockerfile.OLD_HEAD.encode()
+    if found.startswith(old):
+        path.write_bytes(dockerfile.HEAD.encode() + found.removeprefix(old))
 
 
 def _get_consent(path: Path, content: bytes, force: bool, ask: Ask | None) -> None:

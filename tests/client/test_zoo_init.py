@@ -291,6 +291,19 @@ def test_a_dockerignore_of_the_user_is_left_alone(folder: Path) -> None:
     assert (folder / ".dockerignore").read_text() == "mine\n"
 
 
+def test_a_dockerignore_of_an_earlier_version_lets_local_jobs_in_no_more(folder: Path) -> None:
+    spec = folder / ".elasticdl" / "jobs" / "job" / "spec.json"
+    spec.parent.mkdir(parents=True)
+    spec.write_text("a token")
+    old = "# What does not go into the image, one pattern a line.  (.elasticdl must.)\nDockerfile\nmine\n"
+    (folder / ".dockerignore").write_text(old)
+    (folder / "mine").touch()
+    zoo.run(["init", str(folder)])
+    sent = packed(folder)
+    assert ".elasticdl/runtime.txt" in sent
+    assert {".elasticdl/jobs/job/spec.json", "mine"}.isdisjoint(sent)
+
+
 def test_the_dockerignore_that_it_writes_spares_what_the_build_needs(folder: Path, tmp_path: Path) -> None:
     (folder / "__pycache__").mkdir()
     (folder / "__pycache__" / "model.cpython-311.pyc").write_bytes(b"")
