@@ -83,11 +83,8 @@ class Keys:
             return False
         if name == "localhost" or name in self.hosts:
             return True
-        try:
-            address = ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return self.is_public or address.is_loopback
+        address = _address(name)
+        return address is not None and (self.is_public or address.is_loopback)
 
 
 class AccessGate:
@@ -158,16 +155,23 @@ class AccessGate:
 
 
 def hosts_of(names: str) -> tuple[str, ...]:
-    """Host names that a comma separates.
+    """Host names and IP addresses that a comma separates.
 
     Raises:
-        FlagError: one is no name, but the address of a page, or has letters that a browser sends otherwise.
+        FlagError: one is neither, but the address of a page, or has letters that a browser sends otherwise.
     """
     found = tuple(name.strip().lower() for name in names.split(",") if name.strip())
     for name in found:
-        if not _HOST.fullmatch(name):
+        if not _HOST.fullmatch(name) and _address(name) is None:
             raise FlagError(f"--hosts: '{name}' is not the name of a host.", "Without https:// and port: dash.example.")
     return found
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
 
 
 def _directory(path: str) -> str:
