@@ -17,7 +17,7 @@ from pathlib import Path
 
 from elasticdl_client import worker_range
 from elasticdl_client.chaos.faults import FaultInjector
-from elasticdl_client.choices import Runtime
+from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_dir import (
     DELETED,
@@ -275,7 +275,9 @@ def _outputs_in(directory: Path) -> set[str]:
         spec = JobSpec.from_json((directory / "spec.json").read_text())
     except (OSError, ElasticDLError):
         return set()
-    outputs = (spec.output, spec.prediction_outputs, spec.metrics_output)
+    outputs = [spec.output, spec.metrics_output]
+    if spec.job_type is not JobType.ANALYZE:  # its predictions are parts for its own use
+        outputs.append(spec.prediction_outputs)
     paths = (Path(os.path.abspath(Path(output).expanduser())) for output in outputs if output)
     inside = (path for path in paths if path != directory and path.is_relative_to(directory) and path.exists())
     return {path.relative_to(directory).parts[0] for path in inside}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elasticdl_client.choices import Runtime
+from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_dir import holders, register, registered, wait_for_end
 from elasticdl_client.job_spec import JobSpec
@@ -366,6 +366,18 @@ def test_predictions_and_metrics_in_the_directory_are_kept(tmp_path: Path) -> No
     store = LocalJobs(job_dir)
     store.delete(store.list()[0], None)
     assert sorted(entry.name for entry in job_dir.iterdir()) == ["lock", "metrics.json", "out"]
+
+
+def test_the_parts_of_an_analysis_go_with_it(tmp_path: Path) -> None:
+    job_dir = write_job(tmp_path / "run", JobStatus("job", JobPhase.SUCCEEDED, exit_code=0))
+    flags = {"job_name": "job", "runtime": "local", "data": "rows.csv", "output": f"{job_dir}/table"}
+    spec = JobSpec.from_flags(JobType.ANALYZE, flags)
+    (job_dir / "spec.json").write_text(spec.to_json())
+    (job_dir / "table").touch()
+    Path(spec.prediction_outputs).mkdir()
+    store = LocalJobs(job_dir)
+    store.delete(store.list()[0], None)
+    assert sorted(entry.name for entry in job_dir.iterdir()) == ["lock", "table"]
 
 
 def test_a_directory_that_another_machine_holds_is_not_removed(flags: dict[str, str], run: Run) -> None:
