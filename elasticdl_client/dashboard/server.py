@@ -82,7 +82,8 @@ class Dashboard:
     async def _end_streams(self) -> None:
         await self._observer.close()
         for process in self._log_processes:
-            process.kill()
+            if process.returncode is None:
+                process.kill()
 
     def application(self) -> Starlette:
         """The ASGI application, behind its gate."""

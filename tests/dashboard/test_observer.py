@@ -1,18 +1,22 @@
-"""The observer of the dashboard with real job directories."""
+"""The observer of the dashboard with real job directories, and the end of its streams."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from elasticdl_client.choices import Runtime
+from elasticdl_client.dashboard.access import Keys
 from elasticdl_client.dashboard.observer import Observer, View
+from elasticdl_client.dashboard.server import Dashboard
 from elasticdl_client.explain.diagnosis import Trouble
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.jobs.local_jobs import LocalJobs
+from elasticdl_client.jobs.options import Options
 from elasticdl_client.jobs.store import JobInfo
 from elasticdl_client.jobs.stores import JobStores
 from tests.dashboard.written_jobs import write_job
@@ -54,6 +58,21 @@ def test_diagnoses_follow_the_numbers_of_the_status(tmp_path: Path) -> None:
 
     with ExitStack() as pages:
         assert asyncio.run(troubles()) == [[Trouble.STOPPED], [Trouble.STOPPED, Trouble.INPUT_SLOW]]
+
+
+def test_a_log_that_has_ended_keeps_no_other_one_alive(tmp_path: Path) -> None:
+    stores = JobStores({Runtime.LOCAL: LocalJobs(tmp_path)}, {Runtime.LOCAL: "here"}, needs_cluster=False)
+
+    async def leave() -> int:
+        ended = await asyncio.create_subprocess_exec("true")
+        follows = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
+        await asyncio.wait_for(ended.wait(), WAIT_S)
+        dashboard = Dashboard(Observer(stores), Options(), Keys("t" * 32))
+        dashboard._log_processes.update((ended, follows))
+        await dashboard._end_streams()
+        return await asyncio.wait_for(follows.wait(), WAIT_S)
+
+    assert asyncio.run(leave()) == -signal.SIGKILL
 
 
 def test_a_page_is_not_answered_by_a_look_that_had_begun_before_it(tmp_path: Path) -> None:
