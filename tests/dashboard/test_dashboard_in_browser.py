@@ -7,13 +7,14 @@ import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("playwright", reason="the extra dev is not installed")
 
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from elasticdl.protocol import Role
 from elasticdl_client.job_events import EventKind
@@ -387,8 +388,15 @@ def test_a_job_is_deleted_only_after_a_confirmation(chrome: Browser, tmp_path: P
             page.get_by_role("button", name="Cancel").click()
             assert job_dir.is_dir()
             page.get_by_role("button", name="Delete").click()
-            expect(page.get_by_role("dialog")).to_contain_text(str(job_dir))
-            page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+            dialog = page.get_by_role("dialog")
+            expect(dialog).to_contain_text(str(job_dir))
+            for kind, body in (("text/html", "<h1>Log in</h1>"), ("application/json", '{"done": "Job')):
+                answer = partial(Route.fulfill, content_type=kind, body=body)  # of a proxy: not the dashboard's
+                page.route("**/delete", answer)
+                dialog.get_by_role("button", name="Delete").click()
+                expect(dialog.get_by_role("alert")).to_have_text("The dashboard does not answer.")
+                page.unroute("**/delete", answer)
+            dialog.get_by_role("button", name="Delete").click()
             expect(page.locator("main")).to_contain_text("No jobs yet")
             assert not job_dir.exists()
     finally:

@@ -32,14 +32,13 @@ const act = {
       problem.replaceChildren("…");
       const query = number ? `?num_workers=${encodeURIComponent(number.value)}` : "";
       const response = await fetch(`api/jobs/${job.id}/${action}${query}`, { method: "POST", headers: { "x-elasticdl-action": session.action } }).catch(() => null);
-      const said = (await response?.text().catch(() => "")) ?? "";
-      const answer = said.startsWith("{") ? JSON.parse(said) : { error: said.trim() || "The dashboard does not answer." };
-      if (response?.ok) {
+      const answer = await answerIn(response);
+      if (response?.ok && answer?.done) {
         dialog.close();
         if (action === "delete") location.hash = "#/";
       } else {
         go.disabled = false;
-        problem.replaceChildren(`${answer.error} ${answer.hint ?? ""}`);
+        problem.replaceChildren(answer?.error ? `${answer.error} ${answer.hint ?? ""}` : "The dashboard does not answer.");
       }
     });
     const keep = el("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
@@ -50,6 +49,13 @@ const act = {
     (number ?? keep).focus();
   },
 };
+
+// The answer to an action, or null: a proxy sends pages of its own, and may cut one off.
+async function answerIn(response) {
+  const type = response?.headers.get("content-type") ?? "";
+  if (type.startsWith("application/json")) return response.json().catch(() => null);
+  return type.startsWith("text/plain") ? { error: (await response.text().catch(() => "")).trim() } : null;
+}
 
 function place() {
   const [, kind, id, tab] = location.hash.split("/");
