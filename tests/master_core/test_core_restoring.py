@@ -88,6 +88,20 @@ def test_a_server_and_a_worker_that_fail_together_are_one_failure(order: tuple[R
     assert script.job.status().phase == "Failed"
 
 
+def test_a_server_counts_where_the_only_worker_was_preempted_before() -> None:
+    script = running()
+    for life in range(1, 4):
+        script.progress(script.lease(life - 1), 0, worker_id=life - 1)
+        assert script.job.status().phase == "Running"
+        script.kill(life - 1, "Killed")
+        script.ps_dies(life=life, reason="Error")
+        if life < 3:
+            script.ps_starts(life=life + 1)
+            script.worker_starts(life)
+            script.sets_are_read({})
+    assert script.job.status().phase == "Failed"
+
+
 def test_so_does_one_that_always_becomes_ready_and_dies_before_anything_is_committed() -> None:
     script = running()
     for life in range(1, 4):

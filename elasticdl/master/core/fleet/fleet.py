@@ -478,7 +478,7 @@ class Fleet:
         was_leaving = server is not None and server.leaving_version is not None
         version = self._work.tasks.model_version
         has_served = server is not None and server.is_ready and version > server.ready_version
-        is_first = self.servers.is_complete and any(worker.reached for worker in self._workers.all())
+        is_first = self.servers.is_complete and self._retry_budget.has_trained
         reached = self._work.tasks.records_done if has_served and is_first else 0
         self._lose_server(record)
         if not record.is_leaving and not self._ending.is_decided:

@@ -56,9 +56,11 @@ class RetryBudget:
         self._avoided: dict[TaskKey, int] = {}
         self.num_faults = 0  # pods in a row that ended by their own fault before a commit
         self._errors: set[str] = set()  # of code, since the last commit
-        self._num_fruitless: dict[Place, int] = {}  # pods of a slot in a row that ended early, whatever the reason
+        # By role and slot: pods in a row that ended early, whatever the reason.
+        self._num_fruitless: dict[Role, dict[int, int]] = {role: {} for role in Role}
         self._num_relapses = 0  # pods in a row that failed, each after work of its own, and no record more was done
         self.furthest = 0  # records that were done where one of these failed, at most
+        self.has_trained = True  # since the last of these, as far as this generation of the master knows
 
     def task_failed(self, key: TaskKey, worker_id: int) -> int:
         """Charges a task; how often it has failed."""
@@ -79,12 +81,14 @@ class RetryBudget:
 
     def committed(self, records_done: int) -> None:
         """Something is done: earlier failures are forgiven, relapses only if training gets further than before."""
+        if records_done:
+            self.has_trained = True
         if records_done > self.furthest:
             self._num_relapses = self.furthest = 0
         self.num_faults = 0
         self._errors.clear()
         # A commit needs every server, so it shows that their pods work: TensorFlow's own do not report that themselves.
-        self._num_fruitless = {place: num for place, num in self._num_fruitless.items() if place[0] is not Role.PS}
+        self._num_fruitless[Role.PS].clear()
 
     def pod_ended(self, reason: str, place: Place, has_committed: bool, seconds: float) -> float:
         """Charge the end of a pod if it is to be charged, after it has run for so long.
@@ -92,11 +96,13 @@ class RetryBudget:
         Returns:
             Seconds until its successor may start.
         """
+        role, slot = place
+        ended = self._num_fruitless[role]
         if has_committed or seconds >= LONG_LIFE:
-            self._num_fruitless.pop(place, None)
+            ended.pop(slot, None)
         if has_committed:
             return 0.0
-        self._num_fruitless[place] = num_fruitless = self._num_fruitless.get(place, 0) + 1
+        ended[slot] = num_fruitless = ended.get(slot, 0) + 1
         if reason in OWN_FAULTS:
             self.num_faults += 1
         elif num_fruitless == 1:
@@ -113,6 +119,7 @@ class RetryBudget:
             How many failed so since training last got further.
         """
         self.furthest = max(self.furthest, reached)
+        self.has_trained = False
         self._num_relapses += 1
         return self._num_relapses
 
@@ -134,7 +141,9 @@ class RetryBudget:
 
     def snapshot(self) -> dict[str, Any]:
         failures = [[*key, count, self._avoided[key]] for key, count in self._failures.items()]
-        fruitless = [[*place, count] for place, count in self._num_fruitless.items()]
+        fruitless = [
+            [role, slot, count] for role, ended in self._num_fruitless.items() for slot, count in ended.items()
+        ]
         pods = {"num_faults": self.num_faults, "errors": sorted(self._errors), "fruitless": fruitless}
         return {"failures": failures, **pods, "relapses": [self._num_relapses, self.furthest]}
 
@@ -144,7 +153,8 @@ class RetryBudget:
             self._failures[key], self._avoided[key] = count, worker_id
         self.num_faults = saved["num_faults"]
         self._errors = set(saved.get("errors", ()))
-        self._num_fruitless = {(Role(role), slot): count for role, slot, count in saved.get("fruitless", ())}
+        for role, slot, count in saved.get("fruitless", ()):
+            self._num_fruitless[Role(role)][slot] = count
         self._num_relapses, self.furthest = saved.get("relapses", (0, 0))
 
 
