@@ -176,7 +176,9 @@ def still_there(directory: str) -> str:
             return directory
         found = newest(path_of(directory).parent)
     except (StorageError, OSError) as error:  # it may be back before a server needs it
-        logger.warning("The checkpoint %s cannot be looked at: %s", directory, versions.reason(error))
+        logger.warning(
+            "The checkpoint %s cannot be looked at, and stays the one to restore: %s", directory, versions.reason(error)
+        )
         return directory
     logger.info("The checkpoint %s is gone; the newest one is %s", directory, found or "none")
     return str(found or "")

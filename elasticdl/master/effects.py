@@ -176,7 +176,7 @@ class Effects:
     def _list_shards(self, kind: DataKind) -> None:
         try:
             found = self._read_shards(kind)
-        except ElasticDLError as error:
+        except (ElasticDLError, OSError) as error:
             self.inbox.post(events.ShardsUnreadable(kind, str(error)))
             return
         num_records = sum(len(shard) for shard in found)

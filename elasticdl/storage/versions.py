@@ -133,7 +133,7 @@ def when_reachable(read: Callable[[], T], patience_s: float = _PATIENCE_S) -> T:
         except StorageUnreachable as error:
             if time.monotonic() >= deadline:
                 raise
-            _log.warning("The checkpoint cannot be read now: %s", error.what)
+            _log.warning("The checkpoint cannot be read now, and is asked for again: %s", error.what)
 
 
 def abandon(directory: AnyPath) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,7 +91,7 @@ def test_a_full_disk_is_an_error_that_says_where_the_model_is_now(tmp_path: Path
 
 
 class Files(Model):
-    """The same, of an export of some files."""
+    """The same, of an export of some files, and of directories, whose names end with a slash."""
 
     def __init__(self, *names: str) -> None:
         super().__init__([])
@@ -98,8 +99,9 @@ class Files(Model):
 
     def export(self, path: str, *_rest: object) -> None:
         for name in self._names:
-            Path(path, name).parent.mkdir(parents=True, exist_ok=True)
-            Path(path, name).write_text("new")
+            os.makedirs(os.path.dirname(os.path.join(path, name)), exist_ok=True)
+            if not name.endswith("/"):
+                Path(path, name).write_text("new")
 
     def end_training(self, *_rest: object) -> None:
         """It has no callbacks."""
@@ -134,8 +136,10 @@ def test_a_directory_that_only_has_the_name_of_a_models_part_stays(tmp_path: Pat
     (output / "assets" / "logo.png").write_text("the user's")
     for lease in (7, 8):  # the second replaces a model
         assert end_training(output, "model.pt", lease=lease) == ["output/assets/logo.png", "output/model.pt"]
+    kept = ["output/assets/logo.png", "output/saved_model.pb"]
+    assert end_training(output, "saved_model.pb", "assets/", lease=9) == kept
     names = ["output/assets/vocabulary", "output/saved_model.pb"]
-    assert end_training(output, "saved_model.pb", "assets/vocabulary", lease=9) == names
+    assert end_training(output, "saved_model.pb", "assets/vocabulary", lease=10) == names
 
 
 def test_a_model_is_exported_to_the_root_of_a_volume(tmp_path: Path) -> None:

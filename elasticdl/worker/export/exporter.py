@@ -80,7 +80,7 @@ class Exporter:
         if all(left_out):
             self._confirm(held)
         self._framework.end_training(parameters, self._spec.output)
-        return left_out[0] if left_out else ""
+        return left_out[0] if left_out and (self._spec.output or all(left_out)) else ""
 
     def occasion(self, held: HeldLease) -> str:
         """Saves the model as it is now, or calls the user's callbacks at the end of an epoch.
@@ -213,8 +213,10 @@ def _move_into(made: Path, final: Path) -> None:
 
     It holds no model from the first change to the last.
     """
-    entries = sorted(made.iterdir(), key=lambda entry: _order(entry.name))
-    earlier = [name for main, beside in _BESIDE.items() if (final / main).exists() for name in beside]
+    # TensorFlow makes assets/ of a model without any, too: an empty one must not take the place of the user's.
+    found = (entry for entry in made.iterdir() if not entry.is_dir() or any(entry.iterdir()))
+    entries = sorted(found, key=lambda entry: _order(entry.name))
+    earlier = [name for main, beside in _BESIDE.items() if _had(final, main) for name in beside]
     retired = made / ".old"
     retired.mkdir()
     for name in dict.fromkeys((*_LOADABLE, *earlier, *(entry.name for entry in entries))):
@@ -223,6 +225,11 @@ def _move_into(made: Path, final: Path) -> None:
     for entry in entries:
         os.rename(entry, final / entry.name)
     sync_directory(final)
+
+
+def _had(final: Path, main: str) -> bool:
+    """Whether a directory has a model's main file, or had it before an export that was killed there."""
+    return (final / main).exists() or any(final.glob(f".*/.old/{main}"))
 
 
 def _remove_abandoned(made: Path, lease: int) -> None:
