@@ -22,6 +22,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.models.functional import Functional  # the class of all functional models has no public name
 
 from elasticdl.api.callbacks import SavedModelExporter
 from elasticdl.api.fit_arguments import as_fitted, read_callbacks, split, write_callbacks
@@ -62,6 +63,7 @@ _OF_KERAS = {  # arguments of Keras's `fit` that have no place here → what to 
     "validation_batch_size": "Validation takes the minibatches of the workers, of which a step of batch_size consists.",
     "validation_freq": "The validation data are evaluated after each epoch; evaluation_steps=N says otherwise.",
 }
+_WITHOUT_POLICY = (keras.layers.InputLayer, keras.Sequential, Functional)  # in files; they only pass tensors on
 _KNOWN_PACKAGES = ("keras", "builtins", "elasticdl", "elasticdl_preprocessing")
 _SOURCE = '''"""Written by elasticdl.fit."""
 
@@ -373,7 +375,7 @@ def _check_same(model: Any, loaded: Any) -> None:
         for (name, setting), (_, other) in zip(settings, of_loaded, strict=False)
         if setting != other
     ]
-    if lost or len(settings) != len(of_loaded):
+    if lost or len(model.weights) != len(loaded.weights):
         raise ModelDefinitionError(
             f"The model of fit is another one after it is saved and loaded: {lost[0] if lost else 'weights differ'}.",
             "Set what is frozen, and in what precision a layer computes, in __init__ of your own classes.",
@@ -384,7 +386,8 @@ def _settings(model: Any) -> list[tuple[str, str]]:
     """Return which weights are trained, and in what precision layers compute, by name."""
     trained = {id(variable) for variable in model.trainable_variables}
     weights = [(one.path, "is trained" if id(one) in trained else "is frozen") for one in model.weights]
-    return weights + [(layer.path, f"computes in {layer.dtype_policy.name}") for layer in model._flatten_layers()]
+    layers = [layer for layer in model._flatten_layers() if not isinstance(layer, _WITHOUT_POLICY)]
+    return weights + [(layer.path, f"computes in {layer.dtype_policy.name}") for layer in layers]
 
 
 def modules_of(path: Path) -> list[str]:

@@ -434,6 +434,48 @@ def test_workers_get_the_model_in_its_precision(tmp_path: Path, kind: str) -> No
     assert keras.config.dtype_policy() == before
 
 
+def with_base(kind: str) -> keras.Model:
+    """A float32 base below a head in another precision."""
+    x, dense = keras.Input((3,)), keras.layers.Dense(4)
+    base = keras.Sequential([x, dense]) if kind == "sequential" else keras.Model(x, dense(x))
+    keras.config.set_dtype_policy("mixed_float16")
+    whole = keras.Input((3,))
+    return keras.Model(whole, keras.layers.Dense(1)(base(whole)))
+
+
+def built_later() -> keras.Model:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model(X)
+    return model
+
+
+def with_extractor() -> keras.Model:
+    x = keras.Input((3,))
+    hidden = keras.layers.Dense(4)(x)
+    model = keras.Model(x, keras.layers.Dense(1)(hidden))
+    model.extractor = keras.Model(x, hidden)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: with_base("sequential"), lambda: with_base("functional"), built_later, with_extractor],
+    ids=["sequential base", "functional base", "built later", "extractor"],
+)
+def test_parts_that_compute_nothing_may_differ_in_the_file(make: Callable[[], keras.Model], tmp_path: Path) -> None:
+    before = keras.config.dtype_policy()
+    try:
+        model = make()
+    finally:
+        keras.config.set_dtype_policy(before)
+    model.compile("sgd", "mse")
+    write_module(model, tmp_path)
+    loaded = load(str(tmp_path), "fitted.custom_model", required=()).model()
+    x = np.linspace(0, 1, 18, dtype="f4").reshape(6, 3)
+    assert (loaded(x).numpy() == model(x).numpy()).all()
+
+
 def test_workers_get_texts_of_any_length(tmp_path: Path) -> None:
     texts = np.array([["a", "é" * 1_000_000], [b"ends in\0", ""], *[["b", "c"]] * 5000], object)
     given = ({"texts": texts, "numbers": np.arange(5002)}, np.array(["yes", "no"] * 2501))
