@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ _BINARY_LOSSES = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCross
 _BINARY_FUNCTIONS = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
 _OF_CLASSES = "SparseSoftmaxCrossEntropyWithLogits"  # takes numbers of classes
 _OF_MISSING = frozenset({"IsNan", "IsFinite"})  # by which a loss leaves labels out itself
+_WITHOUT_LABELS = frozenset({_OF_CLASSES, "Shape"})  # whose results tell no missing label
 
 
 class TotalLoss:
@@ -84,12 +85,13 @@ class TotalLoss:
         return self._total(examples, predictions, examples.weights, training=False)
 
     def _total(self, examples: Examples, predictions: Any, weights: Any, training: bool) -> Any:
-        before = len(_kinds_of_operations())
+        before = len(_operations())
         total = self._added_up(examples, predictions, weights, training)
-        kinds = _kinds_of_operations()[before:]
-        if _OF_CLASSES in kinds and tf.is_tensor(predictions) and predictions.shape.rank:
+        made = _operations()[before:]
+        takes_classes = any(operation.type == _OF_CLASSES for operation in made)
+        if takes_classes and tf.is_tensor(predictions) and predictions.shape.rank:
             self.num_classes = predictions.shape[-1]
-            if not _OF_MISSING.intersection(kinds):
+            if not _looks_for_missing(made, examples.labels):
                 total = _nan_where_missing(total, examples.labels)
         return total
 
@@ -203,9 +205,22 @@ def _wants_column(loss: Loss, of_labels: Any, of_predictions: Any) -> bool:
     return fits == [False, True]
 
 
-def _kinds_of_operations() -> list[str]:
-    """Of the graph being traced, in order."""
-    return [operation.type for operation in tf.compat.v1.get_default_graph().get_operations()]
+def _operations() -> list[Any]:
+    """Return those of the graph being traced, in order."""
+    return list(tf.compat.v1.get_default_graph().get_operations())
+
+
+def _looks_for_missing(made: Sequence[Any], labels: Any) -> bool:
+    """Return whether some of these operations look for NaN in labels; in a loss they may, against bad steps."""
+    leaves = tf.nest.flatten(labels, expand_composites=True)
+    of_labels = {leaf.op.name for leaf in leaves if tf.is_tensor(leaf)}
+    for operation in made:
+        if operation.type in _WITHOUT_LABELS or of_labels.isdisjoint(part.op.name for part in operation.inputs):
+            continue
+        if operation.type in _OF_MISSING:
+            return True
+        of_labels.add(operation.name)
+    return False
 
 
 def _nan_where_missing(total: Any, labels: Any) -> Any:
