@@ -144,7 +144,10 @@ def fit(
     """
     _check_flags(flags)
     if epochs < 1:
-        raise FlagError(f"fit was given epochs={epochs}: a job without epochs has no end.", "Give 1 or more.")
+        raise FlagError(
+            f"fit was given epochs={epochs}, and trains one or more.",
+            "Give 1 or more; max_step=N may end the job sooner.",
+        )
     flags |= {
         "num_workers": num_workers,
         "minibatch_size": _minibatch_size(batch_size, num_workers),
