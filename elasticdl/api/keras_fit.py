@@ -31,6 +31,8 @@ from elasticdl.data.samples import SampleRows, TextRows
 from elasticdl.frameworks.framework import Mode
 from elasticdl.frameworks.keras.compiled import check_compiled, check_complete, check_overrides, completed
 from elasticdl.frameworks.keras.input.module_data import ModuleData
+from elasticdl.frameworks.keras.model import check_trainable
+from elasticdl.frameworks.keras.optimizer import make_optimizer
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.choices import JobType
 from elasticdl_client.data_sources import OF_MODULE
@@ -162,6 +164,7 @@ def fit(
         validation_data = held if class_weight is None else held[:2]  # classes have weights in training alone
     training = _opened(definition, given, Mode.TRAINING)
     _build(model, training)
+    check_trainable(definition, model.trainable_variables)
     validation = None if validation_data is None else _opened(definition, validation_data, Mode.EVALUATION)
     with _new_directory(directory) as place:
         of_job = write_callbacks(callbacks, place / _CALLBACKS, place / _MODULE_DIRECTORY)
@@ -252,6 +255,7 @@ def _checked(model: Any) -> ModelDefinition:
     definition = completed(bare, model)
     check_complete(definition, ("loss", "optimizer"))
     check_compiled(bare, model, None, ())
+    make_optimizer(definition, model, on_parameter_server=False)
     return definition
 
 

@@ -178,8 +178,8 @@ def bare_model() -> keras.Model:
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
 
 
-def model_of(**compiled: Any) -> keras.Model:
-    model = bare_model()
+def model_of(model: keras.Model | None = None, **compiled: Any) -> keras.Model:
+    model = model or bare_model()
     model.compile(**{"optimizer": "sgd", "loss": "mse", **compiled})
     return model
 
@@ -233,6 +233,18 @@ REFUSED: dict[str, Callable[[], Attempt]] = {
         "run_eagerly=True, which no worker",
     ),
     "own step": lambda: ((model_of_own_step(), X, Y), {}, ModelDefinitionError, "Stepping overrides train_step"),
+    "averages": lambda: (
+        (model_of(optimizer=keras.optimizers.SGD(use_ema=True)), X, Y),
+        {},
+        ModelDefinitionError,
+        "has use_ema=True",
+    ),
+    "half weights": lambda: (
+        (model_of(keras.Sequential([keras.layers.Dense(1, dtype="bfloat16")])), X, Y),
+        {},
+        ModelDefinitionError,
+        "kernel is bfloat16",
+    ),
     "no model": lambda: (("mse", X, Y), {}, ModelDefinitionError, "was given a str"),
     "no data": lambda: ((model_of(),), {}, FlagError, "no data"),
     "no labels": lambda: ((model_of(), X), {}, FlagError, "x without y"),

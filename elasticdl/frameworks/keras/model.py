@@ -160,7 +160,7 @@ def _built(
             swap.keep_frozen(model)
             swap.drop_strangers(model)
     trainable = tuple(model.trainable_variables)
-    _check_trainable(definition, trainable)
+    check_trainable(definition, trainable)
     others = list({id(v): v for v in model.non_trainable_weights}.values())
     non_trainable = tuple(v for v in others if v.dtype == "float32")
     own = tuple(v for v in others if v.dtype != "float32")
@@ -249,7 +249,11 @@ def _is_built(model: Any) -> bool:
     return bool(getattr(model, "inputs", None)) and bool(model.built)
 
 
-def _check_trainable(definition: ModelDefinition, variables: Sequence[Any]) -> None:
+def check_trainable(definition: ModelDefinition, variables: Sequence[Any]) -> None:
+    """
+    Raises:
+        ModelDefinitionError: a trainable variable is not float32.
+    """
     for variable in variables:
         if variable.dtype != "float32":
             raise ModelDefinitionError(
