@@ -314,6 +314,7 @@ def _flags_of(place: Path, validation: ModuleData | None) -> dict[str, FlagValue
         "training_data": OF_MODULE,
         "distribution_strategy": "AllReduceStrategy",
         "runtime": "local",
+        "precision": "fp32",  # whatever the environment asks for: the layers have their policies
     }
     return flags if validation is None else flags | {"validation_data": OF_MODULE}
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,11 @@ from elasticdl.api.keras_fit import HandedOver, modules_of, write_arrays, write_
 from elasticdl.frameworks.framework import Mode
 from elasticdl.frameworks.keras.input.module_data import ModuleData
 from elasticdl.model_def import ModelDefinition, load
+from elasticdl_client.choices import JobType
 from elasticdl_client.errors import DataError, ElasticDLError, FlagError, ModelDefinitionError
 from elasticdl_client.job_dir import holders, wait_for_end
+from elasticdl_client.sdk import FlagValue, JobHandle
+from elasticdl_client.sdk import start as sdk
 
 X = np.zeros((6, 3), "f4")
 Y = np.arange(6)
@@ -338,6 +341,18 @@ def test_best_weights_are_refused_what_the_environment_asks_for(
     with pytest.raises(FlagError, match=message) as caught:
         elasticdl.fit(model_of(), X, Y, validation_data=(X, Y), callbacks=RESTORING)
     assert f"ELASTICDL_{name}" in caught.value.hint
+
+
+def test_the_precision_of_the_environment_is_not_that_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("ELASTICDL_PRECISION", "bf16")
+
+    def start(kind: JobType, flags: Mapping[str, FlagValue], **_: Any) -> JobHandle:
+        raise FlagError(f"a job in {sdk.spec_of(kind, flags, print).precision.value}")
+
+    monkeypatch.setattr(sdk, "start", start)
+    with pytest.raises(FlagError, match="a job in fp32"):
+        elasticdl.fit(model_of(), X, Y)
 
 
 def steps_down(epoch: int) -> float:
