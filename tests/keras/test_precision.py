@@ -13,9 +13,10 @@ import pytest
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Share
 from elasticdl.frameworks.keras import KerasFramework, KerasSettings
+from elasticdl.frameworks.keras.evaluation import fits
 from elasticdl.model_def import load
 from elasticdl_client.choices import Precision
-from elasticdl_client.errors import ModelDefinitionError
+from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 from tests.keras.conftest import ZOO
 
 
@@ -113,3 +114,17 @@ def test_weights_of_half_precision_come_back_from_a_file(framework: Any, tmp_pat
             load_file(dict(zip(other.state(), state.values(), strict=True)))
         assert (other._built().own[0].numpy() == frozen.numpy()).all()
         other._built().own[0].assign(0 * frozen)
+
+
+def test_bytes_of_another_type_are_refused(framework: Any) -> None:
+    tested = framework("half_frozen", Precision.FP32)
+    state = dict(tested.state())
+    name = next(name for name, value in state.items() if value.dtype == np.float32 and value.size > 1)
+    for load_file in (tested.load_state, tested.load_weights):
+        with pytest.raises(CheckpointError, match=name):
+            load_file({**state, name: state[name].view("V4")})
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", True), ("float16", False), ("float32", False)])
+def test_two_bytes_are_bfloat16(dtype: str, expected: bool) -> None:
+    assert fits(np.zeros(3, "V2"), keras.Variable([0.0, 0.0, 0.0], dtype=dtype)) is expected

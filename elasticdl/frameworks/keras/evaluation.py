@@ -137,7 +137,24 @@ def _array(output: Any) -> npt.NDArray[Any]:
 
 def of_file(value: npt.NDArray[Any], variable: Any) -> npt.NDArray[Any]:
     """Return a value that was read from a file for a variable: files of NumPy have bfloat16 and its like as bytes."""
-    return value.view(tf.as_dtype(variable.dtype).as_numpy_dtype) if value.dtype.kind == "V" else value
+    return value.view(_own_dtype(variable)) if _is_bytes(value) else value
+
+
+def fits(value: npt.NDArray[Any], variable: Any) -> bool:
+    """Return whether a value that was read from a file has the variable's shape, and as bytes may be of its type."""
+    if tuple(value.shape) != tuple(variable.shape):
+        return False
+    own = _own_dtype(variable)
+    return not _is_bytes(value) or (own.kind == "V" and own.itemsize == value.dtype.itemsize)
+
+
+def _is_bytes(value: npt.NDArray[Any]) -> bool:
+    return value.dtype.type is np.void
+
+
+def _own_dtype(variable: Any) -> np.dtype[Any]:
+    own: np.dtype[Any] = np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
+    return own
 
 
 def load_weights(path: str, built: BuiltModel, state: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -150,7 +167,7 @@ def load_weights(path: str, built: BuiltModel, state: Mapping[str, npt.NDArray[A
     variables = {_PREFIX + name: variable for name, variable in zip(unique_names(weights), weights, strict=True)}
     given = {name: value for name, value in state.items() if name.startswith(_PREFIX)}
     wrong = sorted(set(given) ^ set(variables)) or [
-        name for name, variable in variables.items() if tuple(given[name].shape) != tuple(variable.shape)
+        name for name, variable in variables.items() if not fits(given[name], variable)
     ]
     if wrong:
         raise CheckpointError(

@@ -41,7 +41,7 @@ from elasticdl.frameworks.framework import (
 from elasticdl.frameworks.keras import optimizer as hooks
 from elasticdl.frameworks.keras.compiled import by_output, check_compiled, check_complete, taken_from_compile
 from elasticdl.frameworks.keras.computation import build_optimizer, check_policy, device_meter, set_policy
-from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures, arrays_of, load_weights, of_file
+from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures, arrays_of, fits, load_weights, of_file
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.input.feed import TracedFeed
 from elasticdl.frameworks.keras.input.pipeline import Pipeline
@@ -268,7 +268,7 @@ class KerasFramework:
         """
         variables = self._state_variables()
         wrong = sorted(set(state) ^ set(variables)) or [
-            name for name, variable in variables.items() if tuple(state[name].shape) != tuple(variable.shape)
+            name for name, variable in variables.items() if not fits(state[name], variable)
         ]
         if wrong:
             raise CheckpointError(
