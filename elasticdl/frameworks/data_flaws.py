@@ -157,8 +157,9 @@ def _is_texts(part: Any) -> bool:
 def _text_flaw(texts: Sequence[Any], name: str, column: str, lookup: str) -> LabelFlaw:
     decoded = [one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in texts]
     what = f"{name[:1].upper()}{name[1:]} holds texts, such as {decoded[0][:_SHOWN]!r}, and the loss takes numbers"
-    kinds = sorted({text[:_SHOWN] for text in decoded})  # as classes are numbered elsewhere: False 0, True 1
-    if column and all(_is_number(kind) for kind in kinds if kind.strip()):
+    # As classes are numbered elsewhere: False 0, True 1; a missing cell is none.
+    kinds = sorted({text[:_SHOWN] for text in decoded if text.strip()})
+    if column and all(_is_number(kind) for kind in kinds):
         hint = f'Read it as numbers: --data_reader_params=\'column_dtypes={{"{column}": "int64"}}\'; {_LEAVES_OUT}.'
         return LabelFlaw(what, hint, 0)
     shown = json.dumps(kinds[:_NUM_TEXTS], ensure_ascii=False)[:-1] + (", …]" if len(kinds) > _NUM_TEXTS else "]")

@@ -58,6 +58,7 @@ def feed(dataset, mode, metadata):
 LABELS = {
     "texts": (["cat", "dog"] * 20, ["column y", "'cat'", "Record 0 of", '["cat", "dog"]']),
     "truth values": (["True", "False"] * 4, ["'True'", '["False", "True"]']),
+    "texts and gaps": (["cat", "", "dog"] * 20, ["'cat'", '["cat", "dog"]']),
     "from one": ([1, 2, 3] * 10, ["column y holds 3", "3 outputs", "Record 2 of", "subtract 1"]),
     "too many": ([*[0, 1, 2] * 4, 7, 1], ["column y holds 7", "Record 12 of", "8 outputs"]),
     "negative": ([*[0, 1, 2] * 3, -1, 1, 1], ["column y holds -1", "Record 9 of", "below 0"]),
