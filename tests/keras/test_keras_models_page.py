@@ -187,8 +187,9 @@ def test_what_the_page_says_of_compile_is_so() -> None:
         if what == "taken":
             assert getattr(compiled({}, **settings)(), SYMBOLS[name]) is not None
         elif what == "refused":
-            with pytest.raises(ModelDefinitionError, match=f"compiled with {name}=.*which no worker does"):
+            with pytest.raises(ModelDefinitionError, match=f"compiled with {name}=.*which no worker does") as caught:
                 compiled({}, **settings)()
+            assert caught.value.hint == "Leave it out of compile()."
 
 
 @pytest.mark.parametrize(

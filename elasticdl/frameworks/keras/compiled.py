@@ -21,6 +21,7 @@ from elasticdl.frameworks.keras.metrics import Evaluated, metric_name, metrics_b
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
 
+_NO_WORKER_DOES = ("weighted_metrics", "run_eagerly")  # arguments of `compile`
 _COMPILED = "Say it once: leave it out of the module, or leave it out of compile()."
 _log = logging.getLogger("elasticdl.keras")
 
@@ -94,7 +95,7 @@ def check_compiled(definition: ModelDefinition, model: Any, optimizer: Any, metr
             no worker does.
     """
     given = _arguments(model)
-    refused = {name: given[name] for name in ("weighted_metrics", "run_eagerly") if given.get(name)}
+    refused = {name: given[name] for name in _NO_WORKER_DOES if given.get(name)}
     if definition.loss is not None:
         if given.get("loss_weights"):
             refused["loss_weights"] = given["loss_weights"]
@@ -109,13 +110,11 @@ def check_compiled(definition: ModelDefinition, model: Any, optimizer: Any, metr
             refused["metrics"] = [metric_name(one) for one in unknown]
     if refused:
         listed = ", ".join(f"{name}={_shown(value)}" for name, value in refused.items())
-        why = (
-            "which the module does not say"
-            if {"loss", "optimizer", "metrics"} & set(refused)
-            else "which no worker does"
-        )
+        why, hint = "which the module does not say", _COMPILED
+        if set(refused) <= set(_NO_WORKER_DOES):
+            why, hint = "which no worker does", "Leave it out of compile()."
         raise ModelDefinitionError(
-            f"{definition.path}: {definition.symbol} returned a model compiled with {listed}, {why}.", _COMPILED
+            f"{definition.path}: {definition.symbol} returned a model compiled with {listed}, {why}.", hint
         )
     if given.get("steps_per_execution", 1) != 1:
         _log.warning("compile(steps_per_execution=…) changes nothing here: each minibatch is a step of its own")
