@@ -116,6 +116,19 @@ def test_a_step_of_any_strategy_is_that_of_train_on_batch(
     assert local.train(batch, 1) == pytest.approx(wanted, rel=1e-5)
 
 
+def test_what_fills_up_a_short_minibatch_does_not_count_as_unmasked(
+    framework: Any, rows_of: Any, minibatches: Any
+) -> None:
+    filled, exact = (framework("compiled.masked_samples", jit_compile=jit) for jit in (True, False))
+    with_masked = np.where(np.arange(5)[:, None] % 3 == 1, np.zeros(5), ROWS[:5])
+    for rows in (ROWS[:8], ROWS[:5], with_masked):
+        losses = []
+        for one in (filled, exact):
+            (batch,) = minibatches(one, rows_of(rows))
+            losses.append(one.gradients(batch, filled.initial(), {}, 1).loss)
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 def test_a_model_that_was_trained_with_a_schedule_can_be_loaded(
     framework: Any, rows_of: Any, minibatches: Any, tmp_path: Any
 ) -> None:

@@ -75,7 +75,8 @@ class TotalLoss:
         predictions = self._model(examples.features, training=True)
         weights = examples.weights
         if presence is not None:
-            self.heeds_presence = not self.is_of_model and self._is_exact(examples, predictions)
+            may_heed = not self.is_of_model and not self._heeds_mask(predictions)
+            self.heeds_presence = may_heed and self._is_exact(examples, predictions)
             if self.heeds_presence:
                 weights = presence if weights is None else _times(weights, presence)
         return self._total(examples, predictions, weights, training=True)
@@ -142,6 +143,11 @@ class TotalLoss:
             if self._wants_column:
                 _log.warning("loss gets labels of shape [n, 1]: it would compare [n] with every one of n predictions")
         return labels[:, None] if self._wants_column else labels
+
+    def _heeds_mask(self, predictions: Any) -> bool:
+        """Whether the loss divides by the number of unmasked values, with those of samples of weight 0 among them."""
+        parts = tf.nest.flatten(predictions) if isinstance(self._loss, keras.losses.Loss) else []
+        return any(getattr(part, "_keras_mask", None) is not None for part in parts)
 
     def _is_exact(self, examples: Examples, predictions: Any) -> bool:
         """Whether weights of 1 change nothing, and those of `presence` leave samples out: tried on numbers."""

@@ -87,6 +87,14 @@ def masked() -> keras.Model:
     return model
 
 
+def masked_samples() -> keras.Model:
+    """Samples of zeros alone are masked."""
+    x = keras.Input((4,))
+    model = keras.Model(x, keras.layers.Dense(1)(keras.layers.Masking(0.0)(x)))
+    model.compile(optimizer=keras.optimizers.SGD(0.05), loss=squares)
+    return model
+
+
 def feed_steps(dataset, mode, metadata):
     """Whole numbers as labels."""
     return feed(dataset, mode, metadata).map(lambda x, y: (x, tf.fill([4, 1], tf.cast(y, tf.int64))))
