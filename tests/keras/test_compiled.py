@@ -129,6 +129,17 @@ def test_what_fills_up_a_short_minibatch_does_not_count_as_unmasked(
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_a_function_of_the_module_counts_what_is_masked_though_compile_has_it_too(
+    framework: Any, rows_of: Any, minibatches: Any
+) -> None:
+    tested = framework("compiled.masked_samples", loss="squares", on_parameter_server=False)
+    rows = ROWS[:8].copy()
+    rows[::3, :4] = 0
+    (batch,) = minibatches(tested, rows_of(rows))
+    wanted = float(np.square(tested._built().model(rows[:, :4]).numpy()[:, 0] - rows[:, 4]).mean())
+    assert tested.train(batch, 1) == pytest.approx(wanted, rel=1e-5)
+
+
 def test_a_model_that_was_trained_with_a_schedule_can_be_loaded(
     framework: Any, rows_of: Any, minibatches: Any, tmp_path: Any
 ) -> None:

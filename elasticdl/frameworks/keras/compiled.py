@@ -33,7 +33,7 @@ def completed(definition: ModelDefinition, model: Any) -> ModelDefinition:
     """
     given = _arguments(model)
     taken: dict[str, Any] = {}
-    if definition.loss is None and given.get("loss") is not None:
+    if leaves_loss_to_compile(definition, model):
         taken = {"loss": given["loss"], "loss_weights": given.get("loss_weights")}
     elif definition.loss is None and given and is_overridden(model, "compute_loss"):
         taken["loss"] = _no_loss
@@ -126,9 +126,9 @@ def _arguments(model: Any) -> Mapping[str, Any]:
     return given
 
 
-def is_compiled_with(model: Any, loss: Any) -> bool:
-    """Whether `compile` was given this loss."""
-    return loss is not None and _arguments(model).get("loss") is loss
+def leaves_loss_to_compile(definition: ModelDefinition, model: Any) -> bool:
+    """Return whether the loss is that of `compile`: the module has none, and the model was compiled with one."""
+    return definition.loss is None and _arguments(model).get("loss") is not None
 
 
 def _no_loss(labels: Any, predictions: Any) -> Any:

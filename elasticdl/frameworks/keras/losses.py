@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras.src.trainers.compile_utils import CompileLoss
 
 from elasticdl.frameworks.framework import Floats
-from elasticdl.frameworks.keras.compiled import is_compiled_with, is_overridden
+from elasticdl.frameworks.keras.compiled import is_overridden
 from elasticdl.frameworks.keras.samples import Examples
 from elasticdl.layers.placement import Placement, RowsNotFetched
 from elasticdl_client.errors import ModelDefinitionError
@@ -40,17 +40,20 @@ class TotalLoss:
     uses the module's `loss`.
     """
 
-    def __init__(self, model: Any, loss: Any, placement: Placement | None, loss_weights: Any = None) -> None:
+    def __init__(
+        self, model: Any, loss: Any, placement: Placement | None, loss_weights: Any = None, is_of_compile: bool = False
+    ) -> None:
         """
         Args:
-            loss: the module's: a function, or what Keras's `compile` takes.
+            loss: a function, or what Keras's `compile` takes.
             placement: of the model's embedding tables; `compute_loss` cannot look them up.
             loss_weights: as `compile` takes them.
+            is_of_compile: the module leaves the loss to `compile`; a function of the module gets labels as they are.
         """
         self._model = model
         # Names, configs, classes, losses by output and functions of `compile` are Keras's own matter.
         self.is_described = not callable(loss) or inspect.isclass(loss) or loss_weights is not None
-        self.is_described |= is_compiled_with(model, loss) and not isinstance(loss, keras.losses.Loss)
+        self.is_described |= is_of_compile and not isinstance(loss, keras.losses.Loss)
         outputs = getattr(model, "output_names", None)
         self._loss = loss
         if self.is_described:

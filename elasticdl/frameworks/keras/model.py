@@ -20,7 +20,7 @@ from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 
 from elasticdl.frameworks.framework import Floats, Mode, Parameters, Table, Variable
-from elasticdl.frameworks.keras.compiled import check_overrides, completed
+from elasticdl.frameworks.keras.compiled import check_overrides, completed, leaves_loss_to_compile
 from elasticdl.frameworks.keras.embedding import Swap, Unmovable, describe_table
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs, nested_models_checked
 from elasticdl.frameworks.keras.losses import TotalLoss
@@ -145,6 +145,7 @@ def _built(
                 f"{definition.path}: {definition.symbol} returned a {type(model).__name__}, not a keras.Model."
             )
         check_overrides(definition.path, model, mode)
+        is_of_compile = leaves_loss_to_compile(definition, model)
         definition = completed(definition, model)
         where = f"{definition.path}: {definition.symbol}"
         inputs = ModelInputs.of(where, model)
@@ -155,7 +156,7 @@ def _built(
             if _has_own_code(model):
                 features = examples(inputs).features
                 user_call(lambda: _trace_training(model, features), f"{where}.call")
-            loss = _make_loss(definition, model, placement, lambda: examples(inputs))
+            loss = _make_loss(definition, model, placement, is_of_compile, lambda: examples(inputs))
         if swap is not None:
             swap.keep_frozen(model)
             swap.drop_strangers(model)
@@ -225,13 +226,18 @@ def _trace_training(model: Any, features: Any) -> None:
 
 
 def _make_loss(
-    definition: ModelDefinition, model: Any, placement: Placement | None, examples: Callable[[], Examples]
+    definition: ModelDefinition,
+    model: Any,
+    placement: Placement | None,
+    is_of_compile: bool,
+    examples: Callable[[], Examples],
 ) -> TotalLoss | None:
     """The loss, and the variables of layers that `compute_loss` alone calls; without labels nothing calls it."""
     if definition.loss is None:
         return None
     what = f"{definition.path}: loss = {definition.loss!r}"
-    loss: TotalLoss = user_call(lambda: TotalLoss(model, definition.loss, placement, definition.loss_weights), what)
+    given = (model, definition.loss, placement, definition.loss_weights, is_of_compile)
+    loss: TotalLoss = user_call(lambda: TotalLoss(*given), what)
     if loss.is_of_model or loss.is_described:
         if loss.is_of_model:
             what = f"{definition.path}: {definition.symbol}.compute_loss"
