@@ -127,7 +127,14 @@ def check_beginning(path: AnyPath, strategy: DistributionStrategy) -> None:
     """
     for version in [path] if (path / MANIFEST).is_file() else _versions(path):
         with suppress(CheckpointError):  # damaged: it is said where the content is read
-            kind = ModelKind.SERVERS if "parts" in _manifest(version) else ModelKind.STATE
+            manifest = _manifest(version)
+            written_by = manifest.get("strategy")
+            if "parts" not in manifest and written_by not in (None, DistributionStrategy.ALL_REDUCE):
+                raise FlagError(
+                    f"{_FLAG}={version} is a checkpoint of {written_by}, with which no training begins.",
+                    "Name a checkpoint of a job with AllReduceStrategy; evaluate and predict take this one.",
+                )
+            kind = ModelKind.SERVERS if "parts" in manifest else ModelKind.STATE
             TrainedModel(kind, version).check_strategy(strategy)
             return
 

@@ -12,11 +12,11 @@ from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl.worker.ledger import Ledger
 from elasticdl_client.choices import DistributionStrategy, FrameworkName
 from elasticdl_client.errors import CheckpointError, FlagError
-from elasticdl_client.trained_model import ModelKind, TrainedModel, check_unused, look_at
+from elasticdl_client.trained_model import ModelKind, TrainedModel, check_beginning, check_unused, look_at
 
 
-def write_state(directory: Path, step: int) -> Path:
-    checkpoints = StateCheckpoints(str(directory), CheckpointKind("j", "AllReduceStrategy", "model.npz", {}))
+def write_state(directory: Path, step: int, strategy: str = "AllReduceStrategy") -> Path:
+    checkpoints = StateCheckpoints(str(directory), CheckpointKind("j", strategy, "model.npz", {}))
     checkpoints.save(step, {"model/w": np.arange(step)}, Ledger(steps=step))
     return directory / f"version-{step}"
 
@@ -83,6 +83,17 @@ def test_the_error_of_a_wrong_model_names_the_jobs_that_can_load_it() -> None:
         own.check_framework(FrameworkName.TORCH)
     with pytest.raises(FlagError, match="written for tensorflow"):
         TrainedModel(ModelKind.TORCH_STATE, Path("m")).check_framework(FrameworkName.TENSORFLOW)
+
+
+def test_no_training_begins_with_a_checkpoint_of_local(tmp_path: Path) -> None:
+    version = write_state(tmp_path, 9, "Local")
+    assert look_at(version).kind is ModelKind.STATE
+    for strategy in DistributionStrategy:
+        for path in version, tmp_path:
+            with pytest.raises(FlagError, match="is a checkpoint of Local, with which no training begins"):
+                check_beginning(path, strategy)
+    write_state(tmp_path, 10)
+    check_beginning(tmp_path, DistributionStrategy.ALL_REDUCE)
 
 
 def test_predictions_of_two_jobs_are_never_mixed(tmp_path: Path) -> None:
