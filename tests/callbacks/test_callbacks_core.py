@@ -160,6 +160,17 @@ def test_a_model_is_saved_and_a_hook_called_after_each_epoch_in_order_before_the
     assert "ModelCheckpoint: the model of step 8 is saved to m-2" in script.log()
 
 
+def test_a_model_that_is_not_saved_is_reported_with_what_to_do() -> None:
+    script = running({"saving": [SAVE]}, num_epochs=1)
+    while (lease := script.lease()).type is not TaskType.CALLBACK:
+        if lease.type is TaskType.TRAINING:
+            script.finish(lease)
+        else:
+            script.evaluated(lease, **({"loss": 1.0} if lease.task == 2 else {}))
+    script.finish(lease, not_exported="it needs 5 GB")
+    assert "ModelCheckpoint: no model is saved to m-1: it needs 5 GB. Give workers more memory." in script.log()
+
+
 def test_the_best_model_is_saved_after_the_evaluation_that_found_it() -> None:
     best = {**SAVE, "path": "best-{val_loss:.1f}", "metric": "loss"}
     script = running({"saving": [best]}, num_epochs=3)

@@ -234,7 +234,7 @@ def test_the_end_is_a_card_of_what_a_user_asks_then(capsys: pytest.CaptureFixtur
 
 def test_a_model_that_was_not_exported_has_no_place_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     spec = JobSpec(job_name="j", model_zoo="z", model_def="m.model", output="out")
-    why = "no model is exported, which needs up to 5 GB of memory"
+    why = "no model is exported: it needs up to 5 GB of memory, and there are 3 GB"
     history = EventHistory((JobEvent(1, 1.0, EventKind.MODEL_NOT_EXPORTED, "job", why),))
     report.print_end(spec, Ended(0, "", None), history, logs="l", hint="")
     assert capsys.readouterr().out.splitlines() == ["Job j succeeded.", "logs: l"]

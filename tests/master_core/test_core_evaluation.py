@@ -109,13 +109,13 @@ def test_validation_data_without_metrics_is_warned_of() -> None:
 
 
 def test_a_model_that_is_not_exported_is_not_said_to_be() -> None:
-    for why in ("", "which needs up to 5 GB of memory"):
+    for why in ("", "it needs up to 5 GB of memory, and there are 3 GB"):
         script = running(1, output="/export")
         train_all(script)
         script.finish(script.lease(0), 0, 0, not_exported=why)
         assert script.job.status().phase == "Succeeded"
         assert any("is exported to /export" in line for line in script.log()) is not bool(why)
-        assert any(f"No model is exported, {why}" in line for line in script.log()) is bool(why)
+        assert any(f"No model is exported: {why}" in line for line in script.log()) is bool(why)
         assert script.job.events.has_no_model is bool(why)
 
 

@@ -51,7 +51,7 @@ def test_a_missing_model_file_is_announced_by_name(caplog: pytest.LogCaptureFixt
 def test_the_checkpoint_stays_the_export_of_a_model_that_is_too_large(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         announce_export(TABLES, 5 * GB, "out", "/checkpoints")
-    assert "The newest checkpoint in /checkpoints is the trained model" in caplog.text
+    assert "The last checkpoint in /checkpoints, written when training is done, is the trained model" in caplog.text
 
 
 def test_a_model_that_would_be_lost_is_refused() -> None:

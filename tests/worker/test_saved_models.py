@@ -86,7 +86,7 @@ def test_a_full_disk_is_an_error_that_says_where_the_model_is_now(tmp_path: Path
         spec = JobSpec(output=str(disk / "model"), checkpoint_dir="/checkpoints")
         with pytest.raises(CheckpointError, match="No space left") as error:
             Exporter(model, model, link, spec).end_training(held)
-        assert "/checkpoints is the trained model" in error.value.hint
+        assert "/checkpoints, written when training is done, is the trained model" in error.value.hint
         assert not list(disk.iterdir())
 
 
@@ -180,7 +180,7 @@ def test_a_model_too_large_to_export_is_reported_with_the_reason(tmp_path: Path)
     spec = JobSpec(output=str(tmp_path / "model"), checkpoint_dir="/checkpoints")
     reason = Exporter(model, model, link, spec).end_training(held)
     assert "needs up to" in reason
-    assert "/checkpoints is the trained model" in reason
+    assert "/checkpoints, written when training is done, is the trained model" in reason
     assert not list(tmp_path.iterdir())
 
 
@@ -192,3 +192,15 @@ def test_a_model_is_exported_where_a_callbacks_copy_of_it_does_not_fit(tmp_path:
     spec = JobSpec(output=str(tmp_path / "model"), checkpoint_dir=str(tmp_path / "checkpoints"))
     assert Exporter(model, model, link, spec).end_training(held) == ""
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_model_too_large_to_save_on_the_way_has_no_checkpoint_in_its_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model: Any = Huge("model.pt")
+    link: Any = Master()
+    held: Any = SimpleNamespace(id=7, lease=SimpleNamespace(occasion=SimpleNamespace(save_to="step-4")))
+    reason = Exporter(model, model, link, JobSpec(checkpoint_dir=str(tmp_path))).occasion(held)
+    assert "needs up to" in reason
+    assert "trained model" not in reason + caplog.text
+    assert f"No model is written to {tmp_path}/step-4: {reason}" in caplog.text

@@ -80,7 +80,8 @@ class Exporter:
         if all(left_out):
             self._confirm(held)
         self._framework.end_training(parameters, self._spec.output)
-        return left_out[0] if left_out and (self._spec.output or all(left_out)) else ""
+        reason = left_out[0] if left_out and (self._spec.output or all(left_out)) else ""
+        return f"{reason}. {instead(self._spec.checkpoint_dir)} {_MORE_MEMORY}" if reason else ""
 
     def occasion(self, held: HeldLease) -> str:
         """Saves the model as it is now, or calls the user's callbacks at the end of an epoch.
@@ -134,8 +135,8 @@ class Exporter:
         size, available = sum(4 * table.dim * table.num_rows for table in tables), available_bytes()
         plan = plan_export(size, available)
         if not plan.saved_model and self._spec.checkpoint_dir:
-            reason = f"{why_not(size, available)}. {instead(self._spec.checkpoint_dir)}"
-            _log.warning("No model is exported, %s", reason)
+            reason = why_not(size, available)
+            _log.warning("No model is written to %s: %s", final, reason)
             return reason
         with _own_place(final, held.id) as made:
             with self._full_disk_named(made, final):
@@ -394,6 +395,7 @@ _PROCESS_BYTES = 700 << 20  # of the export process without tables
 _SAVED_MODEL = 1.5  # times the tables: the memory of a SavedModel; 1.1 to 1.3 were measured
 _MODEL_FILE = 2.5  # the same for the framework's own file, which is written after it; 2.2 were measured
 _SEPARATE_BYTES = 64 << 20  # larger tables are exported by a process of their own
+_MORE_MEMORY = "For an export give workers more memory, on Kubernetes by --worker_resource_limit."
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,14 +441,16 @@ def announce_export(tables: Sequence[Table], available_bytes: int, output: str, 
     largest = max(sizes, key=lambda name: sizes[name])
     tables_here = f"The embedding tables have {_gb(size)} (the largest is {largest!r})"
     if plan.saved_model:
-        _log.warning("%s: no model.keras is exported, %s", tables_here, _reason(needed_bytes(size)[1], available_bytes))
+        reason = _reason(needed_bytes(size)[1], available_bytes)
+        _log.warning("%s, so no model.keras is exported: %s", tables_here, reason)
         return
     reason = why_not(size, available_bytes)
     if checkpoint_dir:
-        _log.warning("%s: no model is exported, %s. %s", tables_here, reason, instead(checkpoint_dir))
+        text = "%s, so no model is exported: %s. %s %s"
+        _log.warning(text, tables_here, reason, instead(checkpoint_dir), _MORE_MEMORY)
         return
     raise ModelDefinitionError(
-        f"{tables_here}: no model can be exported to {output}, {reason}; and without --checkpoint_dir "
+        f"{tables_here}, so no model can be exported to {output}: {reason}. Without --checkpoint_dir "
         "the trained model would be lost.",
         "Give the job a --checkpoint_dir, its workers more memory, or leave --output out.",
     )
@@ -459,11 +463,12 @@ def why_not(tables_bytes: int, available_bytes: int) -> str:
 
 def instead(checkpoint_dir: str) -> str:
     """Return the substitute for an export."""
-    return f"The newest checkpoint in {checkpoint_dir} is the trained model."
+    taken = "the trained model, which --checkpoint_dir_for_init takes"
+    return f"The last checkpoint in {checkpoint_dir}, written when training is done, is {taken}."
 
 
 def _reason(needed: float, available_bytes: int) -> str:
-    return f"which needs up to {_gb(needed)} of memory where there are {_gb(available_bytes)}"
+    return f"it needs up to {_gb(needed)} of memory, and there are {_gb(available_bytes)}"
 
 
 def _gb(size: float) -> str:

@@ -388,7 +388,8 @@ class Work:
             path = self.callbacks.finish()
             self._out.persist()
             if path and event.not_exported:
-                self._out.log(f"ModelCheckpoint: no model is saved to {path}, {event.not_exported}", Level.WARNING)
+                text = f"ModelCheckpoint: no model is saved to {path}: {event.not_exported}. Give workers more memory."
+                self._out.log(text, Level.WARNING)
             elif path:
                 self._out.log(f"ModelCheckpoint: the model of step {lease.model_version} is saved to {path}")
         elif lease.type is TaskType.TRAIN_END:
@@ -396,8 +397,8 @@ class Work:
             self._out.persist()
             if event.not_exported:
                 why = event.not_exported
-                self._out.events.add(EventKind.MODEL_NOT_EXPORTED, "job", f"no model is exported, {why}")
-                self._out.log(f"No model is exported, {why}", Level.WARNING)
+                self._out.events.add(EventKind.MODEL_NOT_EXPORTED, "job", f"no model is exported: {why}")
+                self._out.log(f"No model is exported: {why}", Level.WARNING)
             elif self._settings.output:
                 text = f"exported to {self._settings.output}"
                 self._out.events.add(EventKind.MODEL_EXPORTED, "job", text, directory=self._settings.output)
