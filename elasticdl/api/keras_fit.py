@@ -377,16 +377,17 @@ def _loaded_model(path: Path, policy: str) -> Any:
 
 def _check_same(model: Any, loaded: Any) -> None:
     """Refuse a model with settings that its class does not restore."""
-    settings, of_loaded = _settings(model), _settings(loaded)
     lost = [
-        f"{name} {setting}"
-        for (name, setting), (_, other) in zip(settings, of_loaded, strict=False)
+        f"{name} {setting}, and {other} in the loaded model"
+        for (name, setting), (_, other) in zip(_settings(model), _settings(loaded), strict=False)
         if setting != other
     ]
-    if lost or len(model.weights) != len(loaded.weights):
+    if len(model.weights) != len(loaded.weights):
+        lost = [f"it has {len(model.weights)} weights, and the loaded model {len(loaded.weights)}"]
+    if lost:
         raise ModelDefinitionError(
-            f"The model of fit is another one after it is saved and loaded: {lost[0] if lost else 'weights differ'}.",
-            "Set what is frozen, and in what precision a layer computes, in __init__ of your own classes.",
+            f"Workers load the model of fit from a file, which does not keep all of it: {lost[0]}.",
+            "Set what is frozen, and the dtype of a layer, in __init__ of your own classes.",
         )
 
 

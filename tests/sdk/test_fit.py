@@ -221,6 +221,13 @@ def tuned(**changed: Any) -> keras.Model:
     return model
 
 
+def adapted() -> keras.Model:
+    """A model with weights that its file does not make."""
+    model = tuned()
+    model.base.enable_lora(2)
+    return model
+
+
 def own_loss(labels: Any, predictions: Any) -> Any:
     return tf.reduce_mean(tf.square(labels - predictions))
 
@@ -305,12 +312,18 @@ REFUSED: dict[str, Callable[[], Attempt]] = {
         ModelDefinitionError,
         "cannot be sent to a worker",
     ),
-    "thawed by loading": lambda: ((tuned(trainable=False), X, Y), {}, ModelDefinitionError, "kernel is frozen"),
+    "thawed by loading": lambda: (
+        (tuned(trainable=False), X, Y),
+        {},
+        ModelDefinitionError,
+        "kernel is frozen, and is trained in the loaded model",
+    ),
+    "less when loaded": lambda: ((adapted(), X, Y), {}, ModelDefinitionError, "has 6 weights, and the loaded model 4"),
     "of another precision": lambda: (
         (tuned(dtype_policy="mixed_bfloat16"), X, Y),
         {},
         ModelDefinitionError,
-        "computes in mixed_bfloat16",
+        "computes in mixed_bfloat16, and computes in float32 in the loaded model",
     ),
     "precision": lambda: ((model_of(), X, Y), {"precision": "bf16"}, FlagError, "fit takes no precision"),
     "unregistered": lambda: ((model_of(loss=own_loss), X, Y), {}, ModelDefinitionError, "cannot be saved and loaded"),
