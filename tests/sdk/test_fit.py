@@ -240,7 +240,7 @@ REFUSED: dict[str, Callable[[], Attempt]] = {
         (model_of(run_eagerly=True), X, Y),
         {},
         ModelDefinitionError,
-        "run_eagerly=True, which no worker",
+        "^elasticdl.fit: the model is compiled with run_eagerly=True, which no worker does",
     ),
     "own step": lambda: ((model_of_own_step(), X, Y), {}, ModelDefinitionError, "Stepping overrides train_step"),
     "averages": lambda: (

@@ -113,9 +113,7 @@ def check_compiled(definition: ModelDefinition, model: Any, optimizer: Any, metr
         why, hint = "which the module does not say", _COMPILED
         if set(refused) <= set(_NO_WORKER_DOES):
             why, hint = "which no worker does", "Leave it out of compile()."
-        raise ModelDefinitionError(
-            f"{definition.path}: {definition.symbol} returned a model compiled with {listed}, {why}.", hint
-        )
+        raise ModelDefinitionError(f"{definition.path}: the model is compiled with {listed}, {why}.", hint)
     if given.get("steps_per_execution", 1) != 1:
         _log.warning("compile(steps_per_execution=…) changes nothing here: each minibatch is a step of its own")
 
