@@ -99,7 +99,7 @@ def class_names(root: str) -> list[str]:
     """The directories of a folder of images, in order of their labels.
 
     Raises:
-        DataError: the name of one is no UTF-8.
+        DataError: the name of one is not UTF-8.
     """
     found = [entry for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith((".", "_"))]
     for entry in found:

@@ -64,7 +64,7 @@ def find_files(source: str) -> list[str]:
     """Paths of the data files of a source, sorted, at least one.
 
     Raises:
-        DataError: there is none, a link to one leads nowhere, or a name is no UTF-8.
+        DataError: there is none, a link to one leads nowhere, or a name is not UTF-8.
     """
     if not source:
         raise DataError("The name of the data source is empty.", "Name a file or directory.")
@@ -141,11 +141,13 @@ def check_name(path: str) -> None:
     """Check that a path can be sent to the workers.
 
     Raises:
-        DataError: it is no UTF-8.
+        DataError: it is not UTF-8.
     """
     shown = path.encode(errors="backslashreplace").decode()
     if shown != path:
-        raise DataError(f"The name {shown} is no UTF-8.", "Rename it, for example by convmv.")
+        raise DataError(
+            f"The name of {shown} is not UTF-8, and cannot be sent to workers.", "Rename it, for example with convmv."
+        )
 
 
 def no_records(source: str) -> DataError:

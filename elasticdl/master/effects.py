@@ -191,8 +191,12 @@ class Effects:
             except (ElasticDLError, OSError) as error:
                 if (what := _what(error)) != trouble:
                     trouble = what
-                    text = "The %s data cannot be compared with those that the job began with, and is tried again: %s"
-                    logger.warning(text, kind, trouble)
+                    logger.warning(
+                        "The %s data cannot be compared with those that the job began with; the comparison is "
+                        "repeated later: %s",
+                        kind,
+                        trouble,
+                    )
                 if self._is_closed.wait(pause_s):
                     return
                 pause_s = min(2 * pause_s, _LONGEST_DATA_RETRY_S)

@@ -163,7 +163,8 @@ def hosts_of(names: str) -> tuple[str, ...]:
     found = tuple(name.strip().lower() for name in names.split(",") if name.strip())
     for name in found:
         if not _HOST.fullmatch(name) and _address(name) is None:
-            raise FlagError(f"--hosts: '{name}' is not the name of a host.", "Without https:// and port: dash.example.")
+            hint = "Give names or IP addresses without https:// and port, such as dash.example."
+            raise FlagError(f"--hosts: '{name}' is not the name of a host.", hint)
     return found
 
 

@@ -53,6 +53,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 _POD = re.compile(r"master|(worker|ps)(-[0-9]+)?|")
 _GONE = "There is no such job any more."
 _NOT_SEEN = "The job is not seen now."
+_ACCESS_HINT = "Make room on the disk, or run `elasticdl` as the owner of the job's directory."
 _SSE = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -251,7 +252,9 @@ class Dashboard:
         except ElasticDLError as error:
             return JSONResponse({"error": error.what, "hint": error.hint}, 409)
         except OSError as error:  # a full disk, files of another user
-            return JSONResponse({"error": f"{action.value.capitalize()} of job {job.name} has failed: {error}."}, 409)
+            why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror or error
+            text = f"{action.value.capitalize()} of job {job.name} has failed: {why}."
+            return JSONResponse({"error": text, "hint": _ACCESS_HINT}, 409)
         finally:
             self._observer.look_again()
         return JSONResponse({"done": done})

@@ -99,8 +99,9 @@ def test_names_are_added_and_addresses_are_taken_where_it_listens_to_others() ->
 @pytest.mark.parametrize("name", ["https://dash.example", "dash.example:8443", "dash.example/jobs", "bücher.example"])
 def test_what_is_no_name_of_a_host_is_refused(name: str) -> None:
     assert hosts_of("Dash.example, other") == ("dash.example", "other")
-    with pytest.raises(FlagError, match=name):
+    with pytest.raises(FlagError, match=name) as refused:
         hosts_of(f"other,{name}")
+    assert "IP addresses" in refused.value.hint
 
 
 def test_an_action_needs_the_header_of_the_page_and_its_origin(dashboard: RunningDashboard, jobs: Path) -> None:
@@ -240,7 +241,8 @@ def test_a_damaged_job_hides_no_other(tmp_path: Path) -> None:
         bearer = f"Bearer {running.token}"
         refused = running.ask(f"/api/jobs/{ids['cut']}/resume", "POST", Authorization=bearer)
         assert refused.status == 409
-        assert "No such file or directory" in refused.json()["error"]
+        assert f"No such file or directory: {jobs}/cut/logs/" in refused.json()["error"]
+        assert "as the owner of the job's directory" in refused.json()["hint"]
     finally:
         running.process.terminate()  # the bug has left its traceback
         running.process.communicate(timeout=30)

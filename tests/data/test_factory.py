@@ -87,7 +87,7 @@ def test_a_name_that_is_not_utf_8_is_refused(tmp_path: Path, name: bytes) -> Non
     for path in (file, file.parent.parent / "a.png"):
         path.write_text("x\n")
     for source in (folder, file):
-        with pytest.raises(DataError, match=r"/a/.*caf\\udce9.* is no UTF-8"):
+        with pytest.raises(DataError, match=r"/a/.*caf\\udce9.* is not UTF-8"):
             create_reader(str(source)).shards()
 
 
