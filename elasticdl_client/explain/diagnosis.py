@@ -65,6 +65,7 @@ class Trouble(StrEnum):
     DISK_FULL = "DiskFull"
     CHECKPOINT_NOT_WRITTEN = "CheckpointNotWritten"
     CHECKPOINT_DAMAGED = "CheckpointDamaged"
+    MODEL_NOT_EXPORTED = "ModelNotExported"
     JOURNAL_NOT_WRITTEN = "JournalNotWritten"
 
     # Standing still, and slow

@@ -31,6 +31,7 @@ _DETECTORS: tuple[Callable[[Facts], Iterator[Diagnosis]], ...] = (
     failures.excluded,
     failures.unreadable_data,
     failures.checkpoints,
+    failures.exports,
     failures.stops,
     slowness.hangs,
     slowness.standing_groups,

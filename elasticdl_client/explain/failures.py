@@ -361,6 +361,25 @@ def checkpoints(facts: Facts) -> Iterator[Diagnosis]:
         )
 
 
+def exports(facts: Facts) -> Iterator[Diagnosis]:
+    """Models that were trained and not exported."""
+    for event in facts.of(EventKind.MODEL_NOT_EXPORTED):
+        why = event.message.partition(": ")[2].partition(". ")[0]
+        yield Diagnosis(
+            Trouble.MODEL_NOT_EXPORTED,
+            (event.subject,),
+            event.at,
+            f"The model was not exported: {why}",
+            (event.message,),
+            "The last checkpoint, written when training was done, is the trained model.",
+            Cost(),
+            "Name it to other jobs by --checkpoint_dir_for_init. For an export give workers more memory, on Kubernetes "
+            "by --worker_resource_limit.",
+            evidence_of(event),
+            (event.number,),
+        )
+
+
 def stops(facts: Facts) -> Iterator[Diagnosis]:
     """Jobs that were asked to end, and those of which nothing runs any more."""
     asked = facts.of(EventKind.JOB_STOP_REQUESTED)

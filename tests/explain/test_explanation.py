@@ -544,3 +544,13 @@ def test_every_diagnosis_can_be_written_as_yaml() -> None:
     log.add(EventKind.WORKER_HUNG, "worker-1", "no progress for 60 s", activity="world", stacks="")
     plain = explain(log.facts()).to_plain()
     assert yaml.safe_load(words.structured(plain, "yaml"))["troubles"][0]["evidence"]["part"] == HangPart.COLLECTIVE
+
+
+def test_a_model_that_was_not_exported_is_a_trouble_of_a_job_that_has_not_failed() -> None:
+    log = Log()
+    why = "it needs up to 5.0 GB of memory, and there are 3.0 GB"
+    log.add(EventKind.MODEL_NOT_EXPORTED, "job", f"no model is exported: {why}. The last checkpoint in /c is it.")
+    (diagnosis,) = diagnosed(log)
+    assert (diagnosis.trouble, diagnosis.is_fatal) == (Trouble.MODEL_NOT_EXPORTED, False)
+    assert diagnosis.seen == f"The model was not exported: {why}"
+    assert "--checkpoint_dir_for_init" in diagnosis.advice
