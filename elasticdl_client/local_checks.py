@@ -79,7 +79,8 @@ def check_local(spec: JobSpec) -> JobSpec:
         _check_command(spec, zoo)
     elif spec.job_type is not JobType.ANALYZE:
         check_model_source(spec, zoo)
-    requirements_file.check_installed(zoo)
+    if spec.job_type is not JobType.ANALYZE:  # it has no code of the user's
+        requirements_file.check_installed(zoo)
     changes: dict[str, str] = {"model_zoo": str(zoo)}
     own_reader = not spec.job_command and reads_data_itself(spec, zoo)
     flags = flag_fields(spec.job_type)
@@ -119,7 +120,8 @@ def _check_written(spec: JobSpec, paths: Mapping[str, str]) -> None:
     """Check what the job writes to; `paths` are absolute, by flag."""
     for name in _WRITTEN:
         if name in paths and not is_table(paths[name]):
-            path, is_file = Path(paths[name]), name == "metrics_output" or spec.job_type is JobType.ANALYZE
+            path = Path(paths[name])
+            is_file = name == "metrics_output" or (name == "output" and spec.job_type is JobType.ANALYZE)
             if is_file and path.is_dir():
                 raise FlagError(f"--{name}: {path} is a directory.", "Name a file in it.")
             _check_writable(name, path.parent if is_file else path)

@@ -74,6 +74,19 @@ def test_a_relative_directory_of_bad_records_is_that_of_the_client(
     assert check_local(dataclasses.replace(spec, bad_records_dir="bad")).bad_records_dir == str(tmp_path / "bad")
 
 
+def test_an_analysis_writes_to_directories_that_are_there_and_needs_no_packages_of_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "requirements.txt").write_text("no-such-package\n")  # an analysis has no code
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "s.json.parts").mkdir()  # of a job that failed
+    flags = {"job_name": "a", "runtime": "local", "data": "rows.csv", "output": "s.json", "bad_records_dir": "bad"}
+    checked = check_local(JobSpec.from_flags("analyze", flags))
+    assert checked.prediction_outputs == str(tmp_path / "s.json.parts")
+
+
 def test_a_missing_zoo_module_or_symbol_is_named_with_its_file(spec: JobSpec) -> None:
     assert "/nowhere does not exist" in refused(spec, ModelDefinitionError, model_zoo="/nowhere")
     said = refused(spec, ModelDefinitionError, model_def="pkg.other.custom_model")
