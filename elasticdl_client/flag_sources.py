@@ -217,11 +217,9 @@ def _of_module(job_type: str, values: Mapping[str, object]) -> list[str]:
     main = {"train": "training_data", "evaluate": "validation_data", "predict": "prediction_data"}.get(job_type)
     if main is None or values.get(main) or not values.get("model_def") or values.get("job_command"):
         return []
-    zoo, model_def = str(values.get("model_zoo") or "."), str(values["model_def"])
-    framework = parse("framework", values.get("framework", FrameworkName.AUTO), FrameworkName.AUTO)
-    if framework_of(JobSpec(model_zoo=zoo, model_def=model_def, framework=framework)) is not FrameworkName.TENSORFLOW:
+    if _framework(values) is not FrameworkName.TENSORFLOW:
         return []
-    found = dataset_flags(job_type, Path(os.path.expanduser(zoo)), model_def)
+    found = dataset_flags(job_type, Path(_zoo(values)), str(values["model_def"]))
     return [name for name in found if not values.get(name)] if main in found else []
 
 
@@ -231,11 +229,17 @@ def _why_all_reduce(values: Mapping[str, object]) -> str:
         return ""
     if "num_ps_pods" in values:
         return "--num_ps_pods is 0" if str(values["num_ps_pods"]).strip() == "0" else ""
+    return f"{values['model_def']} is written for PyTorch" if _framework(values) is FrameworkName.TORCH else ""
+
+
+def _framework(values: Mapping[str, object]) -> FrameworkName:
     framework = parse("framework", values.get("framework", FrameworkName.AUTO), FrameworkName.AUTO)
-    zoo, model_def = str(values.get("code") or values.get("model_zoo", "")), str(values["model_def"])
-    if framework_of(JobSpec(model_zoo=zoo, model_def=model_def, framework=framework)) is FrameworkName.TORCH:
-        return f"{model_def} is written for PyTorch"
-    return ""
+    return framework_of(JobSpec(model_zoo=_zoo(values), model_def=str(values["model_def"]), framework=framework))
+
+
+def _zoo(values: Mapping[str, object]) -> str:
+    """Return the directory of this machine that holds the model's module."""
+    return os.path.expanduser(str(values.get("code") or values.get("model_zoo") or "."))
 
 
 def check(spec: JobSpec) -> None:

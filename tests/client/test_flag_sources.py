@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import FlagError
-from elasticdl_client.flag_sources import GivenFlags, gather
+from elasticdl_client.flag_sources import GivenFlags, gather, infer
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.version import VERSION
 
@@ -126,6 +128,22 @@ def test_a_wrong_flag_names_the_place_it_comes_from(
     assert done.returncode == 2
     assert origin in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--model_zoo=~/zoo", "--code=~/zoo"])
+def test_what_follows_from_the_module_is_read_below_the_home_directory_and_in_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "zoo" / "torch_model.py").write_text("import torch\n")
+    (tmp_path / "zoo" / "keras_model.py").write_text("import keras\ndef dataset(): ...\n")
+
+    def inferred(name: str) -> dict[str, object]:
+        return infer("train", gather("train", ["--runtime=local", flag, f"--model_def={name}.custom_model"], {})).values
+
+    assert inferred("torch_model")["distribution_strategy"] is DistributionStrategy.ALL_REDUCE
+    assert inferred("keras_model")["training_data"] == OF_MODULE
 
 
 def test_standard_input_is_a_file_too_and_the_version_is_said() -> None:
