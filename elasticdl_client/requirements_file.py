@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 FILE = "requirements.txt"
-_INCLUDED = re.compile(r"(-r|--requirement|-c|--constraint)(?:\s*|=)(\S+)")
+_INCLUDED = re.compile(r"(-[rc]\s*|--(?:requirement|constraint)(?:=|\s+))(\S+)")
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _OPTIONS = re.compile(r"\s--?[a-z].*$")  # of one requirement, such as its hashes
 _PATH = re.compile(r"\.{0,2}/|[^@\s]+(/|\.whl|\.zip|\.tar\.gz)|[a-z+]+:")
@@ -116,7 +116,7 @@ def _lines(
                     f"{line.place}: there is no file {found[2]} in {root}.", "Put it there, or take the line out."
                 )
             if included not in above:
-                is_other = is_constraint or found[1] in ("-c", "--constraint")
+                is_other = is_constraint or found[1].startswith(("-c", "--c"))
                 yield from _lines(included, root, is_other, above | {path, included})
 
 

@@ -146,6 +146,8 @@ def test_code_without_requirements_needs_no_cache(tmp_path: Path) -> None:
         ("numpy \\\n  ==\n", "line 1: .* is not a requirement"),
         ("-r none.txt", "there is no file none.txt"),
         ("-r../outside.txt", "there is no file ../outside.txt"),
+        ("--requirement=none.txt", "there is no file none.txt"),
+        ("-r=none.txt", "there is no file =none.txt"),  # as pip reads it
     ],
 )
 def test_what_pods_could_not_install_is_refused_by_file_and_line(tmp_path: Path, text: str, what: str) -> None:
@@ -164,13 +166,15 @@ alpha[extra]; python_version < "3"
 """
 
 
+@pytest.mark.parametrize("option", ["-c ", "-c", "--constraint=", "--constraint "])
 @pytest.mark.parametrize("check", [check_installable, check_installed])
 def test_a_constraint_asks_for_nothing_and_a_marker_may_exclude_a_requirement(
-    check: Callable[[Path], None], tmp_path: Path
+    check: Callable[[Path], None], option: str, tmp_path: Path
 ) -> None:
     (tmp_path / "zoo").mkdir()
     (tmp_path / "zoo" / "constraints.txt").write_text("no-such-package==1\n-c constraints.txt\n")
-    check(write_code(tmp_path, INSTALLABLE.replace("alpha @ https://host/alpha.whl#sha256=00", "")))
+    requirements = INSTALLABLE.replace("alpha @ https://host/alpha.whl#sha256=00", "").replace("-c ", option)
+    check(write_code(tmp_path, requirements))
 
 
 def test_a_local_job_names_what_this_python_lacks(tmp_path: Path) -> None:
