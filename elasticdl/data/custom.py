@@ -31,6 +31,7 @@ def adapt_reader(
     records_per_task: int | None = None,
     reader_params: Mapping[str, object] | None = None,
     seed: int = 0,
+    label_column: str = "",
 ) -> Reader:
     """Calls the user's ``custom_data_reader(data_origin, records_per_task=…, **reader_params)``.
 
@@ -40,6 +41,7 @@ def adapt_reader(
         records_per_task: minibatch size times minibatches per task.
         reader_params: of `--data_reader_params`.
         seed: of the job; goes into the metadata.
+        label_column: of --label_column; goes into the metadata where there is such a column.
 
     Raises:
         ModelDefinitionError: if the function does not take these arguments or what it returns is no reader.
@@ -58,9 +60,9 @@ def adapt_reader(
         ) from error
     reader = custom_data_reader(data_origin, **arguments)
     if _has(reader, "shards", "read", "metadata"):
-        return _CheckedReader(cast(Reader, reader), data_origin, seed)
+        return _CheckedReader(cast(Reader, reader), data_origin, seed, label_column)
     if _has(reader, "create_shards", "read_records"):
-        return _CheckedReader(_OriginalReader(reader), data_origin, seed)
+        return _CheckedReader(_OriginalReader(reader), data_origin, seed, label_column)
     raise ModelDefinitionError(f"custom_data_reader returned a {type(reader).__name__}, which is not a reader.", _HINT)
 
 
@@ -172,10 +174,11 @@ def _type_name(dtype: object) -> str:
 class _CheckedReader:
     """Any reader of the user's, made to keep the port's promises or fail by name."""
 
-    def __init__(self, reader: Reader, source: str, seed: int) -> None:
+    def __init__(self, reader: Reader, source: str, seed: int, label_column: str) -> None:
         self._reader = reader
         self._source = source
         self._seed = seed
+        self._label_column = label_column
         self._known: list[Shard] = []
 
     def shards(self) -> list[Shard]:
@@ -211,7 +214,8 @@ class _CheckedReader:
 
     def metadata(self) -> Metadata:
         metadata = self._reader.metadata()
-        return metadata if metadata.seed else replace(metadata, seed=self._seed)
+        label = self._label_column if self._label_column in metadata.column_names else ""
+        return replace(metadata, seed=metadata.seed or self._seed, label_column=metadata.label_column or label)
 
 
 def _to_bytes(record: object, shard: Shard) -> bytes:

@@ -60,9 +60,15 @@ class Readers:
     def _open(self, origin: str) -> Reader:
         if self._definition is None or self._definition.custom_data_reader is None:
             return open_source(self._spec, origin)
-        params = self._spec.data_reader_params_dict()
-        records_per_task = self._spec.minibatch_size * self._spec.num_minibatches_per_task
-        return adapt_reader(self._definition.custom_data_reader, origin, records_per_task, params, self._spec.seed)
+        spec = self._spec
+        return adapt_reader(
+            self._definition.custom_data_reader,
+            origin,
+            spec.minibatch_size * spec.num_minibatches_per_task,
+            spec.data_reader_params_dict(),
+            spec.seed,
+            spec.label_column,
+        )
 
 
 def on_parameter_servers(spec: JobSpec) -> bool:

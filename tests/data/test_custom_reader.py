@@ -9,8 +9,12 @@ import pytest
 
 from elasticdl.data.custom import CustomTask, adapt_reader
 from elasticdl.data.reader import Metadata, Reader
+from elasticdl.model_def import ModelDefinition
 from elasticdl.protocol import Shard
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.factories import Readers
 from elasticdl_client.errors import DataError, ElasticDLError, ModelDefinitionError
+from elasticdl_client.job_spec import JobSpec
 
 
 class Original:
@@ -134,3 +138,21 @@ def test_shards_that_break_the_port_are_refused(shards: list[Shard]) -> None:
     with pytest.raises(ElasticDLError, match="start at 0") as caught:
         adapt(Port(*shards)).shards()
     assert "shards() of the custom data reader" in caught.value.what
+
+
+@pytest.mark.parametrize(("named", "own", "label"), [("b", "", "b"), ("c", "", ""), ("b", "a", "a")])
+def test_a_label_column_of_the_flags_is_in_the_metadata_where_the_reader_has_it(
+    named: str, own: str, label: str
+) -> None:
+    reader = Port(Shard("t", 0, 3))
+    reader.metadata = lambda: Metadata(("a", "b"), label_column=own)  # type: ignore[method-assign]
+    adapted = adapt_reader(lambda data_origin: reader, "origin", label_column=named)
+    assert adapted.metadata() == Metadata(("a", "b"), label_column=label)
+
+
+def test_a_job_gives_its_label_column_to_the_reader_of_the_module() -> None:
+    reader = Port(Shard("t", 0, 3))
+    reader.metadata = lambda: Metadata(("a", "b"))  # type: ignore[method-assign]
+    definition = ModelDefinition("m.py", "Model", object, custom_data_reader=lambda data_origin: reader)
+    spec = JobSpec(job_name="j", training_data="t", label_column="b")
+    assert Readers(spec, definition).of(pb.TRAINING).metadata().label_column == "b"
