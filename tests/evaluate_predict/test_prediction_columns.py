@@ -74,10 +74,17 @@ def spec(data: Path, zoo: Path, **flags: object) -> JobSpec:
     return JobSpec.from_flags("predict", {**given, **flags})
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "recordio"])
-def test_the_columns_of_a_minibatch_are_those_of_its_records(kind: str, tmp_path: Path, zoo: Path) -> None:
+IN_FLAGS = {"columns": "x"}
+IN_PARAMS = {"data_reader_params": 'columns="x"; label_col="name"'}
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"), [("csv", IN_FLAGS), ("parquet", IN_FLAGS), ("parquet", IN_PARAMS), ("recordio", {})]
+)
+def test_the_columns_of_a_minibatch_are_those_of_its_records(
+    kind: str, flags: dict[str, str], tmp_path: Path, zoo: Path
+) -> None:
     data = write(kind, tmp_path)
-    flags = {"columns": "x"} if kind != "recordio" else {}
     definition = load(str(zoo), "scaled.custom_model", required=())
     carried = CarriedColumns(spec(data, zoo, prediction_columns="name,id", **flags), definition)
     lease = pb.Lease(shard=pb.ShardMessage(name=str(data), start=10, end=20))

@@ -194,13 +194,16 @@ class CarriedColumns:
         self.names = split_columns(spec.prediction_columns)
         self._size = spec.minibatch_size
         everything = dataclasses.replace(spec, columns="", label_column="")
-        reader = open_source(everything, spec.prediction_data)
+        given = spec.data_reader_params_dict().items()
+        params = {name: value for name, value in given if name not in ("columns", "label_col")}
+        reader = open_source(everything, spec.prediction_data, params)
         if available := reader.metadata().column_names:
             missing = next((name for name in self.names if name not in available), None)
             if missing is not None:
                 what = f"--prediction_data has no column {missing}, which --prediction_columns names."
                 raise DataError(what, f"It has: {', '.join(available)}.")
-            reader = open_source(dataclasses.replace(everything, columns=spec.prediction_columns), spec.prediction_data)
+            everything = dataclasses.replace(everything, columns=spec.prediction_columns)
+            reader = open_source(everything, spec.prediction_data, params)
         self._reader: Reader = reader
         metadata = reader.metadata()
         self._rows = (
