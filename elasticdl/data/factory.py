@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -141,7 +142,8 @@ def _parts(sources: Sequence[str], kind: str, find: Callable[[str], list[str]]) 
             found.append(source)
         else:
             found += find(source)
-    repeated = next((part for part in found if found.count(part) > 1), None) if len(sources) > 1 else None
+    times = Counter(found)
+    repeated = next((part for part in found if times[part] > 1), None) if len(sources) > 1 else None
     if repeated is not None:
         raise DataError(f"{hide(repeated)} is in two of the data sources.", "Name it once.")
     return found
