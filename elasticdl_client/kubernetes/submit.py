@@ -312,6 +312,7 @@ def mount_notes(spec: JobSpec) -> list[str]:
         "output",
         "prediction_outputs",
         "metrics_output",
+        "bad_records_dir",
         "tensorboard_log_dir",
         "log_file_path",
         "requirements_cache",

@@ -304,6 +304,8 @@ def test_what_would_be_lost_with_a_pod_is_said() -> None:
     assert mount_notes(job(volume=volume, checkpoint_dir="/data/checkpoints", output="/data/model")) == []
     with pytest.raises(FlagError, match="--output=/database/model is on no mount"):
         mount_notes(job(volume=volume, checkpoint_dir="/data/checkpoints", output="/database/model"))
+    with pytest.raises(FlagError, match="--bad_records_dir=/bad is on no mount"):
+        mount_notes(job(volume=volume, checkpoint_dir="/data/checkpoints", bad_records_dir="/bad"))
     with pytest.raises(FlagError, match=r"--log_file_path=/var/log/job\.log is on no mount"):
         mount_notes(job(volume=volume, checkpoint_dir="/data/checkpoints", log_file_path="/var/log/job.log"))
     [note] = mount_notes(job(volume=volume, checkpoint_dir="/tmp/c"))
