@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import StorageError
 from elasticdl_client.flags import Check
-from elasticdl_client.storage_kinds import KINDS, check_url, is_remote, scheme_of
+from elasticdl_client.storage_kinds import KINDS, check_url, has_capitals, is_remote, scheme_of
 
 _LONGEST_NAME_BYTES = 255  # NAME_MAX of Linux
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -92,6 +92,8 @@ def check_readable_path(path: str) -> str:
     """A path, or a URL of storage."""
     if not is_remote(path):
         return check_path(path)
+    if has_capitals(path):
+        return f"has a scheme in capitals; write {scheme_of(path)}://"
     try:
         check_url(path)
     except StorageError:

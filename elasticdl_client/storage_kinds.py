@@ -79,7 +79,8 @@ def check_url(url: str) -> None:
     """Checks that a URL of storage holds no credential: its files' names are printed, and kept in the job's journal.
 
     Raises:
-        StorageError: it has a password, a token or a signature in it, or names no bucket or host.
+        StorageError: it has a password, a token or a signature in it, names no bucket or host, or its scheme has
+            capitals.
     """
     shown = hide(url)
     if shown != url:
@@ -89,6 +90,13 @@ def check_url(url: str) -> None:
         )
     if not url.partition("://")[2].strip("/"):
         raise StorageError(f"The URL {url} names no bucket or host.", "Write for example s3://BUCKET/DIRECTORY.")
+    if has_capitals(url):
+        raise StorageError(f"The URL {url} has a scheme in capitals.", f"Write {scheme_of(url)}://.")
+
+
+def has_capitals(url: str) -> bool:
+    """Whether the scheme of a URL of storage is not in lower case: packages take it for the name of a bucket."""
+    return not url.startswith(scheme_of(url))
 
 
 def check_installed(url: str) -> None:

@@ -292,6 +292,11 @@ def test_a_directory_of_predictions_may_have_another_ending() -> None:
     assert check_outputs("digits.auto") == ""
 
 
+def test_a_scheme_in_capitals_is_refused_as_no_package_reads_it() -> None:
+    with pytest.raises(FlagError, match="--output=S3://bucket/model: has a scheme in capitals; write s3://"):
+        JobSpec.from_flags("train", {**LOCAL, "output": "S3://bucket/model"})
+
+
 def test_a_url_is_no_path() -> None:
     with pytest.raises(FlagError, match="--log_file_path=s3://bucket/model: is a URL; mount the bucket"):
         JobSpec.from_flags("train", {**LOCAL, "log_file_path": "s3://bucket/model"})

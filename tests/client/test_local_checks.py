@@ -275,6 +275,7 @@ def test_urls_of_storage_are_checked_without_a_request(spec: JobSpec) -> None:
     said = refused(spec, StorageError, training_data="https://host/a.csv?token=abc123")
     assert "abc123" not in said
     assert "--envs" in said
+    assert "Write s3://." in refused(spec, StorageError, training_data="S3://bucket/data")
     said = refused(spec, DataError, training_data="s3://b/d", data_reader_params="reader_type=ImageFolder")
     assert "mounted directories alone" in said
     said = refused(spec, DataError, training_data="s3://b/d", data_reader_params="reader_type=CSV;headr=True")
