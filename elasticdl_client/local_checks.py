@@ -207,8 +207,19 @@ _PARQUET = b"PAR1"  # at both ends: the first column of a table may have that na
 
 
 def absolute_sources(origin: str) -> str:
-    """The same sources with absolute paths."""
-    return ",".join(_absolute_source(source) for source in split_sources(os.path.expanduser(origin)))
+    """The same sources with absolute paths.
+
+    Raises:
+        DataError: one of several has a comma in its path.
+    """
+    sources = [_absolute_source(source) for source in split_sources(os.path.expanduser(origin))]
+    split = next((source for source in sources if "," in source), "") if len(sources) > 1 else ""
+    if split:
+        raise DataError(
+            f"{split} has a comma in it, which separates sources.",
+            "Name a directory or a pattern alone, or rename the directory.",
+        )
+    return ",".join(sources)
 
 
 def check_sources(name: str, spec: JobSpec, origin: str) -> None:

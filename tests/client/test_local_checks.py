@@ -266,6 +266,18 @@ def test_several_sources_and_tables_get_absolute_paths(
     assert "ftp:// is not a data source" in refused(spec, DataError, training_data="ftp://host/data")
 
 
+def test_several_sources_below_a_directory_with_a_comma_are_refused(
+    spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "a,b"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for name in ("one", "two"):
+        (here / name).write_text("a record")
+    assert check_local(dataclasses.replace(spec, training_data="one")).training_data == str(here / "one")
+    assert f"{here}/one has a comma in it" in refused(spec, DataError, training_data="one,two")
+
+
 def test_urls_of_storage_are_checked_without_a_request(spec: JobSpec) -> None:
     url = "s3://bucket/data,s3://bucket/more/*.csv"
     assert check_local(dataclasses.replace(spec, training_data=url)).training_data == url
