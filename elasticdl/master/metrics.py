@@ -57,7 +57,7 @@ class Snapshot:
 
     @property
     def has_ps(self) -> bool:
-        return self.spec.num_ps_pods > 0 and not self.spec.need_tf_config
+        return self.spec.num_ps_pods > 0 and not self.spec.job_command  # a script has TensorFlow's own
 
 
 @dataclass(frozen=True, slots=True)

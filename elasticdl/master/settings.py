@@ -72,7 +72,7 @@ def settings_of(spec: JobSpec) -> JobSettings:
         nan_policy=spec.nan_policy,
         runs_command=runs_command,
         expects_data=bool(spec.training_data) or strategy is DistributionStrategy.ALL_REDUCE,
-        has_tensorflow_servers=spec.need_tf_config and spec.num_ps_pods > 0,
+        has_tensorflow_servers=runs_command and spec.need_tf_config and spec.num_ps_pods > 0,
         has_evaluator=has_evaluator(spec),
         verb=_VERBS[spec.job_type],
         has_last_task=bool(spec.prediction_outputs),

@@ -6,9 +6,11 @@ import dataclasses
 
 import pytest
 
+from elasticdl.master.metrics import Snapshot
 from elasticdl.master.settings import check_fixed_flags, describe, fixed_flags, settings_of
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobStatus
 
 SPEC = JobSpec.from_flags(
     "train", {"job_name": "j", "runtime": "local", "model_def": "m.f", "training_data": "/d", "num_ps_pods": 2}
@@ -53,6 +55,13 @@ def test_what_changes_the_records_of_a_minibatch_is_fixed() -> None:
 def test_the_core_is_given_the_policy_and_the_servers() -> None:
     settings = settings_of(dataclasses.replace(SPEC, nan_policy="skip"))
     assert (settings.num_ps, settings.nan_policy) == (2, "skip")
+
+
+def test_servers_are_those_of_tensorflow_with_a_command_alone() -> None:
+    ours = dataclasses.replace(SPEC, need_tf_config=True)
+    scripts = dataclasses.replace(ours, model_def="", job_command="python train.py")
+    assert [settings_of(spec).has_tensorflow_servers for spec in (ours, scripts)] == [False, True]
+    assert [Snapshot(spec, JobStatus(spec.job_name), {}).has_ps for spec in (ours, scripts)] == [True, False]
 
 
 def test_the_log_begins_with_the_flags_that_were_given_and_hides_what_is_secret() -> None:
