@@ -40,7 +40,7 @@ class OssClient:
         if not endpoint and not region:
             raise StorageError("oss:// has no endpoint.", "Set OSS_ENDPOINT or OSS_REGION; for pods, with --envs.")
         self._endpoint = endpoint or f"https://oss-{region}.aliyuncs.com"
-        found = re.search(r"oss-([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com", self._endpoint)
+        found = re.search(r"oss-(?!accelerate)([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com", self._endpoint)
         self._region = region or (found[1] if found else "")
         signer = oss2.ProviderAuthV4 if self._region else oss2.ProviderAuth
         has_key = bool(os.environ.get("OSS_ACCESS_KEY_ID"))

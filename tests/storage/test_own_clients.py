@@ -92,6 +92,26 @@ def test_oss_without_an_endpoint_says_how_to_name_one(monkeypatch: pytest.Monkey
     assert "OSS_ENDPOINT" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "region"),
+    [
+        ("https://oss-eu-central-1.aliyuncs.com", "eu-central-1"),
+        ("oss-cn-hangzhou-internal.aliyuncs.com", "cn-hangzhou"),
+        ("https://oss-accelerate.aliyuncs.com", ""),  # of all regions
+        ("https://oss-accelerate-overseas.aliyuncs.com", ""),
+    ],
+)
+def test_requests_are_signed_for_the_region_that_an_endpoint_of_oss_names(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, region: str
+) -> None:
+    pytest.importorskip("oss2", reason="needs oss2")
+    from elasticdl.storage.oss_client import OssClient
+
+    monkeypatch.setenv("OSS_ENDPOINT", endpoint)
+    monkeypatch.delenv("OSS_REGION", raising=False)
+    assert OssClient()._region == region
+
+
 def test_hdfs_shows_whole_files_alone_and_says_in_a_line_what_it_refuses(
     hdfs: FsspecStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
