@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import sys
 from collections import Counter
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +20,11 @@ from elasticdl.analysis.analysis import Analysis, ColumnSketch
 from elasticdl.analysis.cells import Columns, Moments
 from elasticdl.data.example import encode_example
 from elasticdl.data.reader import Metadata
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.inference.analysis import AnalysisWork
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.tasks import HeldLease
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.job_spec import JobSpec
 
@@ -205,6 +212,26 @@ def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "datasketches", None)
     with pytest.raises(DataError, match=r"Statistics need the package datasketches.*\n.*pip install 'datasketches'"):
         ColumnSketch()
+
+
+def test_parts_that_another_job_has_left_are_not_counted_in_silence(tmp_path: Path) -> None:
+    class Link:
+        def confirm(self, number: int) -> bool:
+            return True
+
+    output, directory = tmp_path / "s.json", tmp_path / "s.json.parts"
+    spec = JobSpec.from_flags("analyze", {"job_name": "a", "runtime": "local", "data": "d", "output": str(output)})
+    directory.mkdir()
+    for number in range(2):
+        analysis = Analysis()
+        analysis.add(ROWS.cells([b"1,2,a"]), 1)
+        (directory / f"part-{number:05d}.sketch").write_bytes(analysis.dump())
+    work = AnalysisWork(cast(MasterLink, Link()), spec, ActivityClock())
+    with pytest.raises(DataError, match=r"s\.json\.parts are of 2 records, those of this job are of 1"):
+        work.end(HeldLease(pb.Lease(shard=pb.ShardMessage(end=1))))
+    assert not output.exists()
+    work.end(HeldLease(pb.Lease(shard=pb.ShardMessage(end=2))))
+    assert json.loads(output.read_text())["records"] == 2
 
 
 def test_the_specification_of_an_analysis_survives() -> None:

@@ -67,9 +67,19 @@ class AnalysisWork:
         self._link.finish(held.id, batches.num_minibatches)
 
     def end(self, held: HeldLease) -> None:
-        """Put the parts together; keep them until the job is over, as another worker may have to repeat this."""
+        """Put the parts together; keep them until the job is over, as another worker may have to repeat this.
+
+        Raises:
+            DataError: there are parts of another job among them.
+        """
         with self._clock.during(Activity.COMPUTE):
             whole = merged(self._contents(held))
+            if whole.num_records > held.lease.shard.end:
+                raise DataError(
+                    f"The parts in {self._spec.prediction_outputs} are of {whole.num_records} records, those of this "
+                    f"job are of {held.lease.shard.end}: another analysis has left the others.",
+                    "Delete them, and start the job again, or with another --output.",
+                )
             found = {"data": self._spec.data, **whole.statistics(self._spec.num_buckets, self._spec.vocabulary_size)}
         output = path_of(self._spec.output)
         with self._parts.writing_file(held, output) as path:
