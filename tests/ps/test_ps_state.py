@@ -125,6 +125,22 @@ def test_staleness_divides_the_learning_rate_when_asked_to() -> None:
     assert_close(fleet.read(), oracle.read())
 
 
+def test_with_ftrl_staleness_divides_the_gradients_so_that_weights_do_not_jump() -> None:
+    ftrl = config("Ftrl", learning_rate=0.1)
+    fleet = Fleet.begin(2, ftrl, UpdateSettings(lr_staleness_modulation=True))
+    oracle = Oracle(ftrl)
+    for n in range(5):  # nothing is read: push n misses n updates
+        fleet.push(reals(n))
+        oracle.push(divided(reals(n), max(1, n)))
+    assert_close(fleet.read(), oracle.read())
+
+
+def divided(minibatch: Minibatch, divisor: int) -> Minibatch:
+    factor = np.float32(1 / divisor)
+    rows = {table: (ids, gradients * factor) for table, (ids, gradients) in minibatch.rows.items()}
+    return replace(minibatch, gradient=minibatch.gradient * factor, rows=rows)
+
+
 def test_a_gradient_that_is_too_stale_is_refused_and_counted() -> None:
     fleet = Fleet.begin(1, SUMS, UpdateSettings(max_staleness=2))
     statuses = [fleet.push(integers(n))[0].status for n in range(4)]

@@ -54,7 +54,7 @@ class InFlightUpdates:
     ) -> None:
         """
         Args:
-            modulated: staleness divides the learning rate.
+            modulated: staleness divides the learning rate, or the gradients of Ftrl.
         """
         self.lock = lock
         self.model = model

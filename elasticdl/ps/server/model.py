@@ -16,7 +16,7 @@ import json
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,6 +61,13 @@ class Update:
     @classmethod
     def of(cls, push: PushCall) -> Update:
         return cls(push.gradient, push.change, push.rows, push.header.learning_rate)
+
+    def divided(self, divisor: int) -> Update:
+        """Return the update with all its gradients divided; the change of non-trainable values stays."""
+        factor = np.float32(1 / divisor)
+        gradient = None if self.gradient is None else self.gradient * factor
+        rows = tuple((table, ids, gradients * factor) for table, ids, gradients in self.rows)
+        return replace(self, gradient=gradient, rows=rows)
 
 
 def is_empty(push: PushCall) -> bool:
@@ -140,8 +147,10 @@ class ModelPart:
 
         Args:
             work: buckets, and which update it is for them, from 1.
-            staleness: the learning rate is divided by it, if it is more than 1.
+            staleness: the learning rate is divided by it, if it is more than 1; with Ftrl the gradients are.
         """
+        if staleness > 1 and self._config.kind == "Ftrl":  # its weights are sums times the rate, which must not jump
+            update, staleness = update.divided(staleness), 1
         scalars = [self._config.scalars(step, self._rate(update, step, staleness)) for _, step in work]
         if update.gradient is not None and update.change is not None:
             num_trainable, num_non_trainable = self._origin[2:]

@@ -173,7 +173,7 @@ class UpdateSettings:
         grads_to_wait: gradients in a round.
         sync_version_tolerance: rounds that a gradient may be late.
         max_staleness: updates that a gradient may miss; 0: any number.
-        lr_staleness_modulation: the learning rate is divided by the updates that a gradient misses.
+        lr_staleness_modulation: the learning rate, with Ftrl the gradient, is divided by the updates that it misses.
     """
 
     use_async: bool = True
