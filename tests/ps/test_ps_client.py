@@ -20,7 +20,8 @@ from elasticdl.kernels import _native
 from elasticdl.ps import tensor_sockets
 from elasticdl.ps.client import IdsOutOfRange, LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Push
 from elasticdl.ps.client.connection import PsConnection
-from elasticdl.ps.client.exchanges import Lookup, RowLookups
+from elasticdl.ps.client.exchanges import LocalDenseValues, Lookup, RowLookups
+from elasticdl.ps.optim.optimizers import OptimizerConfig
 from elasticdl.ps.partition import Partition
 from elasticdl.ps.wire import SERVICE
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -140,6 +141,28 @@ def test_a_successor_learns_what_all_ps_have_and_locks_its_predecessor_out() -> 
             cluster.client.standing(1, 0, 0)
         assert cluster.client.exchange(make_push(3, lease=2), None).repeated_push == (True, False)
         cluster.client.exchange(make_push(0, lease=1, task=1), None)
+
+
+def test_with_ftrl_a_worker_continues_from_the_dense_values_that_it_pulled() -> None:
+    values = LocalDenseValues(config("Ftrl", learning_rate=0.1), period=4)
+    weights, none, tiny = np.full(1, 0.5, np.float32), np.zeros(0, np.float32), np.full(1, 0.01, np.float32)
+    push = Push(1, 0, 0, 0, tiny, none)
+    for version in (3, 9):
+        values.replace(Parameters(weights, none), (version,))
+        before = values.parameters.trainable.copy()
+        values.apply(push)
+        np.testing.assert_allclose(values.parameters.trainable, before - 0.01 / (np.sqrt(0.1) / 0.1), rtol=1e-3)
+
+
+def test_with_ftrl_a_lone_worker_computes_what_the_servers_do_from_the_first_update_on() -> None:
+    ftrl = OptimizerConfig.parse(config("Ftrl", learning_rate=0.1))
+    values = LocalDenseValues(config("Ftrl", learning_rate=0.1), period=4)
+    weights, none, gradient = np.full(1, 0.5, np.float32), np.zeros(0, np.float32), np.full(1, 0.01, np.float32)
+    values.replace(Parameters(weights, none), (0,))
+    values.apply(Push(1, 0, 0, 0, gradient, none))
+    slots = [np.full(1, slot.initial, np.float32) for slot in ftrl.slots]
+    _native.Optimizer(ftrl.kind, ftrl.options).apply(weights, slots, gradient, ftrl.scalars(1), 0.0)
+    np.testing.assert_array_equal(values.parameters.trainable, weights)
 
 
 def test_large_calls_go_as_streams() -> None:

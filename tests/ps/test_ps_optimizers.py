@@ -93,6 +93,20 @@ def test_a_rate_that_is_given_takes_the_place_of_the_optimizers_own(name: str) -
     assert ours.scalars(3, 0.25)[0] == 0.25
 
 
+@pytest.mark.parametrize("name", ["ftrl", "ftrl_shrinkage", "ftrl_power"])
+def test_ftrl_continues_from_weights_that_come_from_elsewhere(name: str) -> None:
+    ours = parsed(name)
+    shrinkage = np.float32(2.0 * ours.options["l2_shrinkage_regularization_strength"])
+    weights = np.array([0.5, -0.5, 2.0, 0.0], np.float32)
+    accumulator, gradient = np.full_like(weights, 0.3), np.array([0.01, 0.01, -0.001, 0.0], np.float32)
+    scalars = ours.scalars(7)
+    linear = ours.ftrl_linear(weights, accumulator, scalars)
+    powered = np.power(accumulator + gradient**2, np.float32(-ours.options["learning_rate_power"]))
+    expected = weights - (gradient + shrinkage * weights) / (powered / np.float32(scalars[0]) + np.float32(scalars[2]))
+    native(ours).apply(weights, [accumulator, linear], gradient, scalars, 0.0)
+    np.testing.assert_allclose(weights, expected, rtol=1e-5)
+
+
 def test_clipping_keeps_what_is_not_a_number() -> None:
     ours = OptimizerConfig.parse(config("SGD", learning_rate=1.0, clipvalue=0.5))
     weights = np.zeros(4, np.float32)

@@ -107,7 +107,8 @@ class LocalDenseValues:
     """Dense values that a worker computes with when it does not pull them for every minibatch (--get_model_steps).
 
     Between two pulls it applies its own gradients to its copy, with the same rules as the parameter servers; the next
-    pull replaces the values.  The optimizer's slots are the worker's own and stay.  For one thread.
+    pull replaces the values.  The optimizer's slots are the worker's own and stay; Ftrl's `linear` follows the pulled
+    values, which it would else replace.  For one thread.
     """
 
     def __init__(self, optimizer: str, period: int) -> None:
@@ -158,7 +159,11 @@ class LocalDenseValues:
         if not self._slots:
             self._slots = [np.full_like(weights, slot.initial) for slot in self._config.slots]
         self._num_updates += 1
-        scalars = self._config.scalars(max(self.versions, default=0) + self._num_updates, push.learning_rate)
+        pulled = max(self.versions, default=0)
+        scalars = self._config.scalars(pulled + self._num_updates, push.learning_rate)
+        if self._config.kind == "Ftrl" and self._num_updates == 1 and pulled:  # before any update slots are fresh there
+            accumulator, linear = self._slots
+            linear[:] = self._config.ftrl_linear(weights, accumulator, scalars)
         self._optimizer.apply(weights, self._slots, push.gradient, scalars, self._config.clip_value)
         np.add(self.parameters.non_trainable, push.change, out=self.parameters.non_trainable)
 

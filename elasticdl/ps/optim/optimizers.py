@@ -21,12 +21,13 @@ import json
 import math
 import threading
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from elasticdl.frameworks.framework import Floats
 from elasticdl_client.errors import ModelDefinitionError
 
 F32 = np.float32
@@ -353,6 +354,20 @@ class OptimizerConfig:
         """
         rate = self.schedule.rate(step - 1) if learning_rate is None else F32(learning_rate)
         return (float(rate), float(F32(self.weight_decay)), *(float(value) for value in self._of_kind(step, rate)))
+
+    def ftrl_linear(self, weights: Floats, accumulator: Floats, scalars: Sequence[float]) -> Floats:
+        """Return the slot `linear` from which Ftrl makes just these weights: its rule solved for `linear`.
+
+        Ftrl makes weights from its slots alone, so weights that come from elsewhere last only with this one.
+
+        Args:
+            weights, accumulator: of one shape.
+            scalars: of the next update.
+        """
+        powered = np.power(accumulator, F32(-self.options["learning_rate_power"]))
+        quadratic = powered / F32(scalars[0]) + F32(scalars[2])
+        l1 = F32(self.options["l1_regularization_strength"])
+        return np.asarray(-(weights * quadratic + np.sign(weights) * l1), F32)
 
     def _of_kind(self, step: int, rate: np.float32) -> tuple[np.float32, ...]:
         if self.kind in ("Adam", "AdamW"):
