@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
+from elasticdl.ps.client import Pull
 from elasticdl.ps.part_file import PartFile
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.restoring import restore, restore_other
@@ -148,6 +149,26 @@ def test_another_jobs_checkpoint_is_trained_on_with_this_jobs_optimizer(tmp_path
         expected = initial_parameters().trainable - make_push(0).gradient
         np.testing.assert_array_equal(snapshot.trainable, expected)
         assert len(expected) == NUM_TRAINABLE
+
+
+@pytest.mark.parametrize("before", [ADAM, config("Ftrl", learning_rate=0.5), config("Adagrad", learning_rate=0.1)])
+def test_the_first_update_of_ftrl_keeps_another_jobs_weights_and_rows(tmp_path: Path, before: str) -> None:
+    with ps_cluster(1, initialize=False) as one, ps_cluster(1, initialize=False) as other:
+        one.client.initialize(initial_parameters(), TABLES, before, 7)
+        push_all(one.client, range(3))
+        save(one, tmp_path / "version-3")
+        begin_with_parameters_of(other, tmp_path / "version-3")
+        ftrl = config("Ftrl", learning_rate=0.001, initial_accumulator_value=1.0)
+        other.client.initialize(initial_parameters(), TABLES, ftrl, 7)
+        other.client.exchange(make_push(3), None)
+        pull = Pull(dense=True, ids={"deep": one.client.known_ids("deep")}, read_only=True)
+        kept, trained = one.client.exchange(None, pull), other.client.exchange(None, pull)
+        assert kept.parameters is not None
+        assert trained.parameters is not None
+        # No step is longer than rate · g / √(a + g²), so shorter than the rate.
+        np.testing.assert_allclose(trained.parameters.trainable, kept.parameters.trainable, rtol=0, atol=0.001)
+        np.testing.assert_allclose(trained.rows["deep"], kept.rows["deep"], rtol=0, atol=0.001)
+        assert not np.array_equal(trained.parameters.trainable, kept.parameters.trainable)
 
 
 def test_a_directory_that_is_not_there_is_an_error_in_the_reply(tmp_path: Path) -> None:

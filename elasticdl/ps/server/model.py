@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -261,9 +261,9 @@ def initial_snapshot(call: InitializeCall, buckets: Buckets) -> PartSnapshot:
 def adopt(restored: PartSnapshot, wanted: PartSnapshot) -> PartSnapshot:
     """The values of another job's checkpoint under the optimizer, seed and initializers of this job's model.
 
-    Slots are kept where both optimizers mean the same by them.  The step count continues from the newest part's.  A job
-    that only reads, with no optimizer, keeps the other job's seed: rows that were never trained are what they were
-    there.
+    Slots are kept where both optimizers mean the same by them; Ftrl's `linear` is made from the values, which the first
+    update would else replace.  The step count continues from the newest part's.  A job that only reads, with no
+    optimizer, keeps the other job's seed: rows that were never trained are what they were there.
 
     Raises:
         RequestError: they are not the same model.
@@ -271,7 +271,7 @@ def adopt(restored: PartSnapshot, wanted: PartSnapshot) -> PartSnapshot:
     check_same_model(shape_of(restored), shape_of(wanted))
     version = max(piece.version for piece in restored.pieces)
     optimizer = wanted.optimizer or restored.optimizer
-    kept = {slot for slot in restored.trainable_slots if _means_the_same(slot, restored.optimizer, optimizer)}
+    slots = _AdoptedSlots(restored.optimizer, optimizer, version + 1)
     return PartSnapshot(
         optimizer,
         wanted.seed if wanted.optimizer else restored.seed,
@@ -279,10 +279,10 @@ def adopt(restored: PartSnapshot, wanted: PartSnapshot) -> PartSnapshot:
         wanted.total_trainable,
         wanted.total_non_trainable,
         restored.trainable,
-        {slot: values for slot, values in restored.trainable_slots.items() if slot in kept},
+        slots.of(restored.trainable, restored.trainable_slots),
         restored.non_trainable,
         wanted.tables,
-        {name: _with_slots(of_table, kept) for name, of_table in restored.chunks.items()},
+        {name: slots.of_chunks(of_table) for name, of_table in restored.chunks.items()},
         restored.num_rows,
         restored.close,
     )
@@ -293,19 +293,47 @@ _WITH_MEANS_OF_SQUARES = _WITH_MEANS_OF_GRADIENTS | {"RMSprop"}
 
 
 def _means_the_same(slot: str, one: str, other: str) -> bool:
-    """Whether two optimizers mean the same by a slot; SGD's momentum is a step downhill, Adam's a mean gradient."""
+    """Whether two optimizers mean the same by a slot; SGD's momentum is a step downhill, Adam's a mean gradient.
+
+    Ftrl's `linear` gives the weights at one learning rate and regularization alone.
+    """
     if not one or one == other:
         return True
+    if slot == "linear":
+        return False
     kinds = {json.loads(optimizer)["class_name"] for optimizer in (one, other)}
     return len(kinds) == 1 or kinds <= (_WITH_MEANS_OF_SQUARES if slot == "velocity" else _WITH_MEANS_OF_GRADIENTS)
 
 
-def _with_slots(chunks: Chunks, kept: Collection[str]) -> Chunks:
-    def filtered() -> Iterator[TableChunk]:
-        for chunk in chunks():
-            yield TableChunk(chunk.ids, chunk.rows, {slot: chunk.slots[slot] for slot in chunk.slots if slot in kept})
+class _AdoptedSlots:
+    """Slots beside the values of another job's checkpoint."""
 
-    return filtered
+    def __init__(self, theirs: str, ours: str, step: int) -> None:
+        """
+        Args:
+            theirs, ours: optimizers.
+            step: of the next update, from 1.
+        """
+        self._theirs, self._ours = theirs, ours
+        self._config = OptimizerConfig.parse(ours)
+        self._scalars = self._config.scalars(step)
+
+    def of(self, values: Floats, slots: Mapping[str, Floats]) -> dict[str, Floats]:
+        """Return those that are kept or follow from the values; the others start fresh."""
+        kept = {slot: slots[slot] for slot in slots if _means_the_same(slot, self._theirs, self._ours)}
+        if self._config.kind == "Ftrl" and "linear" not in kept:
+            fresh = np.full_like(values, self._config.options["initial_accumulator_value"])
+            kept["linear"] = self._config.ftrl_linear(values, kept.get("accumulator", fresh), self._scalars)
+        return kept
+
+    def of_chunks(self, chunks: Chunks) -> Chunks:
+        """Return the chunks with these slots."""
+
+        def adopted() -> Iterator[TableChunk]:
+            for chunk in chunks():
+                yield TableChunk(chunk.ids, chunk.rows, self.of(chunk.rows, chunk.slots))
+
+        return adopted
 
 
 def check_same_model(ours: str, theirs: str) -> None:
