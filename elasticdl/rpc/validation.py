@@ -105,6 +105,7 @@ FIELDS: Mapping[str, Rule] = {
     "HeldLease.lease": _NEEDED,
     "InitializeHeader.optimizer": _JSON,
     "InitializeHeader.seed": _ANY_NUMBER,
+    "InitializeHeader.tables": Rule(max_items=1 << 16),
     "Lease.committed": _MINIBATCH,
     "Lease.epoch": _EPOCH,
     "Lease.excluded": _LISTED,

@@ -119,6 +119,7 @@ def test_the_path_to_what_is_wrong_is_given(message: Message, fault: str) -> Non
         ),
         pb.Plan(minibatch_size=1, num_minibatches_per_task=1, num_epochs=-1),
         pb.InitializeHeader(seed=-1),
+        pb.InitializeHeader(tables=[pb.Table(name="t", dim=1)] * 5000),
     ],
 )
 def test_what_honest_members_say_passes(message: Message) -> None:
