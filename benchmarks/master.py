@@ -273,9 +273,7 @@ class StillPs(pb_grpc.ParameterServerServicer):  # type: ignore[misc]
         reply = self._stub.RegisterPs(request, timeout=10)
         if reply.accepted:
             self._incarnation = reply.incarnation
-            ready = pb.PsReadyRequest(
-                ps_id=self._id, incarnation=self._incarnation, applied=self._applied(), initialized=True
-            )
+            ready = pb.PsReadyRequest(ps_id=self._id, incarnation=self._incarnation, initialized=True)
             self._stub.PsReady(ready, timeout=10)
 
 

@@ -270,7 +270,6 @@ def ps_ready(call: int, message: pb.PsReadyRequest) -> events.PsReady:
         call,
         message.ps_id,
         message.incarnation,
-        applied_set(message.applied),
         message.initialized,
         message.restored_from,
         tuple(message.damaged),

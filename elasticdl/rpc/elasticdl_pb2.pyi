@@ -794,22 +794,20 @@ class RegisterPsReply(_message.Message):
     def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., incarnation: _Optional[int] = ..., job_spec: _Optional[str] = ..., restore_from: _Optional[str] = ..., parameters_only: bool = ...) -> None: ...
 
 class PsReadyRequest(_message.Message):
-    __slots__ = ("ps_id", "incarnation", "applied", "initialized", "restored_from", "damaged", "error")
+    __slots__ = ("ps_id", "incarnation", "initialized", "restored_from", "damaged", "error")
     PS_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    APPLIED_FIELD_NUMBER: _ClassVar[int]
     INITIALIZED_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ps_id: int
     incarnation: int
-    applied: AppliedSet
     initialized: bool
     restored_from: str
     damaged: _containers.RepeatedScalarFieldContainer[str]
     error: str
-    def __init__(self, ps_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., applied: _Optional[_Union[AppliedSet, _Mapping]] = ..., initialized: bool = ..., restored_from: _Optional[str] = ..., damaged: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ...) -> None: ...
+    def __init__(self, ps_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., initialized: bool = ..., restored_from: _Optional[str] = ..., damaged: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("number", "names")

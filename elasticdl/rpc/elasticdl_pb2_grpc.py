@@ -233,7 +233,7 @@ class MasterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PsReady(self, request, context):
-        """The PS has restored (or has nothing to restore) and serves; brings its applied set.
+        """The PS has restored (or has nothing to restore) and serves; the master then asks for its applied set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -346,11 +346,7 @@ class SimulatedJob:
             if not isinstance(answer, c.PsAdmitted):
                 return
             server.incarnation = answer.incarnation
-            applied = self.applied()
-            self.call(
-                lambda call: e.PsReady(call, server.index, server.incarnation, applied, restored_from=""),
-                lambda _: None,
-            )
+            self.call(lambda call: e.PsReady(call, server.index, server.incarnation), lambda _: None)
 
         self.call(lambda call: e.PsJoined(call, server.index, server.pod.name, "address", nonce), joined)
 

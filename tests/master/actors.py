@@ -271,7 +271,7 @@ class ScriptedPs(pb_grpc.ParameterServerServicer):
         reply = ScriptedWorker.call(self, "RegisterPs", request)  # type: ignore[arg-type]
         assert reply.accepted, reply
         self.incarnation = reply.incarnation
-        ready = pb.PsReadyRequest(ps_id=self.id, incarnation=self.incarnation, applied=self._set(), initialized=True)
+        ready = pb.PsReadyRequest(ps_id=self.id, incarnation=self.incarnation, initialized=True)
         assert ScriptedWorker.call(self, "PsReady", ready).accepted  # type: ignore[arg-type]
         return reply
 

@@ -58,9 +58,7 @@ class SimJob(SimShell):
             lambda call: e.PsJoined(call, server.pod.index, server.pod.name, "address", server.nonce, held), joined
         )
         if server.is_ready and self.ps.get(server.pod.index) is server:
-            self.call(
-                lambda call: e.PsReady(call, server.pod.index, server.incarnation, server.applied()), lambda _: None
-            )
+            self.call(lambda call: e.PsReady(call, server.pod.index, server.incarnation), lambda _: None)
 
     # Workers --------------------------------------------------------------------------------------------------------
 

@@ -349,7 +349,6 @@ class PsReady:
     call: int
     ps_id: int
     incarnation: int
-    applied: CommittedSet
     initialized: bool = False
     restored_from: str = ""
     damaged: tuple[str, ...] = ()

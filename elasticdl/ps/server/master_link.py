@@ -167,8 +167,8 @@ class PsMasterLink:
         self._note_generation(reply.generation)
         return reply
 
-    def report_ready(self, applied: pb.AppliedSet, initialized: bool, beginning: Beginning) -> None:
-        """Says that this PS serves and which names its values hold, or that it cannot.
+    def report_ready(self, initialized: bool, beginning: Beginning) -> None:
+        """Says that this PS serves, or that it cannot.  The master then asks which names its values hold.
 
         Raises:
             Refused, MasterGone, Left: it must end.
@@ -176,7 +176,6 @@ class PsMasterLink:
         request = pb.PsReadyRequest(
             ps_id=self._identity.ps_id,
             incarnation=self.incarnation,
-            applied=applied,
             initialized=initialized,
             restored_from=beginning.restored_from,
             damaged=beginning.damaged,

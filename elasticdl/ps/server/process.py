@@ -209,8 +209,8 @@ class PsProcess:
         return Beginning(str(restored.directory), restored.damaged)
 
     def _report_ready(self, link: PsMasterLink) -> None:
-        applied, initialized, _ = self._service.state.applied()
-        link.report_ready(applied, initialized, self._beginning)
+        _, initialized, _ = self._service.state.applied()
+        link.report_ready(initialized, self._beginning)
 
     def _damaged(self) -> None:
         _log.error("An update failed in its middle: leaving, to be restored from the last checkpoint")
