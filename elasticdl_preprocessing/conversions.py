@@ -25,7 +25,7 @@ from elasticdl_preprocessing.layer import (
 class ToNumber(ElementwiseLayer):
     """Strings as numbers, numbers cast; a string that is empty or blank becomes `default_value`.
 
-    Another string that is no number is an error of the step that meets it.
+    Another string that is no number, or none that an integer `out_type` holds, is an error of the step that meets it.
 
     Args:
         out_type: dtype of the result, "float32" or `tf.int64`, say.
@@ -47,6 +47,8 @@ class ToNumber(ElementwiseLayer):
         values = tf.strings.strip(values)
         is_empty = tf.equal(values, "")
         numbers = tf.strings.to_number(tf.where(is_empty, "0", values), parsed)
+        if parsed != self.out_type and numbers.dtype.is_integer:
+            numbers = _held_by(tf.as_dtype(self.out_type), numbers)
         return tf.where(is_empty, tf.constant(self.default_value, self.out_type), tf.cast(numbers, self.out_type))
 
     def get_config(self) -> dict[str, Any]:
@@ -173,6 +175,16 @@ def _whole(number: Any) -> int:
     if not is_same:
         raise ValueError(f"ToNumber: default_value={number!r} is no integer, as out_type is.")
     return whole
+
+
+def _held_by(dtype: Any, numbers: Tensor) -> Tensor:
+    """Integers of a wider dtype; one that `dtype` does not hold is an error of the step, as a cast would wrap it."""
+    least, most = dtype.min, min(dtype.max, numbers.dtype.max)
+    flat = tf.reshape(numbers, [-1])
+    wrong = tf.boolean_mask(flat, (flat < least) | (flat > most))
+    message = f"ToNumber: {dtype.name} holds {least} … {most}, not"
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(tf.size(wrong), 0), [message, wrong])]):
+        return tf.identity(numbers)
 
 
 def _wider(dtype: str) -> str:

@@ -70,6 +70,30 @@ def test_a_string_that_is_no_number_is_an_error_of_the_step() -> None:
         ToNumber("float32", 0)(tf.constant(["b"]))
 
 
+@pytest.mark.parametrize(
+    ("out_type", "held", "wrong"),
+    [("int8", ["-128", "127"], "300"), ("uint8", ["0", "255"], "-1"), ("uint64", ["0", str(2**63 - 1)], "-1")],
+)
+def test_a_string_that_an_integer_type_does_not_hold_is_an_error_of_the_step(
+    out_type: str, held: list[str], wrong: str
+) -> None:
+    layer = ToNumber(out_type, 0)
+    model = keras.Model(words := keras.Input((1,), dtype="string"), layer(words))
+    assert layer(tf.constant(held)).numpy().tolist() == [int(text) for text in held]
+    for convert in (layer, tf.function(model)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"{out_type} holds"):
+            convert(
+                tf.constant(
+                    [
+                        [
+                            "",
+                        ],
+                        [wrong],
+                    ]
+                )
+            )
+
+
 def test_the_published_example_of_hashing() -> None:
     assert Hashing(3)(tf.constant(list("ABCDE"))).numpy().tolist() == [1, 0, 1, 1, 2]
 
