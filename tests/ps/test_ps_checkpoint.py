@@ -180,6 +180,31 @@ def test_a_directory_that_is_not_there_is_an_error_in_the_reply(tmp_path: Path) 
         assert cluster.services[0].state.applied()[1]
 
 
+def test_a_checkpoint_that_has_waited_for_an_earlier_one_is_not_written_for_an_old_master(tmp_path: Path) -> None:
+    with ps_cluster(1) as cluster:
+        (service,) = cluster.services
+        service.job = JobBounds(str(tmp_path))
+        service.accept_lease(1 << 32)
+        (tmp_path / "version-1").mkdir()
+
+        class EarlierSave:
+            """Ends when a new master has come."""
+
+            def acquire(self, timeout: float) -> bool:
+                service.accept_lease(2 << 32)
+                return True
+
+            def release(self) -> None:
+                pass
+
+        service._saving = EarlierSave()  # type: ignore[assignment]
+        request = pb.SaveCheckpointRequest(
+            generation=1, incarnation=10, directory=str(tmp_path / "version-1"), num_ps=1
+        )
+        assert service.save_checkpoint(request).status == pb.OLD_GENERATION
+        assert list((tmp_path / "version-1").iterdir()) == []
+
+
 def test_an_empty_ps_has_nothing_to_save(tmp_path: Path) -> None:
     with ps_cluster(1, initialize=False) as cluster:
         cluster.services[0].job = JobBounds(str(tmp_path))

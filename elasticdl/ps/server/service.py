@@ -256,16 +256,22 @@ class PsService:
         Raises:
             RequestError: the directory is none of a checkpoint of this job, or the job has another number of PS.
         """
-        refusal = self._refusal_of_master(request.generation, request.incarnation)
-        if refusal is not None:
-            return pb.SaveCheckpointReply(status=refusal, error="the call was for another run of this PS or master")
-        directory = self._directory_of(request)
+        refused = self._refused_save(request)
+        if refused is not None:
+            return refused
         if not self._saving.acquire(timeout=_EARLIER_SAVE_S):
             return pb.SaveCheckpointReply(status=pb.OK, error="it still writes its part of an earlier checkpoint")
         try:
-            return self._save(directory, request.num_ps)
+            refused = self._refused_save(request)  # a new master may have come meanwhile, and have the directory
+            return self._save(self._directory_of(request), request.num_ps) if refused is None else refused
         finally:
             self._saving.release()
+
+    def _refused_save(self, request: pb.SaveCheckpointRequest) -> pb.SaveCheckpointReply | None:
+        refusal = self._refusal_of_master(request.generation, request.incarnation)
+        if refusal is None:
+            return None
+        return pb.SaveCheckpointReply(status=refusal, error="the call was for another run of this PS or master")
 
     def _directory_of(self, request: pb.SaveCheckpointRequest) -> AnyPath:
         num_ps = len(self._partition.ps)  # 0: not known yet
