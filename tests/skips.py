@@ -19,7 +19,7 @@ LISTED = {
     r"needs TensorFlow 2\.15": "the same",
     r"needs peft": "it is no requirement of ours; `make test-versions` has it",
     r"needs (gcsfs|adlfs|azurite|oss2|hdfs-native|pyspark)": "`make test-versions` has them, and the servers",
-    r"needs mlflow and wandb": "they are no requirements of ours; `make test-versions` has them",
+    r"needs (mlflow|wandb)": "they are no requirements of ours; `make test-versions` has them",
     r"this (Keras|TensorFlow) is older": "CI has newer ones; `make test-versions` has the oldest",
 }
 
