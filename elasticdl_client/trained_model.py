@@ -132,7 +132,7 @@ def check_beginning(path: AnyPath, strategy: DistributionStrategy) -> None:
             if "parts" not in manifest and written_by not in (None, DistributionStrategy.ALL_REDUCE):
                 raise FlagError(
                     f"{_FLAG}={version} is a checkpoint of {written_by}, with which no training begins.",
-                    "Name a checkpoint of a job with AllReduceStrategy; evaluate and predict take this one.",
+                    f"Name a checkpoint of a job with {strategy}; evaluate and predict take this one.",
                 )
             kind = ModelKind.SERVERS if "parts" in manifest else ModelKind.STATE
             TrainedModel(kind, version).check_strategy(strategy)

@@ -117,12 +117,12 @@ class Script:
 
     # Parameter servers ----------------------------------------------------------------------------------------------
 
-    def ps_starts(self, ps_id: int = 0, life: int = 1, sets: Sets | None = None, **restored: Any) -> Any:
+    def ps_starts(self, ps_id: int = 0, life: int = 1, **restored: Any) -> Any:
         """A PS process starts and becomes ready; the answer to its registration."""
         self.pod(Role.PS, ps_id, PodState.RUNNING, life=life)
         answer = self.ps_joins(ps_id, life)
         if isinstance(answer, c.PsAdmitted):
-            self.ask(e.PsReady, ps_id, answer.incarnation, applied(sets or {}), **restored)
+            self.ask(e.PsReady, ps_id, answer.incarnation, **restored)
         return answer
 
     def ps_joins(self, ps_id: int = 0, life: int = 1, held: int = 0) -> Any:

@@ -392,7 +392,7 @@ def test_a_ps_that_leaves_costs_no_sample() -> None:
     script.tell(e.CheckpointSaved(2, "/checkpoints/version-2"))
     assert ps_heartbeat(script).stop
     script.ps_dies()
-    script.ps_starts(life=2, sets={(0, first.task): range(2)})
+    script.ps_starts(life=2)
     script.sets_are_read({(0, first.task): range(2)})
     script.finish(script.lease())
     script.sets_are_read(everything(script))

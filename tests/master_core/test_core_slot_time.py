@@ -456,7 +456,7 @@ def test_servers_are_absent_restoring_busy_saving_or_idle() -> None:
     script.pod(Role.PS, 0, PodState.RUNNING)
     answer = script.ps_joins()
     script.now = 3.0
-    script.ask(e.PsReady, 0, answer.incarnation, script.job._work.tasks.ledger())
+    script.ask(e.PsReady, 0, answer.incarnation)
     script.sets_are_read({})
     assert of_servers(script) == {PsState.ABSENT: 1.0, PsState.RESTORING: 2.0}
 

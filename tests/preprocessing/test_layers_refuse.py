@@ -82,16 +82,7 @@ def test_a_string_that_an_integer_type_does_not_hold_is_an_error_of_the_step(
     assert layer(tf.constant(held)).numpy().tolist() == [int(text) for text in held]
     for convert in (layer, tf.function(model)):
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"{out_type} holds"):
-            convert(
-                tf.constant(
-                    [
-                        [
-                            "",
-                        ],
-                        [wrong],
-                    ]
-                )
-            )
+            convert(tf.constant([[""], [wrong]]))
 
 
 def test_the_published_example_of_hashing() -> None:
