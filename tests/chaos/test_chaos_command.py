@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def test_after_ctrl_c_a_stopped_pod_continues_and_the_table_is_printed(running: 
     done.send_signal(signal.SIGINT)
     out, err = done.communicate(timeout=60)
     assert done.returncode == 128 + signal.SIGINT, out + err
-    assert "stop ps   1          0           -        -" in out, out
+    assert re.search(r"^stop ps   1 +[01] ", out, re.MULTILINE), out  # a server that continues may train on at once
     running.wait_until("ps-0 to continue", lambda: state_of(server.pid) != "T")
     running.hurry()
     assert running.wait() == 0, running.story()
