@@ -10,7 +10,7 @@ block with `sync_gradients` false, as a part of an accumulated update does.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -146,28 +146,24 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
 
     def save(self, *arguments: Any, **keywords: Any) -> None:
         """Save an object in the worker with rank 0."""
-        if self._training is None:
-            super().save(*arguments, **keywords)
-        elif self.is_main_process:
-            with saving(self._training.session):
-                super().save(*arguments, **keywords)
+        self._save(super().save, *arguments, **keywords)
 
     def save_model(self, *arguments: Any, **keywords: Any) -> None:
         """Save a model in the worker with rank 0."""
-        if self._training is None:
-            super().save_model(*arguments, **keywords)
-        elif self.is_main_process:
-            with saving(self._training.session):
-                super().save_model(*arguments, **keywords)
+        self._save(super().save_model, *arguments, **keywords)
 
     def save_state(self, *arguments: Any, **keywords: Any) -> Any:
         """Save all that is prepared, in the worker with rank 0, for use after the job."""
+        return self._save(super().save_state, *arguments, **keywords)
+
+    def _save(self, save: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Save; outside of a job Accelerate decides in which process."""
         if self._training is None:
-            return super().save_state(*arguments, **keywords)
+            return save(*arguments, **keywords)
         if not self.is_main_process:
             return None
         with saving(self._training.session):
-            return super().save_state(*arguments, **keywords)
+            return save(*arguments, **keywords)
 
     def load_state(self, *arguments: Any, **keywords: Any) -> None:
         """Load what `save_state` has saved.

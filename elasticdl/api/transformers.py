@@ -179,18 +179,18 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model if this worker has rank 0."""
-        if self._training is None:
-            super().save_model(output_dir, _internal_call)
-        elif self.is_world_process_zero():
-            with saving(self._training.session):
-                super().save_model(output_dir, _internal_call)
+        self._save_by_rank_0(super().save_model, output_dir, _internal_call)
 
     def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
+        self._save_by_rank_0(super()._save_checkpoint, *arguments, **keywords)
+
+    def _save_by_rank_0(self, save: Callable[..., None], *arguments: Any, **keywords: Any) -> None:
+        """Save; outside of a job the Trainer decides in which process."""
         if self._training is None:
-            super()._save_checkpoint(*arguments, **keywords)
+            save(*arguments, **keywords)
         elif self.is_world_process_zero():
             with saving(self._training.session):
-                super()._save_checkpoint(*arguments, **keywords)
+                save(*arguments, **keywords)
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
         """Evaluate; rank 0 runs the evaluations due by `eval_strategy`, and the others are given its metrics."""

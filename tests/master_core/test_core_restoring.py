@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from core_script import Like, Script, running
 
@@ -70,31 +72,24 @@ def test_servers_that_die_by_their_own_fault_where_others_did_end_the_job(reason
     assert ("3 parameter servers in a row failed" in status.message) is (reason == "Error")
 
 
-@pytest.mark.parametrize("order", [(Role.PS, Role.WORKER), (Role.WORKER, Role.PS)])
-def test_a_server_and_a_worker_that_fail_together_are_one_failure(order: tuple[Role, Role]) -> None:
+@pytest.mark.parametrize(
+    "order",
+    [
+        ((Role.PS, "Error"), (Role.WORKER, "Error")),
+        ((Role.WORKER, "Error"), (Role.PS, "Error")),
+        ((Role.WORKER, "Killed"), (Role.PS, "Error")),  # preempted, the only one: the server alone counts
+    ],
+)
+def test_a_server_and_a_worker_that_fail_together_are_one_failure(order: Sequence[tuple[Role, str]]) -> None:
     script = running()
     for life in range(1, 4):
         script.progress(script.lease(life - 1), 0, worker_id=life - 1)
         assert script.job.status().phase == "Running"
-        for role in order:
+        for role, reason in order:
             if role is Role.PS:
-                script.ps_dies(life=life, reason="Error")
+                script.ps_dies(life=life, reason=reason)
             else:
-                script.kill(life - 1, "Error")
-        if life < 3:
-            script.ps_starts(life=life + 1)
-            script.worker_starts(life)
-            script.sets_are_read({})
-    assert script.job.status().phase == "Failed"
-
-
-def test_a_server_counts_where_the_only_worker_was_preempted_before() -> None:
-    script = running()
-    for life in range(1, 4):
-        script.progress(script.lease(life - 1), 0, worker_id=life - 1)
-        assert script.job.status().phase == "Running"
-        script.kill(life - 1, "Killed")
-        script.ps_dies(life=life, reason="Error")
+                script.kill(life - 1, reason)
         if life < 3:
             script.ps_starts(life=life + 1)
             script.worker_starts(life)

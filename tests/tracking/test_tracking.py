@@ -97,24 +97,16 @@ def test_a_tracker_that_fails_is_opened_again_and_costs_one_line(caplog: pytest.
     ]
 
 
-def test_a_failure_just_before_the_end_leaves_no_run_open() -> None:
+@pytest.mark.parametrize(("phase", "num_opened"), [(JobPhase.SUCCEEDED, 2), (JobPhase.RUNNING, 1)])
+def test_a_run_that_a_failure_has_left_is_opened_again_only_to_end_it(phase: JobPhase, num_opened: int) -> None:
     tracker = ScriptedTracker()
     thread = TrackerThread("scripted", tracker.open)
-    thread.look(status(phase=JobPhase.SUCCEEDED, model_version=1))
+    thread.look(status(phase=phase, model_version=1))
     tracker.errors.append(RuntimeError("the server is away"))
     thread.measured(1, {"x": 0.0})
     thread.close()
-    assert tracker.closed is JobPhase.SUCCEEDED
-
-
-def test_a_failure_just_before_the_master_leaves_opens_no_run_again() -> None:
-    tracker = ScriptedTracker()
-    thread = TrackerThread("scripted", tracker.open)
-    thread.look(status(phase=JobPhase.RUNNING, model_version=1))
-    tracker.errors.append(RuntimeError("the server is away"))
-    thread.measured(1, {"x": 0.0})
-    thread.close()
-    assert tracker.num_opened == 1
+    assert tracker.num_opened == num_opened
+    assert tracker.closed is (phase if num_opened == 2 else None)
 
 
 def test_a_tracker_that_hangs_holds_up_neither_the_job_nor_its_end(caplog: pytest.LogCaptureFixture) -> None:
