@@ -1,6 +1,6 @@
 """The cost of ledger and weights in a step: a part of allreduce.py.
 
-Two processes train the networks of all_reduce_training.py in one world, by turns: with the steps of a `WorldSession`
+Two processes train the networks of all_reduce_training.py in one world, by turns: with the steps of a `GroupSession`
 (headers, weights by records, the ledger, minibatches confirmed), and with plain sums of the same buffers by the same
 group.  Counted is the processor time of one process, all its threads together: of a step, and of what a step of ours
 has more than a plain one.
@@ -32,9 +32,9 @@ from elasticdl.protocol import derive_seed
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.allreduce.replica import Replica
 from elasticdl.worker.allreduce.step_header import BatchRef
-from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl.worker.master_link import MasterLink
 
@@ -44,7 +44,7 @@ NUM_BATCHES = 4
 
 
 class OneWorld:
-    """A master's watch, as a `WorldSession` sees it, whose only world never changes."""
+    """A master's watch, as a `GroupSession` sees it, whose only world never changes."""
 
     num_registrations = 1
 
@@ -94,7 +94,7 @@ class Member:
         self._size = len(addresses)
         checkpoints = StateCheckpoints("", CheckpointKind("", "", "", {}), 1)
         model = Replica(self._framework, checkpoints, "", ActivityClock())
-        self._session = WorldSession(cast(MasterLink, OneWorld(rank, addresses)), group, model, LONGEST_FORMING_S)
+        self._session = GroupSession(cast(MasterLink, OneWorld(rank, addresses)), group, model, LONGEST_FORMING_S)
         self._session.start()
         self._session.enter()
         self._rank = rank

@@ -30,10 +30,10 @@ from elasticdl.frameworks.framework import Batch, Share
 from elasticdl.model_def import load
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.allreduce.replica import Replica, ShardedReplica
 from elasticdl.worker.allreduce.sharded_session import ShardedSession
 from elasticdl.worker.allreduce.step_header import BatchRef
-from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl.worker.master_link import MasterLink
 
@@ -66,13 +66,13 @@ class Training:
         self._rank, self._size = rank, len(addresses)
         checkpoints = StateCheckpoints("", CheckpointKind("", "", "", {}), 1)
         link = cast(MasterLink, OneWorld(rank, addresses))
-        self._session: WorldSession
+        self._session: GroupSession
         if is_sharded:
             model = ShardedReplica(self.framework, checkpoints, "", ActivityClock())
             self._session = ShardedSession(link, group, model, self.framework, LONGEST_FORMING_S)
         else:
             replica = Replica(self.framework, checkpoints, "", ActivityClock())
-            self._session = WorldSession(link, group, replica, LONGEST_FORMING_S)
+            self._session = GroupSession(link, group, replica, LONGEST_FORMING_S)
         self._session.start()
         self._session.enter()
 

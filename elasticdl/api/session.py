@@ -30,7 +30,7 @@ from elasticdl.worker.tasks import HeldLease, LeaseBook, TaskProgress
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
 
-_OUR_THREADS = ("heartbeat", "reporter", "world watch")
+_OUR_THREADS = ("heartbeat", "reporter", "group watch")
 
 
 @dataclass(frozen=True, slots=True)

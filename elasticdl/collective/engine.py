@@ -1,7 +1,7 @@
-"""The port to the engines: the requirements of a world.  Above it nothing knows the mesh or NCCL.
+"""The port to the engines: the requirements of a group.  Above it nothing knows the mesh or NCCL.
 
 Every member calls the same verbs in the same order.  Tensors are torch's, contiguous, and belong to the collective
-until its work has ended.  Every verb but `interrupt` is called by one thread.  When the world is over, for any reason,
+until its work has ended.  Every verb but `interrupt` is called by one thread.  When the group is over, for any reason,
 its members get a `GroupLost`.
 """
 
@@ -25,7 +25,7 @@ class PendingCollective(Protocol):
 
 
 class Links(Protocol):
-    """The connections of a member to all others of its world."""
+    """The connections of a member to all others of its group."""
 
     def all_reduce(self, tensor: Tensor) -> PendingCollective:
         """Begins to sum in place."""
@@ -49,7 +49,7 @@ class Links(Protocol):
 
 
 class GroupLost(Exception):
-    """The world cannot continue: a peer is gone, it could not be formed, or a member abandoned it.
+    """The group cannot continue: a peer is gone, it could not be formed, or a member abandoned it.
 
     Attributes:
         what: a description of what happened.

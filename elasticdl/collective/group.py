@@ -1,4 +1,4 @@
-"""`ElasticGroup`: the collectives of a worker in a world that changes, in one living process.
+"""`ElasticGroup`: the collectives of a worker in a group that changes, in one living process.
 
 One thread calls the collectives; `abandon`, `waiting_seconds` and `address` are for any thread.  All members call the
 same collectives in the same order, with arrays of the same shapes.
@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.collective.engine import GroupLost, PendingCollective, Tensor
+from elasticdl.collective.formed_group import FormedGroup
 from elasticdl.collective.nccl import check_device
 from elasticdl.collective.rendezvous import RendezvousServer
-from elasticdl.collective.world import FormedGroup
 
 _FREED_WITHIN_S = 5.0
 _FIRST_MESSAGE_BYTES = 4096  # of bytes sent to all: their number and the first of them
@@ -34,7 +34,7 @@ _FIRST_MESSAGE_BYTES = 4096  # of bytes sent to all: their number and the first 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A member of a world.
+    """A member of a group.
 
     Attributes:
         id: of the worker.
@@ -48,8 +48,8 @@ class Peer:
 class Reduction:
     """A sum or a copy on its way (`ElasticGroup.begin_reduce`, `ElasticGroup.begin_copy`), piece by piece."""
 
-    def __init__(self, world: FormedGroup, works: Iterable[PendingCollective], tensor: Tensor) -> None:
-        self._world = world
+    def __init__(self, formed: FormedGroup, works: Iterable[PendingCollective], tensor: Tensor) -> None:
+        self._formed = formed
         self._works = deque(works)
         self._tensor = tensor  # and with it the caller's memory
 
@@ -60,12 +60,12 @@ class Reduction:
             GroupLost: there will be none; the buffer holds anything.
         """
         while self._works:
-            self._world.finish(self._works[0])
+            self._formed.finish(self._works[0])
             self._works.popleft()
 
 
 class ElasticGroup:
-    """A process's place in one world after another.
+    """A process's place in one group after another.
 
     Args:
         host: an address of this machine at which the other members reach it; everything listens there, at any port.
@@ -75,7 +75,7 @@ class ElasticGroup:
 
     Attributes:
         device: as given.
-        address: `host:port` of this process's own meeting place, open from now on; that of rank 0 serves its world.
+        address: `host:port` of this process's own meeting place, open from now on; that of rank 0 serves its group.
 
     Raises:
         ElasticDLError: torch is missing or has no such device, or the host is not an address of this machine.
@@ -89,7 +89,7 @@ class ElasticGroup:
         self._place = RendezvousServer(host, token, encrypts)
         self._lock = Lock()
         self._oldest = 0
-        self._world: FormedGroup | None = None
+        self._formed: FormedGroup | None = None
         self._ended: list[FormedGroup] = []  # those that are perhaps not freed yet
         self.address = self._place.address
 
@@ -104,21 +104,21 @@ class ElasticGroup:
     @property
     def waiting_seconds(self) -> float:
         """For how long the calling thread has been inside one collective; 0 outside."""
-        world = self._world
-        since = world.waiting_since if world is not None else None
+        formed = self._formed
+        since = formed.waiting_since if formed is not None else None
         return 0.0 if since is None else time.monotonic() - since
 
     @property
     def engine(self) -> str:
         """The name of the engine that sums, for people: NCCL with its version, or the native mesh; empty: none."""
-        world = self._world
-        return world.engine if world is not None else ""
+        formed = self._formed
+        return formed.engine if formed is not None else ""
 
     def form(self, version: int, peers: Sequence[Peer], rank: int, timeout_s: float) -> None:
-        """Becomes a member of a world, leaving the one before.  All its members call this.
+        """Becomes a member of a group, leaving the one before.  All its members call this.
 
         Args:
-            version: higher than that of any world before.
+            version: higher than that of any group before.
             peers: all members by rank, this process among them.
             rank: this process's own.
             timeout_s: for how long it waits for the others.
@@ -133,28 +133,28 @@ class ElasticGroup:
             if version < self._oldest:
                 raise GroupLost(f"world {version} has been given up before it was formed")
             self._oldest = version + 1
-            world = self._world = FormedGroup(
+            formed = self._formed = FormedGroup(
                 version, [peer.address for peer in peers], rank, self._token, self._place, self._encrypts
             )
             self._ended = [one for one in self._ended if not one.wait_until_freed(0.0)]
         self._place.drop_links(older_than=version)
-        world.form(self.device, timeout_s)
+        formed.form(self.device, timeout_s)
 
     def gather(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The values of all members by rank: [n] → [world, n]; n is the same for all.
+        """The values of all members by rank: [n] → [group, n]; n is the same for all.
 
         Raises:
-            GroupLost: the world is over.
+            GroupLost: the group is over.
         """
-        world = self._current()
+        formed = self._current()
         mine = np.array(values, np.int64, ndmin=1)  # a copy, as the caller may change its own meanwhile
-        result = np.empty((world.size, *mine.shape), np.int64)
-        if world.size == 1 or mine.size == 0:
+        result = np.empty((formed.size, *mine.shape), np.int64)
+        if formed.size == 1 or mine.size == 0:
             result[:] = mine
             return result
         into = [shared_tensor(row) for row in result]
         sent = shared_tensor(mine)
-        world.finish(world.begin(sent, lambda links: links.all_gather(into, sent)))
+        formed.finish(formed.begin(sent, lambda links: links.all_gather(into, sent)))
         return result
 
     def reduce(self, buffers: Sequence[Any]) -> None:
@@ -164,7 +164,7 @@ class ElasticGroup:
             buffers: writable and contiguous: numpy arrays, tensors, or anything with `__dlpack__`; not copied.
 
         Raises:
-            GroupLost: the world is over; the buffers hold anything.
+            GroupLost: the group is over; the buffers hold anything.
             ValueError: a buffer cannot be summed in place.
         """
         on_their_way = [self.begin_reduce(buffer) for buffer in buffers]
@@ -175,7 +175,7 @@ class ElasticGroup:
         """Begins to sum a buffer as `reduce` does; it must not be touched before `wait` has returned.
 
         Raises:
-            GroupLost: the world is over.
+            GroupLost: the group is over.
             ValueError: the buffer cannot be summed in place.
         """
         return self._begin(buffer, lambda tensor, links: links.all_reduce(tensor))
@@ -184,18 +184,18 @@ class ElasticGroup:
         """Begin to copy the source's buffer into that of every member; as `begin_reduce`.
 
         Raises:
-            GroupLost: the world is over.
+            GroupLost: the group is over.
             ValueError: the buffer cannot be written in place.
         """
         return self._begin(buffer, lambda tensor, links: links.broadcast(tensor, source))
 
     def _begin(self, buffer: Any, operation: Callable[[Any, Any], Any]) -> Reduction:
-        world = self._current()
+        formed = self._current()
         tensor = shared_tensor(buffer)
-        if world.size == 1 or tensor.numel() == 0:
-            return Reduction(world, (), tensor)
-        pieces = [tensor] if world.moves_whole(tensor) else _pieces(tensor)
-        return Reduction(world, [world.begin(one, partial(operation, one)) for one in pieces], tensor)
+        if formed.size == 1 or tensor.numel() == 0:
+            return Reduction(formed, (), tensor)
+        pieces = [tensor] if formed.moves_whole(tensor) else _pieces(tensor)
+        return Reduction(formed, [formed.begin(one, partial(operation, one)) for one in pieces], tensor)
 
     def broadcast(self, arrays: Mapping[str, NDArray[Any]] | None, source: int) -> dict[str, NDArray[Any]]:
         """Gives the source's arrays to all.  Names, types and shapes travel with them.
@@ -208,73 +208,73 @@ class ElasticGroup:
             The arrays, in the source's order; at the source its own.
 
         Raises:
-            GroupLost: the world is over.
+            GroupLost: the group is over.
         """
-        world = self._current()
-        if world.rank == source:
+        formed = self._current()
+        if formed.rank == source:
             assert arrays is not None, "the source has nothing to give"
             own = {name: np.asarray(array) for name, array in arrays.items()}
             names = [[name, dtype_name(array.dtype), array.shape] for name, array in own.items()]
             self.broadcast_bytes(json.dumps(names).encode(), source)
-            flat = [readable_bytes(array) for array in own.values()] if world.size > 1 else []
+            flat = [readable_bytes(array) for array in own.values()] if formed.size > 1 else []
         else:
             given = json.loads(self.broadcast_bytes(None, source))
             own = {name: np.empty(shape, named_dtype(dtype)) for name, dtype, shape in given}
             flat = [array.reshape(-1).view(np.uint8) for array in own.values()]
         for piece in pieces_of([part.nbytes for part in flat]):
-            self._send(world, piece, flat, source)
+            self._send(formed, piece, flat, source)
         return own
 
     def broadcast_bytes(self, data: bytes | None, source: int) -> bytes:
         """Gives the source's bytes to all.
 
         Raises:
-            GroupLost: the world is over.
+            GroupLost: the group is over.
         """
-        world = self._current()
-        if world.size == 1:
+        formed = self._current()
+        if formed.size == 1:
             assert data is not None, "the source has nothing to give"
             return data
         first = np.zeros(_FIRST_MESSAGE_BYTES, np.uint8)
-        if world.rank == source:
+        if formed.rank == source:
             assert data is not None, "the source has nothing to give"
             sent = np.frombuffer(data, np.uint8)
             first[:8] = np.frombuffer(len(data).to_bytes(8, "little"), np.uint8)
             first[8 : 8 + len(data)] = sent[: len(first) - 8]
-        self._copy(world, first, source)
+        self._copy(formed, first, source)
         size = int.from_bytes(first[:8].tobytes(), "little")
-        if world.rank != source:
+        if formed.rank != source:
             sent = np.empty(size, np.uint8)
             sent[: len(first) - 8] = first[8 : 8 + size]
         rest = readable_bytes(sent[len(first) - 8 :])
         for piece in pieces_of([rest.nbytes]):
-            self._send(world, piece, [rest], source)
-        return data if world.rank == source and data is not None else sent.tobytes()
+            self._send(formed, piece, [rest], source)
+        return data if formed.rank == source and data is not None else sent.tobytes()
 
     def leave(self) -> None:
         """End membership between two steps, with no collective in flight.  All remaining members do the same."""
         with self._lock:
-            world, self._world = self._world, None
-            if world is not None:
-                self._ended.append(world)
-        if world is not None:
-            world.leave()
+            formed, self._formed = self._formed, None
+            if formed is not None:
+                self._ended.append(formed)
+        if formed is not None:
+            formed.leave()
 
     def abandon(self, reason: str, older_than: int | None = None) -> None:
-        """Any thread: calls that wait in the world, or to form it, raise GroupLost at once, also at the peers.
+        """Any thread: calls that wait in the group, or to form it, raise GroupLost at once, also at the peers.
 
         Args:
             reason: the message of GroupLost.
-            older_than: only a world of a lower version; one that is formed later than this call counts, too.
+            older_than: only a group of a lower version; one that is formed later than this call counts, too.
         """
         with self._lock:
-            world = self._world
+            formed = self._formed
             if older_than is not None:
                 self._oldest = max(self._oldest, older_than)
-                if world is not None and world.version >= older_than:
+                if formed is not None and formed.version >= older_than:
                     return
-        if world is not None:
-            world.end(reason)
+        if formed is not None:
+            formed.end(reason)
 
     def close(self) -> None:
         """Leaves, and waits a little until everything is freed; nothing works afterwards.
@@ -283,33 +283,33 @@ class ElasticGroup:
         """
         self.leave()
         end = time.monotonic() + _FREED_WITHIN_S
-        for world in self._ended:
-            world.wait_until_freed(max(0.0, end - time.monotonic()))
+        for formed in self._ended:
+            formed.wait_until_freed(max(0.0, end - time.monotonic()))
         self._place.close()
 
     def _current(self) -> FormedGroup:
-        world = self._world
-        if world is None:
+        formed = self._formed
+        if formed is None:
             raise GroupLost("this process is in no world")
-        world.check()
-        return world
+        formed.check()
+        return formed
 
-    def _send(self, world: FormedGroup, piece: Piece, flat: Sequence[NDArray[np.uint8]], source: int) -> None:
+    def _send(self, formed: FormedGroup, piece: Piece, flat: Sequence[NDArray[np.uint8]], source: int) -> None:
         """Copy one piece of the source's bytes to every member."""
         parts = [flat[part.array][part.start : part.end] for part in piece]
         if len(parts) == 1:
-            self._copy(world, parts[0], source)
+            self._copy(formed, parts[0], source)
             return
         together = np.concatenate(parts)
-        self._copy(world, together, source)
-        if world.rank != source:
+        self._copy(formed, together, source)
+        if formed.rank != source:
             for part in parts:
                 part[:] = together[: len(part)]
                 together = together[len(part) :]
 
-    def _copy(self, world: FormedGroup, data: NDArray[np.uint8], source: int) -> None:
+    def _copy(self, formed: FormedGroup, data: NDArray[np.uint8], source: int) -> None:
         tensor = tensor_of_bytes(data)
-        world.finish(world.begin(tensor, lambda links: links.broadcast(tensor, source)))
+        formed.finish(formed.begin(tensor, lambda links: links.broadcast(tensor, source)))
 
 
 SUMMED = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")

@@ -26,7 +26,7 @@ _LOOK_EVERY_S = 0.0002
 
 
 class NcclLinks:
-    """NCCL's connections to all others of a world.
+    """NCCL's connections to all others of a group.
 
     Args:
         store: of torch; not used any more once this is made.
@@ -152,7 +152,7 @@ class StagedLinks:
         return StagedWork(self._mesh.broadcast(copy, source), [(tensor, copy)])
 
     def interrupt(self) -> None:
-        """The mesh, which belongs to the world, is interrupted and closed by it."""
+        """The mesh, which belongs to the group, is interrupted and closed by it."""
 
     def close(self) -> None:
         """See `interrupt`."""

@@ -1,11 +1,11 @@
-"""Where the members of a world find each other: each process keeps a place of its own, and that of rank 0 is used.
+"""Where the members of a group find each other: each process keeps a place of its own, and that of rank 0 is used.
 
 A connection begins with the handshake of `elasticdl.rpc.handshake`; nothing of a stranger is read before.  A member
 comes with its version and rank, tells what the others must know of it, learns their messages, and leaves with a
-farewell.  One that goes without has died or given up: then the world cannot be formed, and all that wait learn it at
+farewell.  One that goes without has died or given up: then the group cannot be formed, and all that wait learn it at
 once.  A message is a line of JSON; names are never looked up (the store of torch does, and may take seconds).
 
-A visitor may also bring a connection for a world's collectives: it is kept, unread, until this process takes it.  With
+A visitor may also bring a connection for a group's collectives: it is kept, unread, until this process takes it.  With
 --encrypt what follows a handshake goes in records, except through Unix sockets, which no other user can read.
 """
 
@@ -32,10 +32,10 @@ _PURPOSE = "meeting"
 _READ_BYTES = 1 << 16
 _BACKLOG = 1024
 _LONGEST_LINE_BYTES = 1 << 18
-_MOST_TOLD_BYTES = 4 << 20  # of one world; its members' addresses take some hundred bytes each
+_MOST_TOLD_BYTES = 4 << 20  # of one group; its members' addresses take some hundred bytes each
 _MOST_UNSENT_BYTES = 8 << 20  # not yet read by a visitor
 _MOST_STRANGERS = 256
-_MOST_BROKEN = 64  # ended worlds that are remembered, for members that come late
+_MOST_BROKEN = 64  # ended groups that are remembered, for members that come late
 _MOST_MEMBERS = 1 << 20
 _LAST_VERSION = 1 << 63
 _LINKED = b"linked\n"
@@ -143,12 +143,12 @@ class RendezvousServer:
         self._end.close()
 
     def take_links(self, version: int) -> dict[int, SecureConnection]:
-        """The connections that members of a world have brought, by rank; the caller closes them."""
+        """The connections that members of a group have brought, by rank; the caller closes them."""
         with self._lock:
             return self._links.pop(version, {})
 
     def drop_links(self, older_than: int) -> None:
-        """Close what was brought for worlds that will not be formed any more."""
+        """Close what was brought for groups that will not be formed any more."""
         with self._lock:
             dropped = [self._links.pop(version) for version in list(self._links) if version < older_than]
         for links in dropped:
@@ -270,7 +270,7 @@ class RendezvousServer:
                 raise ValueError("this rank is linked already")
             links[message.rank] = SecureConnection(visitor.connection, visitor.records)
         self._selector.unregister(visitor.connection)
-        with suppress(OSError):  # gone: the world will see it
+        with suppress(OSError):  # gone: the group will see it
             visitor.connection.send(_sealed(visitor.records, _LINKED))
 
     def _do(self, visitor: _Peer, message: _Message) -> None:
@@ -339,7 +339,7 @@ class RendezvousServer:
         self._selector.modify(visitor.connection, events, visitor)
 
     def _break(self, version: int, why: str) -> None:
-        """The world cannot be formed: the first reason counts."""
+        """The group cannot be formed: the first reason counts."""
         self._broken.setdefault(version, why)
         if len(self._broken) > _MOST_BROKEN:
             del self._broken[next(iter(self._broken))]
@@ -389,7 +389,7 @@ class Rendezvous:
         self._say({"version": version, "rank": rank})
 
     def tell(self, name: str, value: bytes) -> None:
-        """Tell the others of the world; each name once."""
+        """Tell the others of the group; each name once."""
         self._say({"tell": {name: value.hex()}})
 
     def learn(self, names: list[str], timeout_s: float) -> list[bytes]:
@@ -411,7 +411,7 @@ class Rendezvous:
         _shut(self._connection)
 
     def close(self, farewell: bool) -> None:
-        """Goes.  Without a farewell the world cannot be formed."""
+        """Goes.  Without a farewell the group cannot be formed."""
         with suppress(OSError):
             if farewell:
                 self._say({"farewell": True})
@@ -436,7 +436,7 @@ class Rendezvous:
 def link(
     address: str, token: str, version: int, rank: int, timeout_s: float, encrypts: bool = False
 ) -> SecureConnection:
-    """A connection to the process at an address, for the collectives of a world.
+    """A connection to the process at an address, for the collectives of a group.
 
     Args:
         rank: of this process.

@@ -90,7 +90,7 @@ class MasterLink:
         self._applied = applied
 
     def carry_standing(self, standing: Callable[[], tuple[int, float]]) -> None:
-        """AllReduce: set the values of heartbeats: (version of the present world, seconds inside the collective)."""
+        """AllReduce: set the values of heartbeats: (version of the present group, seconds inside the collective)."""
         self._standing = standing
 
     def carry_optimizer_share(self, share: Callable[[], float]) -> None:
@@ -234,14 +234,14 @@ class MasterLink:
             pause.wait(_RETRY_S)
 
     def ready_for_world(self, address: str, left: int, reason: str) -> pb.Ack:
-        """AllReduce: this worker stands outside of every world; see the message."""
+        """AllReduce: this worker stands outside of every group; see the message."""
         message = pb.ReadyForWorldRequest(
             worker_id=self.worker_id, incarnation=self._incarnation, address=address, left=left, reason=reason
         )
         return self._told(self._stub.ReadyForWorld, message)
 
     def watch_world(self, known_version: int) -> pb.WatchWorldReply:
-        """AllReduce: waits a while for a world newer than the known one."""
+        """AllReduce: waits a while for a group newer than the known one."""
         reply: pb.WatchWorldReply = self.call(
             self._stub.WatchWorld,
             lambda: pb.WatchWorldRequest(
@@ -252,7 +252,7 @@ class MasterLink:
         return reply
 
     def world_formed(self, version: int, applied: pb.AppliedSet, steps: int, restored_from: str, engine: str) -> pb.Ack:
-        """AllReduce, rank 0: report what the model holds with which the world continues."""
+        """AllReduce, rank 0: report what the model holds with which the group continues."""
         message = pb.WorldFormedRequest(
             worker_id=self.worker_id,
             incarnation=self._incarnation,
@@ -265,7 +265,7 @@ class MasterLink:
         return self._told(self._stub.WorldFormed, message)
 
     def is_me(self, member: pb.WorldMember) -> bool:
-        """Whether a member of a world is this process."""
+        """Whether a member of a group is this process."""
         return member.worker_id == self.worker_id and member.incarnation == self._incarnation
 
     def report_model(self, report: pb.ModelReport) -> pb.Ack:

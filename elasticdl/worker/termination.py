@@ -87,7 +87,7 @@ class Termination:
         self._announce = announce
 
     def enters_groups(self, shut_out: Callable[[], bool]) -> None:
-        """Set what ends a wait for a group that does not come; see `WorldSession.shut_out`."""
+        """Set what ends a wait for a group that does not come; see `GroupSession.shut_out`."""
         self._shut_out = shut_out
 
     @contextmanager

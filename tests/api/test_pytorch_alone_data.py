@@ -20,8 +20,8 @@ from elasticdl.api.pytorch import create_elastic_controller
 from elasticdl.api.pytorch.alone import LoneGroup
 from elasticdl.api.pytorch.shares import LeasedShares
 from elasticdl.frameworks.framework import TaskRecords
+from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl.worker.allreduce.step_header import BatchRef, StepPlan
-from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl.worker.tasks import HeldLease, TaskStream
 from elasticdl_client.errors import DataError
 
@@ -145,7 +145,7 @@ def test_the_end_of_the_job_may_come_before_the_end_of_its_data(monkeypatch: pyt
         if group.ledger.steps < 3:
             return plan_step(group, *arguments)
         is_over.set()
-        raise WorldEnded("the others have left")
+        raise GroupEnded("the others have left")
 
     def ask(shares: LeasedShares, patience_s: float) -> list[BatchRef]:
         if is_over.is_set():

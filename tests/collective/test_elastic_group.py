@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from elasticdl.collective import ElasticGroup, GroupLost, Peer
+from elasticdl.collective.formed_group import FormedGroup
 from elasticdl.collective.group import PIECE_BYTES
 from elasticdl.collective.nccl import NcclLinks, StagedLinks
-from elasticdl.collective.world import FormedGroup
 from elasticdl_client.errors import ElasticDLError
 from tests.collective import verbs
 from tests.collective.members import HOST, TOKEN, Member, all_do, form, members, until
@@ -177,10 +177,10 @@ def test_an_array_on_a_gpu_is_cut_as_by_members_without_one(
     found: list[int] = []
     monkeypatch.setattr(links, "all_reduce", lambda _, tensor: found.append(tensor.nbytes))
     with ElasticGroup(HOST, TOKEN) as group:
-        group._world = FormedGroup(1, [group.address] * 2, 0, TOKEN, group._place)
-        group._world._by_device["meta"] = links.__new__(links)
+        group._formed = FormedGroup(1, [group.address] * 2, 0, TOKEN, group._place)
+        group._formed._by_device["meta"] = links.__new__(links)
         group.begin_reduce(torch.empty(PIECE_BYTES // 4 + 1, device="meta"))
-        group._world = None
+        group._formed = None
     assert found == calls
 
 

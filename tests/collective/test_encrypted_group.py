@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from elasticdl.collective import ElasticGroup, GroupLost, Peer, nccl
+from elasticdl.collective.formed_group import FormedGroup
 from elasticdl.collective.rendezvous import Rendezvous, RendezvousServer
-from elasticdl.collective.world import FormedGroup
 from elasticdl.kernels._native import Mesh, MeshWork, RecordLayer
 from elasticdl.rpc.addresses import parse
 from elasticdl.rpc.handshake import HandshakeError

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from elasticdl.collective import ElasticGroup, GroupLost
+from elasticdl.collective.formed_group import FormedGroup, _in_short
 from elasticdl.collective.rendezvous import Rendezvous, RendezvousServer, link
-from elasticdl.collective.world import FormedGroup, _in_short
 from tests.collective import verbs
 from tests.collective.members import ANSWER_S, HOST, TOKEN, Member, Told, all_do, begin_to_form, form, members, until
 

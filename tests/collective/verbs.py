@@ -35,7 +35,7 @@ def staged(group: ElasticGroup, rank: int, source: int) -> tuple[NDArray[np.floa
 
     from elasticdl.collective.nccl import StagedLinks
 
-    world = group._world
+    world = group._formed
     assert world is not None
     assert world._mesh is not None
     world._by_device["cpu"] = StagedLinks(world._mesh)
@@ -72,7 +72,7 @@ def abandon(group: ElasticGroup, reason: str, older_than: int | None = None) -> 
 
 def is_meeting(group: ElasticGroup) -> bool:
     """Whether it has come to the place of rank 0, and waits for the others."""
-    world = group._world
+    world = group._formed
     return world is not None and world._meeting is not None
 
 

@@ -12,11 +12,11 @@ import pytest
 from greenlet import GreenletExit
 
 import elasticdl.worker.activity
+import elasticdl.worker.allreduce.group_session
 import elasticdl.worker.allreduce.loop
 import elasticdl.worker.allreduce.prefetchers
 import elasticdl.worker.allreduce.replica
 import elasticdl.worker.allreduce.worker
-import elasticdl.worker.allreduce.world_session
 import elasticdl.worker.checkpoint
 import elasticdl.worker.master_link
 import elasticdl.worker.task_reporting
@@ -42,7 +42,7 @@ _WORKER = (
     elasticdl.worker.allreduce.loop,
     elasticdl.worker.allreduce.prefetchers,
     elasticdl.worker.allreduce.replica,
-    elasticdl.worker.allreduce.world_session,
+    elasticdl.worker.allreduce.group_session,
     elasticdl.worker.checkpoint,
     elasticdl.worker.master_link,
     elasticdl.worker.task_reporting,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.allreduce.prefetchers import InterruptibleLeases
 from elasticdl.worker.allreduce.replica import Replica
-from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.task_reporting import Reporter
 from tests.engine.collectives import SimulatedGroup
 from tests.engine.scheduler import Process, Scheduler
@@ -20,17 +20,17 @@ from tests.engine.scheduler import Process, Scheduler
 class Point(Enum):
     """A method that begins or, where the last value says so, has ended."""
 
-    GROUP_IS_CONNECTED = (WorldSession, "_form", True)
+    GROUP_IS_CONNECTED = (GroupSession, "_form", True)
     MODEL_IS_RESTORED = (Replica, "start_over", True)
     MODEL_IS_COPIED = (SimulatedGroup, "broadcast", False)
-    GROUP_IS_REPORTED = (WorldSession, "_tell", False)
-    GROUP_WAS_REPORTED = (WorldSession, "_tell", True)
+    GROUP_IS_REPORTED = (GroupSession, "_tell", False)
+    GROUP_WAS_REPORTED = (GroupSession, "_tell", True)
     INPUT_IS_INTERRUPTED = (InterruptibleLeases, "interrupt", False)
     LEASE_HAS_COME = (InterruptibleLeases, "request_lease", True)
-    STEP_IS_PLANNED = (WorldSession, "plan_step", True)
+    STEP_IS_PLANNED = (GroupSession, "plan_step", True)
     SUM_IS_BEGUN = (SimulatedGroup, "begin_reduce", False)
-    SUMS_HAVE_COME = (WorldSession, "finish_reduce", True)
-    STEP_IS_APPLIED = (WorldSession, "commit", True)
+    SUMS_HAVE_COME = (GroupSession, "finish_reduce", True)
+    STEP_IS_APPLIED = (GroupSession, "commit", True)
     COMMIT_IS_REPORTED = (Reporter, "_report", False)
 
 

@@ -12,8 +12,8 @@ from elasticdl.master.core import events
 from elasticdl.master.core.ledger.work import Work
 from elasticdl.protocol import Shard
 from elasticdl.worker.allreduce.batch_source import LeasedBatches
+from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher
-from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.ledger import packed, unpacked
 from elasticdl.worker.tasks import HeldLease
 from elasticdl_client.choices import DistributionStrategy
@@ -31,7 +31,7 @@ from tests.engine.test_engine_schedules import begin, plain_job
 _HELD_S = 3.0
 _MORE_SEEDS = 20  # a change of the engine moves the seeds at which a fault does harm
 _restart = BatchPrefetcher.restart
-_synchronize = WorldSession._synchronize
+_synchronize = GroupSession._synchronize
 
 
 class PlayedOutError(Exception):
@@ -199,21 +199,21 @@ def play_all(play: Callable[[int], object], seeds: Iterable[int]) -> None:
 def test_a_model_of_an_earlier_group_that_is_a_source_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     message = ": all members of the last one had"
     assert not is_found(play_joiner_left_alone, message)
-    monkeypatch.setattr(WorldSession, "_receive", receive_unmarked)
+    monkeypatch.setattr(GroupSession, "_receive", receive_unmarked)
     assert is_found(play_joiner_left_alone, message, _MORE_SEEDS)
 
 
 def test_a_restored_model_that_is_a_source_before_it_is_reported_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     message = "all members of the last one had"  # more steps
     assert not is_found(play_lost_restorer, message)
-    monkeypatch.setattr(WorldSession, "_synchronize", synchronize_and_hold)
+    monkeypatch.setattr(GroupSession, "_synchronize", synchronize_and_hold)
     assert is_found(play_lost_restorer, message, _MORE_SEEDS)
 
 
 def test_a_newest_step_that_is_reported_before_all_have_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     message = "committed, and not in the model of"
     assert not is_found(play_second_lease, message)
-    monkeypatch.setattr(WorldSession, "is_proven", lambda session, name: name in session.ledger.applied)
+    monkeypatch.setattr(GroupSession, "is_proven", lambda session, name: name in session.ledger.applied)
     assert is_found(play_second_lease, message, _MORE_SEEDS)
 
 

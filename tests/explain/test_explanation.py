@@ -388,7 +388,7 @@ WAIT = "  /usr/lib/python3.12/threading.py:327 in Condition.wait"
         ("", [[WAIT, LOOP], [f"  {OURS}/data/csv.py:3 in read"]], HangPart.READING),
         (
             "",
-            [[WAIT, f"  {OURS}/collective/world.py:3 in finish", LOOP]],
+            [[WAIT, f"  {OURS}/collective/formed_group.py:3 in finish", LOOP]],
             HangPart.COLLECTIVE,
         ),
         ("", [[WAIT, LOOP]], HangPart.RUNTIME),

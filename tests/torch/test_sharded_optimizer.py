@@ -20,17 +20,17 @@ from elasticdl.collective import ElasticGroup, GroupLost
 from elasticdl.frameworks.framework import Share
 from elasticdl.frameworks.torch.computation import Computation
 from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.allreduce.group_session import GroupEnded, GroupSession
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica, ShardedReplica
 from elasticdl.worker.allreduce.sharded_session import ShardedSession
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag
-from elasticdl.worker.allreduce.world_session import WorldEnded, WorldSession
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.master_link import MasterLink
 from elasticdl_client.choices import DistributionStrategy, Precision
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
+from tests.worker.group_master import ANSWER_S, WorldMaster, name_of
 from tests.worker.scripted_master import TOKEN
-from tests.worker.world_master import ANSWER_S, WorldMaster, name_of
 
 Make = Callable[..., Any]
 State = dict[str, npt.NDArray[Any]]
@@ -39,7 +39,7 @@ SGD, ADAM, ADAGRAD = "torch_conv.optimizer", "torch_conv.adam", "torch_conv.adag
 
 def leave_when_planned(member: TrainingMember) -> None:
     """Exchange headers until the world ends."""
-    with suppress(WorldEnded):
+    with suppress(GroupEnded):
         while True:
             member.session.plan_step([])
 
@@ -61,14 +61,14 @@ class TrainingMember:
         self.link.register()
         self.group = ElasticGroup("127.0.0.1", TOKEN)
         checkpoints = StateCheckpoints.of_module(spec, "model.npz")
-        self.session: WorldSession
+        self.session: GroupSession
         self.model: Replica
         if framework._computation.shards_optimizer:
             self.model = sharded = ShardedReplica(framework, checkpoints, "", self.link.clock)
             self.session = ShardedSession(self.link, self.group, sharded, framework, 5.0)
         else:
             self.model = Replica(framework, checkpoints, "", self.link.clock)
-            self.session = WorldSession(self.link, self.group, self.model, 5.0)
+            self.session = GroupSession(self.link, self.group, self.model, 5.0)
         self.writer = CheckpointWriter(self.model, checkpoints, 1)
         self.session.start()
         self._thread = ThreadPoolExecutor(1)
@@ -115,7 +115,7 @@ class TrainingMember:
             raise
 
     def leave_together(self, wishes: StepFlag = StepFlag.NOTHING) -> None:
-        with pytest.raises(WorldEnded):
+        with pytest.raises(GroupEnded):
             self.session.plan_step([], wishes)
 
     def save(self) -> None:
@@ -175,7 +175,7 @@ def step_with_a_kill(members: Members, number: int, victim: TrainingMember) -> N
         elif one.exception(ANSWER_S) is None:
             member.does(TrainingMember.leave_together).result(ANSWER_S)
         else:
-            assert isinstance(one.exception(), WorldEnded)
+            assert isinstance(one.exception(), GroupEnded)
 
 
 def life(master: WorldMaster, members: Members) -> State:
@@ -418,7 +418,7 @@ def test_a_step_that_one_survivor_has_made_is_made_by_the_others_when_they_meet_
         monkeypatch.setattr(members[1].group, "gather", gather_and_break)
         begun = [member.does(TrainingMember.step, 2, updating) for member in members]
         for one in begun:
-            assert isinstance(one.exception(ANSWER_S), WorldEnded)
+            assert isinstance(one.exception(ANSWER_S), GroupEnded)
         assert [member.session.ledger.steps for member in members] == [3, 2, 3]
         enter(master, members, 0, 1, 2)
         assert [member.session.ledger.steps for member in members] == [3, 3, 3]

@@ -6,7 +6,7 @@ import pytest
 
 from elasticdl.collective import GroupLost
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.allreduce.world_session import reason_of
+from elasticdl.worker.allreduce.group_session import reason_of
 
 WORLD = pb.World(
     version=1 << 32 | 4, members=[pb.WorldMember(worker_id=7), pb.WorldMember(worker_id=9), pb.WorldMember(worker_id=2)]

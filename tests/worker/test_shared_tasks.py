@@ -22,7 +22,7 @@ from elasticdl.worker.tasks import TaskStream
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import Counting, Numbers, lease
-from tests.worker.world_master import ANSWER_S, SessionMember, WorldMaster, ended
+from tests.worker.group_master import ANSWER_S, SessionMember, WorldMaster, ended
 
 MINIBATCH, PER_STEP = 2, 3
 Steps = list[list[list[int]]]

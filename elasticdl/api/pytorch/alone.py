@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from elasticdl.collective import Reduction
 from elasticdl.ps.applied import MinibatchName
+from elasticdl.worker.allreduce.group_session import GroupEnded, ReplicaState
 from elasticdl.worker.allreduce.replica import EndingGroup
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan, StepProposal
-from elasticdl.worker.allreduce.world_session import ReplicaState, WorldEnded
 from elasticdl.worker.ledger import Ledger
 
 
 class StepGroup(EndingGroup, Protocol):
-    """The part of `WorldSession` that a script's controller uses."""
+    """The part of `GroupSession` that a script's controller uses."""
 
     most_parts: int
 
@@ -28,7 +28,7 @@ class StepGroup(EndingGroup, Protocol):
 
     def enter(self) -> bool: ...
 
-    def abandon(self, reason: str, is_model_whole: bool = True) -> WorldEnded: ...
+    def abandon(self, reason: str, is_model_whole: bool = True) -> GroupEnded: ...
 
     def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan: ...
 
@@ -50,7 +50,7 @@ class StepGroup(EndingGroup, Protocol):
 
 
 class LoneGroup:
-    """See `WorldSession`; nothing of it can be lost."""
+    """See `GroupSession`; nothing of it can be lost."""
 
     def __init__(self, state: ReplicaState) -> None:
         self.ledger = Ledger()
@@ -79,9 +79,9 @@ class LoneGroup:
     def leave(self, reason: str = "") -> None:
         """Do nothing: there is no other member."""
 
-    def abandon(self, reason: str, is_model_whole: bool = True) -> WorldEnded:
+    def abandon(self, reason: str, is_model_whole: bool = True) -> GroupEnded:
         self.holds_all = self.holds_all and is_model_whole
-        return WorldEnded(reason)
+        return GroupEnded(reason)
 
     def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan:
         return StepPlan.of([StepProposal(0, wishes, tuple(parts))], 0)

@@ -55,7 +55,7 @@ class ScriptEvaluation:
             How many periods are over.
 
         Raises:
-            WorldEnded: the world is broken; it is due in the next one.
+            GroupEnded: the world is broken; it is due in the next one.
         """
         period = self._steps or per_epoch
         over = num_minibatches // period if period else 0

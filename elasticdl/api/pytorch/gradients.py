@@ -29,7 +29,7 @@ from elasticdl.frameworks.torch.computation import Computation, device_meter
 from elasticdl.frameworks.torch.model import BuiltModule, buffers_of, plain_name
 from elasticdl.frameworks.torch.undo import change_of, masks_among
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.allreduce.world_session import WorldEnded
+from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl_client.errors import ModelDefinitionError
 
 
@@ -248,7 +248,7 @@ class ScriptGradients(Buckets):
                 self._learn(True)
                 raise self._world.abandon("a batch has several backward(): its step is made again")
             self._world.continue_step()
-        except WorldEnded as ended:
+        except GroupEnded as ended:
             raise StepDropped from ended
         self.is_complete = False
         self.used = [False] * len(self._parameters)
@@ -283,7 +283,7 @@ class ScriptGradients(Buckets):
         assert self._world is not None
         try:
             self._reductions.append(self._world.begin_reduce(buffer))
-        except WorldEnded as ended:
+        except GroupEnded as ended:
             raise StepDropped from ended
 
     def _backward_done(self) -> None:
@@ -334,7 +334,7 @@ class ScriptGradients(Buckets):
         try:
             with self._clock.during(Activity.WORLD):
                 self._world.finish_reduce(self._reductions)
-        except WorldEnded as ended:
+        except GroupEnded as ended:
             raise StepDropped from ended
         self._reductions.clear()
         used = [bool(count) for count in self._counts.tolist()]

@@ -104,7 +104,7 @@ class PlateauMetrics:
         """Exchange metrics; called by all members after headers of which one has the flag.
 
         Raises:
-            WorldEnded: the world is broken; members that have not agreed do so in the next one.
+            GroupEnded: the world is broken; members that have not agreed do so in the next one.
         """
         rows = world.gather(self._row())
         self._is_unsure = False

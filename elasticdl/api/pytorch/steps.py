@@ -33,9 +33,9 @@ from elasticdl.protocol import derive_seed
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channels import MasterGone
 from elasticdl.worker.activity import Activity
+from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint, Replica
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import JobError, LastCheckpointError, ModelDefinitionError
 
@@ -140,7 +140,7 @@ class ScriptSteps:
         try:
             with self._parts.data.session.clock.during(Activity.WORLD):
                 return self._parts.world.share(data)
-        except WorldEnded:
+        except GroupEnded:
             self._come_out()
             return data
 
@@ -276,7 +276,7 @@ class ScriptSteps:
                 continue
             try:
                 self._round()
-            except WorldEnded as ended:
+            except GroupEnded as ended:
                 _log.debug("Left the group: %s", ended)
                 self._come_out()
         return False
@@ -422,7 +422,7 @@ class ScriptSteps:
                 with parts.data.session.clock.during(Activity.WORLD):
                     parts.world.plan_step((), parts.metrics.wish)
                     parts.metrics.agree(parts.world)
-        except WorldEnded:
+        except GroupEnded:
             self._come_out()
         return True
 
@@ -457,7 +457,7 @@ class ScriptSteps:
                     parts.metrics.agree(parts.world)
                     continue
                 why_unsaved = parts.last.save_with_all()
-            except WorldEnded:
+            except GroupEnded:
                 self._come_out()
                 continue
             if why_unsaved:

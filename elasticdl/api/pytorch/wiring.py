@@ -30,8 +30,8 @@ from elasticdl.frameworks.framework import Framework
 from elasticdl.frameworks.torch.computation import limit_threads
 from elasticdl.rpc.addresses import own_host
 from elasticdl.rpc.job_secret import read_token
+from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint, Replica
-from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.checkpoint import CheckpointKind, HangLimits, StateCheckpoints, names_depend_on
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import DistributionStrategy
@@ -165,7 +165,7 @@ def _world_of(session: ScriptSession, model: Replica, device: str) -> tuple[Step
         )
     group = ElasticGroup(own_host(os.environ["MASTER_ADDR"]), read_token(), device, spec.encrypt)
     num_processes = spec.num_processes_per_worker
-    world = WorldSession(session.link, group, model, spec.collective_timeout, processes_per_worker=num_processes)
+    world = GroupSession(session.link, group, model, spec.collective_timeout, processes_per_worker=num_processes)
     return world, group.close
 
 

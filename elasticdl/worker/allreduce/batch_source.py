@@ -15,9 +15,9 @@ from typing import Protocol
 from elasticdl.frameworks.framework import Batch
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher, Broke, Failed, Item, Other, Over, Unreadable
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.task_reporting import Reporter, TaskReporter
 from elasticdl.worker.tasks import HeldLease, LeaseBook, NotFinite, TaskStream
@@ -39,7 +39,7 @@ class BatchSource(Protocol):
     def start(self) -> None: ...
 
     def entered(self) -> None:
-        """A world has been entered: the ledger may be another one."""
+        """A group has been entered: the ledger may be another one."""
         ...
 
     def offer(self, patience_s: float) -> list[BatchRef]:
@@ -109,7 +109,7 @@ class LeasedBatches:
     def __init__(
         self,
         link: MasterLink,
-        session: WorldSession,
+        session: GroupSession,
         feeder: BatchPrefetcher,
         tasks: TaskStream,
         outcomes: TaskReporter,
@@ -142,7 +142,7 @@ class LeasedBatches:
         self._feeder.start()
 
     def entered(self) -> None:
-        """Queue again the minibatches that the model of the new world lacks."""
+        """Queue again the minibatches that the model of the new group lacks."""
         self._is_unsure = self._session.is_begun_anew
         applied = self._session.ledger.applied
         is_older = any(name not in applied for name in self._names)
@@ -181,7 +181,7 @@ class LeasedBatches:
         self._feeder.resume()
 
     def agree(self, plan: StepPlan) -> bool:
-        if self._is_unsure:  # a report under an ended lease would be refused, and end this world, too
+        if self._is_unsure:  # a report under an ended lease would be refused, and end this group, too
             self._is_unsure = False  # its first headers have come, so the master knows of it
             self._link.drop_ended_leases()
         return bool(plan.all_parts)

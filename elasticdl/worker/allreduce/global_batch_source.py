@@ -18,6 +18,7 @@ from typing import Any
 from elasticdl.frameworks.framework import NO_SURPLUS, Batch, Surplus
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.allreduce.prefetchers import (
     BatchPrefetcher,
     Broke,
@@ -31,7 +32,6 @@ from elasticdl.worker.allreduce.prefetchers import (
 )
 from elasticdl.worker.allreduce.schedule import NO_EPOCH, StepSchedule
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.ledger import UNKNOWN
 from elasticdl.worker.task_reporting import TaskReporter, said_of
 from elasticdl.worker.tasks import HeldLease, NotFinite
@@ -72,7 +72,7 @@ class GlobalBatches:
     def __init__(
         self,
         spec: JobSpec,
-        session: WorldSession,
+        session: GroupSession,
         drawer: LeasePrefetcher,
         leases: LocalLeases,
         feeder: BatchPrefetcher,
@@ -217,11 +217,11 @@ class GlobalBatches:
                 self.is_over = True
             elif held.lease.type != pb.TRAINING or held.lease.merged:
                 self._others.append(held)
-            elif held.id > self._newest and not held.revoked:  # else it was there when the world was entered
+            elif held.id > self._newest and not held.revoked:  # else it was there when the group was entered
                 self._take_over(held)
 
     def _take_over(self, held: HeldLease) -> None:
-        """A lease for training: report to the master what all models hold of it, the rest is for the world."""
+        """A lease for training: report to the master what all models hold of it, the rest is for the group."""
         self._newest = max(self._newest, held.id)
         done = [name.n for name in self._names(held.lease) if self._session.is_proven(name)]
         held.committed = set(done)

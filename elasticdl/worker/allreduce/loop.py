@@ -1,7 +1,7 @@
-"""AllReduceStrategy: all workers make every step together, in a world that changes while they live.
+"""AllReduceStrategy: all workers make every step together, in a group that changes while they live.
 
 The loop of one member: headers, gradients, reduction, update; evaluation between steps; and the work before and after
-worlds.  It never waits for a lease while others wait for it.
+groups.  It never waits for a lease while others wait for it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.batch_source import BatchSource
+from elasticdl.worker.allreduce.group_session import GroupEnded, GroupSession
 from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint, Replica
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.allreduce.world_session import WorldEnded, WorldSession
 from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.tasks import HeldLease, TaskBatches, TaskStream
@@ -42,7 +42,7 @@ class AllReduceLoop:
     def __init__(
         self,
         spec: JobSpec,
-        session: WorldSession,
+        session: GroupSession,
         supply: BatchSource,
         evaluations: TaskStream,
         checkpoints: CheckpointWriter,
@@ -68,7 +68,7 @@ class AllReduceLoop:
         self._skips_not_finite = spec.nan_policy is NanPolicy.SKIP  # out of the model; else they end the job
         self._quarantine = Quarantine.of(spec)  # of evaluation tasks
         self._is_idle = False  # no member had work in the last round
-        self._is_saved = False  # in this world: the last checkpoint
+        self._is_saved = False  # in this group: the last checkpoint
         self._why_unsaved = ""  # while this member is to end the training
         self._last = LastCheckpoint(session, checkpoints, termination, self._clock)
 
@@ -121,10 +121,10 @@ class AllReduceLoop:
                 session.ledger.steps,
             )
 
-    # -- worlds
+    # -- groups
 
     def _visit(self) -> None:
-        """Live in the world entered, and in those after it that SIGTERM must not keep this member from.
+        """Live in the group entered, and in those after it that SIGTERM must not keep this member from.
 
         It may hold a part of the model alone, or have to agree with the others on the last checkpoint.
         """
@@ -132,7 +132,7 @@ class AllReduceLoop:
         while is_inside:
             try:
                 self._live()
-            except WorldEnded as ended:
+            except GroupEnded as ended:
                 _log.debug("Left the group: %s", ended)
                 must_enter = self._last.needs_group or not self._session.has_handed_over
                 is_inside = must_enter and not self._last.is_agreed and self._enter()
@@ -151,7 +151,7 @@ class AllReduceLoop:
         return True
 
     def _live(self) -> None:
-        """Rounds, until the world ends (`WorldEnded`) or the job is over."""
+        """Rounds, until the group ends (`GroupEnded`) or the job is over."""
         if self._session.is_split:
             while self._round():
                 pass
@@ -163,7 +163,7 @@ class AllReduceLoop:
         """Exchange headers, and do what they say.
 
         Returns:
-            False: all members of a world that is split know that the job is over, and the last checkpoint is written.
+            False: all members of a group that is split know that the job is over, and the last checkpoint is written.
         """
         leaving = self._last.begin_round()
         wishes = self._wishes_if_split()
@@ -190,7 +190,7 @@ class AllReduceLoop:
         return True
 
     def _wishes_if_split(self) -> StepFlag:
-        """Return what concerns a world in which no member alone can write a checkpoint."""
+        """Return what concerns a group in which no member alone can write a checkpoint."""
         wishes = StepFlag.NOTHING
         if not self._session.is_split:
             return wishes
@@ -204,7 +204,7 @@ class AllReduceLoop:
         return wishes
 
     def _end_or_save(self, plan: StepPlan) -> bool:
-        """In a world that is split: write a checkpoint if that is agreed.
+        """In a group that is split: write a checkpoint if that is agreed.
 
         Returns:
             A member knows that the job is over, so that there is no step any more.
@@ -257,7 +257,7 @@ class AllReduceLoop:
             with self._clock.during(Activity.COMPUTE):
                 gradient = compute(shares, lambda buffer: reductions.append(self._session.begin_reduce(buffer)))
                 self._run_ahead(plan, gradient)
-        except (WorldEnded, ElasticDLError, grpc.RpcError):
+        except (GroupEnded, ElasticDLError, grpc.RpcError):
             raise
         except Exception as error:
             raise self._failed(error) from error
@@ -289,7 +289,7 @@ class AllReduceLoop:
             raise self._failed(error) from error
         return loss, weight, num_flawed
 
-    def _failed(self, error: Exception, where: str = "", is_model_whole: bool = True) -> WorldEnded:
+    def _failed(self, error: Exception, where: str = "", is_model_whole: bool = True) -> GroupEnded:
         """User code raised the exception being handled: the others, maybe waiting for a sum, lose the step, too."""
         ended = self._session.abandon(f"user code raised{where}", is_model_whole)
         self._supply.fail(error)
@@ -329,7 +329,7 @@ class AllReduceLoop:
         try:
             with self._clock.during(Activity.WORLD):
                 self._session.complete(update)
-        except WorldEnded:
+        except GroupEnded:
             raise
         except Exception as error:
             raise self._failed(error, " in the update of the model", is_model_whole=False) from error

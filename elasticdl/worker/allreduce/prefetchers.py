@@ -1,6 +1,6 @@
 """Prefetches training minibatches of this member's leases in a background thread; `take` never blocks on the master.
 
-A member of a world without work must not hold up the others: they wait for its header.
+A member of a group without work must not hold up the others: they wait for its header.
 
 `LeasePrefetcher` takes leases alone, ahead of their use; `LocalLeases` are given by rank 0 of a group.  A lease is held
 from the moment it arrives, so that heartbeats renew it however late it is taken.

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from elasticdl.frameworks.framework import Framework, ShardsOptimizer, TableRows, TakesSnapshots
 from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl.worker.allreduce.step_header import StepFlag
-from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl.worker.checkpoint import Arrays, Checkpoint, StateCheckpoints, read_from
 from elasticdl.worker.ledger import Ledger, RestoredModel
 from elasticdl.worker.tasks import HeldLease, Values
@@ -161,7 +161,7 @@ class CheckpointWriter:
         self._saving_last = threading.Lock()
 
     def begin(self, ledger: Ledger) -> None:
-        """Begin a world with this ledger.  Unwritten minibatches of earlier worlds stay to be written.
+        """Begin a group with this ledger.  Unwritten minibatches of earlier groups stay to be written.
 
         Writes of other members are not known here: of a model taken over from them all is to be written.
         """
@@ -265,7 +265,7 @@ _TOGETHER_S = 1.0  # after SIGTERM, for which a member waits for that of the oth
 
 
 class EndingGroup(Protocol):
-    """The part of `WorldSession` that this uses."""
+    """The part of `GroupSession` that this uses."""
 
     ledger: Ledger
 
@@ -323,7 +323,7 @@ class LastCheckpoint:
         return self._checkpoints.is_wanted and not is_decided
 
     def begin_world(self) -> None:
-        """The next round is the first of a world."""
+        """The next round is the first of a group."""
         self._round_began = time.monotonic()
 
     def begin_round(self) -> StepFlag:
@@ -345,7 +345,7 @@ class LastCheckpoint:
         A member that leaves earlier brings a successor, which could begin with the checkpoint before.
 
         Raises:
-            WorldEnded: always.
+            GroupEnded: always.
         """
         reason = "all members were asked to end"
         with self._clock.during(Activity.CHECKPOINT):
@@ -356,7 +356,7 @@ class LastCheckpoint:
             if not self._group.part() and self._group.rank != 0:
                 self.is_agreed = self._checkpoints.is_written(self._group.ledger)  # else rank 0 may be lost
         self._group.leave(reason)
-        raise WorldEnded(reason)
+        raise GroupEnded(reason)
 
     def save_with_all(self) -> str:
         """Write it at the end of the training; every member calls this between the same two steps.
@@ -365,7 +365,7 @@ class LastCheckpoint:
             Why rank 0 could not write it, in all members; empty: it is on disk.
 
         Raises:
-            WorldEnded: the group is broken.
+            GroupEnded: the group is broken.
         """
         why_not: bytes | None = None
         with self._clock.during(Activity.CHECKPOINT):

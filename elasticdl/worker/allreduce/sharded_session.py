@@ -2,7 +2,7 @@
 
 Each member updates the parameters whose optimizer state it holds, and then each owner sends its parameters to all.  So
 a step is in two parts, and a group may break between them.  No member begins to update before all have the sums: if
-one survivor has made the step, the others can make it, too, and do so when they enter the next world.  Values of
+one survivor has made the step, the others can make it, too, and do so when they enter the next group.  Values of
 parameters, and shards, are then sent by those that hold them.
 
 The functions at the end say which member holds the state of which parameter, and which one sends it when the members
@@ -25,8 +25,8 @@ import numpy.typing as npt
 from elasticdl.collective import ElasticGroup, GroupLost
 from elasticdl.frameworks.framework import ShardsOptimizer
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.allreduce.group_session import GroupSession, ReplicaState, digest_of, shown
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.allreduce.world_session import ReplicaState, WorldSession, digest_of, shown
 from elasticdl.worker.ledger import packed, unpacked
 from elasticdl.worker.master_link import MasterLink
 
@@ -46,7 +46,7 @@ class ShardedModel(ReplicaState, Protocol):
         ...
 
 
-class ShardedSession(WorldSession):
+class ShardedSession(GroupSession):
     """See above."""
 
     def __init__(
@@ -61,20 +61,20 @@ class ShardedSession(WorldSession):
         """
         Args:
             model: of that framework.
-            collective_timeout_s: see `WorldSession`.
+            collective_timeout_s: see `GroupSession`.
             processes_per_worker: members in each pod.
         """
         super().__init__(link, group, model, collective_timeout_s, processes_per_worker=processes_per_worker)
         self._model = model
         self._framework = framework
         self._sizes = framework.shard_sizes()
-        self._owner_of = owners(self._sizes, 1)  # in this world
+        self._owner_of = owners(self._sizes, 1)  # in this group
         self._held: frozenset[int] = frozenset()  # by the optimizer
         self._spare: dict[int, Arrays] = {}  # of members that have left, in main memory
         self._all = frozenset(range(len(self._sizes)))
-        self._has_settled = False  # in this world: no more is held than belongs to this member
-        self._has_logged_share = False  # in this world
-        self._has_handed_over = False  # since it has entered a world
+        self._has_settled = False  # in this group: no more is held than belongs to this member
+        self._has_logged_share = False  # in this group
+        self._has_handed_over = False  # since it has entered a group
         self._has_all_values = False  # of the parameters, after the newest step
         link.carry_optimizer_share(self.optimizer_share)
         self._update: Callable[[], None] | None = None  # of a step whose sums are here, until it is known to be void
@@ -86,20 +86,20 @@ class ShardedSession(WorldSession):
 
     @property
     def holds_all(self) -> bool:
-        """See `WorldSession.holds_all`."""
+        """See `GroupSession.holds_all`."""
         return self._has_all_values and len(self._held) == len(self._sizes)
 
     @property
     def has_handed_over(self) -> bool:
-        """See `WorldSession.has_handed_over`."""
+        """See `GroupSession.has_handed_over`."""
         return self._has_handed_over or not (self._holds_model and (self._held or self._spare))
 
     # -- a step
 
     def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan:
-        """See `WorldSession.plan_step`.
+        """See `GroupSession.plan_step`.
 
-        The first header of a world shows that all members have entered it, and that the master has accepted it: shards
+        The first header of a group shows that all members have entered it, and that the master has accepted it: shards
         that now belong to others are dropped.
         """
         plan = super().plan_step(parts, wishes)
@@ -107,7 +107,7 @@ class ShardedSession(WorldSession):
         return plan
 
     def complete(self, update: Callable[[], None]) -> None:
-        """Make a step when all members have its sums, and exchange the parameters; see `WorldSession.complete`."""
+        """Make a step when all members have its sums, and exchange the parameters; see `GroupSession.complete`."""
         self._update = update
         if self.size > 1:
             self._collective(lambda: self._group.gather(np.zeros(1, np.int64)))
@@ -129,7 +129,7 @@ class ShardedSession(WorldSession):
             The arrays of those shards at rank 0, else nothing.
 
         Raises:
-            WorldEnded: the world is broken.
+            GroupEnded: the group is broken.
         """
         found = self._collective(lambda: self._collect({0}, self._all))
         return {name: array for shard in found.values() for name, array in shard.items()}
@@ -148,7 +148,7 @@ class ShardedSession(WorldSession):
         return self._num_held / max(1, sum(self._sizes))
 
     def standing(self) -> tuple[int, float]:
-        """See `WorldSession.standing`.  When the job is over, members that do not come are waited for no longer."""
+        """See `GroupSession.standing`.  When the job is over, members that do not come are waited for no longer."""
         if self.is_over and self._group.waiting_seconds >= _LAST_WAIT_S:
             self._group.abandon("the job is over")
         return super().standing()
@@ -170,7 +170,7 @@ class ShardedSession(WorldSession):
         self._has_settled = True
 
     def _wanted(self) -> list[frozenset[int]]:
-        """The shards of each member of this world, by rank."""
+        """The shards of each member of this group, by rank."""
         distance = distance_of_holders(self._pods())
         return [held_by(rank, self._owner_of, self.size, distance) for rank in range(self.size)]
 
@@ -191,7 +191,7 @@ class ShardedSession(WorldSession):
         self._has_handed_over = self._rank not in stays
 
     def _hand_over_to_survivors(self, plan: StepPlan) -> None:
-        """Bring all shards to a member of the newer world, if those that stay in it lack some."""
+        """Bring all shards to a member of the newer group, if those that stay in it lack some."""
         if not self.is_split:
             return
         self._settle()
@@ -206,12 +206,12 @@ class ShardedSession(WorldSession):
         lacks = bool(stays) and len(frozenset().union(*(wanted[rank] for rank in stays))) < len(self._sizes)
         own = np.array([newer.version, stays[0] if lacks else -1], np.int64)
         opinions = self._collective(lambda: self._group.gather(own))
-        target = int(opinions[opinions[:, 0].argmax(), 1])  # not all know of the same world
+        target = int(opinions[opinions[:, 0].argmax(), 1])  # not all know of the same group
         if target >= 0:
             self._bring({target}, self._all)
 
     def _bring(self, targets: Collection[int], numbers: frozenset[int]) -> None:
-        """Bring shards to members, before this one leaves the world; see `_collect`."""
+        """Bring shards to members, before this one leaves the group; see `_collect`."""
         self._spare = self._collective(lambda: self._collect(targets, numbers))
         self.part()
 
@@ -261,16 +261,16 @@ class ShardedSession(WorldSession):
         if self._is_forming or not self.is_split:
             super()._job_is_over()
 
-    # -- entering a world
+    # -- entering a group
 
     def _take_over(self, world: pb.World) -> tuple[int | None, str]:
-        """See `WorldSession._take_over`."""
+        """See `GroupSession._take_over`."""
         self._owner_of = owners(self._sizes, self.size)
         self._has_settled = self._has_logged_share = self._has_handed_over = False
         newest, is_current = self._catch_up(world)
         if not is_current:
             self._holds_model, self._held, self._spare = False, frozenset(), {}
-        self._framework.keep_shards(self._held)  # shards from a world that did not form are of no use
+        self._framework.keep_shards(self._held)  # shards from a group that did not form are of no use
         bits = [number in self._held or number in self._spare for number in range(len(self._sizes))]
         lines = self._group.gather(np.array([is_current, is_current and self._has_all_values, *bits], np.int64))
         are_current, have_values, held = lines[:, 0], lines[:, 1], lines[:, 2:] > 0

@@ -1,11 +1,12 @@
-"""The header that members of a world exchange before every step: one line of int64 numbers per member.
+"""The header that members of a group exchange before every step: one line of int64 numbers per member.
 
-A header names the minibatches that its member brings, the newest world that it knows, and its requests.
+A header names the minibatches that its member brings, the newest group that it knows, and its requests.  From those of
+all members follow the step (`StepPlan`), and which members leave (`Departures`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import reduce
@@ -25,7 +26,7 @@ class StepFlag(IntFlag):
 
     NOTHING = 0
     EVALUATION = 1  # all work evaluation tasks off, instead of a step
-    LEAVING = 2  # it goes away now: the others need a new world
+    LEAVING = 2  # it goes away now: the others need a new group
     SHARING = 4  # rank 0: it has leases to share
     FAILED = 8  # user code raised at this member on a minibatch of rank 0's lease
     CHECKPOINT = 16  # rank 0: bring the optimizer's state here, a checkpoint is due
@@ -53,7 +54,7 @@ class StepProposal:
     """One member's line.
 
     Attributes:
-        version: of the newest world it knows.
+        version: of the newest group it knows.
     """
 
     version: int
@@ -139,3 +140,59 @@ class StepPlan:
     def scale(self, part: BatchRef) -> float:
         """The weight of a part's mean gradient in that of the step."""
         return part.num_records / self.num_records if part.num_records else 0.0
+
+
+class Departures:
+    """Which members of a group leave or are gone, and whether this one ends last.  The processes of a pod end together.
+
+    Attributes:
+        is_last: see `GroupSession.is_last`; False before the first group.
+        is_alone: see `GroupSession.is_alone`; likewise.
+    """
+
+    def __init__(self) -> None:
+        self._pods: Sequence[int] = ()
+        self._rank = 0
+        self._leaving: set[int] = set()  # pods, as of the newest header
+        self.is_last = self.is_alone = False
+
+    def entered(self, pods: Sequence[int], rank: int) -> None:
+        """A group has begun.
+
+        Args:
+            pods: of its members, by rank.
+        """
+        self._pods, self._rank, self._leaving = pods, rank, set()
+        self._judge(set())
+
+    def planned(self, plan: StepPlan) -> None:
+        """All members are there, and their wishes are known."""
+        self._leaving = self.leaving(plan)
+        self._judge(set())
+
+    def lost(self, ranks: Collection[int | None]) -> None:
+        """Members are gone: if one of them was to write the last checkpoint, another one is.
+
+        Args:
+            ranks: those of no member do not count, nor does the own pod.
+        """
+        pods = {pod for rank, pod in enumerate(self._pods) if rank in ranks} - {self._pods[self._rank]}
+        if pods:
+            self._judge(pods)
+
+    def leaving(self, plan: StepPlan) -> set[int]:
+        """Return the pods that leave, now or soon: the cause of the group's end may end their last second, too."""
+        is_leaving = StepFlag.LEAVING | StepFlag.ENDING
+        return {pod for pod, wishes in zip(self._pods, plan.wishes_by_rank, strict=True) if wishes & is_leaving}
+
+    def _judge(self, lost: set[int]) -> None:
+        """Rank 0 is the last one if all pods leave, else the first process of the only one that stays.
+
+        Args:
+            lost: pods that are gone, another one than that of this process.
+        """
+        pods = self._pods
+        staying = set(pods) - lost - self._leaving or {next(pod for pod in pods if pod not in lost)}
+        self.is_last = len(staying) == 1 and pods.index(*staying) == self._rank
+        # A process beside this one in its pod may hold a step more than it does.
+        self.is_alone = all(pod in lost for rank, pod in enumerate(pods) if rank != self._rank)

@@ -14,11 +14,11 @@ from elasticdl.rpc.job_secret import read_token
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.batch_source import BatchSource, LeasedBatches
 from elasticdl.worker.allreduce.global_batch_source import GlobalBatches
+from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.allreduce.loop import AllReduceLoop, compile_on
 from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher, InterruptibleLeases, LeasePrefetcher, LocalLeases
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica, ShardedReplica
 from elasticdl.worker.allreduce.sharded_session import ShardedSession
-from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.factories import Readers
@@ -67,18 +67,18 @@ def make_all_reduce_loop(
 
 def _session(
     link: MasterLink, group: ElasticGroup, model: Replica, framework: Framework, spec: JobSpec
-) -> WorldSession:
+) -> GroupSession:
     timeout_s = spec.collective_timeout
     if not isinstance(model, ShardedReplica):
-        return WorldSession(link, group, model, timeout_s, processes_per_worker=spec.num_processes_per_worker)
+        return GroupSession(link, group, model, timeout_s, processes_per_worker=spec.num_processes_per_worker)
     assert isinstance(framework, ShardsOptimizer)
     return ShardedSession(link, group, model, framework, timeout_s, spec.num_processes_per_worker)
 
 
 def _supply(
-    session: WorldSession, stream: Callable[[LeaseLink], TaskStream], outcomes: TaskReporter, spec: JobSpec
+    session: GroupSession, stream: Callable[[LeaseLink], TaskStream], outcomes: TaskReporter, spec: JobSpec
 ) -> BatchSource:
-    """Of the world together, with --fixed_global_batch, or each member's own."""
+    """Of the group together, with --fixed_global_batch, or each member's own."""
     link, framework = outcomes.link, outcomes.framework
     if spec.fixed_global_batch:
         local = LocalLeases()

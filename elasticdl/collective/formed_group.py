@@ -1,6 +1,6 @@
-"""One world of a group in this process: from the first attempt to form it until everything of it is freed.
+"""A group of one version in this process: from the first attempt to form it until everything of it is freed.
 
-The first of these ends a world, once: an error of a collective, `end` of a member, or `leave`.  Forming it and freeing
+The first of these ends a group, once: an error of a collective, `end` of a member, or `leave`.  Forming it and freeing
 it run in threads of their own, since both can block in the engine; waiting callers are freed at once.
 """
 
@@ -31,7 +31,7 @@ _LOCAL_BUFFER_BYTES = 1 << 20  # of a Unix socket, which does not grow it as TCP
 
 
 class FormedGroup:
-    """The world of one version, as the member of one rank sees it.
+    """The group of one version, as the member of one rank sees it.
 
     Attributes:
         waiting_since: monotonic time at which the calling thread went into a collective; None outside of one.
@@ -73,13 +73,13 @@ class FormedGroup:
         if self.size == 1:
             self._is_formed = True
             return
-        Thread(target=self._form, args=(device, timeout_s), name="form-world", daemon=True).start()
+        Thread(target=self._form, args=(device, timeout_s), name="form-group", daemon=True).start()
         if not self._settled.wait(timeout_s + _GRACE_S):
             self.end(f"world {self.version} cannot be formed: it took longer than {timeout_s:.1f} s")
         self.check()
 
     def check(self) -> None:
-        """Raises GroupLost if the world has ended, when nothing writes to the calling thread's memory any more."""
+        """Raises GroupLost if the group has ended, when nothing writes to the calling thread's memory any more."""
         if self._lost is not None:
             self._let_go()
             raise GroupLost(self._lost.what, self._lost.rank)
@@ -88,7 +88,7 @@ class FormedGroup:
         """Starts a collective, on the engine of the tensor's memory.
 
         Raises:
-            GroupLost: the world is over.
+            GroupLost: the group is over.
         """
         self.check()
         kind = tensor.device.type
@@ -111,7 +111,7 @@ class FormedGroup:
         """Waits for a collective.
 
         Raises:
-            GroupLost: the world is over.
+            GroupLost: the group is over.
         """
         mesh = self._mesh
         with self._waiting():
@@ -126,7 +126,7 @@ class FormedGroup:
             self.check()
 
     def end(self, what: str, rank: int | None = None) -> None:
-        """Any thread: the world is lost; pending operations fail at once, here and at the peers."""
+        """Any thread: the group is lost; pending operations fail at once, here and at the peers."""
         with self._lock:
             if self._lost is not None:
                 return
@@ -140,7 +140,7 @@ class FormedGroup:
             self._free()
 
     def leave(self) -> None:
-        """The end of a world in which nothing is on its way."""
+        """The end of a group in which nothing is on its way."""
         with self._lock:
             if self._lost is not None:
                 return
@@ -151,7 +151,7 @@ class FormedGroup:
             self._settled.set()
 
     def wait_until_freed(self, timeout_s: float) -> bool:
-        """Whether all of an ended world is freed within the time."""
+        """Whether all of an ended group is freed within the time."""
         return self.size == 1 or self._freed.wait(timeout_s)
 
     def _form(self, device: str, timeout_s: float) -> None:
@@ -225,7 +225,7 @@ class FormedGroup:
             raise RuntimeError(f"rank {other} cannot be reached: {error}") from error
 
     def _failed(self, error: RuntimeError) -> GroupLost:
-        """End the world at once, so that peers that wait for another member see it, too."""
+        """End the group at once, so that peers that wait for another member see it, too."""
         message = _in_short(error)
         rank = _rank_in(message)
         named = message if rank is None or "rank" in message else f"{message} (rank {rank})"
@@ -251,7 +251,7 @@ class FormedGroup:
                 links.pop().close()
             self._freed.set()
 
-        Thread(target=free, name="free-world", daemon=True).start()
+        Thread(target=free, name="free-group", daemon=True).start()
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

@@ -1,8 +1,8 @@
-"""A worker's part in the worlds of an AllReduce job: it gets ready, enters, takes part in steps, leaves, enters again.
+"""A worker's part in the groups of an AllReduce job: it gets ready, enters, takes part in steps, leaves, enters again.
 
 All members run the same sequence of collectives: a header (`plan_step`), the reduction of the buffers
 (`begin_reduce`, `finish_reduce`), and when all of them came, the update and `commit`.  Step k is proven to be in every
-member's model by the header of step k + 1.  Any failure ends the world: `WorldEnded`, and the next call must be
+member's model by the header of step k + 1.  Any failure ends the group: `GroupEnded`, and the next call must be
 `enter`, after which the state, its ledger and the counts are those of the source.
 
 It owns the ledger of the model (which minibatches it holds) and knows nothing of frameworks, leases and tasks.  All but
@@ -25,7 +25,7 @@ from elasticdl.collective import ElasticGroup, GroupLost, Peer, Reduction
 from elasticdl.protocol import pod_and_process
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan, StepProposal
+from elasticdl.worker.allreduce.step_header import BatchRef, Departures, StepFlag, StepPlan, StepProposal
 from elasticdl.worker.ledger import Ledger, RestoredModel, packed, unpacked
 from elasticdl.worker.master_link import MasterLink
 from elasticdl_client.errors import JobError
@@ -50,7 +50,7 @@ def reason_of(lost: GroupLost, world: pb.World) -> str:
     """One cause, in plain words.
 
     Args:
-        world: the one that was lost.
+        group: the one that was lost.
     """
     rank = -1 if lost.rank is None else lost.rank
     worker = f"worker {world.members[rank].worker_id}" if 0 <= rank < len(world.members) else ""
@@ -63,17 +63,17 @@ def reason_of(lost: GroupLost, world: pb.World) -> str:
     return f"world {shown(world.version)} cannot be formed{cause}"
 
 
-class WorldWatch:
-    """The newest world that the master has planned, from a thread that runs as long as the process.
+class GroupWatch:
+    """The newest group that the master has planned, from a thread that runs as long as the process.
 
     Attributes:
-        last_formed: version of the last world that formed; known once the job is over.
+        last_formed: version of the last group that formed; known once the job is over.
     """
 
     def __init__(self, link: MasterLink, heard: Callable[[pb.World], None]) -> None:
         """
         Args:
-            heard: called in the thread of the watch with every new world, and, with an empty one, when the job is over.
+            heard: called in the thread of the watch with every new group, and, with an empty one, when the job is over.
         """
         self._link = link
         self._heard = heard
@@ -81,7 +81,7 @@ class WorldWatch:
         self._world = pb.World()
         self._is_over = False
         self.last_formed = 0
-        self._thread = threading.Thread(target=self._run, name="world watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="group watch", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -97,7 +97,7 @@ class WorldWatch:
         return self._is_over
 
     def await_own(self, newer_than: int, timeout_s: float = _LOOK_AGAIN_S) -> pb.World | None:
-        """Waits for a world newer than a version that has this process among its members; None: not yet, or never."""
+        """Waits for a group newer than a version that has this process among its members; None: not yet, or never."""
 
         def is_there() -> bool:
             return self._is_over or self._is_own(newer_than)
@@ -147,8 +147,8 @@ def digest_of(arrays: Arrays) -> str:
     return found.hexdigest()
 
 
-class WorldEnded(Exception):
-    """This worker has left its world: to continue it must `enter` the next one."""
+class GroupEnded(Exception):
+    """This worker has left its group: to continue it must `enter` the next one."""
 
 
 class ReplicaState(Protocol):
@@ -167,67 +167,11 @@ class ReplicaState(Protocol):
         ...
 
 
-class Departures:
-    """Which members of a group leave or are gone, and whether this one ends last.  The processes of a pod end together.
-
-    Attributes:
-        is_last: see `WorldSession.is_last`; False before the first group.
-        is_alone: see `WorldSession.is_alone`; likewise.
-    """
-
-    def __init__(self) -> None:
-        self._pods: Sequence[int] = ()
-        self._rank = 0
-        self._leaving: set[int] = set()  # pods, as of the newest header
-        self.is_last = self.is_alone = False
-
-    def entered(self, pods: Sequence[int], rank: int) -> None:
-        """A group has begun.
-
-        Args:
-            pods: of its members, by rank.
-        """
-        self._pods, self._rank, self._leaving = pods, rank, set()
-        self._judge(set())
-
-    def planned(self, plan: StepPlan) -> None:
-        """All members are there, and their wishes are known."""
-        self._leaving = self.leaving(plan)
-        self._judge(set())
-
-    def lost(self, ranks: Collection[int | None]) -> None:
-        """Members are gone: if one of them was to write the last checkpoint, another one is.
-
-        Args:
-            ranks: those of no member do not count, nor does the own pod.
-        """
-        pods = {pod for rank, pod in enumerate(self._pods) if rank in ranks} - {self._pods[self._rank]}
-        if pods:
-            self._judge(pods)
-
-    def leaving(self, plan: StepPlan) -> set[int]:
-        """Return the pods that leave, now or soon: the cause of the group's end may end their last second, too."""
-        is_leaving = StepFlag.LEAVING | StepFlag.ENDING
-        return {pod for pod, wishes in zip(self._pods, plan.wishes_by_rank, strict=True) if wishes & is_leaving}
-
-    def _judge(self, lost: set[int]) -> None:
-        """Rank 0 is the last one if all pods leave, else the first process of the only one that stays.
-
-        Args:
-            lost: pods that are gone, another one than that of this process.
-        """
-        pods = self._pods
-        staying = set(pods) - lost - self._leaving or {next(pod for pod in pods if pod not in lost)}
-        self.is_last = len(staying) == 1 and pods.index(*staying) == self._rank
-        # A process beside this one in its pod may hold a step more than it does.
-        self.is_alone = all(pod in lost for rank, pod in enumerate(pods) if rank != self._rank)
-
-
-class WorldSession:
+class GroupSession:
     """See above.
 
     Attributes:
-        is_begun_anew: the master ended all leases when it heard of this world: its model is restored, or at step 0.
+        is_begun_anew: the master ended all leases when it heard of this group: its model is restored, or at step 0.
     """
 
     def __init__(
@@ -241,7 +185,7 @@ class WorldSession:
     ) -> None:
         """
         Args:
-            collective_timeout_s: limit of forming a world; in a step it bounds silence only, and the master counts it.
+            collective_timeout_s: limit of forming a group; in a step it bounds silence only, and the master counts it.
             most_parts: minibatches of one member in one step, at most; the same for all members.
             processes_per_worker: of each pod; each of them is a member.
         """
@@ -255,7 +199,7 @@ class WorldSession:
         self._world = pb.World()  # entered, or being formed; version 0: outside
         self._is_forming = False
         self._door = threading.Lock()
-        self._is_outside = self._is_shut = False  # waits for a world; enters none any more
+        self._is_outside = self._is_shut = False  # waits for a group; enters none any more
         self._rank = 0
         self._holds_model = self._has_left = self.is_begun_anew = False
         self._departures = Departures()
@@ -263,8 +207,8 @@ class WorldSession:
         self._pending: list[MinibatchName] = []  # own ones, applied here
         self._confirmed: list[MinibatchName] = []  # own ones, applied by all
         self._unproven: frozenset[MinibatchName] = frozenset()  # of the newest step: other members may lack it
-        self._watch = WorldWatch(link, self._heard)
-        self._entered = 0  # version of the last world that it was in
+        self._watch = GroupWatch(link, self._heard)
+        self._entered = 0  # version of the last group that it was in
         link.carry_standing(self.standing)
 
     @property
@@ -273,12 +217,12 @@ class WorldSession:
 
     @property
     def size(self) -> int:
-        """Members of the world."""
+        """Members of the group."""
         return len(self._world.members)
 
     @property
     def is_last(self) -> bool:
-        """Whether no member of the newest world continues if this one ends, and this one writes the last checkpoint.
+        """Whether no member of the newest group continues if this one ends, and this one writes the last checkpoint.
 
         The processes of a pod end together, and those that have said that they were asked to end do.
         """
@@ -286,7 +230,7 @@ class WorldSession:
 
     @property
     def is_split(self) -> bool:
-        """Whether the state of the model is spread over the members of the world, so that none holds all of it."""
+        """Whether the state of the model is spread over the members of the group, so that none holds all of it."""
         return False
 
     @property
@@ -301,17 +245,17 @@ class WorldSession:
 
     @property
     def is_alone(self) -> bool:
-        """Whether all other members of the newest world are gone, as far as this process knows."""
+        """Whether all other members of the newest group are gone, as far as this process knows."""
         return self._departures.is_alone
 
     @property
     def has_left(self) -> bool:
-        """Whether the others know that this one has left the newest world for good."""
+        """Whether the others know that this one has left the newest group for good."""
         return self._has_left
 
     @property
     def version(self) -> int:
-        """Of the world; 0: outside."""
+        """Of the group; 0: outside."""
         return self._world.version
 
     @property
@@ -324,7 +268,7 @@ class WorldSession:
         self._watch.start()
 
     def standing(self) -> tuple[int, float]:
-        """For heartbeats, from any thread: version of the world, seconds inside the present collective."""
+        """For heartbeats, from any thread: version of the group, seconds inside the present collective."""
         world, waiting = self._world, self._group.waiting_seconds
         if waiting >= self._timeout_s and 0 < world.version < self._watch.world.version and not self._is_forming:
             reason = "a newer world is planned, and this one does not come to the end of a step"
@@ -334,7 +278,7 @@ class WorldSession:
     # -- in and out
 
     def enter(self) -> bool:
-        """Enters the next world that the master plans with this worker, and takes the model over from its source.
+        """Enters the next group that the master plans with this worker, and takes the model over from its source.
 
         Returns:
             False: the job is over, or `shut_out` was called.
@@ -365,14 +309,14 @@ class WorldSession:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether others have trained without this worker since it left its last world; known once the job is over."""
+        """Whether others have trained without this worker since it left its last group; known once the job is over."""
         return self._watch.last_formed > self._entered
 
     def shut_out(self) -> bool:
-        """From another thread: a process outside of every world enters none any more, and its model stays as it is.
+        """From another thread: a process outside of every group enters none any more, and its model stays as it is.
 
         Returns:
-            Whether it is outside: it waits for a world, or for the other members of one.
+            Whether it is outside: it waits for a group, or for the other members of one.
         """
         with self._door:
             self._is_shut = True
@@ -382,20 +326,20 @@ class WorldSession:
             return self._is_shut
 
     def leave(self, reason: str = "") -> None:
-        """Leaves the world at a step's border.
+        """Leaves the group at a step's border.
 
         Args:
-            reason: for the master; empty: a newer world calls.
+            reason: for the master; empty: a newer group calls.
         """
         self._group.leave()
         self._out(reason)
 
-    def abandon(self, reason: str, is_model_whole: bool = True) -> WorldEnded:
-        """Leaves the world in the middle of a step, so that the others lose that step, too; returns what to raise."""
+    def abandon(self, reason: str, is_model_whole: bool = True) -> GroupEnded:
+        """Leaves the group in the middle of a step, so that the others lose that step, too; returns what to raise."""
         self._holds_model = self._holds_model and is_model_whole
         self._group.abandon(reason)
         self._out(reason)
-        return WorldEnded(reason)
+        return GroupEnded(reason)
 
     # -- a step
 
@@ -408,13 +352,13 @@ class WorldSession:
             parts: of this member, none that `ledger` holds.
 
         Raises:
-            WorldEnded: the world is broken, a newer one is planned, or a member leaves; nothing is lost by it.
+            GroupEnded: the group is broken, a newer one is planned, or a member leaves; nothing is lost by it.
         """
         header = StepProposal(max(self.version, self._watch.world.version), wishes, tuple(parts))
         line = header.numbers(self.most_parts)
         gathered = self._collective(lambda: self._group.gather(line))
         self._check_equal([StepFlag(int(row[1])) for row in gathered])
-        self._holds_model = True  # rank 0 sends its first header once the master has accepted the world
+        self._holds_model = True  # rank 0 sends its first header once the master has accepted the group
         self._confirmed += self._pending
         self._pending, self._unproven = [], frozenset()
         headers = [StepProposal.of(row) for row in gathered]
@@ -427,18 +371,18 @@ class WorldSession:
             self._has_left = StepFlag.LEAVING in plan.wishes_by_rank[self._rank]
             self._hand_over(plan)
             self.leave(f"worker {self._world.members[plan.first_with(StepFlag.LEAVING)].worker_id} leaves")
-            raise WorldEnded("a member leaves")
+            raise GroupEnded("a member leaves")
         if newest > self.version:
             self._hand_over_to_survivors(plan)
             self.leave()
-            raise WorldEnded("a newer world is planned")
+            raise GroupEnded("a newer world is planned")
         return plan
 
     def begin_reduce(self, buffer: Any) -> Reduction:
         """Begins to sum a buffer over all members, in place; every member must begin the same ones in order.
 
         Raises:
-            WorldEnded: the world is broken.
+            GroupEnded: the group is broken.
         """
         return self._collective(lambda: self._group.begin_reduce(buffer))
 
@@ -446,7 +390,7 @@ class WorldSession:
         """Exchange headers before the members reduce once more in a step: one may have ended it.
 
         Raises:
-            WorldEnded: the world is broken.
+            GroupEnded: the group is broken.
             JobError: not all members reduce once more.
         """
         line = StepProposal(self.version, StepFlag.AGAIN).numbers(self.most_parts)
@@ -467,7 +411,7 @@ class WorldSession:
         """Waits for the sums.
 
         Raises:
-            WorldEnded: the world is broken: the step must be dropped.
+            GroupEnded: the group is broken: the step must be dropped.
         """
         for reduction in reductions:
             self._collective(reduction.wait)
@@ -496,7 +440,7 @@ class WorldSession:
             update: changes the model, and calls `commit`.
 
         Raises:
-            WorldEnded: the world is broken.
+            GroupEnded: the group is broken.
         """
         update()
 
@@ -517,7 +461,7 @@ class WorldSession:
         """Numbers of all members, by rank: [n] → [members, n].
 
         Raises:
-            WorldEnded: the world is broken.
+            GroupEnded: the group is broken.
         """
         return self._collective(lambda: self._group.gather(numbers))
 
@@ -528,7 +472,7 @@ class WorldSession:
             flaws: of this member's own parts, by position; maybe none.
 
         Raises:
-            WorldEnded: the world is broken.
+            GroupEnded: the group is broken.
         """
         marks = np.zeros(self.most_parts, np.int64)
         marks[list(flaws)] = 1
@@ -553,21 +497,21 @@ class WorldSession:
         """Broadcast the data of one member to all; the others pass None.
 
         Raises:
-            WorldEnded: the world is broken.
+            GroupEnded: the group is broken.
         """
         return self._collective(lambda: self._group.broadcast_bytes(data, source))
 
     # -- inside
 
     def _pods(self) -> list[int]:
-        """Return the pod of each member of this world, by rank."""
+        """Return the pod of each member of this group, by rank."""
         return [pod_and_process(member.worker_id, self._processes_per_worker)[0] for member in self._world.members]
 
     def _has_lost(self, rank: int | None) -> None:
         """Members are gone.
 
         Args:
-            rank: the member that this one saw go, if it did; the master's newer world lacks others.
+            rank: the member that this one saw go, if it did; the master's newer group lacks others.
         """
         gone, newer = {rank}, self._watch.world
         if newer.version > self.version:
@@ -586,14 +530,14 @@ class WorldSession:
             self._has_lost(error.rank)
             reason = reason_of(error, self._world)
             self._out(reason)
-            raise WorldEnded(reason) from error
+            raise GroupEnded(reason) from error
 
     def _out(self, reason: str) -> None:
         self._left, self._reason = self._world.version, reason
         self._world = pb.World()
 
     def _await_world(self) -> pb.World | None:
-        """The next world with this worker in it; None: the job is over."""
+        """The next group with this worker in it; None: the job is over."""
         told_at = -1
         world = self._watch.await_own(self._left, 0.0)
         if world is not None:
@@ -663,12 +607,12 @@ class WorldSession:
         """Before members leave: every member holds the whole model."""
 
     def _hand_over_to_survivors(self, plan: StepPlan) -> None:
-        """Before a newer world, perhaps without some members: the same."""
+        """Before a newer group, perhaps without some members: the same."""
 
     def _receive(self, source: int, is_needed: bool) -> None:
         gives = self._rank == source
         if is_needed and not gives and not self._world.members[self._rank].is_source:
-            self._holds_model = False  # its model is of an older world, and must never be taken for the last one's
+            self._holds_model = False  # its model is of an older group, and must never be taken for the last one's
         arrays = self._group.broadcast(self._state.arrays() if gives else None, source)
         data = self._group.broadcast_bytes(packed(self.ledger) if gives else None, source)
         if is_needed and not gives:
@@ -710,7 +654,7 @@ class WorldSession:
         return digest_of(self._state.arrays())
 
     def _heard(self, world: pb.World) -> None:
-        """Watcher thread: abort the current collective if a peer has left the world."""
+        """Watcher thread: abort the current collective if a peer has left the group."""
         if not world.version:
             self._job_is_over()
             return

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl.worker.allreduce.step_header import StepFlag
-from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl.worker.ledger import Ledger, RestoredModel
-from tests.worker.world_master import (
+from tests.worker.group_master import (
     ANSWER_S,
     SessionMember,
     WorldMaster,
@@ -106,7 +106,7 @@ def test_a_member_that_is_a_step_ahead_gives_its_model_to_the_others(
     for one in begun:
         one.result(ANSWER_S)
     assert values(three[:2]) == [0.0, 7.0]
-    assert isinstance(three[0].does(lambda member: member.session.abandon("user code raised")).result(), WorldEnded)
+    assert isinstance(three[0].does(lambda member: member.session.abandon("user code raised")).result(), GroupEnded)
     assert three[1].does(ended).result(ANSWER_S).startswith("it has lost")
     entered(master, three[:2], sources=[0, 1])
     assert values(three[:2]) == [7.0, 7.0]

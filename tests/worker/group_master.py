@@ -15,8 +15,8 @@ from elasticdl.collective import ElasticGroup
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.allreduce.group_session import GroupEnded, GroupSession
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.allreduce.world_session import WorldEnded, WorldSession
 from elasticdl.worker.ledger import Ledger, RestoredModel
 from elasticdl.worker.master_link import MasterLink
 from tests.worker.scripted_master import TOKEN, ScriptedMaster, before_the_deadline
@@ -142,7 +142,7 @@ class SessionMember:
         self.link.register()
         self.group = ElasticGroup("127.0.0.1", TOKEN)
         self.state = Total()
-        self.session = WorldSession(self.link, self.group, self.state, 5.0, most_parts=2)
+        self.session = GroupSession(self.link, self.group, self.state, 5.0, most_parts=2)
         self.session.start()
         self._thread = ThreadPoolExecutor(1)
 
@@ -211,5 +211,5 @@ def ended(member: SessionMember, wishes: StepFlag = StepFlag.NOTHING) -> str:
     try:
         while True:
             member.session.plan_step([], wishes)
-    except WorldEnded as error:
+    except GroupEnded as error:
         return str(error)
