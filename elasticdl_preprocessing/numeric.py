@@ -36,9 +36,7 @@ class Normalizer(ElementwiseLayer):
             )
 
     def values(self, values: Tensor) -> Tensor:
-        is_wide = values.dtype.is_integer or values.dtype == tf.float64
-        values = tf.cast(values, tf.float64 if is_wide else tf.float32)
-        return tf.cast((values - self.subtractor) / self.divisor, tf.float32)
+        return tf.cast((_widened(values) - self.subtractor) / self.divisor, tf.float32)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "subtractor": self.subtractor, "divisor": self.divisor}
@@ -48,9 +46,8 @@ class Normalizer(ElementwiseLayer):
 class Discretization(ElementwiseLayer):
     """The number of the bucket of each value, int64: that of boundaries that are not larger than it.
 
-    Buckets hold their left boundary: with bins [0, 1] they are (−∞, 0), [0, 1) and [1, ∞).  `keras.ops.digitize` does
-    the work, as in `keras.layers.Discretization(bin_boundaries=bins)`, which gives int32 and does not tell Keras that
-    its results may be sparse or ragged.  Values are compared as float32.
+    Buckets hold their left boundary: with bins [0, 1] they are (−∞, 0), [0, 1) and [1, ∞), the last one with NaN.
+    Integers and float64 are compared as float64, so that times in seconds keep their digits; others as float32.
 
     Args:
         bins: boundaries, rising; of equal ones, as quantiles may have them, the buckets between stay empty.
@@ -67,7 +64,11 @@ class Discretization(ElementwiseLayer):
         return len(self.bins) + 1
 
     def values(self, values: Tensor) -> Tensor:
-        return tf.cast(keras.ops.digitize(tf.cast(values, tf.float32), self.bins), tf.int64)
+        values = _widened(values)
+        flat = tf.reshape(values, [-1])
+        ids = tf.searchsorted(tf.constant(self.bins, values.dtype), flat, "right", tf.int64)
+        ids = tf.where(tf.math.is_nan(flat), tf.constant(len(self.bins), tf.int64), ids)  # XLA's search says 0
+        return tf.ensure_shape(tf.reshape(ids, tf.shape(values)), values.shape)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "bins": self.bins}
@@ -117,6 +118,12 @@ class RoundIdentity(ElementwiseLayer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "num_buckets": self.num_buckets, "default_value": self.default_value}
+
+
+def _widened(values: Tensor) -> Tensor:
+    """Numbers as float64 where float32 would round them: integers and float64; others as float32."""
+    is_wide = values.dtype.is_integer or values.dtype == tf.float64
+    return tf.cast(values, tf.float64 if is_wide else tf.float32)
 
 
 def _count(layer: str, name: str, number: int) -> int:

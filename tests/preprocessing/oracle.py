@@ -57,7 +57,7 @@ def normalized(values: Values, subtractor: float, divisor: float) -> Values:
 
 
 def digitized(values: Values, bins: Sequence[float]) -> Values:
-    return np.digitize(values.astype(np.float32), np.array(bins, np.float32))
+    return np.digitize(values, np.array(bins, np.float32 if values.dtype == np.float32 else np.float64))
 
 
 def log_rounded(values: Values, num_bins: int, default: int, base: float | None) -> Values:

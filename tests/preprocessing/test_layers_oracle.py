@@ -79,10 +79,17 @@ def test_discretization(table: Any, bins: list[float]) -> None:
 
 
 @few
-@given(tables(st.integers(-20, 20)), st.lists(st.integers(-9, 9), unique=True, max_size=5).map(sorted))
-def test_discretization_of_integers(table: Any, bins: list[int]) -> None:
-    check(Discretization(bins), table, tf.int64,
-          oracle.apply(lambda row: oracle.digitized(row, bins), table[1], np.int64), "int64")  # fmt: skip
+@given(
+    tables(st.integers(-20, 20)),
+    st.lists(st.integers(-9, 9), unique=True, max_size=5).map(sorted),
+    st.sampled_from([0, 1_700_000_000]),
+)
+def test_discretization_of_integers(table: Any, bins: list[int], least: int) -> None:
+    """Times in seconds, too, which float32 would round to every 128th."""
+    kind, rows = table
+    rows, bins = [[least + cell for cell in row] for row in rows], [least + one for one in bins]
+    check(Discretization(bins), (kind, rows), tf.int64,
+          oracle.apply(lambda row: oracle.digitized(row, bins), rows, np.int64), "int64")  # fmt: skip
 
 
 def _is_near_half(value: float, base: float | None) -> bool:

@@ -161,6 +161,16 @@ def test_times_in_seconds_keep_their_digits(dtype: str) -> None:
         np.testing.assert_array_equal(result, np.array([[0.7], [-0.1]], np.float32))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_bucket_is_the_same_with_and_without_xla(dtype: str) -> None:
+    layer = Discretization([0.1, 0.7])
+    values = tf.constant([[0.1, 0.7], [np.nan, -np.inf]], dtype)
+    compiled = tf.function(layer, jit_compile=True)
+    assert layer(values).numpy().tolist() == compiled(values).numpy().tolist() == [[1, 2], [2, 0]]
+    assert compiled(values[:0]).shape == (0, 2)
+    assert Discretization([])(values).numpy().tolist() == [[0, 0], [0, 0]]
+
+
 @pytest.mark.parametrize(("combiner", "expected"), [("sum", 3000), ("mean", 1), ("sqrtn", 3000**0.5)])
 def test_combiners_count_in_float32_whatever_the_policy(half_precision: None, combiner: str, expected: float) -> None:
     vectors = SparseEmbedding(5, 1, "ones", combiner=combiner)(tf.ones([1, 3000], tf.int64))
