@@ -58,18 +58,28 @@ class ToNumber(ElementwiseLayer):
 class _Dropping(PreprocessingLayer):
     """Leaves out the cells of one value."""
 
+    _of_floats: float | None = None  # the value where none is given
+
     def __init__(self, ignore_value: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.ignore_value = ignore_value
 
     def _ignored(self, dtype: Any) -> Any:
         """The value of cells that are left out; None: none is."""
-        raise NotImplementedError
+        if self.ignore_value is not None:
+            return self.ignore_value
+        if dtype == tf.string:
+            return ""
+        if dtype.is_floating:
+            return self._of_floats
+        return -1 if dtype.is_integer and not dtype.is_unsigned else None
 
     def _kept(self, values: Tensor) -> Tensor:
         ignored = self._ignored(values.dtype)
         if ignored is None:
             return tf.ones_like(values, tf.bool)
+        if ignored != ignored:  # NaN, which equals no value
+            return ~tf.math.is_nan(values)
         return tf.not_equal(values, tf.constant(ignored, values.dtype))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -84,8 +94,10 @@ class ToSparse(_Dropping):
     """The cells of a tensor, whatever its kind, that do not equal `ignore_value`, as a sparse tensor.
 
     Args:
-        ignore_value: None: "" for strings, −1 for integers, 0.0 for floats.
+        ignore_value: None: "" for strings, −1 for integers with a sign, 0.0 for floats.
     """
+
+    _of_floats = 0.0
 
     def call(self, inputs: Any) -> Tensor:
         inputs = as_tensor(inputs)
@@ -103,11 +115,6 @@ class ToSparse(_Dropping):
         shape = [inputs.shape[0], *([None] * (len(inputs.shape) - 1))] if is_ragged(inputs) else inputs.shape
         return symbolic(inputs, shape, dtype_name(inputs), sparse=True)
 
-    def _ignored(self, dtype: Any) -> Any:
-        if self.ignore_value is not None:
-            return self.ignore_value
-        return "" if dtype == tf.string else -1 if dtype.is_integer else 0.0
-
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class ToRagged(_Dropping):
@@ -117,7 +124,7 @@ class ToRagged(_Dropping):
 
     Args:
         sep: the separator of strings; None or "": they are not split.
-        ignore_value: None: "" for strings, −1 for integers; of floats every cell is kept.
+        ignore_value: None: "" for strings, −1 for integers with a sign; of floats every cell is kept.
 
     Raises:
         TypeError: the input is sparse.
@@ -146,11 +153,6 @@ class ToRagged(_Dropping):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "sep": self.sep}
-
-    def _ignored(self, dtype: Any) -> Any:
-        if self.ignore_value is not None:
-            return self.ignore_value
-        return "" if dtype == tf.string else -1 if dtype.is_integer else None
 
     def _check(self, inputs: Any, rank: int | None) -> None:
         if is_sparse(inputs):

@@ -85,6 +85,17 @@ def test_a_string_that_an_integer_type_does_not_hold_is_an_error_of_the_step(
             convert(tf.constant([[""], [wrong]]))
 
 
+@pytest.mark.parametrize("layer", [ToSparse, ToRagged])
+def test_nan_can_be_left_out(layer: type[ToSparse] | type[ToRagged]) -> None:
+    kept = layer(ignore_value=float("nan"))(tf.constant([[np.nan, 0.0, 1.5]]))
+    assert kept.values.numpy().tolist() == [0.0, 1.5]
+
+
+@pytest.mark.parametrize("layer", [ToSparse, ToRagged])
+def test_no_value_of_an_unsigned_integer_stands_for_missing(layer: type[ToSparse] | type[ToRagged]) -> None:
+    assert layer()(tf.constant([[255, 0, 1]], tf.uint8)).values.numpy().tolist() == [255, 0, 1]
+
+
 def test_the_published_example_of_hashing() -> None:
     assert Hashing(3)(tf.constant(list("ABCDE"))).numpy().tolist() == [1, 0, 1, 1, 2]
 
