@@ -27,7 +27,9 @@ from elasticdl_client.flags import Group, flag_of
 from elasticdl_client.help import COMMANDS, JOBS
 from elasticdl_client.job_spec import flag_fields
 from elasticdl_client.jobs import options
+from elasticdl_client.kubernetes import rbac
 from elasticdl_client.sql import arguments as sql
+from elasticdl_client.zoo import arguments as zoo
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -106,15 +108,26 @@ def flags_page() -> str:
         for name, (option, default) in options.options_of(command).items():
             short = f"`-{option.short}`, " if option.short else ""
             rows.append((f"{short}`--{name}`", _default(default), option.help))
-        lines += ["", f"## elasticdl {command}", "", f"{COMMANDS[command].capitalize()}.", ""]
+        lines += ["", f"## elasticdl {command}", "", _sentence(COMMANDS[command]), ""]
         lines += _table(("option", "default", ""), rows)
-    lines += ["", "## elasticdl simulate", "", f"{COMMANDS['simulate'].capitalize()}.", ""]
-    heads = {name: f"`-{name}`" if len(name) == 1 else f"`--{name}`" for name in simulate.FLAGS}
-    lines += _table(("option", ""), [(heads[name], text) for name, text in simulate.FLAGS.items()])
-    lines += ["", "## elasticdl sql", "", f"{COMMANDS['sql'].capitalize()}.", ""]
-    heads = {name: f"`-{name}`" if len(name) == 1 else f"`--{name}`" for name in sql.FLAGS}
-    lines += _table(("option", ""), [(heads[name], text) for name, text in sql.FLAGS.items()])
+    for command, flags in {"simulate": simulate.FLAGS, "sql": sql.FLAGS, "rbac": rbac.FLAGS}.items():
+        rows = [(f"`-{name}`" if len(name) == 1 else f"`--{name}`", text) for name, text in flags.items()]
+        lines += ["", f"## elasticdl {command}", "", _sentence(COMMANDS[command]), "", *_table(("option", ""), rows)]
+    for command, known in zoo.COMMANDS.items():
+        lines += [
+            "",
+            f"## elasticdl zoo {command}",
+            "",
+            f"{_sentence(known.summary)} Usage: `{zoo.usage(command)}`",
+            "",
+        ]
+        rows = [(f"`--{name}`", _default(one.default), one.help) for name, one in known.flags.items()]
+        lines += _table(("option", "default", ""), rows) if rows else []
     return "\n".join(lines) + "\n"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _default(value: object) -> str:

@@ -89,7 +89,7 @@ class Options:
     hosts: str = _option(
         "", "Names by which browsers reach the page besides localhost, comma-separated.", ("dashboard",)
     )
-    read_only: bool = _option(False, "Show jobs, and offer neither delete nor resume.", ("dashboard",))
+    read_only: bool = _option(False, "Show jobs, and offer no action on them.", ("dashboard",))
     browser: bool = _option(True, "Open the page in a browser where this machine has a display.", ("dashboard",))
     follow: bool = _option(False, "Continue to the job's end, through restarts of its pods.", ("logs", "events"), "f")
     kind: str = _option(

@@ -16,6 +16,7 @@ import yaml
 from elasticdl_client.flags import flag_of
 from elasticdl_client.help import JOBS
 from elasticdl_client.job_spec import flag_fields
+from elasticdl_client.zoo import arguments as zoo
 from scripts import documentation, performance_graphs
 from scripts.documentation import DOCS, LINK, ROOT
 
@@ -91,6 +92,10 @@ def test_the_reference_has_every_flag_of_every_command() -> None:
     for command in JOBS:
         for name, field in flag_fields(command).items():
             assert flag_of(field) is None or f"| `--{name}` |" in page, name
+    for zoo_command, known in zoo.COMMANDS.items():
+        section = page.partition(f"\n## elasticdl zoo {zoo_command}\n")[2].partition("\n## ")[0]
+        assert all(f"| `--{name}` |" in section for name in known.flags), section
+    assert "as they are now, until Ctrl-C." in page
 
 
 def test_the_reference_explains_every_key_of_the_status() -> None:
