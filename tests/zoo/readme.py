@@ -19,7 +19,7 @@ Models that learn what they are for, each with a command that trains it on one m
 nothing of ElasticDL but `elasticdl.layers`, `elasticdl.api` and `elasticdl_preprocessing`, which is what your own may
 import, too. The folder of a data set has what its models share, features first; the models are beside it.
 
-`make zoo` trains all of them, in about half an hour on two cores, and prints a table at the end;
+`make zoo` trains all of them, in about a quarter of an hour on two cores, and prints a table at the end;
 `make zoo ZOO="census.census_dnn criteo.dcn"` trains some. Data and logs are then in `build/zoo`.
 
 All commands are for the root of a checkout. `SOURCES` is a directory with the original files; a data set that names
