@@ -7,6 +7,7 @@ from core_script import Like, Script, everything, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from elasticdl.master.core.fleet.pods import KEPT_ENDED
 from elasticdl.master.core.values import Lease, PodState, ReportedLease
 from elasticdl.protocol import Role
 
@@ -428,3 +429,41 @@ def test_a_checkpoint_that_is_asked_for_is_written_once_and_workers_are_asked_fo
     script.progress(lease, 1)
     assert script.told(c.SaveCheckpoint) == []
     assert script.heartbeat(0).checkpoint_request == 1
+
+
+def _ended_pods(indices: range) -> tuple[e.PodChanged, ...]:
+    return tuple(
+        e.PodChanged(f"{WORKER}-{index}", Role.WORKER, index, f"{WORKER}-{index}/1", PodState.FAILED, "Preempted")
+        for index in indices
+    )
+
+
+def test_pods_that_ended_long_ago_are_deleted_and_the_newest_keep_their_logs() -> None:
+    script = running(2)
+    for worker_id in range(1, KEPT_ENDED + 3):
+        script.kill(worker_id, "Preempted")
+        script.pass_time(60, alive=(0,))  # until the next one is created
+    script.kill(0, "Preempted")  # the oldest pod, and the last to end
+    ended = _ended_pods(range(KEPT_ENDED + 3))
+    living = e.PodChanged(f"{WORKER}-{KEPT_ENDED + 3}", Role.WORKER, KEPT_ENDED + 3, "u", PodState.RUNNING)
+    script.tell(e.PodsListed((*ended, living)))
+    assert script.told(c.DeletePod) == [c.DeletePod(f"{WORKER}-{index}") for index in (1, 2, 3)]
+    script.tell(e.PodsListed((ended[0], *ended[4:], living)))
+    assert script.told(c.DeletePod) == []
+
+
+def test_the_next_master_deletes_the_ended_pods_with_the_lowest_numbers() -> None:
+    script = running(2)
+    script.restart_master()
+    script.tell(e.PodsListed(_ended_pods(range(2, KEPT_ENDED + 4))))
+    assert script.told(c.DeletePod) == [c.DeletePod(f"{WORKER}-{index}") for index in (2, 3)]
+
+
+def test_a_large_job_keeps_as_many_ended_pods_as_it_has_workers_and_all_once_it_has_ended() -> None:
+    script = Script(num_workers=KEPT_ENDED + 10)
+    ended = _ended_pods(range(100, KEPT_ENDED + 111))
+    script.tell(e.PodsListed(ended))
+    assert script.told(c.DeletePod) == [c.DeletePod(f"{WORKER}-100")]
+    script.tell(e.StopRequested("the end"))
+    script.tell(e.PodsListed(ended))
+    assert script.told(c.DeletePod) == []

@@ -346,10 +346,11 @@ class Fleet:
         for change in changes:
             self._pod_changed(change, clock)
         self.resumed = 0
+        if not self._ending.is_decided:
+            strays += self.pods.superfluous(event.pods)
+            self.pods.fill(clock)
         for stray in strays:
             self._delete(stray)
-        if not self._ending.is_decided:
-            self.pods.fill(clock)
 
     def _pod_changed(self, event: PodChanged, clock: float) -> None:
         had_run = self.pods.has_run(event.role)

@@ -25,6 +25,7 @@ MAX_CREATE_DELAY = {Role.PS: 5.0, Role.WORKER: 60.0}  # a PS's name may be taken
 RETRY = 1.0  # seconds
 MEMORY_GROWTH = 1.5
 MAX_MEMORY_FACTOR = 4.0
+KEPT_ENDED = 50  # pods of workers, for their logs, or as many as there are workers; of a server there is one at a time
 
 
 @dataclass(slots=True)
@@ -119,6 +120,7 @@ class Pods:
         self._slots = set(range(settings.num_workers))  # of the wanted workers that train
         self._is_scaled = False  # else the flags of the present generation say how many are wanted
         self._done: set[int] = set()  # slots of workers whose command has ended well
+        self._ended: list[str] = []  # pods of workers in the order of their ends, until they are listed no more
         self._next_worker_id = 0
         self.is_listed = False
 
@@ -450,6 +452,14 @@ class Pods:
         ]
         return [*events, *missing], strays
 
+    def superfluous(self, events: tuple[PodChanged, ...]) -> list[PodChanged]:
+        """Return the pods of workers, of everything that exists, which have ended before the newest that are kept."""
+        ended = {event.name: event for event in events if event.role is Role.WORKER and event.phase in ENDED}
+        known = [name for name in self._ended if name in ended]
+        earlier = sorted(ended.keys() - set(known), key=lambda name: ended[name].index)  # before this generation
+        self._ended = earlier + known
+        return [ended[name] for name in self._ended[: -max(KEPT_ENDED, self.num_wanted)]]
+
     def _is_stray(self, event: PodChanged) -> bool:
         record = self._records.get(event.name) or self._adopt(event)
         return record is None or record.is_leaving or self._is_gone(event)
@@ -464,6 +474,8 @@ class Pods:
         self.hurry(clock)
         if record.role is Role.PS:
             self._gone_uids[record.name] = [uid for uid in (*record.gone_uids[-7:], record.uid) if uid]
+        else:
+            self._ended.append(record.name)
         return record
 
     def snapshot(self) -> dict[str, Any]:
