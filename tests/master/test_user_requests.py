@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -144,6 +145,19 @@ def test_what_changes_between_two_streams_comes_with_the_next(server: OneConfigM
     server.end_stream()
     assert reader.next() == UserRequest("5")
     assert len(server.watches) == 2
+    watch.close()
+
+
+def test_streams_that_end_at_once_are_opened_again_later_and_later(server: OneConfigMap) -> None:
+    watch, began_at = server.watch(), time.monotonic()
+    server.end_stream()
+    server.end_stream()
+    server.ask("9")
+    server.say("MODIFIED")  # in the third stream
+    server.ask("3")
+    reader = Reader(watch.requests(threading.Event()))
+    assert [reader.next(), reader.next()] == [UserRequest("3"), UserRequest("9")]
+    assert time.monotonic() - began_at >= 0.5 + 1.0
     watch.close()
 
 

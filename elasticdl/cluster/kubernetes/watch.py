@@ -197,7 +197,8 @@ _LOG = logging.getLogger(__name__)
 _STREAM_S = 15  # after it the server ends a stream; one that is silent beyond that is broken
 _SILENCE_S = 3.0
 _LIST_AGAIN_S = 300.0
-_FIRST_PAUSE_S = 0.5
+_LASTING_S = 1.0  # a stream that ends sooner tells nothing of the server's health
+_FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 _GONE = 410
 
@@ -217,6 +218,7 @@ class PodWatch:
         self._memory = memory
         self._known: dict[str, Pod] = {}
         self._leaving: dict[str, Object] = {}  # asked to end, and not seen to have ended
+        self._opened_at = math.inf  # of the newest stream, by the monotonic clock
         self._pause_s = 0.0
         self._trouble = ""
 
@@ -229,8 +231,7 @@ class PodWatch:
                 return
             except ElasticDLError as error:
                 self._say_trouble(error.what)
-                self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
-                self._api.pause(self._pause_s)
+                self._pause()
 
     def _list_and_watch(self) -> Iterator[PodEvent]:
         """Until the server has forgotten the version that we know, or it is time for a look at everything."""
@@ -242,6 +243,7 @@ class PodWatch:
         while version and time.monotonic() < list_again_at and not self._api.closed:
             version = yield from self._stream(version)
             yield from self._overdue()
+            self._pause()
 
     def _stream(self, version: str) -> Generator[PodEvent, None, str]:
         """One call; ends with the server's time-out, or before it when a pod will be overdue earlier.
@@ -269,6 +271,13 @@ class PodWatch:
                 return ""
             raise
         return version
+
+    def _pause(self) -> None:
+        """Wait before the next call, each time longer, unless a stream has lasted for a while."""
+        has_lasted = time.monotonic() - self._opened_at >= _LASTING_S
+        self._opened_at = math.inf
+        self._pause_s = 0.0 if has_lasted else min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
+        self._api.pause(self._pause_s)
 
     def _ended_by(self, status: Object) -> str:
         if status.get("code") != _GONE:
@@ -322,7 +331,7 @@ class PodWatch:
             self._trouble = what
 
     def _all_well(self) -> None:
-        self._pause_s = 0.0
+        self._opened_at = time.monotonic()
         if self._trouble:
             _LOG.info("Pods are watched again.")
             self._trouble = ""

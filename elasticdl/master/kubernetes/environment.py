@@ -63,6 +63,7 @@ _PATHS = {
 }
 _STREAM_S = 60  # after it the server ends a stream, and the object is read again; one that is silent longer is broken
 _SILENCE_S = 3.0
+_LASTING_S = 1.0  # a stream that ends sooner is opened again later and later
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 5.0
 
@@ -317,6 +318,7 @@ class RequestWatch:
         """Yield the present requests and each change, until `stop` is set or the watch is closed; never fail."""
         known, pause_s = UserRequest(), 0.0
         while not stop.wait(pause_s):
+            began_at = time.monotonic()
             try:
                 for found in self._watch():
                     self._all_well()
@@ -325,12 +327,13 @@ class RequestWatch:
                     request = UserRequest(annotations.get(names.NUM_WORKERS_ANNOTATION, ""), is_stop)
                     if request != known:
                         yield request
-                    known, pause_s = request, 0.0
+                    known = request
             except Closed:
                 return
             except ElasticDLError as error:
                 self._say_trouble(error.what)
-                pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), _LONGEST_PAUSE_S)
+            has_lasted = time.monotonic() - began_at >= _LASTING_S
+            pause_s = 0.0 if has_lasted else min(max(_FIRST_PAUSE_S, 2 * pause_s), _LONGEST_PAUSE_S)
 
     def close(self) -> None:
         """Ends the watch."""
