@@ -180,8 +180,10 @@ def _import(zoo: Path, name: str) -> ModuleType:
             f"{stem.with_suffix('.py')} does not exist.",
             f"--model_def is package.module.symbol relative to --model_zoo ({zoo}).",
         )
-    if str(zoo) not in sys.path:
+    if sys.path[0] != str(zoo):
         sys.path.insert(0, str(zoo))
+    if "" not in sys.path:
+        sys.path.append("")  # the working directory, which `RUN_MODULE` leaves out: a model may import from it
     _alias(zoo)
     importlib.invalidate_caches()
     try:

@@ -93,6 +93,7 @@ class LogLevel(StrEnum):
     CRITICAL = "CRITICAL"
 
 
+RUN_MODULE = ("-P", "-m")  # of Python: else a queue.py in the working directory hides that of the standard library
 LOG_FORMAT_VARIABLE = "ELASTICDL_LOG_FORMAT"  # in the environment of every pod
 PROCESS_VARIABLE = "ELASTICDL_PROCESS"  # in a worker of several processes: the number of one, and how many there are
 NUM_PROCESSES_VARIABLE = "ELASTICDL_NUM_PROCESSES"

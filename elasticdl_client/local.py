@@ -28,7 +28,7 @@ from types import FrameType
 from typing import IO, Self
 
 from elasticdl_client import last_checkpoint, progress, report
-from elasticdl_client.choices import LOG_FORMAT_VARIABLE, JobType
+from elasticdl_client.choices import LOG_FORMAT_VARIABLE, RUN_MODULE, JobType
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_dir import DELETED, JobDir, is_elsewhere, path_of, register
 from elasticdl_client.job_spec import JobSpec
@@ -40,7 +40,7 @@ from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import is_remote
 from elasticdl_client.stored_job import stored_job, with_places, withdraw_quietly
 
-MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master")
+MASTER_COMMAND = (sys.executable, *RUN_MODULE, "elasticdl.master")
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -367,7 +367,7 @@ class AgentProcess:
             JobError: it does not come up.
         """
         log_path = job_dir.logs / "agent.log"
-        command = [sys.executable, "-m", "elasticdl.cluster.local.agent"]
+        command = [sys.executable, *RUN_MODULE, "elasticdl.cluster.local.agent"]
         command += ["--job_dir", str(job_dir.path), "--slots", str(spec.local_slots)]
         with log_path.open("ab") as log:
             process = subprocess.Popen(

@@ -26,7 +26,7 @@ from elasticdl.model_def import framework_of
 from elasticdl.protocol import Role
 from elasticdl.rpc.channels import MASTER_TIMEOUT_VARIABLE
 from elasticdl.rpc.handshake import ENCRYPT_VARIABLE
-from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType
+from elasticdl_client.choices import RUN_MODULE, DistributionStrategy, FrameworkName, JobType
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import EpochCoverage, JobStatus, LostPod, PodStatus
 from elasticdl_client.kubernetes import names
@@ -117,7 +117,7 @@ class PodSpecs:
         if role is Role.WORKER and self.spec.num_processes_per_worker > 1:
             numbers = (str(self.spec.num_processes_per_worker), str(self.spec.num_gpus_per_worker))
             module = (_PROCESSES_MODULE, *numbers, *module)
-        return (self.python, "-m", *module)
+        return (self.python, *RUN_MODULE, *module)
 
     def _tf_config(self, command: CreatePod) -> dict[str, str]:
         if self.tf_addresses is None:

@@ -57,7 +57,7 @@ def main() -> int:
                 _log.warning("There are no event files in %s yet.", url)
         except StorageError as error:
             sys.exit(f"error: {error}")
-        child = subprocess.Popen([sys.executable, "-m", "tensorboard.main", f"--logdir={directory}", *arguments])
+        child = subprocess.Popen([sys.executable, "-P", "-m", "tensorboard.main", f"--logdir={directory}", *arguments])
         try:
             return _show(child, source, target)
         finally:

@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from elasticdl_client import job_dir, worker_range
-from elasticdl_client.choices import Runtime
+from elasticdl_client.choices import RUN_MODULE, Runtime
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.jobs.options import Options
 from elasticdl_client.jobs.store import JobInfo, JobStore, Phase
@@ -257,7 +257,7 @@ def command(verb: str, job: JobInfo, options: Options, *more: str) -> Sequence[s
         where.append(f"--namespace={job.namespace}")
         where += [f"--context={job.context}"] if job.context else []
         where += ["--force_use_kube_config_file"] if options.force_use_kube_config_file else []
-    return [sys.executable, "-m", "elasticdl_client.main", verb, job.name, *where, *more]
+    return [sys.executable, *RUN_MODULE, "elasticdl_client.main", verb, job.name, *where, *more]
 
 
 def _resume_here(job: JobInfo, options: Options) -> None:

@@ -23,6 +23,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from elasticdl_client.choices import RUN_MODULE
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.jobs import cluster_objects
@@ -57,8 +58,8 @@ def log_dir_of(spec: JobSpec) -> str:
 def command_of(directory: str, *arguments: str) -> list[str]:
     """The arguments of Python that show a directory: a copy of what storage has there."""
     if is_remote(directory):
-        return ["-m", COPY_MODULE, directory, *arguments]
-    return ["-m", MODULE, f"--logdir={directory}", *arguments]
+        return [*RUN_MODULE, COPY_MODULE, directory, *arguments]
+    return [*RUN_MODULE, MODULE, f"--logdir={directory}", *arguments]
 
 
 def show_local(job: JobInfo, port: int) -> int:

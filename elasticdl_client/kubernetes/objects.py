@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticdl_client.choices import Tls
+from elasticdl_client.choices import RUN_MODULE, Tls
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names, pod_template
@@ -47,7 +47,7 @@ def role_pod(spec: JobSpec, role: str) -> RolePod:
     return RolePod(
         name=names.pod_name(spec.job_name, role, 0),
         role=role,
-        command=("python", "-m", f"elasticdl.{role}"),
+        command=("python", *RUN_MODULE, f"elasticdl.{role}"),
         restart_policy=spec.restart_policy.value if role == "master" else "Never",
         grace_s=_MASTER_GRACE_S,
     )

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
-from elasticdl_client.choices import LOG_FORMAT_VARIABLE, ImagePullPolicy, LogFormat
+from elasticdl_client.choices import LOG_FORMAT_VARIABLE, RUN_MODULE, ImagePullPolicy, LogFormat
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import code, names, pod_template
 from elasticdl_client.kubernetes.flags import parse_user, worker_priorities
@@ -221,9 +221,9 @@ def _command(spec: JobSpec, pod: PodLike) -> tuple[str, ...]:
     if archive := code.parse(spec.code):
         cache = spec.requirements_cache or names.REQUIREMENTS_DIRECTORY
         prepare = ("elasticdl.rpc.unpack_code", archive.digest, archive.source, names.ZOO_DIRECTORY, cache)
-        command = ("python", "-m", *prepare, *command)
+        command = ("python", *RUN_MODULE, *prepare, *command)
     if spec.log_file_path:
-        command = ("python", "-m", "elasticdl.rpc.log_file", log_file(spec, str(pod.role), pod.index), *command)
+        command = ("python", *RUN_MODULE, "elasticdl.rpc.log_file", log_file(spec, str(pod.role), pod.index), *command)
     return command
 
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from elasticdl_client import flag_sources, local
-from elasticdl_client.choices import JobType, Runtime
+from elasticdl_client.choices import RUN_MODULE, JobType, Runtime
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_dir import JobDir
 from elasticdl_client.job_spec import JobSpec
@@ -172,7 +172,7 @@ def start_front(job_dir: JobDir, master_command: Sequence[str], ends_with_caller
     Returns:
         An event that is set when the front has ended.
     """
-    command = [sys.executable, "-m", "elasticdl_client.sdk", str(job_dir.path), str(job_dir.lock_fd)]
+    command = [sys.executable, *RUN_MODULE, "elasticdl_client.sdk", str(job_dir.path), str(job_dir.lock_fd)]
     try:
         with (job_dir.logs / LOG).open("ab") as log:
             process = subprocess.Popen(

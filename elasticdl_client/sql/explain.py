@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from elasticdl_client.choices import RUN_MODULE
 from elasticdl_client.sql import snapshot
 from elasticdl_client.sql.columns import written
 from elasticdl_client.sql.database import SnapshotReader
@@ -136,7 +137,7 @@ def _option(statement: Explain, key: str) -> int:
 
 def _arguments(store: RowStore, options: Mapping[str, int]) -> list[str]:
     return [
-        "-m",
+        *RUN_MODULE,
         _MODULE,
         f"--rows={store.source('inputs')}",
         f"--label_column={LABEL}",

@@ -149,8 +149,8 @@ def test_all_pods_unpack_what_the_job_holds_before_they_start(project: Path, tmp
         pod = pod_manifest(spec_for_pods(spec), role_pod(spec, role))
         [own] = pod["spec"]["containers"]
         places = ["/var/run/elasticdl/code", "/model_zoo", "/var/lib/elasticdl/requirements"]
-        assert own["command"][:7] == ["python", "-m", "elasticdl.rpc.unpack_code", digest, *places]
-        assert own["command"][7:] == ["python", "-m", f"elasticdl.{role}"]
+        assert own["command"][:8] == ["python", "-P", "-m", "elasticdl.rpc.unpack_code", digest, *places]
+        assert own["command"][8:] == ["python", "-P", "-m", f"elasticdl.{role}"]
         assert {"name": "elasticdl-zoo", "mountPath": "/model_zoo"} in own["volumeMounts"]
         [code_volume] = [one for one in pod["spec"]["volumes"] if one["name"] == "elasticdl-code"]
         named = [source["configMap"]["name"] for source in code_volume["projected"]["sources"]]
@@ -238,7 +238,7 @@ def test_larger_code_lies_in_storage_and_smaller_code_in_config_maps(project: Pa
     spec = dataclasses.replace(JobSpec.from_flags("train", BASE), code=str(found))
     assert not [one for one in job_manifests(spec, "token", archive=archive) if "code" in one["metadata"]["name"]]
     pod = pod_manifest(spec_for_pods(spec), role_pod(spec, "worker"))
-    assert pod["spec"]["containers"][0]["command"][3:6] == [found.digest, found.url, "/model_zoo"]
+    assert pod["spec"]["containers"][0]["command"][4:7] == [found.digest, found.url, "/model_zoo"]
     assert "elasticdl-code" not in [one["name"] for one in pod["spec"]["volumes"]]
 
 
@@ -257,7 +257,7 @@ def test_a_cache_of_requirements_lies_on_a_mount_that_can_be_written(project: Pa
     spec = dataclasses.replace(JobSpec.from_flags("train", {**flags, "volume": volume}), code=f"sha256:{'0' * 64}/1")
     assert not [note for note in submit.mount_notes(spec) if "requirements_cache" in note]
     pod = pod_manifest(spec_for_pods(spec), role_pod(spec, "worker"))
-    assert pod["spec"]["containers"][0]["command"][5:7] == ["/model_zoo", "/cache"]
+    assert pod["spec"]["containers"][0]["command"][6:8] == ["/model_zoo", "/cache"]
 
 
 @pytest.mark.parametrize(

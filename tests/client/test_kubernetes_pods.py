@@ -367,4 +367,11 @@ def test_quantities_are_numbers() -> None:
 def test_each_pod_has_a_log_file_of_its_own_on_a_shared_volume(role: str, index: int, file: str) -> None:
     plain = container(manifest(job(), role, index))["command"]
     spec = job(log_file_path="/logs/train.log", volume="claim_name=c,mount_path=/logs")
-    assert container(manifest(spec, role, index))["command"] == ["python", "-m", "elasticdl.rpc.log_file", file, *plain]
+    assert container(manifest(spec, role, index))["command"] == [
+        "python",
+        "-P",
+        "-m",
+        "elasticdl.rpc.log_file",
+        file,
+        *plain,
+    ]

@@ -99,7 +99,7 @@ class Forks:
             "ELASTICDL_POD_NAME": name,
             **more.pop("env", {}),
         }
-        command = (sys.executable, "-m", *arguments)
+        command = (sys.executable, "-P", "-m", *arguments)
         spec = PodSpec(name, Role.WORKER, 0, command, env=env, **{"framework": self.framework, **more})
         self.cluster.create(spec)
         return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,29 @@ def test_a_module_with_an_adapter_of_its_own_trains_and_is_counted_exactly(
     assert "epoch 8: records 1437, committed 1437, repeated 0, lost 0" in done.stdout
     assert float(done.stdout.rpartition("final evaluation at step ")[2].split()[2]) >= 0.9
     assert np.load(tmp_path / "out" / "weights.npy").shape == (65, 10)
+
+
+def test_files_in_the_working_directory_that_are_named_like_standard_modules_stop_no_job(
+    digits: Path, tmp_path: Path
+) -> None:
+    zoo, here = tmp_path / "zoo", tmp_path / "here"
+    shutil.copytree(ZOO / "paced", zoo / "paced")
+    here.mkdir()
+    for directory in (zoo, here):
+        for name in ("queue", "selectors", "secrets", "random", "types"):
+            (directory / f"{name}.py").write_text(f"raise RuntimeError('{directory}: not the standard library')\n")
+    (here / "beside.py").write_text("")
+    with (zoo / "paced" / "numpy_digits.py").open("a") as module:
+        module.write("\nimport beside\n")
+    flags = {
+        "runtime": "local", "job_name": "own", "job_dir": tmp_path / "job", "model_zoo": zoo,
+        "model_def": MODEL, "training_data": digits / "train", "num_ps_pods": 1,
+    }  # fmt: skip
+    command = [sys.executable, "-P", "-m", "elasticdl_client.main", "train"]
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "epoch 1: records 1437, committed 1437, repeated 0, lost 0" in done.stdout
 
 
 def test_a_module_that_imports_the_port_must_define_framework(tmp_path: Path) -> None:

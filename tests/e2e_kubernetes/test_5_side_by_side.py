@@ -27,7 +27,7 @@ def assert_is_restricted(pod: dict[str, Any]) -> None:
         assert own["capabilities"] == {"drop": ["ALL"]}, name
         assert own["readOnlyRootFilesystem"] is True, name
         assert own.get("privileged", False) is False, name
-        assert container["command"][:2] == ["python", "-m"], f"{name}: no shell"
+        assert container["command"][:3] == ["python", "-P", "-m"], f"{name}: no shell"
         empty = {volume["name"] for volume in pod["spec"]["volumes"] if "emptyDir" in volume}
         writable = {mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] in empty}
         memory = {"/dev/shm"} if "-worker-" in name else set()  # DataLoaders of PyTorch

@@ -88,10 +88,10 @@ def test_pods_get_what_they_need_to_find_the_master(tmp_path: Path) -> None:
     with running(MasterJob(tmp_path, num_ps_pods=2, num_workers=2, envs="A=1,B=2")) as job:
         wait_until(lambda: len(job.cluster.list()) == 4, "four pods")
         command, env = job.cluster.spec("elasticdl-digits-ps-1")
-        assert command[1:] == ["-m", "elasticdl.ps"]
+        assert command[1:] == ["-P", "-m", "elasticdl.ps"]
         assert env["PS_ID"] == "1"
         command, env = job.cluster.spec("elasticdl-digits-worker-0")
-        assert command[1:] == ["-m", "elasticdl.worker"]
+        assert command[1:] == ["-P", "-m", "elasticdl.worker"]
         assert (env["WORKER_ID"], env["MASTER_ADDR"], env["B"]) == ("0", f"127.0.0.1:{job.port}", "2")
         labels = next(pod.labels for pod in job.cluster.list() if pod.role is Role.WORKER)
         assert labels["app"] == "elasticdl"

@@ -81,7 +81,7 @@ def _check_environment(job: KubernetesJob) -> None:
     shown = job.namespace.core.read_namespaced_pod("elasticdl-digits-ps-1", job.namespace.name)
     env = {variable.name: variable.value for variable in shown.spec.containers[0].env}
     assert shown.spec.containers[0].env[0].name == "MY_POD_IP"
-    assert shown.spec.containers[0].command == ["python", "-m", "elasticdl.ps"]
+    assert shown.spec.containers[0].command == ["python", "-P", "-m", "elasticdl.ps"]
     assert (env["PS_ID"], env["PS_PORT"], env["PS_ADVERTISED_HOST"]) == ("1", "2222", "$(MY_POD_IP)")
     assert env["MASTER_ADDR"] == f"elasticdl-digits-master.{job.namespace.name}.svc:50001"
     assert env["ELASTICDL_MASTER_TIMEOUT_S"] == "300"

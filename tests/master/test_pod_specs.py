@@ -41,7 +41,7 @@ def test_a_worker_with_eight_gpus_has_eight_processes_with_ids_that_follow_each_
         worker_resource_request="cpu=8,memory=64Gi,amd.com/gpu=8",
     )
     pod = PodSpecs(spec, "python", "master:1").of(CreatePod("pod", Role.WORKER, 2, slot=0))
-    assert pod.command == ("python", "-m", "elasticdl.worker.processes", "8", "8", "elasticdl.worker")
+    assert pod.command == ("python", "-P", "-m", "elasticdl.worker.processes", "8", "8", "elasticdl.worker")
     assert (pod.env["WORKER_ID"], pod.env["WORKER_NUM"]) == ("16", "24")
     assert pod.num_gpus == 8
 
@@ -50,7 +50,7 @@ def test_a_command_runs_in_each_process_of_a_worker() -> None:
     spec = JobSpec(job_command="python train.py", processes_per_worker=2)
     pod = PodSpecs(spec, "python", "master:1").of(CreatePod("pod", Role.WORKER, 0, slot=0))
     command = ("elasticdl.worker.command", ".", "python", "train.py")
-    assert pod.command == ("python", "-m", "elasticdl.worker.processes", "2", "0", *command)
+    assert pod.command == ("python", "-P", "-m", "elasticdl.worker.processes", "2", "0", *command)
 
 
 def test_a_variable_that_a_pod_inherits_encrypts_nothing() -> None:

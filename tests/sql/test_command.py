@@ -317,7 +317,7 @@ def test_a_dry_run_of_explain_prints_the_command_and_makes_no_table(
     stored(tmp_path)
     run(database, f"{SELECT} TO EXPLAIN WITH explain.repeats = 9 USING m INTO why", "--dry_run")
     words = shlex.split(capsys.readouterr().out)
-    assert words[:3] == ["python", "-m", "elasticdl.tabular.importance"]
+    assert words[:4] == ["python", "-P", "-m", "elasticdl.tabular.importance"]
     assert {"--repeats=9", "--seed=0", f"--export={tmp_path}/models/m/1/export"} < set(words)
     with sqlite3.connect(tmp_path / "staff.db") as found:
         assert found.execute("SELECT name FROM sqlite_master").fetchall() == [("staff",)]

@@ -100,7 +100,7 @@ def test_the_pod_has_the_jobs_image_and_volumes_and_none_of_the_masters_rights()
     pod = pod_of(config_map(spec), spec, "uid-1")
     (container,) = pod["spec"]["containers"]
     assert container["image"] == "i"
-    assert container["command"][:4] == ["python", "-m", "tensorboard.main", "--logdir=/data/logs"]
+    assert container["command"][:5] == ["python", "-P", "-m", "tensorboard.main", "--logdir=/data/logs"]
     assert "/data" in [mount["mountPath"] for mount in container["volumeMounts"]]
     assert "serviceAccountName" not in pod["spec"]
     assert pod["spec"]["automountServiceAccountToken"] is False

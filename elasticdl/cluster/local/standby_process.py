@@ -22,8 +22,10 @@ from dataclasses import dataclass
 from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.local.process_group import Leash, ProcessGroup, start
 from elasticdl.cluster.local.standby import PRELOADED, ForkRequest
+from elasticdl_client.choices import RUN_MODULE
 
 _LOG = logging.getLogger("elasticdl.agent")
+_PYTHON = (sys.executable, *RUN_MODULE)
 _MAX_FAILURES = 3  # standbys that died or whose child hung, before it is given up
 _OWN_PREFIX = "ELASTICDL_"
 _OWN_NAMES = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORKER_ID", "PS_ID"})
@@ -145,7 +147,7 @@ class StandbyProcess:
             return None
         self._last_number += 1
         fork = Fork(self._last_number)
-        module, *arguments = spec.command[2:]
+        module, *arguments = spec.command[len(_PYTHON) :]
         try:
             ForkRequest(fork.number, module, tuple(arguments), dict(env), log_fd, fork.gate, fork.ready).send(
                 self._control
@@ -194,7 +196,7 @@ class StandbyProcess:
         assert self._flavour is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        command = [sys.executable, "-m", "elasticdl.cluster.local.standby"]
+        command = [sys.executable, *RUN_MODULE, "elasticdl.cluster.local.standby"]
         arguments = [str(theirs.fileno()), str(os.getpid()), self._flavour.framework]
         with theirs:
             try:
@@ -226,4 +228,4 @@ class StandbyProcess:
 
 
 def _runs_module(spec: PodSpec) -> bool:
-    return len(spec.command) >= 3 and spec.command[:2] == (sys.executable, "-m")
+    return len(spec.command) > len(_PYTHON) and spec.command[: len(_PYTHON)] == _PYTHON

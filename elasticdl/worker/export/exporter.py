@@ -29,6 +29,7 @@ from elasticdl.storage.paths import DONE_FILE, RemotePath, path_of, sync_directo
 from elasticdl.worker.export.process import ExportWriter
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.tasks import HeldLease, LeaseLost, Values
+from elasticdl_client.choices import RUN_MODULE
 from elasticdl_client.errors import CheckpointError, ElasticDLError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.storage_kinds import AnyPath, is_remote
@@ -328,7 +329,7 @@ def export_elsewhere(
     """
     # Not a pipe, which is full after 64 KiB of an error while this process waits for the end of the other.
     with os.fdopen(create_memory_file("elasticdl-export"), "r+") as answer:
-        command = [sys.executable, "-m", "elasticdl.worker.export.process", str(answer.fileno())]
+        command = [sys.executable, *RUN_MODULE, "elasticdl.worker.export.process", str(answer.fileno())]
         # Without a GPU, whose memory TensorFlow has taken here: tables are to fit into main memory.
         process = subprocess.Popen(
             command,
