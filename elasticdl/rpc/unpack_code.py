@@ -55,9 +55,19 @@ def unpack(source: AnyPath, target: Path, digest: str) -> None:
         digest: SHA-256 of the archive as it was submitted, in hexadecimal digits.
 
     Raises:
-        JobError: it is not there, or not the one that was submitted.
+        JobError: it is not there, not the one that was submitted, or cannot be written.
         StorageError: the storage cannot be reached.
     """
+    try:
+        _unpack(source, target, digest)
+    except OSError as error:
+        raise JobError(
+            f"The code cannot be unpacked in {target}: {error}.",
+            "Pods need room for the files of --code: free space on their nodes, or ask for more disk.",
+        ) from error
+
+
+def _unpack(source: AnyPath, target: Path, digest: str) -> None:
     mark = target / _UNPACKED
     if mark.is_file() and mark.read_text() == digest:
         return

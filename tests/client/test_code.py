@@ -221,6 +221,19 @@ def test_a_master_without_its_code_starts_to_end_the_job(tmp_path: Path) -> None
     assert json.loads(said) == ["--code: The ConfigMaps with the code of the job are gone.", "Submit the job again."]
 
 
+def test_code_that_cannot_be_written_is_an_error_in_words(project: Path, tmp_path: Path) -> None:
+    archive = packed(project)
+    (tmp_path / "0000").write_bytes(archive.data)
+    (tmp_path / "file").write_text("")
+    zoo, digest = tmp_path / "file" / "zoo", archive.reference.digest
+    ended, said = prepared(tmp_path, digest, zoo, "echo", "started")
+    assert (ended, said.count("\n")) == (1, 2), said
+    assert said.startswith(f"--code: The code cannot be unpacked in {zoo}: [Errno 20] Not a directory")
+    ended, said = prepared(tmp_path, digest, zoo, "printenv", CODE_ERROR_VARIABLE, ELASTICDL_JOB_NAME="job")
+    assert ended == 0
+    assert "Not a directory" in json.loads(said)[0]
+
+
 def test_too_much_code_is_refused_with_the_largest_files_and_the_way_to_storage(project: Path) -> None:
     (project / "weights.pt").write_bytes(os.urandom(code.MAX_BYTES + 1))
     with pytest.raises(FlagError, match=r"too large, 4\.0 MiB, compressed: .* weights\.pt \(4\.0 MiB\)") as caught:
