@@ -30,7 +30,7 @@ from elasticdl.ps.applied import AppliedSet, MinibatchName
 from elasticdl.ps.partition import Buckets, PartSnapshot, Piece, TableChunk, joined_buckets
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.storage.paths import path_of, real_path, writing
-from elasticdl.storage.versions import is_complete, reason
+from elasticdl.storage.versions import is_complete, reason, unreadable
 from elasticdl.task_numbers import TaskKey
 from elasticdl_client.errors import CheckpointError, StorageError
 from elasticdl_client.storage_kinds import AnyPath
@@ -189,7 +189,8 @@ class _Writer:
 class PartReader:
     """An open part.  Its index is whole when this object is there; each block is looked at when it is read.
 
-    Every method raises CheckpointError, which names the file, for what is damaged.
+    Every method raises CheckpointError, which names the file, for what is damaged, and StorageUnreachable while its
+    volume does not answer.
     """
 
     def __init__(self, path: AnyPath, expected: PartFile | None = None) -> None:
@@ -260,7 +261,7 @@ class PartReader:
         try:
             yield
         except OSError as error:
-            raise CheckpointError(f"the checkpoint part {self.path} cannot be read: {error.strerror}", HINT) from error
+            raise unreadable(f"the checkpoint part {self.path}", error, HINT) from error
         except (ValueError, KeyError, TypeError, AttributeError, struct.error, MemoryError) as error:
             raise CheckpointError(f"the checkpoint part {self.path} is damaged: {error}", HINT) from error
 

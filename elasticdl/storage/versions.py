@@ -7,6 +7,7 @@ in storage; the content of the files and the manifest belongs to their writers.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import time
@@ -21,7 +22,11 @@ from elasticdl_client.storage_kinds import AnyPath, is_remote
 
 PREFIX = "version-"
 T = TypeVar("T")
-_PATIENCE_S = 1800.0  # as of a part that a PS writes
+PATIENCE_S = 1800.0  # as of a part that a PS writes
+_PAUSE_S = 2.0  # a mount without its server fails at once
+_OF_LOST_VOLUMES = frozenset(  # a network file system without its server, a disk that is being replaced
+    {errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO}
+)
 
 _log = logging.getLogger("elasticdl.storage")
 
@@ -120,8 +125,14 @@ def committing(directory: AnyPath, manifest: Mapping[str, Any], tag: str = "new"
         raise CheckpointError(f"the manifest {path} cannot be written: {reason(error)}") from error
 
 
-def when_reachable(read: Callable[[], T], patience_s: float = _PATIENCE_S) -> T:
-    """Read again while storage does not answer, each time after its own retries: to give up would end the job.
+def unreadable(what: str, error: OSError, hint: str) -> CheckpointError | StorageUnreachable:
+    """Return the error of a file that cannot be read; of a volume that may answer later it is StorageUnreachable."""
+    kind = StorageUnreachable if error.errno in _OF_LOST_VOLUMES else CheckpointError
+    return kind(f"{what} cannot be read: {reason(error)}", hint)
+
+
+def when_reachable(read: Callable[[], T], patience_s: float = PATIENCE_S, pause_s: float = _PAUSE_S) -> T:
+    """Read again while storage does not answer: to give up would end the job.
 
     Raises:
         StorageUnreachable: it has not answered for so long.
@@ -134,6 +145,7 @@ def when_reachable(read: Callable[[], T], patience_s: float = _PATIENCE_S) -> T:
             if time.monotonic() >= deadline:
                 raise
             _log.warning("The checkpoint cannot be read now, and is asked for again: %s", error.what)
+        time.sleep(pause_s)
 
 
 def abandon(directory: AnyPath) -> None:

@@ -223,7 +223,7 @@ def test_storage_that_does_not_answer_is_waited_for_but_not_without_end() -> Non
             raise StorageUnreachable("no answer in 30 s")
         return tries
 
-    assert versions.when_reachable(read) == 3
+    assert versions.when_reachable(read, pause_s=0.0) == 3
     tries = 0
     with pytest.raises(StorageUnreachable):
         versions.when_reachable(read, patience_s=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
@@ -215,3 +216,46 @@ def test_a_stuck_volume_holds_up_its_writer_alone(tmp_path: Path) -> None:
     thread.join(20)
     assert "Invalid argument" in errors[0].what  # a pipe cannot be synced
     assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def lost(file: Path) -> Iterator[Callable[[], None]]:
+    """Every read of a file fails with EIO, as on a network file system without its server, until it is back."""
+    own = file.with_name("own")
+    file.rename(own)
+    file.symlink_to("/proc/self/mem")  # nothing is mapped at its beginning
+    with pytest.raises(OSError, match="Input/output error"):
+        file.read_bytes()
+    yield lambda: os.replace(own, file)
+
+
+def test_a_checkpoint_whose_volume_does_not_answer_is_waited_for(tmp_path: Path) -> None:
+    for version in (3, 4):
+        write_checkpoint(tmp_path, version, even_parts(1, version))
+    wanted, taken = tmp_path / "version-4", list[PartSnapshot]()
+    log = logging.getLogger("elasticdl.storage")
+    with lost(wanted / "MANIFEST.json") as is_back:
+
+        class Mended(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                assert "Input/output error" in record.getMessage()
+                is_back()
+
+        handler = Mended()
+        log.addHandler(handler)
+        try:
+            assert restore(wanted, ALL_BUCKETS, taken.append).directory == wanted
+        finally:
+            log.removeHandler(handler)
+    taken[0].close()
+
+
+def test_a_checkpoint_whose_volume_is_not_back_in_time_is_passed_over(tmp_path: Path) -> None:
+    for version in (3, 4):
+        write_checkpoint(tmp_path, version, even_parts(1, version))
+    taken = list[PartSnapshot]()
+    with lost(tmp_path / "version-4" / "MANIFEST.json"):
+        restored = restore(tmp_path / "version-4", ALL_BUCKETS, taken.append, patience_s=0.0)
+    assert restored.directory == tmp_path / "version-3"
+    assert "cannot be read: Input/output error" in restored.damaged[0]
+    taken[0].close()

@@ -30,7 +30,6 @@ from elasticdl.rpc.resource_use import keep_large_buffers
 from elasticdl.rpc.servers import serve
 from elasticdl.rpc.signals import on_signals
 from elasticdl.storage.paths import path_of
-from elasticdl.storage.versions import when_reachable
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
 
@@ -169,7 +168,7 @@ class PsProcess:
         """In a thread of its own, so that heartbeats continue."""
         try:
             try:
-                self._beginning = when_reachable(lambda: self._restore(admitted, own))
+                self._beginning = self._restore(admitted, own)
             except ElasticDLError as error:
                 _log.error("%s", error)
                 damaged = error.damaged if isinstance(error, NoneIsWhole) else ()

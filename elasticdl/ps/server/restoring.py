@@ -1,12 +1,14 @@
 """The initial state of a PS: its buckets' share of a checkpoint that any number of PS has written.
 
-A checkpoint is a directory with a manifest.  If the newest one is damaged the next older one is taken, and that is
-said; parts of one model restored from different versions are exact all the same, because each piece of the state
-carries the names that it holds.  Another job's checkpoint has no names to go by: it is taken as it is or not at all.
+A checkpoint is a directory with a manifest.  A volume that does not answer is asked again for half an hour.  If the
+newest checkpoint is damaged the next older one is taken, and that is said; parts of one model restored from different
+versions are exact all the same, because each piece of the state carries the names that it holds.  Another job's
+checkpoint has no names to go by: it is taken as it is or not at all.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,9 +28,9 @@ from elasticdl.ps.partition import (
     num_floats,
     slices_within,
 )
-from elasticdl.storage.versions import complete
+from elasticdl.storage.versions import PATIENCE_S, complete, unreadable, when_reachable
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
-from elasticdl_client.errors import CheckpointError
+from elasticdl_client.errors import CheckpointError, StorageUnreachable
 from elasticdl_client.storage_kinds import AnyPath
 
 FORMAT = 2
@@ -57,21 +59,25 @@ class NoneIsWhole(CheckpointError):
         self.damaged = tuple(damaged)
 
 
-def restore(wanted: AnyPath, own: Buckets, take: Callable[[PartSnapshot], None]) -> RestoredCheckpoint:
+def restore(
+    wanted: AnyPath, own: Buckets, take: Callable[[PartSnapshot], None], patience_s: float = PATIENCE_S
+) -> RestoredCheckpoint:
     """Gives the state what its buckets own of a checkpoint of this job, or if it is damaged of the next older one.
 
     Args:
         wanted: the checkpoint that the master names, ``<checkpoint_dir>/version-<N>``.
         take: keeps nothing of what it was given if it ends in an error, which may come with any chunk of rows.
+        patience_s: how long volumes that do not answer are asked again; then theirs are damaged.
 
     Raises:
         NoneIsWhole: says what is wrong with each.
     """
     damaged: list[str] = []
+    deadline = time.monotonic() + patience_s
     for directory in _candidates(wanted):
         try:
-            _give(open_checkpoint(directory, own), take)
-        except CheckpointError as error:
+            when_reachable(lambda: _give(open_checkpoint(directory, own), take), deadline - time.monotonic())  # noqa: B023
+        except (CheckpointError, StorageUnreachable) as error:
             damaged.append(f"{directory.name}: {error.what}")
             continue
         return RestoredCheckpoint(directory, tuple(damaged))
@@ -83,8 +89,9 @@ def restore_other(directory: AnyPath, own: Buckets, take: Callable[[PartSnapshot
 
     Raises:
         CheckpointError: it is damaged; names the file.
+        StorageUnreachable: its volume has not answered for half an hour.
     """
-    _give(open_checkpoint(directory, own, verified=True), take)
+    when_reachable(lambda: _give(open_checkpoint(directory, own, verified=True), take))
     return RestoredCheckpoint(directory, ())
 
 
@@ -93,6 +100,7 @@ def open_checkpoint(directory: AnyPath, own: Buckets, verified: bool = False) ->
 
     Raises:
         CheckpointError: it is not whole, as far as it has been read.
+        StorageUnreachable: its volume does not answer.
     """
     with ExitStack() as stack:
         readers = []
@@ -148,7 +156,7 @@ def _parts(directory: AnyPath) -> list[tuple[PartFile, Buckets, int]]:
         if [start for start, _ in held] != [0, *(end for _, end in held[:-1])] or held[-1][1] != NUM_BUCKETS:
             raise ValueError("its parts do not hold every bucket once")
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}", HINT) from error
+        raise unreadable(str(path), error, HINT) from error
     except KeyError as error:
         raise CheckpointError(f"{path} is damaged: it has no {error}", HINT) from error
     except (ValueError, TypeError, IndexError) as error:

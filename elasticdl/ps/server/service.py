@@ -23,7 +23,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.frames import Frame, FrameError, Message, WireVersionError
 from elasticdl.rpc.servers import Flow, raw_handlers
-from elasticdl_client.errors import CheckpointError, ModelDefinitionError
+from elasticdl_client.errors import CheckpointError, ModelDefinitionError, StorageUnreachable
 from elasticdl_client.storage_kinds import AnyPath
 
 _log = logging.getLogger(__name__)
@@ -424,7 +424,7 @@ class _Answer:
         except (RequestError, ModelDefinitionError, CheckpointError) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
-        except UnnamedError as error:
+        except (UnnamedError, StorageUnreachable) as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise
         except MemoryError:  # an update that fails in its middle raises StateDamagedError
