@@ -56,6 +56,14 @@ def _both(framework: Any, model_def: str, **options: Any) -> tuple[Any, Any]:
     return made[0], made[1]
 
 
+def test_state_of_the_models_own_sees_each_minibatch_once(
+    framework: Any, minibatches: Any, records: list[bytes]
+) -> None:
+    compiled, plain = _both(framework, "swapped.Counting", loss="keras_loss")
+    for _ in range(2):  # a short minibatch is the last of its task
+        _same_steps(compiled, plain, minibatches, records)
+
+
 @pytest.mark.parametrize("optimizer", ["optimizer", "clipping"])
 @pytest.mark.parametrize(
     ("symbol", "loss"),

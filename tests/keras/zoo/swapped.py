@@ -34,6 +34,20 @@ def column() -> keras.Model:
     return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(_embedding("table")(ids))))
 
 
+class Counting(keras.Model):
+    """Its outputs follow the number of its training steps, a variable that is not float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scored = column()
+        self.num_steps = self.add_weight(name="num_steps", shape=(), dtype="int32", trainable=False)
+
+    def call(self, ids: tf.Tensor, training: bool = False) -> tf.Tensor:
+        if training:
+            self.num_steps.assign_add(1)
+        return self.scored(ids) * tf.cast(self.num_steps, tf.float32)
+
+
 def combined() -> keras.Model:
     """An embedding of ElasticDL's."""
     ids = _ids()

@@ -274,7 +274,7 @@ class Padding:
         self._built = built
         self._mode = mode
         self._size = size
-        self._is_exact: bool | None = None
+        self._is_exact: bool | None = False if built.own else None  # its own state would see each filling
 
     def run(
         self,
