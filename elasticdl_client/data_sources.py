@@ -1,10 +1,11 @@
-"""The data sources that flags describe: names, kinds of readers and the parameters of each.  Reads nothing."""
+"""The data sources that flags describe: names, kinds of readers and the parameters of each.  Reads no file."""
 
 from __future__ import annotations
 
 import glob
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from elasticdl_client.errors import DataError
 from elasticdl_client.secret_values import hide
@@ -53,6 +54,17 @@ def split_sources(origin: str) -> list[str]:
     if "," not in origin or os.path.exists(origin) or (glob.has_magic(origin) and glob.glob(origin, recursive=True)):
         return [origin]
     return [part.strip() for part in origin.split(",") if part.strip()]
+
+
+def paths_matching(pattern: str) -> list[str]:
+    """Return the paths that a pattern matches, sorted.
+
+    A part that begins with a dot or an underscore, such as the `_temporary` of a job that writes, must be in the
+    pattern itself: it is hidden from `*` and `**`.
+    """
+    named = Path(pattern).parts
+    paths = sorted(glob.glob(pattern, recursive=True))
+    return [path for path in paths if not any(part[0] in "._" and part not in named for part in Path(path).parts)]
 
 
 def split_columns(text: str) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from elasticdl_client.data_sources import (
     is_table,
     is_url,
     known_type,
+    paths_matching,
     split_columns,
     split_sources,
     type_by_ending,
@@ -254,7 +255,7 @@ def _absolute_source(source: str) -> str:
 
 def _check_path(name: str, source: str) -> None:
     if not os.path.exists(source):
-        if glob.has_magic(source) and glob.glob(source, recursive=True):
+        if glob.has_magic(source) and paths_matching(source):
             return
         raise DataError(f"--{name}: {source} does not exist.", "Name a file, a directory of files, or a pattern.")
     if not os.access(source, os.R_OK):
@@ -312,7 +313,7 @@ def _files(source: str) -> list[str]:
     if os.path.isdir(source):
         paths = [os.path.join(source, entry) for entry in sorted(os.listdir(source))]
     elif not os.path.exists(source):
-        paths = sorted(glob.glob(source, recursive=True))
+        paths = paths_matching(source)
     return [path for path in paths if os.path.isfile(path) and not os.path.basename(path).startswith((".", "_"))]
 
 

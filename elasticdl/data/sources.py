@@ -29,6 +29,7 @@ from typing import Any
 from elasticdl.protocol import Shard
 from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.port import FileStatus, Storage
+from elasticdl_client.data_sources import paths_matching
 from elasticdl_client.errors import DataError, ElasticDLError, StorageFileMissing
 from elasticdl_client.storage_kinds import KINDS, is_remote, scheme_of
 
@@ -76,7 +77,7 @@ def find_files(source: str) -> list[str]:
         check_name(source)
         return [source]
     if glob.has_magic(source):
-        paths = _files_of(sorted(path for path in glob.glob(source, recursive=True) if is_data(path)))
+        paths = _files_of(path for path in paths_matching(source) if os.path.basename(path) != MANIFEST)
         if paths:
             return paths
         raise DataError(f"No file matches {source}.", "Check the pattern, and that the data is mounted where it says.")
@@ -256,9 +257,9 @@ def _matching(storage: Storage, pattern: str) -> list[str]:
             for directory in found
             if directory.is_directory
             for one in storage.list(directory.url)
-            if fnmatch.fnmatchcase(one.url.rpartition("/")[2], name)
+            if (own := one.url.rpartition("/")[2]) == name or (fnmatch.fnmatchcase(own, name) and is_data(own))
         ]
-    files = sorted(one.url for one in found if not one.is_directory and is_data(one.url))
+    files = sorted(one.url for one in found if not one.is_directory)
     if not files:
         raise DataError(f"No file matches {pattern}.", "Check the pattern.")
     return files

@@ -74,6 +74,30 @@ def test_hidden_and_unfinished_files_are_no_data(tmp_path: Path) -> None:
     assert len(create_reader(str(tmp_path)).shards()) == 1
 
 
+@pytest.mark.parametrize("pattern", ["**/*.csv", "*/*/*.csv", "*/*/*/*.csv"])
+def test_what_a_job_has_not_finished_is_hidden_from_patterns(tmp_path: Path, pattern: str) -> None:
+    for name in (
+        "day=1/a/a.csv",
+        "_temporary/0/a.csv",
+        "day=1/_temporary/0/a.csv",
+        ".trash/b/a.csv",
+        "day=1/b/c/a.csv",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("x\n1\n")
+    names = [Path(shard.name).relative_to(tmp_path) for shard in create_reader(str(tmp_path / pattern)).shards()]
+    assert names
+    assert all(name.parts[0] == "day=1" and "_temporary" not in name.parts for name in names)
+
+
+def test_a_pattern_may_name_a_hidden_directory(tmp_path: Path) -> None:
+    for name in ("_export/a.csv", "b/_parts/b.csv"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("x\n1\n")
+    for pattern, found in (("_export/*.csv", "_export/a.csv"), ("*/_parts/*.csv", "b/_parts/b.csv")):
+        assert [shard.name for shard in create_reader(str(tmp_path / pattern)).shards()] == [str(tmp_path / found)]
+
+
 @pytest.mark.parametrize("source", ["", "*.txt", "b.txt"])
 def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path, source: str) -> None:
     (tmp_path / "a.txt").write_text("a\n")

@@ -217,7 +217,16 @@ def test_a_part_that_is_opened_again_is_the_one_that_was_read_before(
 def test_patterns_files_and_hidden_names_are_those_of_directories(proxy: FaultyProxy, tmp_path: Path) -> None:
     url = f"s3://bucket/{tmp_path.name}"
     storage = storage_of(url)
-    for name in ("a/x-1.txt", "a/x-2.txt", "b/x-1.txt", "a/_notes.txt", "a/.hidden", "a/y.txt", "a/SHA256SUMS"):
+    for name in (
+        "a/x-1.txt",
+        "a/x-2.txt",
+        "b/x-1.txt",
+        "a/_notes.txt",
+        "a/.hidden",
+        "a/y.txt",
+        "a/SHA256SUMS",
+        "_b/x-1.txt",
+    ):
         storage.publish(f"{url}/{name}", b"line\n")
 
     def names(source: str) -> list[str]:
