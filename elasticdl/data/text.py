@@ -46,7 +46,7 @@ class TextIndex:
     """Where the rows of one file are.
 
     Attributes:
-        header: the raw header row, or None.
+        header: the raw header row; empty in a file without any row, and None where none is wanted.
         offsets: of rows 0, 256, 512, … in bytes; the header is not counted.
         num_records: rows without the header.
         size_bytes: of the file when it was indexed.
@@ -92,17 +92,12 @@ class TextIndex:
         header: bytes | None = None
         offsets: list[int] = []
         num_records = 0
-        path = file.path
         with file.scan() as stream:
             begin = len(_BYTE_ORDER_MARK) if stream.read(3) == _BYTE_ORDER_MARK else 0
             stream.seek(begin)
-            rows = rows_from(stream, begin, rules, path)
+            rows = rows_from(stream, begin, rules, file.path)
             if has_header:
                 header = next((row for _, row in rows), None)
-                if header is None:
-                    raise DataError(
-                        f"The file {path} has no header row: it is empty.", "Pass header=False if it should have none."
-                    )
             for offset, _ in rows:
                 if num_records % _ROWS_BETWEEN_OFFSETS == 0:
                     offsets.append(offset)
@@ -156,6 +151,8 @@ class TextReader:
             else:
                 self._check(path)  # nothing of it will be read
         if not shards:
+            if self._has_header:
+                self._with_header()
             raise no_records(self._source)
         return shards
 
@@ -184,7 +181,7 @@ class TextReader:
         """Column names come from the header, which all files must share, types from the first rows of all together."""
         if not self._has_header:
             return Metadata(seed=self._seed)
-        first, *others = self._paths
+        first, *others = self._with_header()
         names = self._column_names(first)
         for path in others:
             if self._column_names(path) != names:
@@ -205,6 +202,16 @@ class TextReader:
         self._warn_of(name for name in wanted if not known[name])
         types = {name: ColumnType(dtype or "string") for name, dtype in known.items()}
         return describe(types, self._selection, self._seed, self._rules.delimiter.decode())
+
+    def _with_header(self) -> list[str]:
+        """Return the paths of the files that are not empty, as the files of a job may be that had no row for one."""
+        found = [path for path in self._paths if self._index(path).header]
+        if not found:
+            raise DataError(
+                f"The file {self._paths[0]} has no header row: it is empty.",
+                "Pass header=False if it should have none.",
+            )
+        return found
 
     def _warn_of(self, without_values: Iterable[str]) -> None:
         for name in without_values:

@@ -109,6 +109,14 @@ def test_an_empty_csv_file_says_that_its_header_is_missing(tmp_path: Path) -> No
         open_csv(tmp_path, b"").shards()
 
 
+def test_an_empty_csv_file_among_others_has_no_shard(tmp_path: Path) -> None:
+    for name, content in (("a", ""), ("b", "x,y\n1,2\n"), ("c", "x,y\n"), ("d", "\n")):
+        (tmp_path / f"{name}.csv").write_text(content)
+    reader = create_reader(str(tmp_path))
+    assert [shard.name for shard in reader.shards()] == [str(tmp_path / "b.csv")]
+    assert reader.metadata().column_names == ("x", "y")
+
+
 def test_a_csv_file_of_a_header_alone_has_no_records(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no records"):
         open_csv(tmp_path, b"a,b\n").shards()
