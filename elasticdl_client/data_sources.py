@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -70,6 +71,22 @@ def paths_matching(pattern: str) -> list[str]:
 def split_columns(text: str) -> tuple[str, ...]:
     """The names of `--columns`."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def names_in_header(fields: Iterable[str], path: str) -> tuple[str, ...]:
+    """Return the names of the columns of a CSV file; one without a name, as of row numbers, is called as in pandas.
+
+    Raises:
+        DataError: two columns have one name.
+    """
+    names = tuple(field.strip() or f"Unnamed: {number}" for number, field in enumerate(fields))
+    name, times = max(Counter(names).items(), key=lambda item: item[1], default=("", 0))
+    if times > 1:
+        raise DataError(
+            f"The header of {path} names {times} columns {name}.",
+            "Rename all but one; a file without a header needs --data_reader_params=header=False.",
+        )
+    return names
 
 
 def is_url(source: str) -> bool:

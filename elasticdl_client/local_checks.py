@@ -35,6 +35,7 @@ from elasticdl_client.data_sources import (
     is_table,
     is_url,
     known_type,
+    names_in_header,
     paths_matching,
     split_columns,
     split_sources,
@@ -324,8 +325,12 @@ def _has_directories(source: str) -> bool:
 
 def _header(path: str, delimiter: str) -> list[str]:
     with open(path, "rb") as file:
-        text = file.read(_LONGEST_HEADER).decode("utf-8-sig", errors="replace")
-    return [field.strip() for field in next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])]
+        data = file.read(_LONGEST_HEADER)
+    if len(data) == _LONGEST_HEADER and b"\n" not in data.strip():
+        return []  # the reader parses it
+    text = io.StringIO(data.decode("utf-8-sig", errors="replace"), newline="")
+    rows = csv.reader(text, delimiter=delimiter)
+    return list(names_in_header(next(rows, []), path))
 
 
 def _check_is_text(name: str, path: str) -> None:

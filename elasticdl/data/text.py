@@ -31,6 +31,7 @@ from elasticdl.data.reader import Metadata
 from elasticdl.data.sources import OncePerFile, check_file, no_records, shard_not_of_source
 from elasticdl.data.table_encoder import ColumnType, Selection, describe
 from elasticdl.protocol import Shard
+from elasticdl_client.data_sources import names_in_header
 from elasticdl_client.errors import DataError
 
 _log = logging.getLogger(__name__)
@@ -191,6 +192,7 @@ class TextReader:
                 )
         if not self._rules.quoted:
             return Metadata(column_names=names, seed=self._seed)
+        names = names_in_header(names, first)
         for asked in self._column_dtypes:
             if asked not in names:
                 raise DataError(

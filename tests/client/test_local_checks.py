@@ -347,6 +347,15 @@ def test_another_delimiter_is_named(spec: JobSpec, tmp_path: Path, delimiter: st
     check_local(dataclasses.replace(spec, training_data=str(rows)))
 
 
+def test_two_columns_of_one_name_are_refused(spec: JobSpec, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("a,b,a\n1,2,3\n")
+    assert "names 2 columns a" in refused(spec, DataError, training_data=str(rows))
+    check_local(dataclasses.replace(spec, training_data=str(rows), data_reader_params="header=False"))
+    rows.write_text(",".join(f"{number:07}" for number in range(1 << 17)) + ",0\n")  # 1 MiB ends within a name
+    check_local(dataclasses.replace(spec, training_data=str(rows)))
+
+
 @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
 def test_a_file_that_is_no_text_is_named_by_its_kind(spec: JobSpec, tmp_path: Path, name: str) -> None:
     rows, text = tmp_path / name, b"city,price\nBonn,1\n"

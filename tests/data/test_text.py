@@ -6,12 +6,14 @@ import csv
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
+from elasticdl.data.table_decoder import decode, table_of
 from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError
 
@@ -95,6 +97,20 @@ def test_blank_lines_are_no_csv_rows_but_are_lines_of_text(tmp_path: Path) -> No
 def test_a_field_may_be_as_long_as_a_document(tmp_path: Path) -> None:
     reader = open_csv(tmp_path, b'a,b\n1,"' + b"x" * 200_000 + b'"\n')
     assert dict(reader.metadata().column_dtypes) == {"a": "int64", "b": "string"}
+
+
+@pytest.mark.parametrize("header", ["a,b, a", 'a,"a"', "a,b,Unnamed: 3,"])
+def test_a_name_of_several_columns_is_refused(tmp_path: Path, header: str) -> None:
+    with pytest.raises(DataError, match=r"The header of .*data\.csv names 2 columns (a|Unnamed: 3)\."):
+        open_csv(tmp_path, f"{header}\n1,2,3\n".encode()).metadata()
+
+
+def test_columns_without_a_name_are_told_apart(tmp_path: Path) -> None:
+    reader = open_csv(tmp_path, b",a,b,,\n0,1,2,,\n1,3,4,,\n")
+    metadata = reader.metadata()
+    assert metadata.column_names == ("Unnamed: 0", "a", "b", "Unnamed: 3", "Unnamed: 4")
+    found = decode(reader.read(reader.shards()[0]), table_of(metadata, True, "m.py"))
+    assert (np.asarray(found["a"]).tolist(), np.asarray(found["b"]).tolist()) == ([1, 3], [2, 4])
 
 
 def test_files_of_one_source_must_share_their_header(tmp_path: Path) -> None:
