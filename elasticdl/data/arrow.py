@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -108,7 +108,7 @@ class ArrowFile:
             table.validate(full=True)
         except pa.ArrowException as error:
             raise self._damaged(number, error) from error
-        return table.select([name for name in table.column_names if name in columns])
+        return table.select(list(columns))
 
     def _count_rows(self) -> Arrays:
         return {"sizes": np.array([self._batch(number).num_rows for number in range(self._count)], np.int64)}
@@ -159,8 +159,8 @@ class ArrowRows:
         self._chunks = chunks
         self._where = file.path
         flat = flat_schema(file.schema)
-        twice = next((name for name in flat.names if flat.names.count(name) > 1), None)
-        if twice is not None:
+        twice, times = max(Counter(flat.names).items(), key=lambda item: item[1], default=("", 0))
+        if times > 1:
             raise DataError(f"{file.path} has several columns {twice}.", "Rename them when you write the data.")
         wanted = selection.of(flat.names, file.path)
         self.types = {name: column_type(flat.field(name), file.path) for name in wanted}

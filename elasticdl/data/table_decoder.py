@@ -86,13 +86,13 @@ def _filled_up(name: str, dtype: str, parts: Sequence[tuple[list[int], NDArray[A
 
 def _from_rows(records: Sequence[bytes], table: FeedColumns) -> dict[str, Column]:
     rows = split_rows(records, table.delimiter)
-    names = list(table.dtypes)
+    places = {name: number for number, name in enumerate(table.dtypes)}
     for fields in rows:
-        if len(fields) != len(names):
-            raise wrong_row(len(fields), len(names), table.delimiter.join(fields))
+        if len(fields) != len(places):
+            raise wrong_row(len(fields), len(places), table.delimiter.join(fields))
     columns: dict[str, Column] = {}
     for name in table.used:
-        number, dtype = names.index(name), table.dtypes[name]
+        number, dtype = places[name], table.dtypes[name]
         texts = [fields[number] for fields in rows]
         if dtype == "string":
             columns[name] = encoded(name, texts)

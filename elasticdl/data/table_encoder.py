@@ -215,8 +215,8 @@ class Selection:
         Raises:
             DataError: a column is not there.
         """
-        wanted = [*self.features] if self.features else list(available)
-        missing = next((name for name in wanted if name not in available), None)
+        known, wanted = set(available), set(self.features or available)
+        missing = next((name for name in self.features if name not in known), None)
         if missing is not None:
             raise DataError(
                 f"{where} has no column {missing}, which --columns names.", f"It has: {', '.join(available)}."

@@ -14,11 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typed_sources as typed
+from pyarrow.csv import write_csv
+from pyarrow.feather import write_feather
 
 from elasticdl.data.example import encode_example, parse_examples
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
 from elasticdl.data.sources import need
+from elasticdl.data.table_decoder import decode, table_of
 from elasticdl.protocol import Shard
 from elasticdl.storage.remote_file import PART_BYTES
 from elasticdl_client.errors import DataError
@@ -90,6 +93,18 @@ def test_only_the_columns_that_are_named_are_read_and_the_label(tmp_path: Path) 
     with pytest.raises(DataError, match="no column d, which --columns names") as caught:
         create_reader(path, columns=["d"]).shards()
     assert "a, bad, c, label" in caught.value.hint
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["csv", "feather", "parquet"])
+def test_a_table_of_very_many_columns_is_read_at_once(tmp_path: Path, kind: str) -> None:
+    path, names = tmp_path / f"rows.{kind}", [f"c{number}" for number in range(6_000 if kind != "csv" else 30_000)]
+    table = pa.table({name: [1, 2] for name in names})
+    {"csv": write_csv, "feather": write_feather, "parquet": pq.write_table}[kind](table, str(path))
+    reader = create_reader(str(path))
+    (shard,) = reader.shards()
+    found = decode(reader.read(shard), table_of(reader.metadata(), True, "m.py"))
+    assert list(found) == names
 
 
 def test_files_of_different_columns_are_refused_by_name(tmp_path: Path) -> None:
