@@ -61,9 +61,10 @@ def load(package: str, pip_name: str = "") -> Any:
     Raises:
         DataError: it is not installed.
     """
-    if importlib.util.find_spec(package.partition(".")[0]) is None:
+    top_level = package.partition(".")[0]
+    if importlib.util.find_spec(top_level) is None:
         raise DataError(
-            f"`elasticdl sql` needs the package {pip_name or package}, which is not installed.",
+            f"`elasticdl sql` needs the package {pip_name or top_level}, which is not installed.",
             "pip install 'elasticdl2-client[sql]'",
         )
     return importlib.import_module(package)
