@@ -89,7 +89,7 @@ def _found(name: str, statistic: str, parse: Callable[[Any], T], default: D, pat
         if not path:
             return default
         place = os.fspath(path)
-        column = _columns(place if "://" in place else os.path.abspath(place)).get(name, {})
+        column = _columns(place if "://" in place else os.path.abspath(place), _state_of(place)).get(name, {})
         value = column.get(statistic)
         origin = f"{statistic!r} of column {name!r} in {path}"
         if value is None:
@@ -100,8 +100,17 @@ def _found(name: str, statistic: str, parse: Callable[[Any], T], default: D, pat
         raise ValueError(f"{origin} is {value!r}: {error}.") from error
 
 
+def _state_of(path: str) -> tuple[int, ...]:
+    """Return numbers that differ when another analysis has written the file; none for a URL, which is read once."""
+    try:
+        found = os.stat(path)
+    except OSError:  # the error of reading it says more
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 @lru_cache(maxsize=8)
-def _columns(path: str) -> dict[str, dict[str, Any]]:
+def _columns(path: str, state: tuple[int, ...]) -> dict[str, dict[str, Any]]:
     try:
         columns = json.loads(_content(path))["columns"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -52,6 +52,15 @@ def test_a_variable_comes_before_the_file_and_the_file_before_the_default(
     assert function("hours-per-week", 42) == from_variable
 
 
+def test_another_analysis_into_the_same_file_is_read(statistics: Path) -> None:
+    """As in a notebook, whose process stays."""
+    assert get_avg("hours-per-week", 0.0, statistics) == 4.25
+    text = statistics.read_text().replace("4.25", "5.25")
+    statistics.unlink()
+    statistics.write_text(text)
+    assert get_avg("hours-per-week", 0.0, statistics) == 5.25
+
+
 def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"none\.json cannot be read"):
         get_min("age", 0, tmp_path / "none.json")
