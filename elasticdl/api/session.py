@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from elasticdl.frameworks.framework import Surplus
 from elasticdl.protocol import REPORT_S, Shard, task_order
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channels import read_master_timeout_s
@@ -167,17 +166,12 @@ class AloneLink:
     def lease_at_once(self, only: pb.TaskType) -> HeldLease | None:
         return self.request_lease()
 
-    def report_progress(
-        self, lease: int, committed: list[int], loss: float | None, skipped: Sequence[int] = (), not_finite: str = ""
-    ) -> pb.Ack:
-        self._num_committed += len(committed)
-        return pb.Ack(accepted=True, model_version=self._num_committed)
-
-    def finish(self, lease: int, num_minibatches: int, surplus: Surplus) -> pb.Ack:
-        return pb.Ack(accepted=True, model_version=self._num_committed)
-
     def report(self, progress: Sequence[TaskProgress]) -> list[pb.Ack]:
-        return [self.report_progress(one.lease, one.committed, one.loss) for one in progress]
+        acks = []
+        for one in progress:
+            self._num_committed += len(one.committed)
+            acks.append(pb.Ack(accepted=True, model_version=self._num_committed))
+        return acks
 
     def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack:
         raise JobError(f"minibatch {minibatch} failed: {error}")

@@ -184,7 +184,7 @@ class MasterLink:
                 threading.Event().wait(_RETRY_S)
 
     def request_lease(self) -> HeldLease | None:
-        """See `LeaseLink`."""
+        """See `LeaseSource`."""
         held: HeldLease | None = None
         is_answered = False
         while not is_answered:
@@ -204,7 +204,7 @@ class MasterLink:
         return answer in ("lease", "end"), self.leases.add(reply.lease) if answer == "lease" else None
 
     def lease_at_once(self, only: pb.TaskType) -> HeldLease | None:
-        """See `LeaseLink`."""
+        """See `LeaseSource`."""
         reply: pb.LeaseReply = self.call(
             self._stub.RequestLease,
             lambda: pb.LeaseRequest(worker_id=self.worker_id, incarnation=self._incarnation, at_once=True, only=only),
@@ -321,7 +321,7 @@ class MasterLink:
         )
 
     def report(self, progress: Sequence[TaskProgress]) -> Sequence[pb.Ack]:
-        """See `PacedLink`."""
+        """See `ProgressLink`."""
         return self._report([self._task_report(one) for one in progress])
 
     def _task_report(self, progress: TaskProgress) -> pb.TaskReport:

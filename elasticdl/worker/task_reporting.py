@@ -28,7 +28,7 @@ from elasticdl.worker.tasks import (
     HeldLease,
     LeaseLost,
     NotFinite,
-    PacedLink,
+    ProgressLink,
     TaskBatches,
     TaskProgress,
     TaskStream,
@@ -232,7 +232,7 @@ class Reporter:
     All that is queued goes in one message, so a master that answers slowly gets fewer and larger ones.
     """
 
-    def __init__(self, link: PacedLink, log_loss_steps: int) -> None:
+    def __init__(self, link: ProgressLink, log_loss_steps: int) -> None:
         self._link = link
         self._log_loss_steps = max(1, log_loss_steps)
         self._logged_at = -1

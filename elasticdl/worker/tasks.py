@@ -94,8 +94,8 @@ class LeaseBook:
             return [pb.HeldLease(lease=h.lease, committed=sorted(h.committed)) for h in self._held.values()]
 
 
-class LeaseLink(Protocol):
-    """Grants leases and receives reports: the master, or its substitute in a process without one."""
+class LeaseSource(Protocol):
+    """Grants leases: the master, or its substitute in a process without one."""
 
     leases: LeaseBook
 
@@ -106,14 +106,6 @@ class LeaseLink(Protocol):
     def lease_at_once(self, only: pb.TaskType) -> HeldLease | None:
         """A task of a type if there is one now; it is held then."""
         ...
-
-    def report_progress(
-        self, lease: int, committed: list[int], loss: float | None, skipped: Sequence[int] = (), not_finite: str = ""
-    ) -> pb.Ack: ...
-
-    def finish(self, lease: int, num_minibatches: int, surplus: Surplus) -> pb.Ack: ...
-
-    def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack: ...
 
 
 @dataclass(slots=True)
@@ -131,13 +123,15 @@ class TaskProgress:
     surplus: Surplus = NO_SURPLUS
 
 
-class PacedLink(LeaseLink, Protocol):
-    """The same for a reporter.
+class ProgressLink(Protocol):
+    """Receives the reports of a `Reporter`: the master, or its substitute.
 
     Attributes:
+        leases: that are reported on.
         report_s: seconds between two reports of progress, at least.
     """
 
+    leases: LeaseBook
     report_s: float
 
     def report(self, progress: Sequence[TaskProgress]) -> Sequence[pb.Ack]:
@@ -155,7 +149,7 @@ class TaskStream:
 
     def __init__(
         self,
-        link: LeaseLink,
+        source: LeaseSource,
         reader: Callable[[pb.TaskType], Reader],
         begin: Callable[[HeldLease], None],
         seed: int,
@@ -169,7 +163,7 @@ class TaskStream:
             seed: the job's.
             shuffle: permute the records inside each training task.
         """
-        self._link = link
+        self._source = source
         self._reader = reader
         self._begin = begin
         self._seed = seed
@@ -228,12 +222,12 @@ class TaskStream:
         """
         with self._asking:
             with self._lock:
-                self._keep_open([held for held in self._open if self._link.leases.get(held.id) is held])
+                self._keep_open([held for held in self._open if self._source.leases.get(held.id) is held])
                 unseen = next((held for held in self._open if held.id not in seen), None)
             if unseen is not None or self._over:
                 return unseen
             with self._clock.without_task():
-                held = self._link.request_lease() if at_once is None else self._link.lease_at_once(at_once)
+                held = self._source.request_lease() if at_once is None else self._source.lease_at_once(at_once)
             if held is None:
                 self._over = at_once is None
                 return None
@@ -258,7 +252,7 @@ class TaskStream:
             _log.error("%s", error)
             self.errors[held.id] = error
         except LeaseLost:
-            self._link.leases.revoke((held.id,))
+            self._source.leases.revoke((held.id,))
         order = np.arange(len(records))
         if lease.excluded:
             order = np.setdiff1d(order, np.array(lease.excluded) - lease.shard.start, assume_unique=True)

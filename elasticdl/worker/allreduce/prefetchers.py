@@ -11,16 +11,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, Surplus, TaskRecords
+from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.quarantine import Quarantine, inspected
-from elasticdl.worker.tasks import HeldLease, LeaseBook, LeaseLink, TaskStream
+from elasticdl.worker.tasks import HeldLease, LeaseBook, LeaseSource, TaskStream
 from elasticdl_client.errors import DataError
 
 _AHEAD = 2  # minibatches made and not taken yet
@@ -32,7 +32,7 @@ class PrefetchInterrupted(Exception):
     """The prefetcher begins anew: the lease is not wanted any more."""
 
 
-class Requests(LeaseLink, Protocol):
+class Requests(LeaseSource, Protocol):
     """Where a feeder's leases come from."""
 
     def interrupt(self) -> None:
@@ -59,7 +59,7 @@ class InterruptibleLeases:
         self._is_interrupted.clear()
 
     def request_lease(self) -> HeldLease | None:
-        """See `LeaseLink`.
+        """See `LeaseSource`.
 
         Raises:
             PrefetchInterrupted: `interrupt` was called.
@@ -72,17 +72,6 @@ class InterruptibleLeases:
 
     def lease_at_once(self, only: pb.TaskType) -> HeldLease | None:
         return self._link.lease_at_once(only)
-
-    def report_progress(
-        self, lease: int, committed: list[int], loss: float | None, skipped: Sequence[int] = (), not_finite: str = ""
-    ) -> pb.Ack:
-        return self._link.report_progress(lease, committed, loss, skipped, not_finite)
-
-    def finish(self, lease: int, num_minibatches: int, surplus: Surplus) -> pb.Ack:
-        return self._link.finish(lease, num_minibatches, surplus)
-
-    def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack:
-        return self._link.fail(lease, minibatch, error, details, bad_records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,17 +331,6 @@ class LocalLeases:
 
     def lease_at_once(self, only: pb.TaskType) -> HeldLease | None:
         return None
-
-    def report_progress(
-        self, lease: int, committed: list[int], loss: float | None, skipped: Sequence[int] = (), not_finite: str = ""
-    ) -> pb.Ack:
-        return pb.Ack(accepted=True)
-
-    def finish(self, lease: int, num_minibatches: int, surplus: Surplus) -> pb.Ack:
-        return pb.Ack(accepted=True)
-
-    def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack:
-        return pb.Ack(accepted=True)
 
 
 class LeasePrefetcher:

@@ -25,7 +25,7 @@ from elasticdl.worker.factories import Readers
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.task_reporting import Reporter, TaskReporter
-from elasticdl.worker.tasks import LeaseLink, TaskStream
+from elasticdl.worker.tasks import LeaseSource, TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.errors import DataError
@@ -57,7 +57,7 @@ def make_all_reduce_loop(
     outcomes = TaskReporter(link, framework, reporter, Exporter(framework, model, link, spec), clock)
     writer = CheckpointWriter(model, checkpoints, spec.checkpoint_steps)
 
-    def stream(requests: LeaseLink) -> TaskStream:
+    def stream(requests: LeaseSource) -> TaskStream:
         return TaskStream(requests, readers.of, lambda held: None, spec.seed, spec.shuffle, clock)
 
     supply = _supply(session, stream, outcomes, spec)
@@ -76,7 +76,7 @@ def _session(
 
 
 def _supply(
-    session: GroupSession, stream: Callable[[LeaseLink], TaskStream], outcomes: TaskReporter, spec: JobSpec
+    session: GroupSession, stream: Callable[[LeaseSource], TaskStream], outcomes: TaskReporter, spec: JobSpec
 ) -> BatchSource:
     """Of the group together, with --fixed_global_batch, or each member's own."""
     link, framework = outcomes.link, outcomes.framework
