@@ -9,18 +9,16 @@ import logging
 
 import grpc
 
-from elasticdl.frameworks.framework import FeedError, Mode
+from elasticdl.frameworks.framework import FeedError
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.resource_use import keep_large_buffers
 from elasticdl.worker.activity import Activity
-from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.tasks import HeldLease, LeaseLost, NotFinite, Strategy, TaskBatches, TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import JobError
 
 _log = logging.getLogger("elasticdl.worker")
-_MODES = {pb.TRAINING: Mode.TRAINING, pb.EVALUATION: Mode.EVALUATION}
 
 
 class WorkerLoop:
@@ -31,7 +29,6 @@ class WorkerLoop:
         tasks: TaskStream,
         strategy: Strategy,
         outcomes: TaskReporter,
-        quarantine: Quarantine,
         termination: Termination,
     ) -> None:
         self._link, self._framework = outcomes.link, outcomes.framework
@@ -39,7 +36,6 @@ class WorkerLoop:
         self._tasks = tasks
         self._strategy = strategy
         self._outcomes = outcomes
-        self._quarantine = quarantine
         self._termination = termination
 
     def run(self) -> None:
@@ -80,11 +76,9 @@ class WorkerLoop:
 
     def _work_off(self, task_type: pb.TaskType) -> None:
         """Consecutive tasks of a type through one run of the input pipeline."""
-        records = self._tasks.records(task_type)
-        batches = inspected(self._framework, _MODES[task_type], records, self._quarantine)
         is_leaving = (lambda: self._termination.is_asked) if task_type == pb.TRAINING else (lambda: False)
         try:
-            for held, taken in TaskBatches.by_task(batches, self._link.leases, self._clock, is_leaving):
+            for held, taken in self._tasks.by_task(self._framework, task_type, is_leaving):
                 self._run_task(held, taken)
         except FeedError as error:
             self._outcomes.feed_failed(error, self._tasks)

@@ -39,7 +39,6 @@ from elasticdl.worker.ps.strategy import (
     SynchronousTraining,
     Training,
 )
-from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.task_reporting import Reporter, TaskReporter
 from elasticdl.worker.tasks import Strategy, TaskStream
 from elasticdl.worker.termination import Termination
@@ -183,13 +182,11 @@ class WorkerProcess:
 
     def _task_loop(self, message: pb.ModelReport, strategy: Strategy) -> WorkerLoop:
         self._link.report_model(message)
-        tasks = TaskStream(
-            self._link, self._readers.of, strategy.begin, self._spec.seed, self._spec.shuffle, self._clock
-        )
+        tasks = TaskStream.of(self._spec, self._link, self._readers.of, self._clock, strategy.begin)
         reporter = Reporter(self._link, self._spec.log_loss_steps)
         exporter = Exporter(self._framework, strategy, self._link, self._spec)
         outcomes = TaskReporter(self._link, self._framework, reporter, exporter, self._clock)
-        return WorkerLoop(tasks, strategy, outcomes, Quarantine.of(self._spec), self._termination)
+        return WorkerLoop(tasks, strategy, outcomes, self._termination)
 
     def _strategy(self, report: ModelReport) -> Strategy:
         spec = self._spec

@@ -9,20 +9,33 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from elasticdl.data.reader import Reader
-from elasticdl.frameworks.framework import NO_SURPLUS, Batch, Floats, Parameters, Surplus, TableRows, TaskRecords
+from elasticdl.frameworks.framework import (
+    NO_SURPLUS,
+    Batch,
+    Floats,
+    Inference,
+    Mode,
+    Parameters,
+    Surplus,
+    TableRows,
+    TaskRecords,
+)
 from elasticdl.protocol import Shard, derive_seed
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl_client.errors import DataError
+from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
+_MODES = {pb.TRAINING: Mode.TRAINING, pb.EVALUATION: Mode.EVALUATION, pb.PREDICTION: Mode.PREDICTION}
 
 
 @dataclass(slots=True)
@@ -155,6 +168,7 @@ class TaskStream:
         seed: int,
         shuffle: bool,
         clock: ActivityClock,
+        quarantine: Quarantine | None = None,
     ) -> None:
         """
         Args:
@@ -162,6 +176,7 @@ class TaskStream:
             begin: called once when a training lease is taken, before its records are read.
             seed: the job's.
             shuffle: permute the records inside each training task.
+            quarantine: of bad records; None: no task is checked before its first minibatch.
         """
         self._source = source
         self._reader = reader
@@ -169,11 +184,24 @@ class TaskStream:
         self._seed = seed
         self._shuffle = shuffle
         self._clock = clock
+        self._quarantine = quarantine or Quarantine()
         self._asking = threading.Lock()  # one request at a time
         self._lock = threading.Lock()  # never held while the master is waited for
         self._open: list[HeldLease] = []
         self._over = False
         self.errors: dict[int, DataError] = {}  # by lease: why its records could not be read
+
+    @classmethod
+    def of(
+        cls,
+        spec: JobSpec,
+        source: LeaseSource,
+        reader: Callable[[pb.TaskType], Reader],
+        clock: ActivityClock,
+        begin: Callable[[HeldLease], None] = lambda held: None,
+    ) -> TaskStream:
+        """Return that of a job whose model a module defines; see the constructor."""
+        return cls(source, reader, begin, spec.seed, spec.shuffle, clock, Quarantine.of(spec))
 
     def peek(self) -> HeldLease | None:
         """The oldest open lease, waiting for one if need be; None when the job is over."""
@@ -213,6 +241,42 @@ class TaskStream:
                 return
             seen.add(held.id)
             yield self._read(held)
+
+    def batches(
+        self, framework: Inference, task_type: pb.TaskType, records: Iterator[TaskRecords]
+    ) -> Generator[Batch, None, None]:
+        """Minibatches of `records`, as `Framework.batches` gives them, with what the quarantine finds.
+
+        Raises:
+            FeedError: see `inspected`.
+        """
+        return inspected(framework, _MODES[task_type], records, self._quarantine)
+
+    def by_task(
+        self,
+        framework: Inference,
+        task_type: pb.TaskType,
+        is_leaving: Callable[[], bool] = lambda: False,
+        may_wait: Callable[[], bool] = lambda: True,
+    ) -> Iterator[tuple[HeldLease, TaskBatches]]:
+        """Consecutive leases of a type, each with its minibatches; the rest of a lost lease is skipped.
+
+        Args:
+            is_leaving: the worker is terminating: no more minibatches.
+            may_wait: see `records`.
+
+        Raises:
+            FeedError: see `inspected`.
+        """
+        batches = self.batches(framework, task_type, self.records(task_type, may_wait))
+        while True:
+            with self._clock.during(Activity.INPUT):
+                first = next(batches, None)
+            if first is None:
+                return
+            held = self._source.leases.get(first.lease)
+            if held is not None:
+                yield held, TaskBatches(held, first, batches, self._clock, is_leaving)
 
     def _first_unseen(self, seen: set[int], at_once: pb.TaskType | None = None) -> HeldLease | None:
         """The oldest open lease not seen yet, else a new one.
@@ -293,7 +357,7 @@ class TaskBatches(Iterator[Batch]):
     ) -> None:
         """
         Args:
-            is_leaving: the worker is terminating: no more minibatches.
+            is_leaving: see `TaskStream.by_task`.
         """
         self.num_minibatches: int | None = None  # known when the closing element was reached
         self.surplus = NO_SURPLUS  # the same
@@ -302,28 +366,6 @@ class TaskBatches(Iterator[Batch]):
         self._first: Batch | None = first
         self._rest = rest
         self._clock = clock
-
-    @classmethod
-    def by_task(
-        cls,
-        batches: Iterator[Batch],
-        leases: LeaseBook,
-        clock: ActivityClock,
-        is_leaving: Callable[[], bool] = lambda: False,
-    ) -> Iterator[tuple[HeldLease, TaskBatches]]:
-        """Those of consecutive leases, each with its own; the rest of a lost lease is skipped.
-
-        Args:
-            batches: as `Framework.batches` gives them.
-        """
-        while True:
-            with clock.during(Activity.INPUT):
-                first = next(batches, None)
-            if first is None:
-                return
-            held = leases.get(first.lease)
-            if held is not None:
-                yield held, cls(held, first, batches, clock, is_leaving)
 
     @property
     def is_cut_short(self) -> bool:

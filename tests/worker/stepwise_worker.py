@@ -21,7 +21,6 @@ from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.task_reporting import Reporter, TaskReporter
 from elasticdl.worker.tasks import TaskStream
 from elasticdl.worker.termination import Termination
@@ -75,7 +74,7 @@ def main() -> None:
     reporter = Reporter(link, 1)
     exporter = Exporter(framework, strategy, link, JobSpec())
     outcomes = TaskReporter(link, framework, reporter, exporter, clock)
-    loop = WorkerLoop(tasks, strategy, outcomes, Quarantine(), termination)
+    loop = WorkerLoop(tasks, strategy, outcomes, termination)
     termination.before_end(loop.leave)
     loop.run()
 

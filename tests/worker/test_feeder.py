@@ -47,9 +47,9 @@ class Fed:
         self.framework = Counting()
         self.reader = Numbers()
         self.requests = requests = InterruptibleLeases(link)
-        tasks = TaskStream(requests, lambda kind: self.reader, lambda held: None, 1, False, ActivityClock())
+        tasks = TaskStream(requests, lambda kind: self.reader, lambda held: None, 1, False, ActivityClock(), quarantine)
         framework: Any = self.framework
-        self.feeder = BatchPrefetcher(tasks, requests, framework, link.leases, quarantine or Quarantine())
+        self.feeder = BatchPrefetcher(tasks, requests, framework)
 
     def take(self) -> Item:
         item = self.feeder.take(LONG_S)
@@ -217,7 +217,7 @@ def test_begun_anew_it_does_not_wait_for_a_thread_that_was_quicker() -> None:
     requests = Quick()
     tasks = TaskStream(requests, lambda kind: Numbers(), lambda held: None, 1, False, ActivityClock())
     framework: Any = Counting()
-    feeder = BatchPrefetcher(tasks, requests, framework, requests.leases, Quarantine())
+    feeder = BatchPrefetcher(tasks, requests, framework)
     feeder.start()
     with ThreadPoolExecutor(1) as thread:
         thread.submit(feeder.restart, tuple).result(LONG_S)
@@ -241,7 +241,7 @@ def test_resumed_before_its_pause_has_begun_it_does_not_pause() -> None:
     requests = LocalLeases()
     tasks = Unhurried(requests)
     framework: Any = Counting()
-    feeder = BatchPrefetcher(tasks, requests, framework, requests.leases, Quarantine())
+    feeder = BatchPrefetcher(tasks, requests, framework)
     feeder.start()
     for granted in (lease(0, task_type=pb.EVALUATION), lease(1)):
         requests.give(requests.leases.add(granted))

@@ -16,7 +16,6 @@ from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher, Interruptibl
 from elasticdl.worker.allreduce.step_header import StepFlag, StepPlan
 from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.ledger import UNKNOWN, Ledger, RestoredModel
-from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.task_reporting import Reporter, TaskReporter
 from elasticdl.worker.tasks import TaskStream
 from elasticdl_client.choices import NanPolicy
@@ -51,7 +50,7 @@ class Sharing(SessionMember):
             nan_policy=NanPolicy.SKIP if skips else NanPolicy.FAIL,
         )
         drawer = LeasePrefetcher(InterruptibleLeases(self.link))
-        feeder = BatchPrefetcher(tasks, local, framework, local.leases, Quarantine())
+        feeder = BatchPrefetcher(tasks, local, framework)
         self.supply = GlobalBatches(spec, self.session, drawer, local, feeder, outcomes, num_per_epoch)
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.task_reporting import Reporter, TaskReporter
 from elasticdl.worker.tasks import Commit, HeldLease, NotFinite, TaskBatches, TaskStream
 from elasticdl.worker.termination import Termination
@@ -51,7 +50,7 @@ def test_what_is_not_finite_is_reported_and_the_lease_given_up() -> None:
     exporter: Any = None
     tasks = TaskStream(link, lambda task_type: Numbers(), strategy.begin, seed=1, shuffle=False, clock=clock)
     outcomes = TaskReporter(link, framework, Reporter(link, 10), exporter, clock)
-    loop = WorkerLoop(tasks, strategy, outcomes, Quarantine(), Termination(clock))
+    loop = WorkerLoop(tasks, strategy, outcomes, Termination(clock))
     loop.run()
     reports = master.hears("ReportProgress", times=2)
     assert [n for report in reports[:-1] for n in report.committed] == [0, 1]

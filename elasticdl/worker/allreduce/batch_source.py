@@ -18,9 +18,8 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher, Broke, Failed, Item, Other, Over, Unreadable
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.task_reporting import Reporter, TaskReporter
-from elasticdl.worker.tasks import HeldLease, LeaseBook, NotFinite, TaskStream
+from elasticdl.worker.task_reporting import TaskReporter
+from elasticdl.worker.tasks import HeldLease, NotFinite, TaskStream
 
 _log = logging.getLogger("elasticdl.worker")
 
@@ -108,12 +107,10 @@ class LeasedBatches:
 
     def __init__(
         self,
-        link: MasterLink,
         session: GroupSession,
         feeder: BatchPrefetcher,
         tasks: TaskStream,
         outcomes: TaskReporter,
-        reporter: Reporter,
         skips_not_finite: bool,
     ) -> None:
         """
@@ -122,13 +119,12 @@ class LeasedBatches:
         """
         self.wish = StepFlag.NOTHING
         self.is_over = False
-        self._leases: LeaseBook = link.leases
-        self._link = link
+        self._link, self._reporter = outcomes.link, outcomes.reporter
+        self._leases = self._link.leases
         self._session = session
         self._feeder = feeder
         self._tasks = tasks
         self._outcomes = outcomes
-        self._reporter = reporter
         self._skips_not_finite = skips_not_finite
         self._at_hand: tuple[MinibatchName, Batch] | None = None
         self._other: HeldLease | None = None

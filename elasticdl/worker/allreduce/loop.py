@@ -14,7 +14,7 @@ from operator import and_
 import grpc
 
 from elasticdl.collective import Reduction
-from elasticdl.frameworks.framework import Batch, ComputeGradient, FeedError, Framework, LocalGradient, Mode, Share
+from elasticdl.frameworks.framework import Batch, ComputeGradient, FeedError, Framework, LocalGradient, Share
 from elasticdl.protocol import derive_seed
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -23,7 +23,6 @@ from elasticdl.worker.allreduce.batch_source import BatchSource
 from elasticdl.worker.allreduce.group_session import GroupEnded, GroupSession
 from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint, Replica
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.tasks import HeldLease, TaskBatches, TaskStream
 from elasticdl.worker.termination import Termination
@@ -66,7 +65,6 @@ class AllReduceLoop:
         self._seed = spec.seed
         self._minibatch_size = spec.minibatch_size
         self._skips_not_finite = spec.nan_policy is NanPolicy.SKIP  # out of the model; else they end the job
-        self._quarantine = Quarantine.of(spec)  # of evaluation tasks
         self._is_idle = False  # no member had work in the last round
         self._is_saved = False  # in this group: the last checkpoint
         self._why_unsaved = ""  # while this member is to end the training
@@ -353,10 +351,9 @@ class AllReduceLoop:
 
     def _evaluate_tasks(self) -> None:
         """Consecutive tasks through one run of the input pipeline."""
-        records = self._evaluations.records(pb.EVALUATION, may_wait=lambda: False)
-        batches = inspected(self._framework, Mode.EVALUATION, records, self._quarantine)
+        tasks = self._evaluations.by_task(self._framework, pb.EVALUATION, may_wait=lambda: False)
         try:
-            for held, taken in TaskBatches.by_task(batches, self._link.leases, self._clock):
+            for held, taken in tasks:
                 self._evaluate_task(held, taken)
         except FeedError as error:
             self._outcomes.feed_failed(error, self._evaluations)

@@ -16,10 +16,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, TaskRecords
+from elasticdl.frameworks.framework import Batch, FeedError, Framework, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.tasks import HeldLease, LeaseBook, LeaseSource, TaskStream
 from elasticdl_client.errors import DataError
 
@@ -114,24 +113,15 @@ Item = Batch | Unreadable | Other | Failed | Over | Broke
 class BatchPrefetcher:
     """See above.  `take`, `resume` and `restart` are called by one thread."""
 
-    def __init__(
-        self,
-        tasks: TaskStream,
-        requests: Requests,
-        framework: Framework,
-        leases: LeaseBook,
-        quarantine: Quarantine,
-    ) -> None:
+    def __init__(self, tasks: TaskStream, requests: Requests, framework: Framework) -> None:
         """
         Args:
             tasks: of this feeder alone, drawing from `requests`.
-            quarantine: if there is one: every task is looked through before its first minibatch is given.
         """
         self._tasks = tasks
         self._requests = requests
         self._framework = framework
-        self._leases = leases
-        self._quarantine = quarantine
+        self._leases = requests.leases
         self._changed = threading.Condition()
         self._items: deque[Item] = deque()
         self._num_making = 0  # leases whose records were drawn and whose end was not put yet
@@ -220,7 +210,7 @@ class BatchPrefetcher:
 
     def _feed(self) -> None:
         try:
-            with closing(inspected(self._framework, Mode.TRAINING, self._drawn(), self._quarantine)) as batches:
+            with closing(self._tasks.batches(self._framework, pb.TRAINING, self._drawn())) as batches:
                 for batch in batches:
                     self._give(batch)
         except FeedError as error:

@@ -23,7 +23,6 @@ from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.factories import Readers
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.task_reporting import Reporter, TaskReporter
 from elasticdl.worker.tasks import LeaseSource, TaskStream
 from elasticdl.worker.termination import Termination
@@ -58,7 +57,7 @@ def make_all_reduce_loop(
     writer = CheckpointWriter(model, checkpoints, spec.checkpoint_steps)
 
     def stream(requests: LeaseSource) -> TaskStream:
-        return TaskStream(requests, readers.of, lambda held: None, spec.seed, spec.shuffle, clock)
+        return TaskStream.of(spec, requests, readers.of, clock)
 
     supply = _supply(session, stream, outcomes, spec)
     termination.at_once(link.announce_end)
@@ -83,13 +82,13 @@ def _supply(
     if spec.fixed_global_batch:
         local = LocalLeases()
         drawer = LeasePrefetcher(InterruptibleLeases(link))
-        feeder = BatchPrefetcher(stream(local), local, framework, local.leases, Quarantine.of(spec))
+        feeder = BatchPrefetcher(stream(local), local, framework)
         return GlobalBatches(spec, session, drawer, local, feeder, outcomes, link.register().plan.num_minibatches)
     requests = InterruptibleLeases(link)
     tasks = stream(requests)
-    feeder = BatchPrefetcher(tasks, requests, framework, link.leases, Quarantine.of(spec))
+    feeder = BatchPrefetcher(tasks, requests, framework)
     skips = spec.nan_policy is NanPolicy.SKIP
-    return LeasedBatches(link, session, feeder, tasks, outcomes, outcomes.reporter, skips)
+    return LeasedBatches(session, feeder, tasks, outcomes, skips)
 
 
 def _samples(link: MasterLink, framework: Framework, readers: Readers, spec: JobSpec) -> list[Batch]:

@@ -19,7 +19,6 @@ from elasticdl.worker.factories import Readers
 from elasticdl.worker.inference.output_parts import Parts
 from elasticdl.worker.inference.worker import OnePassLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.tasks import HeldLease, TaskBatches, TaskStream, Values
 from elasticdl_client.errors import DataError, StorageError
 from elasticdl_client.job_spec import JobSpec
@@ -117,7 +116,7 @@ def make_analysis_loop(link: MasterLink, readers: Readers, spec: JobSpec, clock:
     """
     check_library()
     metadata = readers.of(pb.PREDICTION).metadata()
-    tasks = TaskStream(link, readers.of, lambda held: None, spec.seed, False, clock)
+    tasks = TaskStream.of(spec, link, readers.of, clock)
     nothing = Values(None, lambda batch: {})
     work = AnalysisWork(link, spec, clock)
     return OnePassLoop(
@@ -126,7 +125,6 @@ def make_analysis_loop(link: MasterLink, readers: Readers, spec: JobSpec, clock:
         cast(Inference, TableInput(columns_of(spec, metadata))),
         lambda held: nothing,
         work,
-        Quarantine.of(spec),
         work.remove_parts,
     )
 

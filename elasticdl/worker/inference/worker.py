@@ -19,7 +19,7 @@ from typing import Protocol, cast
 import grpc
 import numpy as np
 
-from elasticdl.frameworks.framework import Batch, FeedError, Floats, Framework, Inference, Mode, ModelReport, Parameters
+from elasticdl.frameworks.framework import Batch, FeedError, Floats, Framework, Inference, ModelReport, Parameters
 from elasticdl.model_def import ModelDefinition
 from elasticdl.ps.client import Pull
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -31,7 +31,6 @@ from elasticdl.worker.inference.output_parts import confirmed_file
 from elasticdl.worker.inference.prediction import PredictionWork
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.ps.session import PsSession
-from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.task_reporting import as_json, evaluate_task, merged_results, said_of
 from elasticdl.worker.tasks import HeldLease, LeaseLost, TaskBatches, TaskStream, Values
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
@@ -97,13 +96,13 @@ def make_one_pass_loop(
         work = PredictionWork(link, model, spec, definition, clock)
     else:
         work = EvaluationWork(link, model, spec.metrics_output, clock)
-    tasks = TaskStream(link, readers.of, lambda held: None, spec.seed, False, clock)
+    tasks = TaskStream.of(spec, link, readers.of, clock)
     if not spec.num_ps_pods:
         own = Values(None, lambda batch: {})
-        return OnePassLoop(link, tasks, model, lambda held: own, work, Quarantine.of(spec))
+        return OnePassLoop(link, tasks, model, lambda held: own, work)
     session = PsSession(link, cast(Framework, model), report, token, spec)
     values = ServedValues(session).values
-    return OnePassLoop(link, tasks, model, values, work, Quarantine.of(spec), session.close)
+    return OnePassLoop(link, tasks, model, values, work, session.close)
 
 
 class ServedValues:
@@ -148,9 +147,6 @@ def check_layout(checkpoint: str, report: ModelReport) -> None:
     wrong = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
     if wrong:
         raise CheckpointError(f"The checkpoint in {checkpoint} is of another model: {', '.join(wrong)}.", _HINT)
-
-
-_MODES = {pb.EVALUATION: Mode.EVALUATION, pb.PREDICTION: Mode.PREDICTION}
 
 
 class PassWork(Protocol):
@@ -203,7 +199,6 @@ class OnePassLoop:
         model: Inference,
         values: Callable[[HeldLease], Values],
         work: PassWork,
-        quarantine: Quarantine,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         """
@@ -216,7 +211,6 @@ class OnePassLoop:
         self._model = model
         self._values = values
         self._work = work
-        self._quarantine = quarantine
         self._close = close
 
     def run(self) -> None:
@@ -244,9 +238,8 @@ class OnePassLoop:
 
     def _work_off(self, task_type: pb.TaskType) -> None:
         """Consecutive tasks through one run of the input pipeline."""
-        batches = inspected(self._model, _MODES[task_type], self._tasks.records(task_type), self._quarantine)
         try:
-            for held, taken in TaskBatches.by_task(batches, self._link.leases, self._clock):
+            for held, taken in self._tasks.by_task(self._model, task_type):
                 keep_large_buffers()  # once more: TensorFlow tunes malloc when its pipeline gives the first minibatch
                 self._guarded(held, partial(self._run, held, taken))
         except FeedError as error:
