@@ -93,7 +93,7 @@ class LocalStrategy:
             self._checkpoint_if_due()
 
     def values(self, held: HeldLease) -> Values:
-        return Values(None, lambda batch: {})
+        return Values()
 
     def tables(self, held: HeldLease) -> list[TableRows]:
         return []

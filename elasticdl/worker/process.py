@@ -26,7 +26,7 @@ from elasticdl.rpc.logs import log_to_stdout
 from elasticdl.rpc.resource_use import available_bytes, keep_large_buffers
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
-from elasticdl.worker.export.exporter import Exporter, announce_export
+from elasticdl.worker.export.exporter import announce_export
 from elasticdl.worker.factories import Readers, first_op, load_framework, on_parameter_servers
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
@@ -39,7 +39,7 @@ from elasticdl.worker.ps.strategy import (
     SynchronousTraining,
     Training,
 )
-from elasticdl.worker.task_reporting import Reporter, TaskReporter
+from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.tasks import Strategy, TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy
@@ -97,9 +97,7 @@ class WorkerProcess:
             if on_parameter_servers(spec):
                 check_model(report)
                 check_layout(spec.checkpoint_dir_for_init, report)
-            loop = make_one_pass_loop(
-                self._link, model, report, self._readers, spec, self._definition, self._token, self._clock
-            )
+            loop = make_one_pass_loop(self._link, model, report, self._readers, spec, self._definition, self._token)
             message = self._describe(report)
             message.callbacks = ""  # they are for training
         except ElasticDLError as error:
@@ -115,7 +113,7 @@ class WorkerProcess:
         from elasticdl.worker.inference.analysis import make_analysis_loop  # a package that not every image has
 
         try:
-            loop = make_analysis_loop(self._link, Readers(self._spec, None), self._spec, self._clock)
+            loop = make_analysis_loop(self._link, Readers(self._spec, None).of, self._spec)
         except ElasticDLError as error:
             self._refuse(error)
             raise
@@ -173,9 +171,8 @@ class WorkerProcess:
         return make_all_reduce_loop(
             self._link,
             self._framework,
-            self._readers,
+            self._readers.of,
             self._spec,
-            self._clock,
             self._termination,
             _environment("MASTER_ADDR"),
         )
@@ -183,9 +180,7 @@ class WorkerProcess:
     def _task_loop(self, message: pb.ModelReport, strategy: Strategy) -> WorkerLoop:
         self._link.report_model(message)
         tasks = TaskStream.of(self._spec, self._link, self._readers.of, self._clock, strategy.begin)
-        reporter = Reporter(self._link, self._spec.log_loss_steps)
-        exporter = Exporter(self._framework, strategy, self._link, self._spec)
-        outcomes = TaskReporter(self._link, self._framework, reporter, exporter, self._clock)
+        outcomes = TaskReporter.of(self._spec, self._link, self._framework, strategy)
         return WorkerLoop(tasks, strategy, outcomes, self._termination)
 
     def _strategy(self, report: ModelReport) -> Strategy:

@@ -21,8 +21,8 @@ import numpy as np
 
 from elasticdl.frameworks.framework import NO_SURPLUS, FeedError, Framework, Inference, LabelError, MetricState, Surplus
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.export.exporter import Exporter
+from elasticdl.worker.activity import Activity
+from elasticdl.worker.export.exporter import Exporter, ReadableModel
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.tasks import (
     HeldLease,
@@ -35,6 +35,7 @@ from elasticdl.worker.tasks import (
     Values,
 )
 from elasticdl_client.errors import DataError, JobError, LastCheckpointError
+from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
 _MOST_OF_STATES = 60 << 20  # bytes; a message to the master holds 64 MiB
@@ -94,19 +95,21 @@ class TaskReporter:
         clock: of the worker's activities.
     """
 
-    def __init__(
-        self,
-        link: MasterLink,
-        framework: Framework,
-        reporter: Reporter,
-        exporter: Exporter,
-        clock: ActivityClock,
-    ) -> None:
+    def __init__(self, link: MasterLink, framework: Framework, reporter: Reporter, exporter: Exporter) -> None:
         self.link = link
         self.framework = framework
         self.reporter = reporter
         self._exporter = exporter
-        self.clock = clock
+        self.clock = link.clock
+
+    @classmethod
+    def of(cls, spec: JobSpec, link: MasterLink, framework: Framework, model: ReadableModel) -> TaskReporter:
+        """Return that of a job whose model a module defines.
+
+        Args:
+            model: that evaluations and exports read.
+        """
+        return cls(link, framework, Reporter(link, spec.log_loss_steps), Exporter(framework, model, link, spec))
 
     def evaluate(self, held: HeldLease, values: Values, batches: TaskBatches, tasks: TaskStream) -> None:
         """An EVALUATION task: the metrics' states over its records."""

@@ -396,10 +396,15 @@ Commit = Callable[[int, float | None], None]  # (minibatch, loss): it is in the 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A model as read for evaluation or export.  `parameters` None: those of the framework itself."""
+    """A model as read for evaluation or export; by default that of the framework itself.
 
-    parameters: Parameters | None
-    rows: Callable[[Batch], Mapping[str, Floats]]
+    Attributes:
+        parameters: None: those of the framework.
+        rows: of a minibatch, by table.
+    """
+
+    parameters: Parameters | None = None
+    rows: Callable[[Batch], Mapping[str, Floats]] = lambda batch: {}
 
 
 class Strategy(Protocol):

@@ -212,7 +212,7 @@ class Member:
         link.report_model(self._report())
         framework: Any = self.framework
         records: Any = Records(room.plan, room.troubles)
-        self.loop = make_all_reduce_loop(link, framework, records, spec, clock, termination, "master:1")
+        self.loop = make_all_reduce_loop(link, framework, records.of, spec, termination, "master:1")
         self.framework.is_compiled = True
         termination.before_end(self.loop.leave)
         self.loop.run()

@@ -17,11 +17,10 @@ import numpy.typing as npt
 from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
-from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.task_reporting import Reporter, TaskReporter
+from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.tasks import TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.job_spec import JobSpec
@@ -71,9 +70,7 @@ def main() -> None:
     spec = JobSpec(job_name="stepwise", checkpoint_dir=checkpoints)
     strategy = LocalStrategy(framework, StateCheckpoints.of_module(spec, STATE_FILE), 1000, 1, clock)
     tasks = TaskStream(link, lambda task_type: Numbers(), strategy.begin, seed=1, shuffle=False, clock=clock)
-    reporter = Reporter(link, 1)
-    exporter = Exporter(framework, strategy, link, JobSpec())
-    outcomes = TaskReporter(link, framework, reporter, exporter, clock)
+    outcomes = TaskReporter.of(JobSpec(log_loss_steps=1), link, framework, strategy)
     loop = WorkerLoop(tasks, strategy, outcomes, termination)
     termination.before_end(loop.leave)
     loop.run()

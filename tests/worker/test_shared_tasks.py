@@ -41,9 +41,8 @@ class Sharing(SessionMember):
         tasks = TaskStream(local, lambda kind: Numbers(), lambda held: None, 1, False, clock)
         self.reporter = Reporter(self.link, 1)
         nothing: Any = None
-        outcomes = TaskReporter(
-            self.link, framework, self.reporter, Exporter(framework, nothing, self.link, JobSpec()), clock
-        )
+        exporter = Exporter(framework, nothing, self.link, JobSpec())
+        outcomes = TaskReporter(self.link, framework, self.reporter, exporter)
         spec = JobSpec(
             minibatch_size=MINIBATCH,
             fixed_global_batch=MINIBATCH * PER_STEP,

@@ -49,7 +49,7 @@ def test_what_is_not_finite_is_reported_and_the_lease_given_up() -> None:
     framework: Any = OneByOne()
     exporter: Any = None
     tasks = TaskStream(link, lambda task_type: Numbers(), strategy.begin, seed=1, shuffle=False, clock=clock)
-    outcomes = TaskReporter(link, framework, Reporter(link, 10), exporter, clock)
+    outcomes = TaskReporter(link, framework, Reporter(link, 10), exporter)
     loop = WorkerLoop(tasks, strategy, outcomes, Termination(clock))
     loop.run()
     reports = master.hears("ReportProgress", times=2)

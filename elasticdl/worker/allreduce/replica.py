@@ -106,7 +106,7 @@ class Replica:
             ) from None
 
     def values(self, held: HeldLease) -> Values:
-        return Values(None, lambda batch: {})
+        return Values()
 
     def tables(self, held: HeldLease) -> list[TableRows]:
         return []

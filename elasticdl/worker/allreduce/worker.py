@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable
 
 from elasticdl.collective import ElasticGroup
+from elasticdl.data.reader import Reader
 from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, ShardsOptimizer, TaskRecords
 from elasticdl.protocol import Shard, derive_seed
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.addresses import own_host
 from elasticdl.rpc.job_secret import read_token
-from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.batch_source import BatchSource, LeasedBatches
 from elasticdl.worker.allreduce.global_batch_source import GlobalBatches
 from elasticdl.worker.allreduce.group_session import GroupSession
@@ -20,10 +21,8 @@ from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher, Interruptibl
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica, ShardedReplica
 from elasticdl.worker.allreduce.sharded_session import ShardedSession
 from elasticdl.worker.checkpoint import StateCheckpoints
-from elasticdl.worker.export.exporter import Exporter
-from elasticdl.worker.factories import Readers
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.task_reporting import Reporter, TaskReporter
+from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.tasks import LeaseSource, TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import NanPolicy
@@ -37,27 +36,30 @@ _STATE_FILE = "model.npz"
 def make_all_reduce_loop(
     link: MasterLink,
     framework: Framework,
-    readers: Readers,
+    reader: Callable[[pb.TaskType], Reader],
     spec: JobSpec,
-    clock: ActivityClock,
     termination: Termination,
     master_address: str,
 ) -> AllReduceLoop:
-    """The loop of a worker whose model is compiled; the master knows what it defines."""
+    """The loop of a worker whose model is compiled; the master knows what it defines.
+
+    Args:
+        reader: see `Readers.of`.
+    """
+    clock = link.clock
     checkpoints = StateCheckpoints.of_module(spec, _STATE_FILE)
     link.on_checkpoint_request(checkpoints.request)
     make_model = ShardedReplica if spec.shard_optimizer else Replica
     model = make_model(framework, checkpoints, spec.checkpoint_dir_for_init, clock)
     with clock.during(Activity.COMPILE):
-        compile_on(framework, model, _samples(link, framework, readers, spec), spec.seed)
+        compile_on(framework, model, _samples(link, framework, reader, spec), spec.seed)
     group = ElasticGroup(own_host(master_address), read_token(), framework.device, spec.encrypt)
     session = _session(link, group, model, framework, spec)
-    reporter = Reporter(link, spec.log_loss_steps)
-    outcomes = TaskReporter(link, framework, reporter, Exporter(framework, model, link, spec), clock)
+    outcomes = TaskReporter.of(spec, link, framework, model)
     writer = CheckpointWriter(model, checkpoints, spec.checkpoint_steps)
 
     def stream(requests: LeaseSource) -> TaskStream:
-        return TaskStream.of(spec, requests, readers.of, clock)
+        return TaskStream.of(spec, requests, reader, clock)
 
     supply = _supply(session, stream, outcomes, spec)
     termination.at_once(link.announce_end)
@@ -91,12 +93,14 @@ def _supply(
     return LeasedBatches(session, feeder, tasks, outcomes, skips)
 
 
-def _samples(link: MasterLink, framework: Framework, readers: Readers, spec: JobSpec) -> list[Batch]:
+def _samples(
+    link: MasterLink, framework: Framework, reader: Callable[[pb.TaskType], Reader], spec: JobSpec
+) -> list[Batch]:
     """Make a full minibatch and a short one; none if that fails: the error is reported again with its task."""
     shard = link.sample().shard
     found: list[Batch] = []
     try:
-        records = readers.of(pb.TRAINING).read(Shard(shard.name, shard.start, shard.end))
+        records = reader(pb.TRAINING).read(Shard(shard.name, shard.start, shard.end))
         for count in (len(records), len(records) // 2):
             task = TaskRecords(0, derive_seed(spec.seed, 0, 0), records[:count])
             found += [batch for batch in framework.batches(Mode.TRAINING, iter([task])) if batch.size][:1]

@@ -10,12 +10,11 @@ from typing import cast
 
 from elasticdl.analysis.analysis import Analysis, check_library
 from elasticdl.analysis.cells import Cells, Columns
-from elasticdl.data.reader import Metadata
+from elasticdl.data.reader import Metadata, Reader
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Mode, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.storage.paths import path_of
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.factories import Readers
 from elasticdl.worker.inference.output_parts import Parts
 from elasticdl.worker.inference.worker import OnePassLoop
 from elasticdl.worker.master_link import MasterLink
@@ -108,22 +107,24 @@ def merged(parts: Iterable[bytes]) -> Analysis:
     return whole
 
 
-def make_analysis_loop(link: MasterLink, readers: Readers, spec: JobSpec, clock: ActivityClock) -> OnePassLoop:
+def make_analysis_loop(link: MasterLink, reader: Callable[[pb.TaskType], Reader], spec: JobSpec) -> OnePassLoop:
     """The loop of a worker of an analysis.
+
+    Args:
+        reader: see `Readers.of`.
 
     Raises:
         DataError: a package is missing, or the data cannot be read.
     """
     check_library()
-    metadata = readers.of(pb.PREDICTION).metadata()
-    tasks = TaskStream.of(spec, link, readers.of, clock)
-    nothing = Values(None, lambda batch: {})
-    work = AnalysisWork(link, spec, clock)
+    metadata = reader(pb.PREDICTION).metadata()
+    tasks = TaskStream.of(spec, link, reader, link.clock)
+    work = AnalysisWork(link, spec, link.clock)
     return OnePassLoop(
         link,
         tasks,
         cast(Inference, TableInput(columns_of(spec, metadata))),
-        lambda held: nothing,
+        lambda held: Values(),
         work,
         work.remove_parts,
     )

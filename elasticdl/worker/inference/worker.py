@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
@@ -19,9 +19,8 @@ from typing import Protocol, cast
 import grpc
 import numpy as np
 
-from elasticdl.frameworks.framework import Batch, FeedError, Floats, Framework, Inference, ModelReport, Parameters
+from elasticdl.frameworks.framework import FeedError, Framework, Inference, ModelReport, Parameters
 from elasticdl.model_def import ModelDefinition
-from elasticdl.ps.client import Pull
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.resource_use import keep_large_buffers
 from elasticdl.storage.paths import on_this_machine, path_of
@@ -88,18 +87,16 @@ def make_one_pass_loop(
     spec: JobSpec,
     definition: ModelDefinition,
     token: str,
-    clock: ActivityClock,
 ) -> OnePassLoop:
     """The loop of a worker whose model is loaded."""
     work: PassWork
     if spec.job_type is JobType.PREDICT:
-        work = PredictionWork(link, model, spec, definition, clock)
+        work = PredictionWork(link, model, spec, definition, link.clock)
     else:
-        work = EvaluationWork(link, model, spec.metrics_output, clock)
-    tasks = TaskStream.of(spec, link, readers.of, clock)
+        work = EvaluationWork(link, model, spec.metrics_output, link.clock)
+    tasks = TaskStream.of(spec, link, readers.of, link.clock)
     if not spec.num_ps_pods:
-        own = Values(None, lambda batch: {})
-        return OnePassLoop(link, tasks, model, lambda held: own, work)
+        return OnePassLoop(link, tasks, model, lambda held: Values(), work)
     session = PsSession(link, cast(Framework, model), report, token, spec)
     values = ServedValues(session).values
     return OnePassLoop(link, tasks, model, values, work, session.close)
@@ -114,16 +111,9 @@ class ServedValues:
 
     def values(self, held: HeldLease) -> Values:
         """For a task."""
-        if self._parameters is None:
-            pull = Pull(dense=True, ids={}, read_only=True)
-            self._parameters = self._session.exchange(held, None, pull).parameters
-
-        def rows(batch: Batch) -> Mapping[str, Floats]:
-            if not batch.ids:
-                return {}
-            return self._session.exchange(held, None, Pull(dense=False, ids=batch.ids, read_only=True)).rows
-
-        return Values(self._parameters, rows)
+        values = self._session.values(held, self._parameters)
+        self._parameters = values.parameters
+        return values
 
 
 def check_layout(checkpoint: str, report: ModelReport) -> None:

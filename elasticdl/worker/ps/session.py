@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from elasticdl.frameworks.framework import Framework, InitialRow, ModelReport, Table
+from elasticdl.frameworks.framework import Batch, Floats, Framework, InitialRow, ModelReport, Parameters, Table
 from elasticdl.ps.client import (
     LeaseRefused,
     PsClient,
@@ -24,7 +24,7 @@ from elasticdl.ps.client import (
     initial_row,
 )
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.tasks import HeldLease, LeaseLost
+from elasticdl.worker.tasks import HeldLease, LeaseLost, Values
 from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
@@ -88,6 +88,26 @@ class PsSession:
             except LeaseRefused as error:
                 raise LeaseLost from error
         raise LeaseLost
+
+    def values(self, held: HeldLease, parameters: Parameters | None = None) -> Values:
+        """Return the model as the servers hold it; its rows are read when they are asked for.
+
+        Args:
+            parameters: dense ones that are known; None: they are read now.
+
+        Raises:
+            LeaseLost: the lease is not ours any more.
+        """
+        if parameters is None:
+            parameters = self.exchange(held, None, Pull(dense=True, ids={}, read_only=True)).parameters
+            assert parameters is not None
+
+        def rows(batch: Batch) -> Mapping[str, Floats]:
+            if not batch.ids:
+                return {}
+            return self.exchange(held, None, Pull(dense=False, ids=batch.ids, read_only=True)).rows
+
+        return Values(parameters, rows)
 
     def initial_row(self, table: Table) -> InitialRow:
         """How the parameter servers make a row of a table."""

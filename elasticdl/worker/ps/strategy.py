@@ -54,15 +54,7 @@ class ParameterServerStrategy:
         self._training.train_task(held, batches, commit)
 
     def values(self, held: HeldLease) -> Values:
-        dense = self._session.exchange(held, None, Pull(dense=True, ids={}, read_only=True))
-        assert dense.parameters is not None
-
-        def rows(batch: Batch) -> Mapping[str, Floats]:
-            if not batch.ids:
-                return {}
-            return self._session.exchange(held, None, Pull(dense=False, ids=batch.ids, read_only=True)).rows
-
-        return Values(dense.parameters, rows)
+        return self._session.values(held)
 
     def tables(self, held: HeldLease) -> list[TableRows]:
         found = []
