@@ -296,7 +296,7 @@ class LabelError(Exception):
 
 
 class Inference(Protocol):
-    """Operations on a model that is not trained: half of `Framework`, and all that a loaded export can do."""
+    """Operations on a model that is not trained, and all that a loaded export can do."""
 
     @property
     def device_meter(self) -> DeviceMeter:
@@ -304,11 +304,22 @@ class Inference(Protocol):
         ...
 
     def report(self) -> ModelReport:
-        """See `Framework.report`."""
+        """Builds the model if need be.
+
+        Raises:
+            ModelDefinitionError: something in it is unsupported, by name.
+        """
         ...
 
     def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
-        """See `Framework.batches`."""
+        """Minibatches of the tasks in order, each task closed by a `Batch` with `end`.
+
+        `tasks` is advanced from another thread, at most one task ahead of the one being yielded, or one for each
+        process that makes minibatches.  The compiled pipeline of a mode is kept for the life of the process.
+
+        Raises:
+            FeedError: user code raised, or an endless `feed`.
+        """
         ...
 
     def predict(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
@@ -319,7 +330,7 @@ class Inference(Protocol):
         ...
 
     def evaluation(self) -> Evaluation:
-        """See `Framework.evaluation`."""
+        """Freshly reset metrics."""
         ...
 
 
@@ -393,52 +404,28 @@ class ShardsOptimizer(Protocol):
         ...
 
 
-class Framework(Inference, Protocol):
-    """One instance per worker process, made from a `ModelDefinition` and the job's seed."""
+class KeepsState(Protocol):
+    """Local strategy and AllReduce: the model, with its optimizer, is in this process."""
 
-    @property
-    def device(self) -> str:
-        """Where the buffers of a `LocalGradient` are: ``cpu``, ``cuda`` or ``cuda:N``."""
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Local strategy and AllReduce: variables and optimizer slots, by name; copies."""
         ...
 
-    def report(self) -> ModelReport:
-        """Builds the model if need be.
+    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """The inverse of `state`."""
+        ...
+
+    def load_weights(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """The model's part of a `state`; there need be no optimizer.
 
         Raises:
-            ModelDefinitionError: something in it is unsupported, by name.
+            CheckpointError: it is of another model.
         """
         ...
 
-    def initial(self) -> Parameters:
-        """Initial values: a function of (module, seed) alone, the same in every process."""
-        ...
 
-    def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
-        """Minibatches of the tasks in order, each task closed by a `Batch` with `end`.
-
-        `tasks` is advanced from another thread, at most one task ahead of the one being yielded, or one for each
-        process that makes minibatches.  The compiled
-        pipeline of a mode is kept for the life of the process.
-
-        Raises:
-            FeedError: user code raised, or an endless `feed`.
-        """
-        ...
-
-    def gradients(self, batch: Batch, parameters: Parameters, rows: Mapping[str, Floats], seed: int) -> Step:
-        """Forward and backward at the given values; `rows[table]` is [n, dim] for `batch.ids[table]`.
-
-        `seed` is that of (job seed, epoch, task, n): dropout and the like depend on it alone.
-        """
-        ...
-
-    def learning_rate(self, epoch: int, version: int) -> float | None:
-        """Return the `LearningRateScheduler`'s rate at an epoch, from 0, and a model version; None: there is none."""
-        ...
-
-    def rate_in_use(self) -> float | None:
-        """For people: the learning rate where `learning_rate` was last asked for; None: not known.  From any thread."""
-        ...
+class TrainsAlone(Protocol):
+    """Local strategy: the framework trains its own variables."""
 
     def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
         """Local strategy: one step with the user's own optimizer on the framework's own variables; the loss.
@@ -448,6 +435,30 @@ class Framework(Inference, Protocol):
         Raises:
             NotFiniteStep: the loss or a gradient is not finite.
         """
+        ...
+
+
+class TrainsWithServers(Protocol):
+    """ParameterServerStrategy: the variables come with each call."""
+
+    def initial(self) -> Parameters:
+        """Initial values: a function of (module, seed) alone, the same in every process."""
+        ...
+
+    def gradients(self, batch: Batch, parameters: Parameters, rows: Mapping[str, Floats], seed: int) -> Step:
+        """Forward and backward at the given values; `rows[table]` is [n, dim] for `batch.ids[table]`.
+
+        `seed` is that of (job seed, epoch, task, n): dropout and the like depend on it alone.
+        """
+        ...
+
+
+class TrainsByAllReduce(Protocol):
+    """AllReduceStrategy: the gradients of all members are summed in between."""
+
+    @property
+    def device(self) -> str:
+        """Where the buffers of a `LocalGradient` are: ``cpu``, ``cuda`` or ``cuda:N``."""
         ...
 
     def local_gradient(self, shares: Sequence[Share], ready: Callable[[Any], None]) -> LocalGradient:
@@ -469,37 +480,9 @@ class Framework(Inference, Protocol):
         """
         ...
 
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Local strategy and AllReduce: variables and optimizer slots, by name; copies."""
-        ...
 
-    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """The inverse of `state`."""
-        ...
-
-    def load_weights(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """The model's part of a `state`; there need be no optimizer.
-
-        Raises:
-            CheckpointError: it is of another model.
-        """
-        ...
-
-    def evaluation(self) -> Evaluation:
-        """Freshly reset metrics."""
-        ...
-
-    def export(
-        self, path: str, parameters: Parameters | None, tables: Iterable[TableRows], model_file: bool = True
-    ) -> None:
-        """Writes a SavedModel to the directory `path`.
-
-        Args:
-            parameters: None: the framework's own variables.
-            tables: all rows that live elsewhere.
-            model_file: write the framework's own file of the model beside it, too, if it has one for such a model.
-        """
-        ...
+class CallsBack(Protocol):
+    """The user's callbacks in the worker; `Rules` are those that the master decides."""
 
     def begin_training(self) -> None:
         """Calls the user's callbacks before this process computes its first minibatch.
@@ -519,6 +502,33 @@ class Framework(Inference, Protocol):
 
     def end_training(self, parameters: Parameters | None, output: str) -> None:
         """Calls the user's callbacks once, after training; `parameters` as for `export`."""
+        ...
+
+
+class Framework(Inference, KeepsState, TrainsAlone, TrainsWithServers, TrainsByAllReduce, CallsBack, Protocol):
+    """One instance per worker process, made from a `ModelDefinition` and the job's seed.
+
+    A job calls one of the three `Trains…`, that of its strategy.
+    """
+
+    def learning_rate(self, epoch: int, version: int) -> float | None:
+        """Return the `LearningRateScheduler`'s rate at an epoch, from 0, and a model version; None: there is none."""
+        ...
+
+    def rate_in_use(self) -> float | None:
+        """For people: the learning rate where `learning_rate` was last asked for; None: not known.  From any thread."""
+        ...
+
+    def export(
+        self, path: str, parameters: Parameters | None, tables: Iterable[TableRows], model_file: bool = True
+    ) -> None:
+        """Writes a SavedModel to the directory `path`.
+
+        Args:
+            parameters: None: the framework's own variables.
+            tables: all rows that live elsewhere.
+            model_file: write the framework's own file of the model beside it, too, if it has one for such a model.
+        """
         ...
 
 

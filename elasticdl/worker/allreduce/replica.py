@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from elasticdl.frameworks.framework import Framework, ShardsOptimizer, TableRows, TakesSnapshots
+from elasticdl.frameworks.framework import KeepsState, ShardsOptimizer, TableRows, TakesSnapshots
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl.worker.allreduce.step_header import StepFlag
@@ -40,7 +40,7 @@ class Replica:
     """
 
     def __init__(
-        self, framework: Framework, checkpoints: StateCheckpoints, init_from: str, clock: ActivityClock
+        self, framework: KeepsState, checkpoints: StateCheckpoints, init_from: str, clock: ActivityClock
     ) -> None:
         """
         Args:
@@ -116,7 +116,7 @@ class ShardedReplica(Replica):
     """A replica that keeps the shards of the checkpoint that it has read, for other members; in main memory."""
 
     def __init__(
-        self, framework: Framework, checkpoints: StateCheckpoints, init_from: str, clock: ActivityClock
+        self, framework: KeepsState, checkpoints: StateCheckpoints, init_from: str, clock: ActivityClock
     ) -> None:
         """
         Args:

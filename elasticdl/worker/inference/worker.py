@@ -19,7 +19,7 @@ from typing import Protocol, cast
 import grpc
 import numpy as np
 
-from elasticdl.frameworks.framework import FeedError, Framework, Inference, ModelReport, Parameters
+from elasticdl.frameworks.framework import FeedError, Framework, Inference, ModelReport, Parameters, TrainsWithServers
 from elasticdl.model_def import ModelDefinition
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.resource_use import keep_large_buffers
@@ -97,7 +97,7 @@ def make_one_pass_loop(
     tasks = TaskStream.of(spec, link, readers.of, link.clock)
     if not spec.num_ps_pods:
         return OnePassLoop(link, tasks, model, lambda held: Values(), work)
-    session = PsSession(link, cast(Framework, model), report, token, spec)
+    session = PsSession(link, cast(TrainsWithServers, model), report, token, spec)
     values = ServedValues(session).values
     return OnePassLoop(link, tasks, model, values, work, session.close)
 

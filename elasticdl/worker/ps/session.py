@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from elasticdl.frameworks.framework import Batch, Floats, Framework, InitialRow, ModelReport, Parameters, Table
+from elasticdl.frameworks.framework import Batch, Floats, InitialRow, ModelReport, Parameters, Table, TrainsWithServers
 from elasticdl.ps.client import (
     LeaseRefused,
     PsClient,
@@ -40,7 +40,7 @@ class PsSession:
     def __init__(
         self,
         link: MasterLink,
-        framework: Framework,
+        framework: TrainsWithServers,
         report: ModelReport,
         token: str,
         spec: JobSpec,
