@@ -11,7 +11,6 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 
 from elasticdl_client import contradictions, flags
@@ -413,10 +412,6 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
         contradictions.check(spec)
         return spec
 
-    def to_flags(self) -> list[str]:
-        """The arguments after the command: every flag that differs from its default, as ``--name=value``."""
-        return [f"--{name}={value}" for name, value in self._changed().items()]
-
     def to_json(self) -> str:
         """One JSON object on one line; all fields."""
         return json.dumps(dataclasses.asdict(self))
@@ -432,30 +427,6 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
             values = json.loads(text)
         except ValueError as error:
             raise FlagError(f"The job's specification is not JSON: {error}.") from error
-        return cls._from_plain(values)
-
-    def to_yaml(self) -> str:
-        """Readable YAML: the job's type, and every flag that differs from its default."""
-        import yaml
-
-        plain: dict[str, object] = {"job_type": self.job_type.value}
-        for name, value in self._changed().items():
-            plain[name] = value.value if isinstance(value, StrEnum) else value
-        return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
-
-    @classmethod
-    def from_yaml(cls, text: str) -> JobSpec:
-        """The inverse of `to_yaml`.
-
-        Raises:
-            FlagError: not a job.
-        """
-        import yaml
-
-        try:
-            values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise FlagError(f"The job's specification is not YAML: {error}.") from error
         return cls._from_plain(values)
 
     def model_params_dict(self) -> dict[str, object]:
@@ -536,9 +507,6 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
     def _texts(self) -> dict[str, str]:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if flag_of(field)}
         return {name: value for name, value in values.items() if type(value) is str and value}
-
-    def _changed(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in changed_flags(self)}
 
     @classmethod
     def _from_plain(cls, values: object) -> JobSpec:

@@ -71,17 +71,15 @@ def _filled_in(pattern: str) -> re.Pattern[str]:
 class RuleMaker:
     """Adds callbacks to `rules`, one after the other."""
 
-    def __init__(self, path: str, metrics: Mapping[str, bool | None], file_ending: str) -> None:
+    def __init__(self, path: str, metrics: Mapping[str, bool | None]) -> None:
         """
         Args:
             path: of the user's module, for messages.
             metrics: of the evaluation, by name: whether more is better; None: not known.
-            file_ending: of the framework's own file of a model.
         """
         self.rules = Rules()
         self._path = path
         self._metrics = metrics
-        self._file_ending = file_ending
 
     def add(self, callback: Any) -> None:
         """One of `elasticdl.api.callbacks`; any other is passed over.

@@ -239,8 +239,7 @@ def test_the_specification_of_an_analysis_survives() -> None:
     spec = JobSpec.from_flags("analyze", flags)
     assert (spec.minibatch_size, spec.num_minibatches_per_task, spec.num_ps_pods) == (7, 1, 0)
     assert (spec.prediction_data, spec.prediction_outputs) == ("t.csv", "s.json.parts")
-    assert JobSpec.from_json(spec.to_json()) == JobSpec.from_yaml(spec.to_yaml()) == spec
-    assert JobSpec.from_flags("analyze", dict(flag[2:].split("=") for flag in spec.to_flags())) == spec
+    assert JobSpec.from_json(spec.to_json()) == spec
     for wrong in ({"model_def": "a.b"}, {"num_ps_pods": "1"}, {"num_buckets": "1"}, {"output": ""}):
         with pytest.raises(FlagError):
             JobSpec.from_flags("analyze", flags | wrong)

@@ -289,7 +289,7 @@ def rules_of(path: str, callbacks: list[Any], metrics: Mapping[str, bool | None]
     Raises:
         ModelDefinitionError: a setting of a callback cannot be kept.
     """
-    maker = RuleMaker(path, metrics, ".keras")
+    maker = RuleMaker(path, metrics)
     for callback in callbacks:
         match callback:
             case _OWN.EarlyStopping():

@@ -241,7 +241,7 @@ def rules_of(path: str, callbacks: list[Any], metrics: Mapping[str, bool | None]
     Raises:
         ModelDefinitionError: a setting of a callback cannot be kept.
     """
-    maker = RuleMaker(path, metrics, ".pt")
+    maker = RuleMaker(path, metrics)
     for callback in callbacks:
         maker.add(callback)
     maker.rules.calls_epoch_end = has(callbacks, EPOCH)
