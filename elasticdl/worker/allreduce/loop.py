@@ -7,21 +7,21 @@ groups.  It never waits for a lease while others wait for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import reduce
 from operator import and_
 
 import grpc
 
 from elasticdl.collective import Reduction
-from elasticdl.frameworks.framework import Batch, ComputeGradient, FeedError, Framework, LocalGradient, Share
+from elasticdl.frameworks.framework import ComputeGradient, FeedError, LocalGradient, Share
 from elasticdl.protocol import derive_seed
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.batch_source import BatchSource
 from elasticdl.worker.allreduce.group_session import GroupEnded, GroupSession
-from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint, Replica
+from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.tasks import HeldLease, TaskBatches, TaskStream
@@ -400,17 +400,3 @@ class AllReduceLoop:
 def _present(plan: StepPlan) -> list[int]:
     """Positions of the own parts that have records: the user's `filter` may empty some."""
     return [k for k, part in enumerate(plan.own) if part.num_records]
-
-
-def compile_on(framework: Framework, model: Replica, samples: Sequence[Batch], seed: int) -> None:
-    """Compile the step on samples, and reset the model afterwards.
-
-    Errors of user code are only logged here: the same error is reported when the task runs.
-    """
-    try:
-        for batch in samples:
-            gradient = framework.local_gradient([Share(batch, seed, 1.0)], lambda buffer: None)
-            framework.apply_gradient(gradient, framework.learning_rate(0, 0))
-    except Exception as error:  # noqa: BLE001  see above
-        _log.info("The step could not be compiled on a sample: %s: %s", type(error).__name__, error)
-    model.reset()

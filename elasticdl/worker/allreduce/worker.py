@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from elasticdl.collective import ElasticGroup
 from elasticdl.data.reader import Reader
-from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, ShardsOptimizer, TaskRecords
+from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, ShardsOptimizer, Share, TaskRecords
 from elasticdl.protocol import Shard, derive_seed
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.addresses import own_host
@@ -16,7 +16,7 @@ from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.batch_source import BatchSource, LeasedBatches
 from elasticdl.worker.allreduce.global_batch_source import GlobalBatches
 from elasticdl.worker.allreduce.group_session import GroupSession
-from elasticdl.worker.allreduce.loop import AllReduceLoop, compile_on
+from elasticdl.worker.allreduce.loop import AllReduceLoop
 from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher, InterruptibleLeases, LeasePrefetcher, LocalLeases
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica, ShardedReplica
 from elasticdl.worker.allreduce.sharded_session import ShardedSession
@@ -52,7 +52,7 @@ def make_all_reduce_loop(
     make_model = ShardedReplica if spec.shard_optimizer else Replica
     model = make_model(framework, checkpoints, spec.checkpoint_dir_for_init, clock)
     with clock.during(Activity.COMPILE):
-        compile_on(framework, model, _samples(link, framework, reader, spec), spec.seed)
+        _compile_on(framework, model, _samples(link, framework, reader, spec), spec.seed)
     group = ElasticGroup(own_host(master_address), read_token(), framework.device, spec.encrypt)
     session = _session(link, group, model, framework, spec)
     outcomes = TaskReporter.of(spec, link, framework, model)
@@ -107,3 +107,17 @@ def _samples(
     except (DataError, FeedError) as error:
         _log.info("The step is not compiled on a sample: %s", error)
     return found
+
+
+def _compile_on(framework: Framework, model: Replica, samples: Sequence[Batch], seed: int) -> None:
+    """Compile the step on samples, and reset the model afterwards.
+
+    Errors of user code are only logged here: the same error is reported when the task runs.
+    """
+    try:
+        for batch in samples:
+            gradient = framework.local_gradient([Share(batch, seed, 1.0)], lambda buffer: None)
+            framework.apply_gradient(gradient, framework.learning_rate(0, 0))
+    except Exception as error:  # noqa: BLE001  see above
+        _log.info("The step could not be compiled on a sample: %s: %s", type(error).__name__, error)
+    model.reset()
