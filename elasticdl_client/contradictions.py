@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from elasticdl_client.choices import (
     JobType,
-    NanPolicy,
     Precision,
     PredictionFormat,
     Runtime,
@@ -270,7 +269,7 @@ def _check_computation(spec: JobSpec) -> None:
             f"--accumulate_steps={spec.accumulate_steps} does not divide --minibatch_size={spec.minibatch_size}.",
             f"A minibatch is computed in parts of the same size: give --minibatch_size={near}.",
         )
-    if spec.precision is Precision.FP16 and spec.nan_policy is NanPolicy.SKIP:
+    if spec.precision is Precision.FP16 and spec.skips_not_finite:
         raise FlagError(
             "--precision=fp16 with --nan_policy=skip: a gradient that overflows is no fault of its minibatch, which is "
             "computed again with a smaller loss scale.",

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType, NanPolicy, Runtime
+from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType, Runtime
 from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import ElasticDLError, FlagError
 from elasticdl_client.flags import Group, flag_of, notes_on_retired, parse, resolve_retired, split_arguments
@@ -253,7 +253,7 @@ def check(spec: JobSpec) -> None:
 
 
 def _check_local_strategy(spec: JobSpec) -> None:
-    if spec.nan_policy is NanPolicy.SKIP:
+    if spec.skips_not_finite:
         raise _missing(
             "--nan_policy=skip with --distribution_strategy=Local",
             "the one worker's model has taken a minibatch before it is looked at",

@@ -438,6 +438,11 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
         return parse_params("data_reader_params", self.data_reader_params)
 
     @property
+    def skips_not_finite(self) -> bool:
+        """Minibatches with a NaN or an infinity are left out of the model; else they end the job."""
+        return self.nan_policy is NanPolicy.SKIP
+
+    @property
     def has_default_feed(self) -> bool:
         """The flags say enough of the data for a module without a `feed`."""
         params = self.data_reader_params_dict()

@@ -38,6 +38,11 @@ class Ledger:
         known = self.num_samples[key]
         self.num_samples[key] = UNKNOWN if known == UNKNOWN else known + num_samples
 
+    def surplus_of(self, epoch: int, task: int, num_records: int) -> int:
+        """Return how many more samples the model holds of a task than it has records; 0: as many, or not known."""
+        num_samples = self.num_samples.get((epoch, task), 0)
+        return 0 if num_samples == UNKNOWN else num_samples - num_records
+
     def copy(self) -> Ledger:
         return Ledger(self.applied.copy(), self.steps, self.num_records, self.num_samples.copy())
 

@@ -31,18 +31,11 @@ from elasticdl.worker.factories import Readers, first_op, load_framework, on_par
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.ps.session import PsSession
-from elasticdl.worker.ps.strategy import (
-    Gradients,
-    ParameterServerStrategy,
-    PipelinedTraining,
-    SynchronousTraining,
-    Training,
-)
+from elasticdl.worker.ps.strategy import ParameterServerStrategy
 from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.tasks import Strategy, TaskStream
 from elasticdl.worker.termination import Termination
-from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy
+from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.errors import CheckpointError, ElasticDLError, JobError
 
 if TYPE_CHECKING:
@@ -153,8 +146,8 @@ class WorkerProcess:
 
     def _check_callbacks(self, report: ModelReport) -> None:
         spec = self._spec
-        skips = spec.nan_policy is NanPolicy.SKIP
-        check_job(self._definition.path, report.rules, bool(spec.validation_data), skips, spec.checkpoint_dir)
+        has_validation = bool(spec.validation_data)
+        check_job(self._definition.path, report.rules, has_validation, spec.skips_not_finite, spec.checkpoint_dir)
 
     def _begin_training(self) -> None:
         if self._spec.training_data:
@@ -185,8 +178,8 @@ class WorkerProcess:
 
     def _strategy(self, report: ModelReport) -> Strategy:
         spec = self._spec
-        if on_parameter_servers(self._spec):
-            return self._parameter_server_strategy(report)
+        if on_parameter_servers(spec):
+            return ParameterServerStrategy.of(spec, self._link, self._framework, report, self._token)
         checkpoints = StateCheckpoints.of_module(spec, STATE_FILE)
         self._link.on_checkpoint_request(checkpoints.request)
         local = LocalStrategy(
@@ -200,16 +193,6 @@ class WorkerProcess:
         self._link.carry_ledger(local.ledger)
         self._link.register()
         return local
-
-    def _parameter_server_strategy(self, report: ModelReport) -> Strategy:
-        spec = self._spec
-        session = PsSession(self._link, self._framework, report, self._token, spec)
-        skips = spec.nan_policy is NanPolicy.SKIP
-        gradients = Gradients(self._framework, self._link, spec.seed, skips, self._clock)
-        training: Training = SynchronousTraining(session, gradients, self._clock)
-        if spec.use_async:
-            training = PipelinedTraining(session, gradients, spec.get_model_steps, self._clock)
-        return ParameterServerStrategy(self._link, session, training)
 
     def _describe(self, report: ModelReport) -> pb.ModelReport:
         message = pb.ModelReport(

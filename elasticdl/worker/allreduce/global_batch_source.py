@@ -32,10 +32,8 @@ from elasticdl.worker.allreduce.prefetchers import (
 )
 from elasticdl.worker.allreduce.schedule import NO_EPOCH, StepSchedule
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.ledger import UNKNOWN
 from elasticdl.worker.task_reporting import TaskReporter, said_of
 from elasticdl.worker.tasks import HeldLease, NotFinite
-from elasticdl_client.choices import NanPolicy
 from elasticdl_client.job_spec import JobSpec
 
 
@@ -95,7 +93,7 @@ class GlobalBatches:
         self._minibatch_size = spec.minibatch_size
         num_per_step = spec.fixed_global_batch // spec.minibatch_size
         self._schedule: StepSchedule[StepOrder] = StepSchedule(num_per_step, num_per_epoch, lambda one: one.name)
-        self._skips_not_finite = spec.nan_policy is NanPolicy.SKIP  # see `LeasedBatches`
+        self._skips_not_finite = spec.skips_not_finite
         self._fed: set[int] = set()  # leases given to the feeder
         self._ended: dict[int, Batch] = {}  # leases given whole by the feeder: their ends
         self._made_by = ""  # operations of `feed` that make other numbers of samples than of records, once known
@@ -286,9 +284,8 @@ class GlobalBatches:
 
     def _surplus(self, lease: pb.Lease) -> Surplus:
         """Of a task that the model holds whole, by what the ledger says of it."""
-        num_samples = self._session.ledger.num_samples.get((lease.epoch, lease.task), 0)
-        count = num_samples - _num_records(lease)
-        return NO_SURPLUS if num_samples == UNKNOWN or not count else Surplus(count, self._made_by)
+        count = self._session.ledger.surplus_of(lease.epoch, lease.task, _num_records(lease))
+        return Surplus(count, self._made_by) if count else NO_SURPLUS
 
     def _tell(self, flawed: Sequence[BatchRef], what: str) -> bytes:
         """Rank 0: tells the master what is not finite; 1 for each minibatch whose lease is lost, else 0."""

@@ -26,7 +26,6 @@ from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.tasks import HeldLease, TaskBatches, TaskStream
 from elasticdl.worker.termination import Termination
-from elasticdl_client.choices import NanPolicy
 from elasticdl_client.errors import ElasticDLError, LastCheckpointError
 from elasticdl_client.job_spec import JobSpec
 
@@ -64,7 +63,7 @@ class AllReduceLoop:
         self._termination = termination
         self._seed = spec.seed
         self._minibatch_size = spec.minibatch_size
-        self._skips_not_finite = spec.nan_policy is NanPolicy.SKIP  # out of the model; else they end the job
+        self._skips_not_finite = spec.skips_not_finite
         self._is_idle = False  # no member had work in the last round
         self._is_saved = False  # in this group: the last checkpoint
         self._why_unsaved = ""  # while this member is to end the training

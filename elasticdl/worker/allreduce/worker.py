@@ -25,7 +25,6 @@ from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.tasks import LeaseSource, TaskStream
 from elasticdl.worker.termination import Termination
-from elasticdl_client.choices import NanPolicy
 from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec
 
@@ -89,8 +88,7 @@ def _supply(
     requests = InterruptibleLeases(link)
     tasks = stream(requests)
     feeder = BatchPrefetcher(tasks, requests, framework)
-    skips = spec.nan_policy is NanPolicy.SKIP
-    return LeasedBatches(session, feeder, tasks, outcomes, skips)
+    return LeasedBatches(session, feeder, tasks, outcomes, spec.skips_not_finite)
 
 
 def _samples(

@@ -15,13 +15,24 @@ from typing import Protocol
 
 import numpy as np
 
-from elasticdl.frameworks.framework import Batch, Floats, Framework, Ids, Parameters, Step, Table, TableRows
+from elasticdl.frameworks.framework import (
+    Batch,
+    Floats,
+    Framework,
+    Ids,
+    ModelReport,
+    Parameters,
+    Step,
+    Table,
+    TableRows,
+)
 from elasticdl.protocol import derive_seed
 from elasticdl.ps.client import LocalDenseValues, PsClient, Pull, Pulled, Push, TooStale
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.ps.session import PsSession
 from elasticdl.worker.tasks import Commit, HeldLease, LeaseLost, NotFinite, TaskBatches, Values
+from elasticdl_client.job_spec import JobSpec
 
 _EXPORT_BYTES = 16 << 20  # of one chunk of an exported table
 
@@ -45,6 +56,23 @@ class ParameterServerStrategy:
         self._link = link
         self._session = session
         self._training = training
+
+    @classmethod
+    def of(
+        cls, spec: JobSpec, link: MasterLink, framework: Framework, report: ModelReport, token: str
+    ) -> ParameterServerStrategy:
+        """Return that of a job.
+
+        Args:
+            report: of the framework.
+            token: the job's.
+        """
+        session = PsSession(link, framework, report, token, spec)
+        gradients = Gradients(framework, link, spec.seed, spec.skips_not_finite, link.clock)
+        training: Training = SynchronousTraining(session, gradients, link.clock)
+        if spec.use_async:
+            training = PipelinedTraining(session, gradients, spec.get_model_steps, link.clock)
+        return cls(link, session, training)
 
     def begin(self, held: HeldLease) -> None:
         standing = self._session.on_ps(held, lambda ps: ps.standing(held.id, held.lease.epoch, held.lease.task))
