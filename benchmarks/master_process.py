@@ -30,7 +30,6 @@ with no_garbage_collection():  # as in elasticdl/master/__main__.py
     from elasticdl.cluster.local.adapter import pod_from_message, pod_to_message
     from elasticdl.master.local_environment import FileJournal, LocalEnvironment, read_spec, replace_file
     from elasticdl.master.master import Master
-    from elasticdl.master.servicer import answer_each
     from elasticdl.rpc import elasticdl_pb2 as pb
     from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
     from elasticdl.rpc.channels import OPTIONS, TOKEN_KEY
@@ -128,7 +127,10 @@ class EmptyMaster(pb_grpc.MasterServicer):  # type: ignore[misc]
         return pb.LeaseReply(generation=1, lease=lease)
 
     def Exchange(self, messages: Iterator[pb.WorkerMessage], context: Any) -> Iterator[pb.MasterMessage]:  # noqa: N802
-        yield from answer_each(self, messages, context)
+        for message in messages:
+            beat = self.Heartbeat(message.heartbeat, context) if message.HasField("heartbeat") else None
+            acks = [self.ReportProgress(report, context) for report in message.reports]
+            yield pb.MasterMessage(heartbeat=beat, acks=acks)
 
 
 class BareGate(grpc.ServerInterceptor):  # type: ignore[misc]

@@ -223,6 +223,26 @@ def task_finished(call: int, message: pb.FinishedTask) -> events.TaskFinished:
     )
 
 
+def message_received(call: int, message: pb.WorkerMessage) -> events.MessageReceived:
+    """
+    Raises:
+        InvalidMessage: there is nothing in it.
+    """
+    if not message.HasField("heartbeat") and not message.reports:
+        raise InvalidMessage("WorkerMessage: it holds neither a heartbeat nor a report")
+    beats = (heartbeat_received(call, message.heartbeat),) if message.HasField("heartbeat") else ()
+    return events.MessageReceived(call, (*beats, *(_task_report(call, report) for report in message.reports)))
+
+
+def _task_report(call: int, report: pb.TaskReport) -> events.ProgressReported | events.TaskFinished:
+    match report.WhichOneof("report"):
+        case "progress":
+            return progress_reported(call, report.progress)
+        case "finished":
+            return task_finished(call, report.finished)
+    raise InvalidMessage("TaskReport: it holds no report")
+
+
 def task_failed(call: int, message: pb.FailedTask) -> events.TaskFailed:
     return events.TaskFailed(
         call,
@@ -415,6 +435,16 @@ def heartbeat_reply(answer: commands.Answer, generation: int) -> pb.HeartbeatRep
                 report_seconds=answer.pace.report,
             )
     raise AssertionError(f"{answer} does not answer Heartbeat")
+
+
+def message_reply(answer: commands.Answer, generation: int) -> pb.MasterMessage:
+    match answer:
+        case commands.MessageAnswer((commands.HeartbeatAnswer() as beat, *acks)):
+            reply = heartbeat_reply(beat, generation)
+            return pb.MasterMessage(heartbeat=reply, acks=[ack(one, generation) for one in acks])
+        case commands.MessageAnswer(acks):
+            return pb.MasterMessage(acks=[ack(one, generation) for one in acks])
+    raise AssertionError(f"{answer} does not answer Exchange")
 
 
 def sample_reply(answer: commands.Answer) -> pb.SampleReply:

@@ -2,9 +2,6 @@
 """The service `Master`: every call becomes an event, and waits for the core's answer.
 
 It runs in the threads of the gRPC server and knows nothing of the job but its generation and specification.
-
-`answer_each`, the server's side of `Exchange`: each message of a worker's stream is answered as the calls that it
-stands for.
 """
 
 from __future__ import annotations
@@ -58,7 +55,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         try:
             messages.check_callbacks(request)
         except InvalidMessage as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            _refuse_invalid(error, context)
         if not request.error:
             self._on_model_report(request)
         return self._ack(lambda call: messages.model_reported(call, request), context)
@@ -141,9 +138,14 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
     def Exchange(self, stream: Iterator[pb.WorkerMessage], context: grpc.ServicerContext) -> Iterator[pb.MasterMessage]:
         self._streams.add(context)
         try:
-            yield from answer_each(self, stream, context)
+            for message in stream:
+                yield self._answer(message, context)
         finally:
             self._streams.discard(context)
+
+    def _answer(self, message: pb.WorkerMessage, context: grpc.ServicerContext) -> pb.MasterMessage:
+        answer = self._ask(lambda call: messages.message_received(call, message), context)
+        return messages.message_reply(answer, self._generation)
 
     def close_streams(self) -> None:
         """Ends the streams of all workers: none of them ends by itself."""
@@ -169,6 +171,8 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
     ) -> tuple[int, concurrent.futures.Future[Answer]]:
         try:
             return self._inbox.ask(make_event)
+        except InvalidMessage as error:
+            _refuse_invalid(error, context)
         except InboxClosed:
             _refuse_closed(context)
 
@@ -185,36 +189,11 @@ def _wait_s(context: grpc.ServicerContext) -> float:
     return _MAX_WAIT_S if remaining is None else min(_MAX_WAIT_S, remaining)
 
 
-def _refuse_closed(context: Any) -> NoReturn:
-    context.abort(grpc.StatusCode.UNAVAILABLE, "the master ends")
+def _refuse_invalid(error: InvalidMessage, context: Any) -> NoReturn:
+    context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     raise AssertionError("abort returns")
 
 
-def answer_each(
-    servicer: pb_grpc.MasterServicer, stream: Iterator[pb.WorkerMessage], context: grpc.ServicerContext
-) -> Iterator[pb.MasterMessage]:
-    """Answer the messages of a stream, one after another, by the methods of a servicer."""
-    for message in stream:
-        reply = pb.MasterMessage()
-        if message.HasField("heartbeat"):
-            reply.heartbeat.CopyFrom(servicer.Heartbeat(message.heartbeat, context))
-        elif not message.reports:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "WorkerMessage: it holds neither a heartbeat nor a report")
-        for report in message.reports:
-            ack = _answer_report(servicer, report, context)
-            reply.acks.append(ack)
-            if not ack.accepted:
-                break  # what the worker reports next may depend on that
-        yield reply
-
-
-def _answer_report(servicer: pb_grpc.MasterServicer, report: pb.TaskReport, context: grpc.ServicerContext) -> pb.Ack:
-    ack: pb.Ack
-    match report.WhichOneof("report"):
-        case "progress":
-            ack = servicer.ReportProgress(report.progress, context)
-        case "finished":
-            ack = servicer.FinishTask(report.finished, context)
-        case _:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "TaskReport: it holds no report")
-    return ack
+def _refuse_closed(context: Any) -> NoReturn:
+    context.abort(grpc.StatusCode.UNAVAILABLE, "the master ends")
+    raise AssertionError("abort returns")

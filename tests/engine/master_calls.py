@@ -28,8 +28,7 @@ EVENTS: dict[str, Make] = {
     "WatchWorld": lambda call, m: e.WorldWatched(call, m.worker_id, m.incarnation, m.known_version),
     "WorldFormed": messages.world_formed,
     "Heartbeat": messages.heartbeat_received,
-    "ReportProgress": messages.progress_reported,
-    "FinishTask": messages.task_finished,
+    "Exchange": messages.message_received,
     "FailTask": messages.task_failed,
     "ReportEvaluation": messages.evaluation_reported,
     "ConfirmLease": lambda call, m: e.LeaseQuestioned(call, m.worker_id, m.incarnation, m.lease),
@@ -196,6 +195,8 @@ class MasterCalls:
                 return messages.watch_reply(answer, generation)
             case "Heartbeat":
                 return messages.heartbeat_reply(answer, generation)
+            case "Exchange":
+                return messages.message_reply(answer, generation)
         assert not isinstance(answer, JobOver)
         return messages.ack(answer, generation)
 
@@ -230,17 +231,8 @@ class Stream:
     def exchange(
         self, message: Callable[[], pb.WorkerMessage], timeout: float, wait_for_ready: bool = False
     ) -> pb.MasterMessage:
-        """Each part is lost by itself: the master may die when it has answered some of them."""
         with self._lock:
-            request, reply = message(), pb.MasterMessage()
-            if request.HasField("heartbeat"):
-                reply.heartbeat.CopyFrom(self._call("Heartbeat", request.heartbeat, timeout))
-            for report in request.reports:
-                is_end = report.HasField("finished")
-                call = ("FinishTask", report.finished) if is_end else ("ReportProgress", report.progress)
-                reply.acks.append(self._call(*call, timeout))
-                if not reply.acks[-1].accepted:
-                    break
+            reply: pb.MasterMessage = self._call("Exchange", message(), timeout)
             if reply.HasField("heartbeat"):
                 self._on_heartbeat(reply.heartbeat)
         return reply

@@ -184,6 +184,20 @@ def test_a_task_that_a_filter_left_without_minibatches_is_done() -> None:
     assert script.job.status().records_done == 20
 
 
+def test_a_message_is_answered_once_up_to_its_first_refused_part_and_after_the_journal() -> None:
+    script, call = running(2), 1000
+    lease = script.lease()
+    leaves = e.HeartbeatReceived(call, Role.WORKER, 0, 7, leaving=True)
+    report, end = e.ProgressReported(call, 0, 7, lease.id, (0,), None), e.TaskFinished(call, 0, 7, lease.id, 2)
+    script.tell(e.MessageReceived(call, (report, leaves, report, end)))
+    kinds = [type(command) for command in script.commands if isinstance(command, c.Persist | c.Reply)]
+    assert kinds == [c.Persist, c.Reply]
+    accepted, beat, refused = script.answer(call).parts
+    assert accepted == c.Accepted(1)
+    assert isinstance(beat, c.HeartbeatAnswer)
+    assert isinstance(refused, c.Refused)
+
+
 def test_a_report_under_an_old_lease_is_refused() -> None:
     script = running()
     lease = script.lease()

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 
-from elasticdl.master.servicer import answer_each
 from elasticdl.protocol import HEARTBEAT_S, REPORT_S
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
@@ -120,7 +119,17 @@ class ScriptedMaster(pb_grpc.MasterServicer):
     def Exchange(self, messages: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         with self.changed:
             self.num_streams += 1
-        yield from answer_each(self, map(self._noted, messages), context)
+        for message in map(self._noted, messages):
+            reply = pb.MasterMessage()
+            if message.HasField("heartbeat"):
+                reply.heartbeat.CopyFrom(self.Heartbeat(message.heartbeat, context))
+            for report in message.reports:
+                kind = report.WhichOneof("report")
+                method = self.FinishTask if kind == "finished" else self.ReportProgress
+                reply.acks.append(method(getattr(report, kind), context))
+                if not reply.acks[-1].accepted:
+                    break
+            yield reply
 
     def _noted(self, message: pb.WorkerMessage) -> pb.WorkerMessage:
         with self.changed:

@@ -139,21 +139,40 @@ def test_a_stream_that_has_ended_between_two_messages_fails_neither(master: Scri
         next_life.stop()
 
 
-def test_a_message_without_a_call_and_one_that_breaks_a_rule_end_their_stream_alone(master: ScriptedMaster) -> None:
-    stub = pb_grpc.MasterStub(connect(master.address, TOKEN))
+def test_a_message_without_a_call_and_one_that_breaks_a_rule_end_their_stream_alone(tmp_path: Path) -> None:
     bad = pb.WorkerMessage(reports=[pb.TaskReport(finished=pb.FinishedTask(lease=-1))])
     cases = (
         (pb.WorkerMessage(), "holds neither a heartbeat nor a report"),
-        (pb.WorkerMessage(reports=[pb.TaskReport()]), "TaskReport: it holds no report"),
+        (pb.WorkerMessage(heartbeat=beat(), reports=[pb.TaskReport()]), "TaskReport: it holds no report"),
         (bad, "WorkerMessage.reports[0].finished.lease is -1"),
     )
-    for message, why in cases:
-        with pytest.raises(grpc.RpcError) as refused:
-            list(stub.Exchange(iter((message,)), timeout=30))
-        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert why in str(refused.value.details())
-    assert master.told == []
-    assert is_known(stream_to(master))
+    with running(MasterJob(tmp_path, distribution_strategy="Local", num_ps_pods=0)) as job:
+        worker = job.worker()
+        assert worker.register().accepted
+        stream = MasterStream(worker.stub.Exchange, lambda reply: None)
+        own = {"worker_id": worker.id, "incarnation": worker.incarnation}
+        assert is_known(stream, **own)
+        for message, why in cases:
+            with pytest.raises(grpc.RpcError) as refused:
+                list(worker.stub.Exchange(iter((message,)), timeout=30))
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert why in str(refused.value.details())
+        assert is_known(stream, **own)
+
+
+def test_the_real_master_answers_the_parts_of_a_message_up_to_a_refused_one(tmp_path: Path) -> None:
+    with running(MasterJob(tmp_path, distribution_strategy="Local", num_ps_pods=0)) as job:
+        worker = job.worker()
+        assert worker.register().accepted
+        assert worker.report_model().accepted
+        stream, lease = MasterStream(worker.stub.Exchange, lambda reply: None), worker.lease()
+        own = {"worker_id": worker.id, "incarnation": worker.incarnation}
+        first, late = (progress(lease.id, committed=[n], **own) for n in range(2))
+        message = pb.WorkerMessage(heartbeat=beat(**own), reports=[first, progress(1, **own), late])
+        answer = stream.exchange(lambda: message, 30)
+        assert answer.heartbeat.known
+        assert [(ack.accepted, ack.model_version) for ack in answer.acks] == [(True, 1), (False, 0)]
+        assert [ack.model_version for ack in acks(stream, late)] == [2]
 
 
 def test_a_worker_and_its_stream_outlive_stops_and_a_kill_of_the_master(tmp_path: Path) -> None:

@@ -126,6 +126,13 @@ class HeartbeatAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageAnswer:
+    """Answer to `MessageReceived`: those to its parts, up to the first that is not accepted."""
+
+    parts: tuple[HeartbeatAnswer | Accepted | Refused | UnknownWorker, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PsAdmitted:
     """Answer to `PsJoined`.
 
@@ -150,6 +157,7 @@ Answer = (
     | Accepted
     | Refused
     | HeartbeatAnswer
+    | MessageAnswer
     | PsAdmitted
 )
 

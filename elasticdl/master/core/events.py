@@ -254,6 +254,18 @@ class TaskFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageReceived:
+    """Exchange: all that a worker has to report at a moment.  Answer: `MessageAnswer`.
+
+    Attributes:
+        parts: in order, all of this call; the first that is not accepted is the last that is handled.
+    """
+
+    call: int
+    parts: tuple[HeartbeatReceived | ProgressReported | TaskFinished, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TaskFailed:
     """FailTask: user code raised.  Answers: `Accepted`, `Refused`, `UnknownWorker`."""
 
@@ -533,6 +545,7 @@ Event = (
     | HeartbeatReceived
     | ProgressReported
     | TaskFinished
+    | MessageReceived
     | TaskFailed
     | EvaluationReported
     | MetricsReported

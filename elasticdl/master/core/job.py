@@ -14,10 +14,14 @@ from elasticdl.master.core import events, overview
 from elasticdl.master.core.accounting import Accounting
 from elasticdl.master.core.autoscaler import Autoscaler
 from elasticdl.master.core.commands import (
+    Accepted,
     Command,
+    HeartbeatAnswer,
     JobOver,
     ListShards,
+    MessageAnswer,
     NoLeaseNow,
+    Refused,
     SaveCheckpoint,
     UnknownWorker,
 )
@@ -44,7 +48,8 @@ _NO_DATA = (
 )
 
 JobEvent = (
-    events.LeaseRequested
+    events.MessageReceived
+    | events.LeaseRequested
     | events.CallAbandoned
     | events.PodsListed
     | events.ShardsUnreadable
@@ -220,6 +225,8 @@ class Job:
     def _handle(self, event: JobEvent) -> None:
         """Take in an event of the job as a whole."""
         match event:
+            case events.MessageReceived():
+                self._message_received(event)
             case events.LeaseRequested():
                 self._lease_requested(event)
             case events.CallAbandoned():
@@ -237,6 +244,18 @@ class Job:
                 self._tick()
             case _:
                 assert_never(event)
+
+    def _message_received(self, event: events.MessageReceived) -> None:
+        """Handle the parts like calls of their own, but for what follows once from all of them."""
+        answers: list[HeartbeatAnswer | Accepted | Refused | UnknownWorker] = []
+        for part in event.parts:
+            self._dispatch(part)
+            answer = self._out.take_reply(event.call)
+            assert isinstance(answer, HeartbeatAnswer | Accepted | Refused | UnknownWorker)
+            answers.append(answer)
+            if isinstance(answer, Refused | UnknownWorker):
+                break
+        self._out.reply(event.call, MessageAnswer(tuple(answers)))
 
     def _shards_unreadable(self, event: events.ShardsUnreadable) -> None:
         cause = self._out.events.add(EventKind.DATA_UNREADABLE, "data", event.message, data=str(event.kind))

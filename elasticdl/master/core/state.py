@@ -39,6 +39,14 @@ class Outbox:
     def reply(self, call: int, answer: Answer) -> None:
         self._commands.append(Reply(call, answer))
 
+    def take_reply(self, call: int) -> Answer:
+        """Return the newest reply, which is one to this call and no command any more."""
+        place = max(n for n, command in enumerate(self._commands) if isinstance(command, Reply))
+        reply = self._commands.pop(place)
+        assert isinstance(reply, Reply)
+        assert reply.call == call
+        return reply.answer
+
     def log(self, text: str, level: Level = Level.INFO) -> None:
         self._commands.append(Log(level, text))
 
