@@ -269,16 +269,21 @@ def _event_files(spec: JobSpec, path: Path) -> str:
 
 
 def require_runtime() -> None:
-    """Check that the runtime package is installed.
+    """Check that the runtime package is installed, and that its kernels are built for this Python.
 
     Raises:
-        JobError: it is not.
+        JobError: it is not, or they are not.
     """
     if importlib.util.find_spec("elasticdl") is None:
         raise JobError(
             "--runtime=local needs the runtime package, which is not installed in this Python.",
             "Install it from the repository: pip install ./elasticdl_client -e '.[tensorflow]'.",
         )
+    try:
+        importlib.util.find_spec("elasticdl.kernels._native")  # imports the package
+    except ImportError as error:
+        what, _, hint = str(error).partition("\n")
+        raise JobError(f"--runtime=local cannot run a job: {what}", hint.strip()) from error
 
 
 def _is_hangup_ignored(number: signal.Signals) -> bool:
