@@ -216,7 +216,9 @@ def _part(values: dict[str, Any]) -> PsPart:
     return PsPart(**(values | {"buckets": buckets}))
 
 
-_QUESTION_TIMEOUT_S = 10.0
+_QUESTION_TIMEOUT_S = (
+    300.0  # 3 million tasks that are unlike their neighbours take 9 s; a silent PS ends the call sooner
+)
 _SAVE_TIMEOUT_S = 1800.0  # some 200 GB on a slow disk; a PS that dies ends its call at once
 _MAX_AT_ONCE = 32
 

@@ -8,11 +8,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
 
 from elasticdl.master import checkpoints
 from elasticdl.master.checkpoints import Manifest, PsCalls, PsPart, PsUnreachable
 from elasticdl.master.core.values import PsAddress
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.servers import serve
 from elasticdl.storage import versions
 from elasticdl_client.errors import CheckpointError, StorageUnreachable
 from tests.master.actors import END_OF_PART, MasterJob, running, wait_until
@@ -211,6 +215,22 @@ def test_the_address_of_a_lost_server_is_not_tried_again() -> None:
         lost.settimeout(2.0)  # a channel that is kept tries it every half a second
         with pytest.raises(TimeoutError):
             lost.accept()
+
+
+class SlowServer(pb_grpc.ParameterServerServicer):
+    """Says nothing of its applied set but how many seconds it has for it."""
+
+    def ReadAppliedSet(self, request: pb.PsQuestion, context: grpc.ServicerContext) -> pb.AppliedSetReply:  # noqa: N802
+        return pb.AppliedSetReply(applied=pb.AppliedSet(num_applies=int(context.time_remaining())))
+
+
+def test_a_server_with_millions_of_tasks_has_minutes_to_list_them() -> None:
+    server, port = serve(
+        lambda one: pb_grpc.add_ParameterServerServicer_to_server(SlowServer(), one), "127.0.0.1", 0, "token", 4
+    )
+    found = PsCalls("token", 1).read_applied_sets([PsAddress(0, f"127.0.0.1:{port}", 1)])
+    server.stop(0.0).wait()
+    assert found[0].num_applies > 200
 
 
 def test_storage_that_does_not_answer_is_waited_for_but_not_without_end() -> None:
