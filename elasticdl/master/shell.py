@@ -271,7 +271,7 @@ class Shell:
         if moment >= min(self._ticked_at + TICK_S, self._wake_at) and not self._tick_is_queued:
             self._ticked_at, self._wake_at = moment, float("inf")
             self._tick_is_queued = True
-            self._inbox.post(events.Tick())
+            self._inbox.post(events.Tick(time.time() - moment))
         if moment - self._listed_at >= RELIST_S:
             self._listed_at = moment
             self._effects.list_pods()

@@ -17,7 +17,7 @@ from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
 from elasticdl.data import factory
 from elasticdl.master.checkpoints import PsCalls
 from elasticdl.master.core.commands import Answer, EndJob, PsAdmitted, SaveCheckpoint
-from elasticdl.master.core.events import CheckpointSaved, Event, LeaseQuestioned, PodsListed, PsJoined
+from elasticdl.master.core.events import CheckpointSaved, Event, JournalDelayed, LeaseQuestioned, PodsListed, PsJoined
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import DataKind
@@ -144,6 +144,14 @@ def life(tmp_path: Path) -> Iterator[Life]:
         yield found
     finally:
         found.end()
+
+
+def test_events_have_the_time_of_the_wall_as_it_is_by_then(life: Life) -> None:
+    life.start()  # with the core's clock as it began, the epoch is at the start of the machine
+    wait_until(lambda: bool(life.journal.later), "the first tick")
+    life.inbox.post(JournalDelayed("full", 1.0))
+    wait_until(lambda: len(life.shell.history.events) > 1, "the event")
+    assert abs(life.shell.history.events[-1].at - time.time()) < 60.0
 
 
 def test_what_has_come_in_together_is_journalled_once_and_before_it_is_answered(life: Life) -> None:

@@ -37,6 +37,16 @@ def test_a_lost_worker_is_the_cause_of_its_successor_and_of_all_that_that_one_do
     assert causes(script, registered)[-2:] == [("PodCreated", "worker-2"), ("PodLost", "worker-1")]
 
 
+def test_a_clock_that_is_set_while_the_job_runs_moves_its_next_events_and_no_time_of_workers() -> None:
+    script = running(2)
+    elapsed_s = script.job.status(script.now).elapsed_seconds
+    script.tell(e.Tick(unix_offset=28_800.0))  # a laptop has slept for eight hours
+    script.pod(Role.WORKER, 1, PodState.FAILED, "OOMKilled")
+    [lost] = of_kind(script, EventKind.POD_LOST)
+    assert lost.at == script.now + 28_800.0
+    assert script.job.status(script.now).elapsed_seconds == elapsed_s
+
+
 def test_a_pod_that_was_asked_to_end_is_lost_by_that() -> None:
     script = running(2)
     script.heartbeat(1, leaving=True)

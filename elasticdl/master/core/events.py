@@ -529,7 +529,14 @@ class ScaleRefused:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passes: twice a second."""
+    """Time passes: twice a second.
+
+    Attributes:
+        unix_offset: seconds from the clock of `Job.handle` to the time since the Unix epoch, which may have been set,
+            or have passed while the machine slept; None: as it was before.
+    """
+
+    unix_offset: float | None = None
 
 
 Event = (

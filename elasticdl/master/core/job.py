@@ -85,7 +85,8 @@ class Job:
         self.settings = settings
         self.generation = generation
         self._now = now
-        self._unix_offset = unix_offset
+        self._unix_offset = unix_offset  # of the accounting, whose time never jumps
+        self._event_offset = unix_offset  # the newest
         self._clock = 0.0
         self._state = state = JobState.new(settings, generation)
         self._out, self._ending, self._workers = state.out, state.ending, state.workers
@@ -190,7 +191,9 @@ class Job:
         """Takes one event in; `now` is any clock that only grows.  The commands are to be executed in order."""
         self._clock += min(max(now - self._now, 0.0), MAX_GAP)
         self._now = max(now, self._now)
-        self._out.events.now = self._unix_now
+        if isinstance(event, events.Tick) and event.unix_offset is not None:
+            self._event_offset = event.unix_offset
+        self._out.events.now = self._now + self._event_offset
         self._accounting.begin(self._unix_now)
         self._dispatch(event)
         self._advance()
