@@ -198,17 +198,24 @@ def to_yaml(manifests: list[Manifest]) -> str:
     return str(yaml.dump_all(manifests, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
+def is_stream(path: str) -> bool:
+    """Return whether a path is a pipe, a device, or a descriptor such as /dev/stdout, wherever that leads."""
+    is_descriptor = path.startswith(("/dev/", "/proc/")) and os.path.islink(path)
+    return is_descriptor or (os.path.exists(path) and not os.path.isfile(path))
+
+
 def write(path: str, text: str) -> None:
-    """Writes a file that only the user can read: the job's token is in it.
+    """Writes a file that only the user can read, for the job's token is in it, or a stream.
 
     Raises:
         FlagError: it cannot be written.
     """
-    draft = f"{path}.tmp"
+    draft = path if is_stream(path) else f"{path}.tmp"  # root could replace /dev/stdout for all
     try:
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if draft == path else os.O_TRUNC), 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(text)
-        os.replace(draft, path)
+        if draft != path:
+            os.replace(draft, path)
     except OSError as error:
         raise FlagError(f"--yaml={path} cannot be written: {error.strerror}.", "Name another file.") from error

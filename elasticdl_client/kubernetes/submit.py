@@ -188,7 +188,7 @@ def _write(spec: JobSpec, archive: Archive | None) -> None:
             withdraw_quietly(stored)
             raise
         said = f"ElasticDL job {spec.job_name} YAML has been dumped into file {spec.yaml}."
-        print(said, file=sys.stderr if spec.dry_run else sys.stdout)
+        print(said, file=sys.stderr if spec.dry_run or objects.is_stream(spec.yaml) else sys.stdout)
         _note("the Secret in it holds the job's token and passwords: keep the file to yourself, make one for each job.")
     if spec.dry_run:
         sys.stdout.write(objects.to_yaml(public_manifests(placed, archive)))

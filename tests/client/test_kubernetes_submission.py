@@ -163,6 +163,18 @@ def test_a_dry_run_prints_yaml_and_nothing_else_and_needs_no_cluster(tmp_path: P
     assert "token" in done.stderr
 
 
+def test_yaml_goes_to_a_stream_and_nothing_else_with_it_and_no_file_takes_its_place(tmp_path: Path) -> None:
+    done = elasticdl(tmp_path / "none", "--yaml=/proc/self/fd/1")  # to which /dev/stdout leads
+    assert done.returncode == 0, done.stderr
+    assert len(list(yaml.safe_load_all(done.stdout))) == 6
+    assert "has been dumped" in done.stderr
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with os.fdopen(os.open(pipe, os.O_RDWR), "rb"):  # so that the other end opens
+        assert elasticdl(tmp_path / "none", f"--yaml={pipe}").returncode == 0
+    assert pipe.is_fifo()
+
+
 def test_yaml_is_written_to_a_file_for_the_user_alone(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     done = elasticdl(tmp_path / "none", f"--yaml={file}")
