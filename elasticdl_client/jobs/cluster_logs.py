@@ -27,6 +27,7 @@ _LOOK_S = 1.0
 _SILENCE_S = 300.0  # a stream without a line for so long is opened again: its connection may be dead
 _LAST_LINES_S = 10.0  # after the job's end its pods' streams get so long to end
 _MAX_REST = 1 << 16  # bytes of a line without an end
+_OF_ALL_PODS = (0, 401, 403)  # statuses of calls that would fail for the next pod, too
 _BEFORE_ALL = (0.0, "")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
 _OVERLAP_S = 30.0  # of a stream that is opened again, beyond the time since its last line
@@ -78,14 +79,19 @@ def _printed(connection: Connection, job: JobInfo, request: LogRequest) -> Itera
             if not request.is_of_many:
                 raise JobError(f"Pod {name} has printed nothing yet: {why}.", f"See `elasticdl status {job.name}`.")
             continue
-        with connection.doing(f"read the log of pod {name} in namespace {job.namespace}"):
-            options: dict[str, Any] = _part(request.tail, request.since_s)
-            if request.previous:
-                options["previous"] = True
-            if request.timestamps:
-                options["timestamps"] = True
-            response = _open(connection, pod, **options)
-            yield from (_line(name, text, request.timestamps) for text in _split(response))
+        options: dict[str, Any] = _part(request.tail, request.since_s)
+        if request.previous:
+            options["previous"] = True
+        if request.timestamps:
+            options["timestamps"] = True
+        try:
+            with connection.doing(f"read the log of pod {name} in namespace {job.namespace}"):
+                response = _open(connection, pod, **options)
+                yield from (_line(name, text, request.timestamps) for text in _split(response))
+        except ClusterError as error:
+            if not request.is_of_many or error.status in _OF_ALL_PODS:
+                raise
+            _note(error.what)  # it is gone since it was listed, or its node does not answer
 
 
 def _line(pod: str, text: str, has_stamp: bool) -> LogLine:

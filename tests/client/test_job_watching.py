@@ -23,6 +23,7 @@ from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
 from elasticdl_client.jobs import commands
 from elasticdl_client.jobs.options import seconds_of
 from elasticdl_client.kubernetes import api, follow
+from elasticdl_client.kubernetes.api import ClusterError
 from tests.client.api_server import ApiServer, own_cluster
 from tests.client.status_writer import write
 from tests.client.test_jobs_local import Run, flags, home, run, running  # noqa: F401
@@ -80,6 +81,20 @@ def test_a_role_is_all_its_pods_each_line_after_its_pods_name(cluster: ApiServer
     with pytest.raises(JobError, match="worker-7") as caught:
         run("logs", "job", "--pod", "worker-7")
     assert "There are master, ps-0, worker-0, worker-3" in caught.value.hint
+
+
+def test_a_pod_that_is_gone_or_whose_node_is_silent_hides_no_log_of_others(
+    cluster: ApiServer,
+    run: Run,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster.pods["listed, and gone"] = cluster.pods.pop("elasticdl-job-worker-0")
+    found = commands.run("logs", ["job", "--role=worker"])
+    captured = capsys.readouterr()
+    assert (found, captured.out) == (0, "[elasticdl-job-worker-3] loss 1\n")
+    assert "note: Cannot read the log of pod elasticdl-job-worker-0" in captured.err
+    with pytest.raises(ClusterError, match="not found"):
+        run("logs", "job", "--pod=worker-0")
 
 
 def test_since_tail_and_previous_are_asked_of_the_server(cluster: ApiServer, run: Run) -> None:  # noqa: F811
