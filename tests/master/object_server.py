@@ -14,13 +14,14 @@ Object = dict[str, Any]
 
 
 class ObjectServer:
-    """Answers creations, reads, patches and deletions of the objects of one namespace, and allows everything.
+    """Answers creations, reads, patches and deletions of the objects of one namespace.
 
     Attributes:
         objects: by the plural of their kind and their name.
         deletions: of objects, with the options of the call, in order.
         failures: HTTP codes that the next deletions are answered with.
         ahead_s: of this machine's clock, the server's.
+        allows: the user has all rights.
     """
 
     def __init__(self, manifests: list[Object], ahead_s: float = 0.0) -> None:
@@ -28,6 +29,7 @@ class ObjectServer:
         self.deletions: list[tuple[str, Object]] = []
         self.failures: list[int] = []
         self.ahead_s = ahead_s
+        self.allows = True
         self.has_deleted = threading.Event()
         self._version = 0
         self._lock = threading.Lock()
@@ -83,7 +85,7 @@ class ObjectServer:
         """The HTTP status and the body for a request."""
         with self._lock:
             if path.endswith("accessreviews"):
-                return 201, {**sent, "status": {"allowed": True}}
+                return 201, {**sent, "status": {"allowed": self.allows}}
             *_, kind, name = path.split("/")
             if verb == "POST":
                 return self._create(name, sent)

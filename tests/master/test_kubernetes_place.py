@@ -1,13 +1,15 @@
-"""A master's place on a scripted API server whose clock is another one."""
+"""A master's place on a scripted API server: its clock is another one, or it refuses."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from elasticdl.master.kubernetes.environment import KubernetesEnvironment
+from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import connect
@@ -20,22 +22,48 @@ JOB = names.job_object("j")
 FLAGS = {"job_name": "j", "model_def": "m.m", "training_data": "/d", "image_name": "i", "tls": "false"}
 
 
+Scene = Callable[[float], ObjectServer]
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    """Start a server with the objects of a job, given by how many seconds its clock is ahead."""
+    servers: list[ObjectServer] = []
+
+    def start(ahead_s: float) -> ObjectServer:
+        spec = JobSpec.from_flags("train", {**FLAGS, "namespace": "team", "model_zoo": str(tmp_path)})
+        first, *others = job_manifests(spec, TOKEN)
+        servers.append(ObjectServer([first, *(owned(one, "j", f"uid-{JOB}") for one in others)], ahead_s))
+        (tmp_path / "token").write_text(TOKEN)
+        monkeypatch.setenv("KUBECONFIG", str(servers[0].kubeconfig(tmp_path / "kubeconfig")))
+        monkeypatch.setenv("ELASTICDL_TOKEN_FILE", str(tmp_path / "token"))
+        return servers[0]
+
+    yield start
+    servers[0].close()
+
+
 @pytest.mark.parametrize("ahead_s", [-3600.0, 0.0, 3600.0])
-def test_submission_and_resume_are_by_this_machines_clock_and_never_in_the_future(
-    ahead_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = JobSpec.from_flags("train", {**FLAGS, "namespace": "team", "model_zoo": str(tmp_path)})
+def test_submission_and_resume_are_by_this_machines_clock_and_never_in_the_future(scene: Scene, ahead_s: float) -> None:
     before = time.time()
-    first, *others = job_manifests(spec, TOKEN)
-    server = ObjectServer([first, *(owned(one, "j", f"uid-{JOB}") for one in others)], ahead_s)
-    (tmp_path / "token").write_text(TOKEN)
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "kubeconfig")))
-    monkeypatch.setenv("ELASTICDL_TOKEN_FILE", str(tmp_path / "token"))
-    try:
-        place = KubernetesEnvironment(connect(), "team", "j", 0)
-        now = time.time()
-        for moment in (place.submitted_at, place.resumed_at):
-            assert before - 2 <= moment <= now  # the server tells whole seconds
-        place.close()
-    finally:
-        server.close()
+    scene(ahead_s)
+    place = KubernetesEnvironment(connect(), "team", "j", 0)
+    now = time.time()
+    for moment in (place.submitted_at, place.resumed_at):
+        assert before - 2 <= moment <= now  # the server tells whole seconds
+    place.close()
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_missing_rights_end_a_job_that_has_not_begun_and_delay_one_that_has(scene: Scene, has_begun: bool) -> None:
+    server = scene(0.0)
+    server.allows = False
+    pod = server.objects["pods", names.pod_name("j", "master", 0)]
+    pod["spec"]["restartPolicy"] = "Never"  # there is no kubelet that could end it
+    if has_begun:
+        server.objects["configmaps", names.state_object("j")]["binaryData"] = {names.JOURNAL_KEY: "e30="}
+    with pytest.raises(JobError, match="lacks rights"):
+        KubernetesEnvironment(connect(), "team", "j", 0)
+    assert (pod["metadata"]["labels"].get(names.STATUS_LABEL) == "Failed") is not has_begun
+    server.allows = True
+    KubernetesEnvironment(connect(), "team", "j", 0).close()

@@ -83,7 +83,8 @@ class KubernetesEnvironment:
 
         Raises:
             Superseded: the job was deleted, or this pod has a successor.
-            ElasticDLError: the job cannot be run here.
+            ElasticDLError: the job cannot be run here; one that has begun can be once that is mended, in the next start
+                of this pod's container.
         """
         self.host = addresses.any_host()
         self.port = port
@@ -99,7 +100,7 @@ class KubernetesEnvironment:
         except Superseded:
             raise
         except ElasticDLError as error:
-            if not self.is_transient(error):
+            if not self.is_transient(error) and not self._has_begun(job_name):  # else what is wrong can be mended
                 self._own_pod.label(_LABELS[JobPhase.FAILED])
                 self._own_pod.end()
             raise
@@ -132,6 +133,16 @@ class KubernetesEnvironment:
         client = self._connection.client
         self.cluster = KubernetesCluster(self._namespace, job_name, manifest, client, self._calls)
         self._requests = RequestWatch(client, self._namespace, job_name, self._calls)
+
+    def _has_begun(self, job_name: str) -> bool:
+        """Whether an earlier generation has written a journal, as far as it can be read."""
+        name = names.state_object(job_name)
+        try:
+            with self._connection.doing(f"read ConfigMap {name} of namespace {self._namespace}"):
+                found = self._connection.core.read_namespaced_config_map(name, self._namespace)
+        except ClusterError:
+            return False
+        return names.JOURNAL_KEY in (found.binary_data or {})
 
     def _check_rights(self) -> None:
         check_rights(self._connection, self._namespace, self.spec.service_account, self.spec.expires)
