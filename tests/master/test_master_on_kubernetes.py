@@ -19,6 +19,7 @@ from elasticdl.cluster.cluster import PodPhase
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl.master.checkpoints import PsCalls
 from elasticdl.master.core.commands import CreatePod
+from elasticdl.master.core.fleet.pods import KEPT_ENDED
 from elasticdl.master.effects import Effects
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.pod_specs import PodSpecs
@@ -89,6 +90,22 @@ def _check_environment(job: KubernetesJob) -> None:
     shown = job.namespace.core.read_namespaced_pod("elasticdl-digits-worker-1", job.namespace.name)
     assert shown.metadata.labels[names.SLOT_LABEL] == "1"
     assert shown.spec.termination_grace_period_seconds == 10
+
+
+def test_old_pods_that_have_ended_are_deleted_and_the_newest_stay(tmp_path: Path) -> None:
+    job = KubernetesJob(tmp_path, **LOCAL, num_workers=1)
+    ended = [names.pod_name(JOB, "worker", index) for index in range(100, KEPT_ENDED + 103)]
+    for name in ended:
+        labels = names.pod_labels(JOB, "worker", int(name.rpartition("-")[2]))
+        container = {"name": "main", "image": "none"}
+        spec = {"containers": [container], "nodeSelector": {"no-node-has": "this-label"}}
+        job.namespace.core.create_namespaced_pod(
+            job.namespace.name, {"metadata": {"name": name, "labels": labels}, "spec": spec}
+        )
+        job.namespace.core.patch_namespaced_pod_status(name, job.namespace.name, {"status": {"phase": "Failed"}})
+    with running(job):
+        left = {*ended[3:], names.pod_name(JOB, "worker", 0)}
+        wait_until(lambda: job.pods().keys() == left, f"the end of the three oldest\n{job.log()}")
 
 
 def test_a_job_continues_after_sigterm_and_kill_and_ends_once(tmp_path: Path) -> None:
