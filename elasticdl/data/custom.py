@@ -16,6 +16,7 @@ from typing import cast
 
 from elasticdl.data.reader import Metadata, Reader
 from elasticdl.data.sources import no_records, shard_not_of_source
+from elasticdl.data.table_encoder import Selection
 from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
@@ -23,6 +24,7 @@ _HINT = (
     "It must return an object with shards(), read(shard) and metadata() as in elasticdl.data.reader.Reader, or with "
     "create_shards() and read_records(task)."
 )
+_ALL_COLUMNS = Selection()
 
 
 def adapt_reader(
@@ -31,7 +33,7 @@ def adapt_reader(
     records_per_task: int | None = None,
     reader_params: Mapping[str, object] | None = None,
     seed: int = 0,
-    label_column: str = "",
+    selection: Selection = _ALL_COLUMNS,
 ) -> Reader:
     """Calls the user's ``custom_data_reader(data_origin, records_per_task=…, **reader_params)``.
 
@@ -41,7 +43,7 @@ def adapt_reader(
         records_per_task: minibatch size times minibatches per task.
         reader_params: of `--data_reader_params`.
         seed: of the job; goes into the metadata.
-        label_column: of --label_column; goes into the metadata where there is such a column.
+        selection: of the columns, for the metadata; the label goes into it where there is such a column.
 
     Raises:
         ModelDefinitionError: if the function does not take these arguments or what it returns is no reader.
@@ -60,9 +62,9 @@ def adapt_reader(
         ) from error
     reader = custom_data_reader(data_origin, **arguments)
     if _has(reader, "shards", "read", "metadata"):
-        return _CheckedReader(cast(Reader, reader), data_origin, seed, label_column)
+        return _CheckedReader(cast(Reader, reader), data_origin, seed, selection)
     if _has(reader, "create_shards", "read_records"):
-        return _CheckedReader(_OriginalReader(reader), data_origin, seed, label_column)
+        return _CheckedReader(_OriginalReader(reader), data_origin, seed, selection)
     raise ModelDefinitionError(f"custom_data_reader returned a {type(reader).__name__}, which is not a reader.", _HINT)
 
 
@@ -174,11 +176,11 @@ def _type_name(dtype: object) -> str:
 class _CheckedReader:
     """Any reader of the user's, made to keep the port's promises or fail by name."""
 
-    def __init__(self, reader: Reader, source: str, seed: int, label_column: str) -> None:
+    def __init__(self, reader: Reader, source: str, seed: int, selection: Selection) -> None:
         self._reader = reader
         self._source = source
         self._seed = seed
-        self._label_column = label_column
+        self._selection = selection
         self._known: list[Shard] = []
 
     def shards(self) -> list[Shard]:
@@ -213,9 +215,20 @@ class _CheckedReader:
         return records
 
     def metadata(self) -> Metadata:
+        """See `Reader.metadata`.
+
+        Raises:
+            DataError: --columns names a column that the reader does not have.
+        """
         metadata = self._reader.metadata()
-        label = self._label_column if self._label_column in metadata.column_names else ""
-        return replace(metadata, seed=metadata.seed or self._seed, label_column=metadata.label_column or label)
+        self._selection.of(metadata.column_names, "The custom data reader")
+        label = self._selection.label if self._selection.label in metadata.column_names else ""
+        return replace(
+            metadata,
+            seed=metadata.seed or self._seed,
+            label_column=metadata.label_column or label,
+            features=self._selection.features or metadata.features,
+        )
 
 
 def _to_bytes(record: object, shard: Shard) -> bytes:

@@ -219,7 +219,7 @@ class Selection:
         missing = next((name for name in self.features if name not in known), None)
         if missing is not None:
             raise DataError(
-                f"{where} has no column {missing}, which --columns names.", f"It has: {', '.join(available)}."
+                f"{where} has no column {missing}, which --columns names.", f"It has: {', '.join(available) or 'none'}."
             )
         return [name for name in available if name in wanted or name == self.label]
 

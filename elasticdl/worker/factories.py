@@ -9,6 +9,7 @@ from typing import cast
 from elasticdl.data.custom import adapt_reader
 from elasticdl.data.factory import SlicedReader, open_source
 from elasticdl.data.reader import Metadata, Reader
+from elasticdl.data.table_encoder import Selection
 from elasticdl.frameworks.framework import Framework, Mode
 from elasticdl.frameworks.internals import check_internals
 from elasticdl.frameworks.user_code import user_call
@@ -16,6 +17,7 @@ from elasticdl.model_def import ModelDefinition, framework_of, load_model_defini
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.logs import log_to_stdout
 from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType, NanPolicy
+from elasticdl_client.data_sources import split_columns
 from elasticdl_client.job_spec import JobSpec
 
 TASK_TYPES = {JobType.TRAIN: pb.TRAINING, JobType.EVALUATE: pb.EVALUATION, JobType.PREDICT: pb.PREDICTION}
@@ -67,7 +69,7 @@ class Readers:
             spec.minibatch_size * spec.num_minibatches_per_task,
             spec.data_reader_params_dict(),
             spec.seed,
-            spec.label_column,
+            Selection(split_columns(spec.columns), spec.label_column),
         )
 
 

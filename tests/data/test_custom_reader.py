@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 
 from elasticdl.data.custom import CustomTask, adapt_reader
 from elasticdl.data.reader import Metadata, Reader
+from elasticdl.data.table_encoder import Selection
 from elasticdl.model_def import ModelDefinition
 from elasticdl.protocol import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -146,7 +148,7 @@ def test_a_label_column_of_the_flags_is_in_the_metadata_where_the_reader_has_it(
 ) -> None:
     reader = Port(Shard("t", 0, 3))
     reader.metadata = lambda: Metadata(("a", "b"), label_column=own)  # type: ignore[method-assign]
-    adapted = adapt_reader(lambda data_origin: reader, "origin", label_column=named)
+    adapted = adapt_reader(lambda data_origin: reader, "origin", selection=Selection(label=named))
     assert adapted.metadata() == Metadata(("a", "b"), label_column=label)
 
 
@@ -156,3 +158,16 @@ def test_a_job_gives_its_label_column_to_the_reader_of_the_module() -> None:
     definition = ModelDefinition("m.py", "Model", object, custom_data_reader=lambda data_origin: reader)
     spec = JobSpec(job_name="j", training_data="t", label_column="b")
     assert Readers(spec, definition).of(pb.TRAINING).metadata().label_column == "b"
+
+
+def test_a_job_gives_its_columns_to_the_reader_of_the_module() -> None:
+    reader = Port(Shard("t", 0, 3))
+    reader.metadata = lambda: Metadata(("a", "b", "c"), features=("a", "b"))  # type: ignore[method-assign]
+    definition = ModelDefinition("m.py", "Model", object, custom_data_reader=lambda data_origin: reader)
+    spec = JobSpec(job_name="j", training_data="t", label_column="c", columns="b")
+    assert Readers(spec, definition).of(pb.TRAINING).metadata() == Metadata(
+        ("a", "b", "c"), label_column="c", features=("b",)
+    )
+    unknown = Readers(dataclasses.replace(spec, columns="b,d"), definition).of(pb.TRAINING)
+    with pytest.raises(DataError, match="The custom data reader has no column d, which --columns names"):
+        unknown.metadata()
