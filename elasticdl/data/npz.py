@@ -14,7 +14,7 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -253,7 +253,7 @@ def npz_reader(source: str, paths: Sequence[str], selection: Selection, seed: in
 
     def open_file(path: str) -> NpzFile:
         file = NpzFile(path, selection)
-        check_same(_dtypes(file.types), path, _dtypes(types_of_first()), first)
+        check_same(file.types, path, types_of_first(), first)
         return file
 
     return PartsReader(
@@ -263,7 +263,3 @@ def npz_reader(source: str, paths: Sequence[str], selection: Selection, seed: in
         lambda: describe(types_of_first(), selection, seed),
         lambda path: _check(path, selection),
     )
-
-
-def _dtypes(types: Mapping[str, ColumnType]) -> dict[str, str]:
-    return {name: kind.dtype for name, kind in types.items()}

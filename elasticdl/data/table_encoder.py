@@ -193,6 +193,9 @@ class ColumnType:
     shape: tuple[int, ...] = ()
     unit: str = ""
 
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.dtype, str(list(self.shape)) if self.shape else "", self.unit)))
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -224,7 +227,7 @@ class Selection:
         return [name for name in available if name in wanted or name == self.label]
 
 
-def check_same(types: Mapping[str, object], path: str, expected: Mapping[str, object], first: str) -> None:
+def check_same(types: Mapping[str, ColumnType], path: str, expected: Mapping[str, ColumnType], first: str) -> None:
     """Checks the columns of one part of a source against those of the first.
 
     Raises:
@@ -233,7 +236,8 @@ def check_same(types: Mapping[str, object], path: str, expected: Mapping[str, ob
     different = next((name for name in [*types, *expected] if types.get(name) != expected.get(name)), None)
     if different is not None:
         raise DataError(
-            f"The column {different} of {path} is not that of {first}.",
+            f"The column {different} of {path} is not that of {first}: {types.get(different, 'missing')}, "
+            f"not {expected.get(different, 'missing')}.",
             "All files of a data source must have the same columns of the same types.",
         )
 

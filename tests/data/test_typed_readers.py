@@ -163,6 +163,9 @@ def test_archives_and_data_sets_of_different_columns_are_refused_by_name(tmp_pat
     np.savez(tmp_path / "b.npz", x=np.arange(3) / 2)
     with pytest.raises(DataError, match=r"The column x of .*b\.npz is not that of .*a\.npz"):
         create_reader(str(tmp_path / "*.npz")).shards()
+    np.savez(tmp_path / "b.npz", x=np.zeros((3, 2), int))
+    with pytest.raises(DataError, match=r"b\.npz is not that of .*a\.npz: int64 \[2\], not int64\."):
+        create_reader(str(tmp_path / "*.npz")).shards()
     for name, values in (("c", [1]), ("d", ["one"])):
         datasets.Dataset.from_dict({"x": values}).save_to_disk(str(tmp_path / name))
     with pytest.raises(DataError, match=r"The column x of .*d is not that of .*c"):
