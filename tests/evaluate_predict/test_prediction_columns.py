@@ -118,6 +118,16 @@ def test_a_column_without_one_value_a_record_is_named_with_the_flag(
     assert "one value in each record" in caught.value.hint
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.binary(2)])
+def test_keys_of_bytes_stay_apart(kind: pa.DataType, tmp_path: Path, zoo: Path) -> None:
+    data = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"k": pa.array([b"\xfe1", b"\xff1"], kind), "x": [1.0, 2.0]}), data)
+    definition = load(str(zoo), "scaled.custom_model", required=())
+    carried = CarriedColumns(spec(data, zoo, prediction_columns="k", columns="x"), definition)
+    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=2)), record_numbers=[0, 1])
+    assert carried.of(held, 0)["k"].tolist() == ["\\xfe1", "\\xff1"]
+
+
 def test_a_damaged_record_is_not_taken_for_a_wrong_column(tmp_path: Path, zoo: Path) -> None:
     data = tmp_path / "rows.recordio"
     writer = RecordIOWriter(str(data))

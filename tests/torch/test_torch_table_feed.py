@@ -77,6 +77,18 @@ def test_columns_become_tensors_texts_lists_and_the_label_goes_apart(
     assert found[0].features["f"][3].tolist() == [1.5, -1.0]
 
 
+@pytest.mark.parametrize("values", [[b"a", b"\xff"], [[b"a"], [b"b", b"\xff"]]], ids=["values", "lists"])
+def test_bytes_that_are_no_text_are_refused(
+    values: list[Any], tmp_path: Path, framework: Callable[..., TorchFramework]
+) -> None:
+    pq.write_table(pa.table({"n": [1, 2], "t": values}), tmp_path / "rows.parquet")
+    reader = create_reader(str(tmp_path / "rows.parquet"))
+    records = list(reader.read(reader.shards()[0]))
+    with pytest.raises(FeedError, match=r"b'\\xff' in the column t, which is not UTF-8"):
+        batches(framework(reader.metadata()), Mode.PREDICTION, records)
+    assert batches(framework(reader.metadata()), Mode.PREDICTION, records[:1])
+
+
 def test_a_model_trains_on_a_table_and_predicts_without_the_label(
     table: str, framework: Callable[..., TorchFramework]
 ) -> None:

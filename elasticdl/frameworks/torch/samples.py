@@ -34,6 +34,7 @@ from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
 _MOST_SAMPLES_PER_RECORD = 1000
+_SHOWN = 80  # bytes of a wrong text
 _RETURNS = (
     "Return tensors, a torch.utils.data.Dataset or an iterable of samples; a sample is (features, label), or "
     "(features, label, weight), or features alone for prediction."
@@ -311,11 +312,17 @@ def _taken(table: FeedColumns, name: str, column: Column) -> Any:
         return torch.from_numpy(column)
     if table.dtypes[name] == "image":
         return torch.stack([_image(data, table.shapes[name]) for data in column])
-    return [_text(value) for value in column]
+    return [_text(name, value) for value in column]
 
 
-def _text(value: Any) -> Any:
-    return [_text(one) for one in value] if isinstance(value, list) else value.decode(errors="replace")
+def _text(name: str, value: Any) -> Any:
+    try:
+        return [_text(name, one) for one in value] if isinstance(value, list) else value.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"A record has {value[:_SHOWN]!r} in the column {name}, which is not UTF-8.",
+            "Leave a column of bytes out by --columns, or define feed; --max_bad_records=N leaves such records out.",
+        ) from error
 
 
 def _of_8_bits(pillow: Any, image: Any) -> Any:

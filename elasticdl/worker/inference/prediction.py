@@ -245,7 +245,9 @@ def _array(column: Column) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
     values = np.asarray(column, dtype=object) if isinstance(column, list) else column
     if values.dtype != object:
         return values
-    texts = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in values.tolist()]
+    texts = [
+        value.decode(errors="backslashreplace") if isinstance(value, bytes) else value for value in values.tolist()
+    ]
     return np.array(texts, dtype=object)
 
 
