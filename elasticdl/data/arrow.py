@@ -9,6 +9,7 @@ import bisect
 import contextlib
 import functools
 import itertools
+import logging
 import math
 import threading
 from collections import Counter, OrderedDict
@@ -40,6 +41,7 @@ from elasticdl.data.table_encoder import (
 from elasticdl_client.errors import DataError
 from elasticdl_client.storage_kinds import is_remote
 
+_log = logging.getLogger(__name__)
 _KEPT_BYTES = 256 << 20
 _HINT = "The file was cut off or changed after it was written, or is of another format: write it again or remove it."
 
@@ -154,17 +156,19 @@ class Chunks:
 class ArrowRows:
     """The records of one file."""
 
-    def __init__(self, file: ParquetFile | ArrowFile, selection: Selection, chunks: Chunks) -> None:
+    def __init__(self, file: ParquetFile | ArrowFile, selection: Selection, chunks: Chunks, known: Any) -> None:
+        """
+        Args:
+            known: the schema of the source; a column that has no value in this file is of its type there.
+        """
         self._file = file
         self._chunks = chunks
         self._where = file.path
-        flat = flat_schema(file.schema)
-        twice, times = max(Counter(flat.names).items(), key=lambda item: item[1], default=("", 0))
-        if times > 1:
-            raise DataError(f"{file.path} has several columns {twice}.", "Rename them when you write the data.")
-        wanted = selection.of(flat.names, file.path)
-        self.types = {name: column_type(flat.field(name), file.path) for name in wanted}
-        roots = {name.partition(".")[0] for name in wanted} | set(wanted)
+        fields = {field.name: field for field in _selected(file, selection)}
+        empty = [name for name, field in fields.items() if kinds.is_null(field.type) and name in known.names]
+        self._empty = {name: known.field(name) for name in empty}
+        self.types = {name: column_type(field, file.path) for name, field in (fields | self._empty).items()}
+        roots = {name.partition(".")[0] for name in fields} | set(fields)
         self._roots = [name for name in file.schema.names if name in roots]
         self._ends = list(itertools.accumulate(file.sizes))
 
@@ -185,7 +189,11 @@ class ArrowRows:
         return encode(pa.concat_tables(pieces), self._where)
 
     def _decoded(self, number: int) -> Any:
-        return flat_table(self._file.chunk(number, self._roots)).select(list(self.types))
+        table = flat_table(self._file.chunk(number, self._roots)).select(list(self.types))
+        for name, field in self._empty.items():
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, field, pa.nulls(table.num_rows, field.type))
+        return table
 
 
 def parquet_reader(source: str, paths: Sequence[str], selection: Selection, seed: int) -> PartsReader:
@@ -205,24 +213,54 @@ def _reader(
     seed: int,
     open_file: Callable[[str], ParquetFile | ArrowFile],
 ) -> PartsReader:
-    first = min(paths)
-    known: dict[str, dict[str, ColumnType]] = {}
+    first, *others = sorted(paths)
     chunks = Chunks()
 
-    def types_of_first() -> dict[str, ColumnType]:
-        if first not in known:
-            known[first] = ArrowRows(open_file(first), selection, chunks).types
-        return known[first]
+    @functools.cache
+    def schema() -> Any:
+        """The first file's; of columns without a value in it, that of the next file which has one."""
+        found = _selected(open_file(first), selection)
+        for path in others:
+            if not any(kinds.is_null(field.type) for field in found):
+                break
+            fields = {field.name: field for field in _selected(open_file(path), selection)}
+            found = pa.schema([fields.get(one.name, one) if kinds.is_null(one.type) else one for one in found])
+        return with_texts_for_nothing(found, source)
+
+    @functools.cache
+    def types() -> dict[str, ColumnType]:
+        return {field.name: column_type(field, first) for field in schema()}
 
     def open_rows(path: str) -> ArrowRows:
-        rows = ArrowRows(open_file(path), selection, chunks)
-        check_same(rows.types, path, types_of_first(), first)
+        rows = ArrowRows(open_file(path), selection, chunks, schema())
+        check_same(rows.types, path, types(), first)
         return rows
 
     def metadata() -> Metadata:
-        return describe(types_of_first(), selection, seed)
+        return describe(types(), selection, seed)
 
     return PartsReader(source, paths, open_rows, metadata)
+
+
+def _selected(file: ParquetFile | ArrowFile, selection: Selection) -> Any:
+    """Return the schema of the columns that are read, without structs.
+
+    Raises:
+        DataError: one is not there, or two have one name.
+    """
+    flat = flat_schema(file.schema)
+    twice, times = max(Counter(flat.names).items(), key=lambda item: item[1], default=("", 0))
+    if times > 1:
+        raise DataError(f"{file.path} has several columns {twice}.", "Rename them when you write the data.")
+    return pa.schema([flat.field(name) for name in selection.of(flat.names, file.path)])
+
+
+def with_texts_for_nothing(schema: Any, source: str) -> Any:
+    """Return a schema in which columns without any value hold texts."""
+    empty = {field.name for field in schema if kinds.is_null(field.type)}
+    for name in sorted(empty):
+        _log.warning("The column %s has no value in %s and is read as texts", name, source)
+    return pa.schema([field.with_type(pa.string()) if field.name in empty else field for field in schema])
 
 
 def _unreadable(kind: str, path: str, error: Exception) -> DataError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import logging
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -21,13 +20,12 @@ import pyarrow as pa
 import pyarrow.json as pj
 import pyarrow.types as kinds
 
-from elasticdl.data.arrow import column_type, encode, flat_schema, flat_table
+from elasticdl.data.arrow import column_type, encode, flat_schema, flat_table, with_texts_for_nothing
 from elasticdl.data.files import Arrays, DataFile, cached, open_file
 from elasticdl.data.reader import Metadata, PartsReader
 from elasticdl.data.table_encoder import ColumnType, Selection, describe
 from elasticdl_client.errors import DataError
 
-_log = logging.getLogger(__name__)
 _ROWS_BETWEEN_OFFSETS = 256
 _BLOCK_BYTES = 8 << 20  # of rows whose types are found at once
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -218,7 +216,7 @@ def jsonl_reader(source: str, paths: Sequence[str], selection: Selection, seed: 
                     f"{path}, byte 0: {str(error).removeprefix('Unable to merge: ')} in the files before it.",
                     "All files of a data source must have columns of the same types.",
                 ) from error
-        return _named(known, source)
+        return with_texts_for_nothing(known, source)
 
     @functools.cache
     def types() -> dict[str, ColumnType]:
@@ -262,14 +260,6 @@ def _text_for_times(kind: Any) -> Any:
     if kinds.is_struct(kind):
         return pa.struct([field.with_type(_text_for_times(field.type)) for field in kind.fields])
     return kind
-
-
-def _named(schema: Any, source: str) -> Any:
-    """Return a schema in which columns without any value hold texts."""
-    empty = [field.name for field in schema if kinds.is_null(field.type)]
-    for name in empty:
-        _log.warning("The column %s has no value in %s and is read as texts", name, source)
-    return pa.schema([field.with_type(pa.string()) if field.name in empty else field for field in schema])
 
 
 def _is_object(row: bytes) -> bool:

@@ -81,13 +81,13 @@ def test_every_type_of_arrow_becomes_numbers_or_bytes(tmp_path: Path) -> None:
 
 
 def test_only_the_columns_that_are_named_are_read_and_the_label(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "t.parquet", a=[1, 2], bad=pa.nulls(2), c=["x", "y"], label=[0, 1])
+    path = parquet(tmp_path / "t.parquet", a=[1, 2], bad=[[[1]], [[2]]], c=["x", "y"], label=[0, 1])
     reader = create_reader(path, columns=["a"], label_column="label")
     assert everything(reader) == [encode_example({"a": 1, "label": 0}), encode_example({"a": 2, "label": 1})]
     assert reader.metadata().label_column == "label"
     older = create_reader(path, {"columns": ["a", "label"], "label_col": "label"})
     assert older.metadata() == reader.metadata()
-    with pytest.raises(DataError, match="column bad is of type null") as caught:
+    with pytest.raises(DataError, match="column bad is of type list<element: list<") as caught:
         create_reader(path).shards()
     assert "--columns" in caught.value.hint
     with pytest.raises(DataError, match="no column d, which --columns names") as caught:
@@ -145,6 +145,24 @@ def test_shards_of_any_size_are_in_the_order_of_the_records(tmp_path: Path, size
     assert shards == sorted(shards)
     assert {len(shard) for shard in shards[:-1]} <= {size}
     assert everything(reader) == everything(create_reader(path))
+
+
+@pytest.mark.parametrize("values", [[1, 2], [1.5, 2.5], ["x", "y"], [True, False]])
+def test_a_column_without_a_value_in_a_file_is_of_the_type_that_others_have(
+    tmp_path: Path, values: list[object]
+) -> None:
+    nothing = pa.nulls(2)
+    for name, column in (("a", nothing), ("b", values), ("c", nothing)):
+        parquet(tmp_path / f"{name}.parquet", n=[1, 2], s=column, e=nothing)
+    reader, alone = create_reader(str(tmp_path)), create_reader(str(tmp_path / "b.parquet"))
+    assert reader.metadata() == alone.metadata()
+    assert dict(reader.metadata().column_dtypes)["e"] == "string"
+    records = everything(reader)
+    assert records[2:4] == everything(alone)
+    if isinstance(values[0], float | str):
+        found = decode(records, table_of(reader.metadata(), True, "m.py"))
+        assert str(list(found["s"])[:2]) == str([b"", b""] if isinstance(values[0], str) else [np.float32("nan")] * 2)
+    assert len(records) == 6
 
 
 def test_two_columns_of_one_name_and_intervals_are_refused(tmp_path: Path) -> None:
