@@ -114,14 +114,20 @@ class _Wanted:
 def _kind(source: str, find: Callable[[str], list[str]]) -> str:
     if is_url(source):
         return "SQL"
-    if is_remote(source):
-        return type_by_ending(find(source))
-    if os.path.isdir(source):
+    if not is_remote(source) and os.path.isdir(source):
         if _is_saved_dataset(source):
             return "HuggingFace"
         if holds_images(source):
             return "ImageFolder"
-    return type_by_ending(find(source))
+    found = {type_by_ending([path]): path for path in reversed(find(source))}
+    if len(found) > 1:
+        listed = ", ".join(f"{os.path.basename(path)} ({kind})" for kind, path in sorted(found.items()))
+        raise DataError(
+            f"The files of {hide(source)} are of several kinds by their names: {listed}.",
+            "Name some of them by a pattern, such as DIRECTORY/*.csv, or the kind of all: "
+            "--data_reader_params=reader_type=CSV.",
+        )
+    return next(iter(found))
 
 
 def _is_saved_dataset(directory: str) -> bool:
@@ -214,7 +220,8 @@ def _header(params: Mapping[str, object], default: bool) -> bool:
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    raise DataError(f"The data reader's parameter header is {value!r}, not true or false.")
+    what = f"The data reader's parameter header is {value!r}, not true or false."
+    raise DataError(what, "Write header=False where the first row of a file is a record.")
 
 
 def _delimiter(params: Mapping[str, object], paths: Sequence[str]) -> bytes:
@@ -222,7 +229,10 @@ def _delimiter(params: Mapping[str, object], paths: Sequence[str]) -> bytes:
     value = params.get("delimiter", by_ending)
     if isinstance(value, str) and len(value.encode()) == 1 and value not in '"\r\n':
         return value.encode()
-    raise DataError(f"The data reader's parameter delimiter is {value!r}, not one ASCII character other than a quote.")
+    raise DataError(
+        f"The data reader's parameter delimiter is {value!r}, not one ASCII character other than a quote.",
+        r"""Write it in quotes: --data_reader_params='delimiter=";"'; a tab is "\t".""",
+    )
 
 
 def _column_dtypes(params: Mapping[str, object]) -> dict[str, str]:

@@ -37,6 +37,16 @@ def test_the_ending_chooses_the_reader_of_a_file_and_of_its_directory(tmp_path: 
     assert isinstance(create_reader(str(tmp_path)), kind)
 
 
+@pytest.mark.parametrize("source", ["", "*"])
+def test_files_of_several_kinds_are_named(tmp_path: Path, source: str) -> None:
+    for name in ("a.csv", "b.tsv", "README.md", "c.csv"):
+        (tmp_path / name).write_text("a\n1\n")
+    with pytest.raises(DataError, match=r"of several kinds by their names: a\.csv \(CSV\), README\.md \(RecordIO\)"):
+        create_reader(str(tmp_path / source))
+    assert len(create_reader(str(tmp_path / "*.csv")).shards()) == 2
+    assert len(create_reader(str(tmp_path / source), {"reader_type": "CSV"}).shards()) == 4
+
+
 def test_a_given_reader_type_wins_over_the_ending(tmp_path: Path) -> None:
     path = write_recordio(tmp_path / "odd.csv", b"record")
     assert create_reader(str(path), {"reader_type": "RecordIO"}).shards()[0].end == 1
