@@ -8,7 +8,8 @@ from world_script import WorldScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import Member
+from elasticdl.master.core.values import DataKind, Member, PodState, ScriptPlan
+from elasticdl.protocol import Role, Shard
 
 
 def test_the_first_world_has_all_ready_workers_in_order_of_their_ids() -> None:
@@ -143,6 +144,33 @@ def test_training_waits_for_min_workers() -> None:
     script.successor_starts(3)
     script.moment()
     assert script.members == (1, 3)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_workers_whose_scripts_have_ended_are_not_waited_for(restarts: bool) -> None:
+    script = WorldScript(num_workers=3, min_workers=3, runs_command=True)
+    for worker_id in range(3):
+        script.worker_starts(worker_id)
+    script.ask(e.ModelReported, 0, 7, shards={DataKind.TRAINING: (Shard("", 0, 40),)}, plan=ScriptPlan(10, 2, 1))
+    for worker_id in range(3):
+        script.ready(worker_id)
+    script.forms(steps=0)
+    script.pod(Role.WORKER, 0, PodState.SUCCEEDED, "Completed")
+    if restarts:
+        script.restarts(1, 2)
+        for worker_id in (1, 2):
+            script.worker_joins(worker_id)
+    script.all_leave(1, 2)
+    script.moment()
+    assert script.members == (1, 2)
+    script.forms()
+    script.kill(1)
+    script.all_leave(2)
+    script.moment()
+    assert script.members == (1, 2)  # worker 1 has a successor
+    script.successor_starts(3)
+    script.moment()
+    assert script.members == (2, 3)
 
 
 def test_workers_that_end_agree_on_the_last_checkpoint_however_few_are_left() -> None:

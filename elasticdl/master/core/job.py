@@ -318,8 +318,7 @@ class Job:
             self._leave()
             return
         if self.settings.has_worlds and not self._is_recovering:
-            num_wanted = self._fleet.pods.num_training * self.settings.processes_per_worker
-            self._members.advance(self._clock, self._is_trained_by_scripts, num_wanted)
+            self._members.advance(self._clock, self._is_trained_by_scripts, self._fleet.pods.num_unfinished)
         if self._registration.is_planned and not self._is_recovering and self._workers.some_have_joined:
             self._reconciler.ask_if_needed(self._fleet.servers.partition, self._clock)
         if self._is_open:

@@ -215,6 +215,11 @@ class Pods:
         return len(self._slots)
 
     @property
+    def num_unfinished(self) -> int:
+        """Wanted workers that train, without those whose command has ended well: these have no successor."""
+        return len(self._slots - self._done)
+
+    @property
     def num_wanted(self) -> int:
         """Wanted workers, an evaluator among them."""
         return len(self._slots) + self._settings.has_evaluator

@@ -325,7 +325,7 @@ class Members:
 
         Args:
             is_trained: there is nothing left to form a world for.
-            num_wanted: workers.
+            num_wanted: workers that are here or may come.
         """
         sample = self._work.tasks.sample()
         for call, since in list(self._samples.items()):

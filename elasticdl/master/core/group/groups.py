@@ -265,10 +265,16 @@ class WorkerGroups:
     # Planning -------------------------------------------------------------------------------------------------------
 
     def advance(self, clock: float, num_wanted: int) -> None:
-        """Plan the next world if it is due, and announce it to its workers; `num_wanted`: workers."""
-        self._num_wanted = num_wanted
+        """Plan the next world if it is due, and announce it to its workers.
+
+        Args:
+            clock: now.
+            num_wanted: workers that are here or may come; fewer than --min_workers once scripts have ended.
+        """
+        num_processes = self._settings.processes_per_worker
+        self._num_wanted = num_wanted * num_processes
         chosen = self._choose(clock)
-        at_least, num_processes = self._settings.min_workers, self._settings.processes_per_worker
+        at_least = min(self._settings.min_workers, num_wanted)
         num_pods = len({self._settings.pod_of(one.id) for one in chosen})
         # Only the first world waits for all processes: later a pod may have one that has ended.
         awaited = self.awaited(clock) if chosen and self.formed is None else []
