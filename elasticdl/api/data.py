@@ -109,7 +109,7 @@ class DataShardService:
 
         Raises:
             DataError: there are no data, or none like this.
-            JobError: the master cannot be reached.
+            JobError: the master cannot be reached, or the script has another service, or a controller.
         """
         self._is_of_controller = session is not None
         self.session = session or ScriptSession.join()
@@ -123,6 +123,7 @@ class DataShardService:
             has_num_epochs=num_epochs is not None or self.session.is_alone,
             num_epochs=spec.num_epochs if num_epochs is None else num_epochs,
         )
+        self.session.take_data()
         self.plan, self._link = self._agree(wanted)
         self.shuffles, clock = spec.shuffle if shuffle is None else shuffle, self.session.clock
         self.tasks = TaskStream(

@@ -30,9 +30,11 @@ from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
 
 _OUR_THREADS = ("heartbeat", "reporter", "group watch")
+_HOLDER = "ELASTICDL_HOLDER"  # of a place in a job, and the process that has it; inherited by those that it starts
+_joined: dict[str, ScriptSession] = {}  # by `_HOLDER`: a worker that registers again takes the place of the first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScriptSession:
     """The job as a script sees it.
 
@@ -41,12 +43,14 @@ class ScriptSession:
         spec: of the job; defaults when there is none.
         clock: where the time goes; the heartbeat carries it.
         is_server: this pod is one of TensorFlow's parameter servers: it runs the script and takes no data.
+        takes_data: the script has said what it trains on.
     """
 
     link: MasterLink | None
     spec: JobSpec
     clock: ActivityClock
     is_server: bool = False
+    takes_data: bool = False
 
     @property
     def is_alone(self) -> bool:
@@ -54,10 +58,11 @@ class ScriptSession:
 
     @classmethod
     def join(cls) -> ScriptSession:
-        """Registers with the master that the environment names; without one the process is alone.
+        """Registers with the master that the environment names, once in a process; without one it is alone.
 
         Raises:
-            JobError: the master cannot be reached, or has replaced this worker.
+            JobError: the master cannot be reached, has replaced this worker, or has registered it for the process that
+                has started this one.
         """
         clock, address = ActivityClock(), os.environ.get("MASTER_ADDR", "")
         if not address:
@@ -66,6 +71,16 @@ class ScriptSession:
             return cls(None, JobSpec(), clock, is_server=True)
         if "WORKER_ID" not in os.environ:
             raise JobError("MASTER_ADDR is set, and WORKER_ID is not", "unset MASTER_ADDR to run alone")
+        place = f"worker {os.environ['WORKER_ID']} of {address}, process "
+        holder, before = f"{place}{os.getpid()}", os.environ.get(_HOLDER, "")
+        if holder in _joined:
+            return _joined[holder]
+        if before.startswith(place) and before != holder:
+            raise JobError(
+                f"{before.removeprefix(place)} is the process that has joined the job, and has started this one",
+                "a worker is one process: train in the main one (`if __name__ == '__main__':`), or join the job in the "
+                "process that trains alone",
+            )
         link = MasterLink(
             address,
             read_token(),
@@ -80,7 +95,22 @@ class ScriptSession:
         link.start_heartbeat()
         if spec.num_processes_per_worker > 1:
             _report_end(link)
-        return cls(link, spec, clock)
+        os.environ[_HOLDER] = holder
+        return _joined.setdefault(holder, cls(link, spec, clock))
+
+    def take_data(self) -> None:
+        """Note that the script trains on data of the job, which are dealt once.
+
+        Raises:
+            JobError: it does so already.
+        """
+        if self.takes_data:
+            raise JobError(
+                "this script has a second trainer, controller or DataShardService; a job deals its data once",
+                "make one for training, and start another job for another model; validation data need none: "
+                "take a DataLoader, or read_records of elasticdl.api.data",
+            )
+        self.takes_data = True
 
 
 class _ScriptExit(SystemExit):

@@ -174,7 +174,7 @@ def all_reduce_controller(*arguments: Any, data_shard_service: Any = None, maste
             "PyTorchAllReduceController is made of a RecordIndexService.",
             "Write create_elastic_controller(batch_size, num_epochs, dataset_size, shuffle) of elasticdl.api.pytorch.",
         )
-    service.record = CurrentRecord()
+    service.record, service.session.takes_data = CurrentRecord(), False  # the controller does, in its place
     made = AllReduceController(join_job(service.session), _wishes(**service.wishes), service.record)
     made.expect_questions()
     return made
