@@ -166,3 +166,23 @@ def test_with_a_fixed_global_batch_a_schedule_counts_steps_as_fit_does(
         member.apply_gradient(gradient, member.learning_rate(0, version))
     for one, other in zip(member._built().trainable, plain.trainable_variables, strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_variable_without_a_gradient_is_left_alone_as_by_fit(
+    framework: Any, rows_of: Any, minibatches: Any, request: Any
+) -> None:
+    """Weight decay, too; a member that has no share knows it from the others."""
+    options = {"feed": "feed_used", "minibatch_size": 8, "on_parameter_server": False}
+    busy, idle = framework("compiled.half_used", **options), framework("compiled.half_used", **options)
+    plain = same_as(busy, request, "half_used")
+    for batch in minibatches(busy, rows_of(ROWS)):
+        part = slice(8 * batch.n, 8 * batch.n + 8)
+        plain.train_on_batch(NUMBERS[part], {"used": LABELS[part]})
+        gradients = [busy.local_gradient([Share(batch, 1, 1.0)], lambda _: None), idle.local_gradient([], None)]
+        buffers = [np.from_dlpack(gradient.buffers[0]) for gradient in gradients]
+        gradients[0].buffers[0] = gradients[1].buffers[0] = buffers[0] + buffers[1]
+        for member, gradient in zip((busy, idle), gradients, strict=True):
+            member.apply_gradient(gradient, None)
+    for member in (busy, idle):
+        for one, other in zip(member._built().trainable, plain.trainable_variables, strict=True):
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)

@@ -1,13 +1,16 @@
 """A member's part of a synchronous step: gradients at the model's own variables, and their update after the reduction.
 
-Gradients, the changes of non-trainable variables and the step's numbers are one flat buffer, which TensorFlow
-allocates for every step and does not read again: so the reduction may write into it.
+Gradients, the changes of non-trainable variables, how many shares reached each trainable variable, and the step's
+numbers are one flat buffer, which TensorFlow allocates for every step and does not read again: so the reduction may
+write into it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import compress
 from typing import Any
 
 import keras
@@ -43,12 +46,13 @@ class AllReduceStep:
         self._jit_compile = jit_compile
         self._variables = [*built.trainable, *built.non_trainable]
         self._sizes = [int(np.prod(v.shape, dtype=np.int64)) for v in self._variables]
-        self._length = sum(self._sizes) + NUM_TOLD
+        self._num_trainable = len(built.trainable)
+        self._length = sum(self._sizes) + self._num_trainable + NUM_TOLD
         # A scaled loss may well overflow: then the optimizer passes the step over and scales less.
         self._checks_gradient = not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         self._full: _AllReduceGraph | None = None
         self._any: _AllReduceGraph | None = None
-        self._apply: Any = None
+        self._applies: dict[tuple[bool, ...], Any] = {}  # by which trainable variables have a gradient
 
     def scheduled_rate(self, version: int) -> float | None:
         """Return the rate of the schedule inside the user's optimizer at a model version; None: it has no schedule."""
@@ -84,13 +88,17 @@ class AllReduceStep:
             self._told_rate.rate.assign(self.scheduled_rate(0) if learning_rate is None else learning_rate)
         elif learning_rate is not None:
             self._optimizer.learning_rate = learning_rate
-        if self._apply is None:
+        if not self._applies:
             build_optimizer(self._optimizer, self._built.trainable)
-            signature = [tf.TensorSpec((self._length,)), tf.TensorSpec(())]
-            self._apply = tf.function(self._applied, input_signature=signature, autograph=False)
         buffer = gradient.buffers[0]
         flat = buffer.tensor if isinstance(buffer, _Buffer) else tf.constant(buffer)
-        self._apply(flat, tf.constant(gradient.rescale, tf.float32))
+        counts = _view(flat)[-self._num_trainable - NUM_TOLD : -NUM_TOLD]
+        reached = tuple((counts > 0).tolist())
+        if reached not in self._applies:
+            signature = [tf.TensorSpec((self._length,)), tf.TensorSpec(())]
+            applied = partial(self._applied, reached)
+            self._applies[reached] = tf.function(applied, input_signature=signature, autograph=False)
+        self._applies[reached](flat, tf.constant(gradient.rescale, tf.float32))
 
     def _part(self, share: Share, spec: Any) -> tuple[Any, str]:
         """The flat vector of a share, and its values that are not finite: then it is zero but for the count."""
@@ -125,13 +133,14 @@ class AllReduceStep:
     def _graph(self, spec: Any, mode: Mode, jit_compile: bool = False) -> _AllReduceGraph:
         return _AllReduceGraph(self._built, self._optimizer, spec, mode, self._checks_gradient, jit_compile)
 
-    def _applied(self, flat: Any, rescale: Any) -> None:
-        parts = tf.split(flat * rescale, [*self._sizes, NUM_TOLD])[:-1]
+    def _applied(self, reached: Sequence[bool], flat: Any, rescale: Any) -> None:
+        """Update the variables; one that no share reached is left alone, as by `fit`: it does not decay, either."""
+        parts = tf.split(flat * rescale, [*self._sizes, self._num_trainable + NUM_TOLD])[:-1]
         shaped = [tf.reshape(part, v.shape) for part, v in zip(parts, self._variables, strict=True)]
-        count = len(self._built.trainable)
+        trained = list(compress(zip(shaped, self._built.trainable, strict=False), reached))
         with nullcontext() if self._scheduled is None else self._told_rate.standing_in(self._scheduled):
-            self._optimizer.apply(shaped[:count], self._built.trainable)
-        for variable, change in zip(self._built.non_trainable, shaped[count:], strict=True):
+            self._optimizer.apply(*map(list, zip(*trained, strict=True)))
+        for variable, change in zip(self._built.non_trainable, shaped[self._num_trainable :], strict=True):
             variable.assign_add(change)
 
 
@@ -193,8 +202,10 @@ class _AllReduceGraph:
             loss = self._loss(examples)
             scaled = self._optimizer.scale_loss(loss)
         sources = [v.value for v in built.trainable]
-        found = tape.gradient(scaled, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        parts = [tf.reshape(tf.convert_to_tensor(part), [-1]) for part in found]
+        found = tape.gradient(scaled, sources)
+        reached = tf.constant([float(part is not None) for part in found], tf.float32)
+        given = [tf.zeros_like(own) if part is None else part for part, own in zip(found, sources, strict=True)]
+        parts = [tf.reshape(tf.convert_to_tensor(part), [-1]) for part in given]
         change = flat_tensor(built.non_trainable) - start
         for variable, value in zip(built.non_trainable, before, strict=True):
             variable.assign(value)
@@ -202,7 +213,7 @@ class _AllReduceGraph:
         checked = [loss, gradient if self._checks_gradient else loss, change]
         well = tf.stack([*(tf.reduce_all(tf.math.is_finite(part)) for part in checked), *lookups.in_range()])
         told = tf.stack([loss * scale, scale, tf.zeros(())])
-        return tf.concat([gradient * scale, change * scale, told], 0), tf.cast(well, tf.float32)
+        return tf.concat([gradient * scale, change * scale, reached, told], 0), tf.cast(well, tf.float32)
 
 
 class _ToldRate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
