@@ -42,8 +42,8 @@ _log = logging.getLogger("elasticdl.api")
 
 
 class LearningRateScheduler(keras.callbacks.Callback):  # type: ignore[misc]
-    """Sets the learning rate by model version: the number of minibatches (of rounds, when sync) in the model so far.
-
+    """Sets the learning rate by model version: the number of minibatches in the model so far.
+    Synchronous parameter servers count rounds, and AllReduce with --fixed_global_batch counts steps.
     The rate holds for a minibatch that is computed on that version.  By epoch: `keras.callbacks.LearningRateScheduler`.
 
     Args:

@@ -512,7 +512,12 @@ class Framework(Inference, KeepsState, TrainsAlone, TrainsWithServers, TrainsByA
     """
 
     def learning_rate(self, epoch: int, version: int) -> float | None:
-        """Return the `LearningRateScheduler`'s rate at an epoch, from 0, and a model version; None: there is none."""
+        """Return the `LearningRateScheduler`'s rate; None: there is none.
+
+        Args:
+            epoch: from 0.
+            version: of the model; with --fixed_global_batch the steps of the group, each of that many records.
+        """
         ...
 
     def rate_in_use(self) -> float | None:

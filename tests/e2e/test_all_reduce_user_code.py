@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +49,14 @@ UPDATE_RAISES = {
             return Moody(model.parameters(), lr=0.1)
         """,
 }
+NOTED_SCHEDULE = """
+        def noted(step):
+            print("The schedule is at", step, flush=True)
+            return 1.0
+
+        def lr_scheduler(optimizer):
+            return torch.optim.lr_scheduler.LambdaLR(optimizer, noted)
+        """
 LOSS_RAISES = """
         def loss(labels, predictions):
             raise ValueError("an ugly loss")
@@ -165,3 +174,15 @@ def test_an_update_that_raises_in_one_member_is_tried_again(framework: str, tmp_
     assert running.start().wait() == 0, running.story()
     assert_exact(running, job)
     assert "sulking on purpose" in worker_logs(running), running.story()
+
+
+@pytest.mark.parametrize(("flags", "last"), [({"fixed_global_batch": 4 * 32}, 15), ({}, 58)])
+def test_a_schedule_counts_the_steps_of_a_fixed_global_batch(
+    tmp_path: Path, flags: dict[str, object], last: int
+) -> None:
+    """Else minibatches, whatever number of them is a step."""
+    flags = {"max_step": 60, "validation_data": "", "num_workers": 1} | flags  # the 45th minibatch is a smaller one
+    running = all_reduce_job(TORCH, tmp_path, JOB.make_data(tmp_path), NOTED_SCHEDULE, **flags).start()
+    assert running.wait(200) == 0, running.story()
+    asked = re.findall(r"The schedule is at (\d+)", worker_logs(running))
+    assert max(map(int, asked)) == last

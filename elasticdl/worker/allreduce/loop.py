@@ -63,6 +63,7 @@ class AllReduceLoop:
         self._termination = termination
         self._seed = spec.seed
         self._minibatch_size = spec.minibatch_size
+        self._counts_steps = bool(spec.fixed_global_batch)
         self._skips_not_finite = spec.skips_not_finite
         self._is_idle = False  # no member had work in the last round
         self._is_saved = False  # in this group: the last checkpoint
@@ -306,8 +307,10 @@ class AllReduceLoop:
         return derive_seed(self._seed, name.epoch, name.task, name.n)
 
     def _rate(self, plan: StepPlan) -> float | None:
-        epoch = min(part.name.epoch for part in plan.all_parts)
-        return self._framework.learning_rate(epoch, self._session.ledger.num_records // self._minibatch_size)
+        """Return the schedule's rate: it counts steps where these have a fixed number of records, else minibatches."""
+        epoch, ledger = min(part.name.epoch for part in plan.all_parts), self._session.ledger
+        num_updates = ledger.steps if self._counts_steps else ledger.num_records // self._minibatch_size
+        return self._framework.learning_rate(epoch, num_updates)
 
     def _update(self, plan: StepPlan, gradient: LocalGradient | None, skipped: Collection[BatchRef]) -> None:
         """Put a step into the model.
