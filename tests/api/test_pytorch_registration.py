@@ -321,3 +321,30 @@ def test_an_error_of_ours_in_a_script_is_tried_twice_and_no_more(tmp_path: Path)
     output = "\n".join(job.output)
     assert "It is not tried again" in output, job.story()
     assert "pods in a row" not in output, job.story()
+
+
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_groups_that_an_optimizer_gets_after_its_first_step_are_checked(is_registered: bool) -> None:
+    """A worker that joins has an optimizer without them, and gradients of other modules are not averaged."""
+    body, head, other = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(body.parameters(), lr=0.1)
+    state = [body, head, optimizer] if is_registered else [body, head]
+    controller = create_elastic_controller(8, 1, state=state)
+    expected = "has 2 groups of 4 parameters, and 1 of 2" if is_registered else "that no registered module has"
+    trained = []
+
+    def train() -> None:
+        for (features,) in controller.loader(TensorDataset(torch.randn(32, 4))):
+            with controller.step():
+                for module in (body, head, other):
+                    module.zero_grad()
+                hidden = body(features)
+                (head(hidden) + other(hidden)).mean().backward()
+                if trained:
+                    optimizer.add_param_group({"params": [*(head if is_registered else other).parameters()]})
+                optimizer.step()
+                trained.append(features)
+
+    with pytest.raises(ModelDefinitionError, match=expected):
+        train()
+    assert len(trained) == 1

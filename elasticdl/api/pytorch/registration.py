@@ -64,7 +64,7 @@ class OptimizerCheck:
 
     def __init__(self, state: RegisteredState) -> None:
         self._state = state
-        self._checked = weakref.WeakSet[torch.optim.Optimizer]()
+        self._checked = weakref.WeakKeyDictionary[torch.optim.Optimizer, list[int]]()  # and its groups' parameters
         self._first_rates = weakref.WeakKeyDictionary[torch.optim.Optimizer, list[float]]()
         self._is_in_step = False
         self._hook = register_optimizer_step_post_hook(self._look)
@@ -80,9 +80,17 @@ class OptimizerCheck:
         self._hook.remove()
 
     def _look(self, optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
-        if self._is_in_step and optimizer not in self._checked:
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        if self._is_in_step and (known := self._checked.get(optimizer)) != sizes:
+            if known and self._state.holds(optimizer):
+                raise ModelDefinitionError(
+                    f"{type(optimizer).__name__} has {len(sizes)} groups of {sum(sizes)} parameters, and {len(known)} "
+                    f"of {sum(known)} at its first step: a worker that joins begins without add_param_group(), and "
+                    "could not take its state over.",
+                    "Give it all groups before the first batch; what is trained later may have lr=0 until then.",
+                )
             self._check(optimizer)
-            self._checked.add(optimizer)
+            self._checked[optimizer] = sizes
             if _is_scheduled(optimizer) and not self._state.may_hold_schedule(optimizer):
                 self._first_rates[optimizer] = _rates(optimizer)
         elif optimizer in self._first_rates and self._first_rates[optimizer] != _rates(optimizer):
