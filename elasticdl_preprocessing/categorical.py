@@ -115,7 +115,7 @@ def _tokens(vocabulary: Sequence[str] | str | os.PathLike[str] | None) -> list[s
 
 def _lines(path: Path) -> list[str]:
     """Cut a file at ends of lines alone: to `str.splitlines` several characters that a token may hold are such, too."""
-    text = path.read_bytes().decode("utf-8")
+    text = path.read_bytes().decode("utf-8-sig")  # editors of Windows begin a file with a mark
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 

@@ -115,6 +115,7 @@ def test_a_vocabulary_comes_from_a_file_and_leaves_as_tokens(tmp_path: Path) -> 
     [
         ("a\u2028b\nc\x0bd\ne\x85\rf\n", ["a\u2028b", "c\x0bd", "e\x85\rf"]),
         ("a\r\nb\r\n", ["a", "b"]),
+        ("\ufeffa\nb\ufeff\n", ["a", "b\ufeff"]),
         ("a\n\nb", ["a", "", "b"]),
         ("\n", [""]),
         ("", []),
