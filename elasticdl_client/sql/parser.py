@@ -7,7 +7,9 @@ written.  No database is asked here.
 from __future__ import annotations
 
 import ast
+import string
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from elasticdl_client.flags import nearest
@@ -43,6 +45,7 @@ _FIRST = ("SELECT", "WITH", "SHOW", "DESCRIBE", "DROP")
 _FIELDS = ("YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND")  # INTERVAL '1-2' YEAR TO MONTH
 _BEFORE_A_NAME = ("SELECT", "DISTINCT", "AS", "BY", "AND", "OR", "NOT", "WHERE", "HAVING", "ON", "WHEN", "THEN", "ELSE")
 _AFTER_A_NAME = ("FROM", "AS", "ASC", "DESC", "IS", "IN", "LIKE", "BETWEEN", "AND", "OR", "WHERE", "GROUP", "ORDER")
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)  # as PostgreSQL does
 _MODEL_LENGTH = 40  # the names of jobs hold that of the model
 _LITERALS: dict[str, object] = {"TRUE": True, "FALSE": False}
 _ENDINGS = (
@@ -307,7 +310,7 @@ class _Parser:
         return self._ended(Predict(self._text(), query, table, column, self._model()))
 
     def _target(self) -> tuple[tuple[Name, ...], Name]:
-        names = self._path("the table and the column of the predictions")
+        names = self._new_path("the table and the column of the predictions")
         if len(names) < 2:
             raise StatementError(
                 f"{names[0].text!r} is a table without a column.", "Write TO PREDICT table.column.", names[0].place
@@ -331,7 +334,7 @@ class _Parser:
 
     def _into(self, expected: str) -> tuple[Name, ...]:
         """Return the names of a table of results and its schema; none without INTO."""
-        table = tuple(self._path(expected)) if self._accept("INTO") else ()
+        table = tuple(self._new_path(expected)) if self._accept("INTO") else ()
         if len(table) > 2:
             raise StatementError("A table has at most a schema.", "Write INTO schema.table.", table[2].place)
         return table
@@ -427,6 +430,13 @@ class _Parser:
         while self._accept_symbol("."):
             names.append(self._name(expected))
         return names
+
+    def _new_path(self, expected: str) -> list[Name]:
+        """Take the name of what a statement makes, in the case in which the database finds it again without quotes."""
+        names = self._path(expected)
+        if self._dialect != "postgres":
+            return names
+        return [one if one.is_quoted else replace(one, text=one.text.translate(_LOWER)) for one in names]
 
     def _dotted(self, expected: str) -> Name:
         names = self._path(expected)

@@ -198,6 +198,25 @@ def test_predictions_become_a_table_when_each_row_has_one(url: str, tmp_path: Pa
     assert sorted(session.database.known_names()) == sorted([*before, "guess", "age", "town", "pay"])
 
 
+@pytest.mark.parametrize("target", ["Guess.Pay", "GUESS.PAY", "{0}Guess{0}.{0}Pay{0}"])
+def test_a_table_of_predictions_is_found_by_its_name_in_the_statement(url: str, target: str, tmp_path: Path) -> None:
+    models = ModelRegistry(tmp_path)
+    models.add("m", {"task": Task.BINARY.value, "classes": ["low", "high"]}).export.mkdir()
+    session = Session(lambda: Database(url), models, JobFlags((), {}), is_dry_run=False, is_overwriting=False)
+    dialect = session.database.dialect
+    written = target.format("`" if dialect == "mysql" else '"')
+    (statement,) = parse(f"SELECT age FROM staff WHERE id = 1 TO PREDICT {written} USING m", dialect)
+    assert isinstance(statement, Predict)
+    check_target(session, statement.table)
+    with _Staging(session, statement, ["age"]).made() as staging:
+        staging.add([{"elasticdl_row": 1, "elasticdl_value": "low"}])
+        staging.finish(1)
+    table, column = written.split(".")
+    assert executed(url, f"SELECT {column} FROM {table}") == [("low",)]
+    with pytest.raises(StatementError, match="exists"):
+        check_target(session, statement.table)
+
+
 @pytest.mark.parametrize(
     ("output", "classes"), [(math.nan, ["low", "high"]), ([0.2, math.nan, 0.1], [1, 2, 3]), (math.nan, []), (None, [])]
 )
