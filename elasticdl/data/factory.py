@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from elasticdl.data.npz import npz_reader
 from elasticdl.data.reader import Metadata, PartsReader, Reader
 from elasticdl.data.recordio import RecordIOReader
-from elasticdl.data.sample_files import holds_images, image_reader, webdataset_reader
+from elasticdl.data.sample_files import check_same_classes, class_names, holds_images, image_reader, webdataset_reader
 from elasticdl.data.sources import find_files, need, reading, shard_not_of_source
 from elasticdl.data.sql import sql_reader
 from elasticdl.data.table_encoder import Selection
@@ -90,11 +90,14 @@ def open_source(spec: JobSpec, origin: str, reader_params: Mapping[str, object] 
         reader_params: instead of those of `--data_reader_params`.
 
     Raises:
-        DataError: see `create_reader`.
+        DataError: see `create_reader`; or folders of images for validation have other classes than those for training.
     """
+    params = spec.data_reader_params_dict() if reader_params is None else reader_params
+    if origin == spec.validation_data and known_type(params.get("reader_type", "ImageFolder")) == "ImageFolder":
+        check_same_classes(list(filter(_has_classes, (spec.training_data, origin))))
     return create_reader(
         origin,
-        spec.data_reader_params_dict() if reader_params is None else reader_params,
+        params,
         spec.seed,
         columns=split_columns(spec.columns),
         label_column=spec.label_column,
@@ -128,6 +131,11 @@ def _kind(source: str, find: Callable[[str], list[str]]) -> str:
             "--data_reader_params=reader_type=CSV.",
         )
     return next(iter(found))
+
+
+def _has_classes(source: str) -> bool:
+    """Whether a source is a directory of directories of images."""
+    return os.path.isdir(source) and holds_images(source) and bool(class_names(source))
 
 
 def _is_saved_dataset(directory: str) -> bool:

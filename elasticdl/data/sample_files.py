@@ -20,6 +20,7 @@ import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import IO, cast
 
 import numpy as np
@@ -107,6 +108,23 @@ def class_names(root: str) -> list[str]:
     return sorted(entry.name for entry in found)
 
 
+def check_same_classes(roots: Sequence[str]) -> None:
+    """Check that a label means the same in folders of images.
+
+    Raises:
+        DataError: the directories of two folders have different names.
+    """
+    for first, root in pairwise(roots):
+        of_first = class_names(first)
+        if different := sorted(set(of_first).symmetric_difference(class_names(root))):
+            lacking, other = (root, first) if different[0] in of_first else (first, root)
+            raise DataError(
+                f"The folder of images {lacking} lacks the class {different[0]} of {other}.",
+                "A label is the number of its directory in order of name: make a directory for each class, also an "
+                "empty one.",
+            )
+
+
 def image_reader(
     source: str, roots: Sequence[str], selection: Selection, image_shape: tuple[int, ...], seed: int
 ) -> PartsReader:
@@ -115,20 +133,16 @@ def image_reader(
     Args:
         image_shape: (height, width, channels) that the default feed makes of images; empty: not said.
     """
-    expected = class_names(min(roots))
+    first = min(roots)
 
     def open_folder(root: str) -> ImageFolder:
-        if class_names(root) != expected:
-            raise DataError(
-                f"The folders of images {root} and {min(roots)} do not have the same classes.",
-                "A class is a directory; all sources of a job must have the same ones.",
-            )
+        check_same_classes([first, root])
         return ImageFolder(root, selection)
 
     def metadata() -> Metadata:
         kinds = {"image": ColumnType("image", image_shape), "label": ColumnType("int64"), "path": ColumnType("string")}
         label = selection.label or "label"
-        columns = ImageFolder(min(roots), selection).columns
+        columns = ImageFolder(first, selection).columns
         return describe({name: kinds[name] for name in columns}, Selection(selection.features, label), seed)
 
     return PartsReader(source, roots, open_folder, metadata, check=None)

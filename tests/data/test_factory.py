@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.data.factory import create_reader
+from elasticdl.data.factory import create_reader, open_source
 from elasticdl.data.recordio import RecordIOReader, RecordIOWriter
 from elasticdl.data.text import TextReader
 from elasticdl_client.errors import DataError
+from elasticdl_client.job_spec import JobSpec
 
 
 def write_recordio(path: Path, *records: bytes) -> Path:
@@ -106,6 +107,21 @@ def test_a_pattern_may_name_a_hidden_directory(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x\n1\n")
     for pattern, found in (("_export/*.csv", "_export/a.csv"), ("*/_parts/*.csv", "b/_parts/b.csv")):
         assert [shard.name for shard in create_reader(str(tmp_path / pattern)).shards()] == [str(tmp_path / found)]
+
+
+def test_folders_of_images_for_validation_have_the_classes_of_those_for_training(tmp_path: Path) -> None:
+    for name in ("train/cat/1.png", "train/dog/1.png", "train/owl/1.png", "val/cat/1.png", "val/owl/1.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"image")
+    spec = JobSpec(training_data=str(tmp_path / "train"), validation_data=str(tmp_path / "val"))
+    assert len(open_source(spec, spec.training_data).shards()) == 1
+    with pytest.raises(DataError, match=r"/val lacks the class dog of .*/train\."):
+        open_source(spec, spec.validation_data)
+    (tmp_path / "val" / "dog").mkdir()
+    assert open_source(spec, spec.validation_data).shards()[0].end == 2
+    (tmp_path / "val" / "dog").rmdir()
+    with pytest.raises(DataError, match=r"/val lacks the class"):
+        create_reader(f"{tmp_path}/train,{tmp_path}/val").shards()
 
 
 @pytest.mark.parametrize("source", ["", "*.txt", "b.txt"])
