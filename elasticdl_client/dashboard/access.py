@@ -165,7 +165,7 @@ def hosts_of(names: str) -> tuple[str, ...]:
         if not _HOST.fullmatch(name) and _address(name) is None:
             hint = "Give names or IP addresses without https:// and port, such as dash.example."
             raise FlagError(f"--hosts: '{name}' is not the name of a host.", hint)
-    return found
+    return tuple(str(_address(name) or name) for name in found)  # as browsers write them, such as fd00::7
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

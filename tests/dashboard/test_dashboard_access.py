@@ -92,7 +92,7 @@ def test_names_are_added_and_addresses_are_taken_where_it_listens_to_others() ->
     assert [keys.knows_host(host) for host in ("dash.example", "10.0.0.7:80", "evil.example", "[oops", "")] == [
         True, True, False, False, False,
     ]  # fmt: skip
-    assert Keys("t" * 32, hosts_of("FD00::7")).knows_host("[fd00::7]:80")
+    assert Keys("t" * 32, hosts_of("FD00:0:0::07")).knows_host("[fd00::7]:80")
     assert not Keys("t" * 32).knows_host("10.0.0.7:80")
 
 
