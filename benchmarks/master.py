@@ -389,11 +389,17 @@ def measure_master(scene: Scene, seconds: float) -> dict[str, Any]:
 
 def _check_ledger(scene: Scene, master: Measured) -> None:
     """Check that the ledger has nothing that the model lacks, and lacks at most one unreported task of each worker."""
-    threading.Event().wait(1.5)  # a status is written once a second
+    _wait_for_status(scene, master)  # maybe of what was before
+    _wait_for_status(scene, master)
     held, status = int(np.fromfile(scene.committed_file, np.int16).sum()), scene.status()
-    master.check()
     if not held - scene.num_workers * PER_TASK <= status.records_done <= held:
         raise BenchmarkError(f"the ledger has {status.records_done} minibatches, the model {held}")
+
+
+def _wait_for_status(scene: Scene, master: Measured) -> None:
+    """Wait for the next status, which a busy master writes less often than once a second."""
+    before = scene.status().updated_at
+    wait_until(lambda: scene.status().updated_at > before, "another status", master)
 
 
 def measure_peer(scene: Scene, seconds: float) -> dict[str, Any]:

@@ -272,7 +272,7 @@ class AioWorker:
             await asyncio.sleep(due - time.perf_counter())
             due += self._step_s
             done.append(len(done))
-            os.pwrite(self._committed, len(done).to_bytes(2, sys.byteorder), 2 * lease.task)
+            self._apply(lease.task, len(done))
             if len(done) < size and time.perf_counter() < self._told_at + self._report_s:
                 continue
             self._told_at = time.perf_counter()
@@ -297,10 +297,15 @@ class AioWorker:
         del self._held[lease.id], self._leases[lease.id]
         return due
 
+    def _apply(self, task: int, num_minibatches: int) -> None:
+        """The model holds so many minibatches of a task, or more: one that is computed again changes nothing."""
+        held = int.from_bytes(os.pread(self._committed, 2, 2 * task), sys.byteorder)
+        os.pwrite(self._committed, max(held, num_minibatches).to_bytes(2, sys.byteorder), 2 * task)
+
 
 async def serve(port: int, first: int, end: int, pace: Pace, committed_file: Path) -> None:
     """Runs the workers and does what standard input says until it ends."""
-    committed = os.open(committed_file, os.O_WRONLY)
+    committed = os.open(committed_file, os.O_RDWR)
     tally = Tally()
     workers = [AioWorker(f"127.0.0.1:{port}", n, pace, committed, tally) for n in range(first, end)]
     lives = asyncio.gather(*(worker.live() for worker in workers))
