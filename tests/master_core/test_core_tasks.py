@@ -256,6 +256,27 @@ def test_an_endless_job_without_max_step_continues() -> None:
     assert tasks.planned_records == 0
 
 
+def test_a_report_does_not_look_at_the_minibatches_that_are_committed_already() -> None:
+    most = 10**9  # one by one they would take minutes
+    settings = JobSettings("j", minibatch_size=2, num_minibatches_per_task=most)
+    epoch = Epoch(0, [Shard("a", 0, 2 * most - 1)], settings, None)
+    epoch.change(0, CommittedTask(most - 3, frozenset({most - 1})))
+    assert epoch.committed_records == 2 * (most - 3) + 1
+    epoch.change(0, CommittedTask(most - 1))
+    assert epoch.committed_records == 2 * (most - 1)
+
+
+@given(st.integers(-25, 25), st.integers(0, 4), st.sets(st.integers(0, 6)))
+def test_the_committed_records_of_an_open_task_are_those_of_its_minibatches(
+    surplus: int, watermark: int, extras: set[int]
+) -> None:
+    epoch = Epoch(0, [Shard("a", 0, 25)], JobSettings("j", minibatch_size=10, num_minibatches_per_task=3), None)
+    epoch.change(0, CommittedTask(6), 6, surplus)
+    epoch.change(0, CommittedTask.of(watermark, extras))  # the model has lost some
+    whole = epoch.records if epoch.is_done(0) else epoch.records_of_minibatches(0, epoch.applied(0))
+    assert epoch.committed_records == whole
+
+
 def test_no_event_looks_at_the_epochs_that_are_covered() -> None:
     script = running(num_ps=0, num_epochs=0, strategy=DistributionStrategy.LOCAL)
     for _ in range(7):

@@ -310,7 +310,9 @@ class Epoch:
         """Records of the committed minibatches of a task; all of them once it is done, filtered ones among them."""
         if self.is_done(task):
             return self._records_of(task)
-        return self.records_of_minibatches(task, self.applied(task))
+        samples = self._records_of(task) + self._surpluses[task]
+        below = max(0, min(self._watermarks[task] * self._minibatch_size, samples))
+        return below + self.records_of_minibatches(task, self._extras.get(task, ()))
 
     def snapshot(self) -> dict[str, Any]:
         counted = {"num_repeated": self.num_repeated, "processed_records": self.processed_records}
