@@ -164,6 +164,7 @@ class ArrowRows:
         self._file = file
         self._chunks = chunks
         self._where = file.path
+        self._is_exact = selection.is_exact
         fields = {field.name: field for field in _selected(file, selection)}
         empty = [name for name, field in fields.items() if kinds.is_null(field.type) and name in known.names]
         self._empty = {name: known.field(name) for name in empty}
@@ -186,7 +187,7 @@ class ArrowRows:
                 pieces.append(chunk.slice(start - first, last - start))
                 start = last
             number += 1
-        return encode(pa.concat_tables(pieces), self._where)
+        return encode(pa.concat_tables(pieces), self._where, self._is_exact)
 
     def _decoded(self, number: int) -> Any:
         table = flat_table(self._file.chunk(number, self._roots)).select(list(self.types))
@@ -311,7 +312,7 @@ def column_type(field: Any, where: str) -> ColumnType:
     return ColumnType(_dtype(kind, field, where), tuple(shape), _unit(kind))
 
 
-def encode(table: Any, where: str) -> list[bytes]:
+def encode(table: Any, where: str, is_exact: bool) -> list[bytes]:
     """Each row as a serialized tf.train.Example.
 
     Raises:
@@ -326,7 +327,7 @@ def encode(table: Any, where: str) -> list[bytes]:
             columns[field.name] = _column(array, kind)
         except pa.ArrowException as error:
             raise DataError(f"{where}: column {field.name}: {error}.", _COLUMN_HINT) from error
-    return encode_table(columns, table.num_rows)
+    return encode_table(columns, table.num_rows, is_exact)
 
 
 def _dtype(kind: Any, field: Any, where: str) -> str:
@@ -443,8 +444,8 @@ class SavedDataset:
         """
         datasets = need("datasets", "Hugging Face data sets", "datasets")
 
-        self._encode = encode
         self._path = path
+        self._is_exact = selection.is_exact
         try:
             found = datasets.load_from_disk(path)
         except Exception as error:  # any error of that package: the data cannot be read
@@ -472,7 +473,7 @@ class SavedDataset:
 
         table = self._rows[start:end]
         table.validate(full=True)
-        return self._encode(flat_table(table).select(list(self.types)), self._path)
+        return encode(flat_table(table).select(list(self.types)), self._path, self._is_exact)
 
 
 def huggingface_reader(source: str, paths: Sequence[str], selection: Selection, split: str, seed: int) -> PartsReader:

@@ -10,7 +10,7 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elasticdl.data.npz import npz_reader
 from elasticdl.data.reader import Metadata, PartsReader, Reader
@@ -48,6 +48,7 @@ def create_reader(
     columns: Sequence[str] = (),
     label_column: str = "",
     records_per_shard: int = 0,
+    is_exact: bool = False,
 ) -> Reader:
     """The reader for a file, a directory, a glob pattern, a table, or several of them separated by commas.
 
@@ -58,6 +59,7 @@ def create_reader(
         columns: of --columns; empty: all.
         label_column: of --label_column.
         records_per_shard: the most records of a shard; 0: a shard is a whole file or table.
+        is_exact: see `Selection`.
 
     Raises:
         DataError: if there is no such data, or a parameter is wrong.
@@ -77,17 +79,20 @@ def create_reader(
             "All sources of a flag must be of one kind; reader_type=… in --data_reader_params names it.",
         )
     check_params(kind, params, data_origin)
-    selection = _selection(params, columns, label_column)
+    selection = replace(_selection(params, columns, label_column), is_exact=is_exact)
     with reading(hide(data_origin)):
         reader = _create(_Wanted(data_origin, _parts(sources, kind, find), params, selection, seed), kind)
     return SlicedReader(reader, records_per_shard) if records_per_shard else reader
 
 
-def open_source(spec: JobSpec, origin: str, reader_params: Mapping[str, object] | None = None) -> Reader:
+def open_source(
+    spec: JobSpec, origin: str, reader_params: Mapping[str, object] | None = None, is_exact: bool = False
+) -> Reader:
     """The reader of one of a job's data sources, with all that its flags say.
 
     Args:
         reader_params: instead of those of `--data_reader_params`.
+        is_exact: see `Selection`.
 
     Raises:
         DataError: see `create_reader`; or folders of images for validation have other classes than those for training.
@@ -102,6 +107,7 @@ def open_source(spec: JobSpec, origin: str, reader_params: Mapping[str, object] 
         columns=split_columns(spec.columns),
         label_column=spec.label_column,
         records_per_shard=spec.records_per_shard,
+        is_exact=is_exact,
     )
 
 

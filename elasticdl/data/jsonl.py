@@ -184,8 +184,9 @@ class JsonLinesFile:
 class _Rows:
     """The records of one file, of the columns that are read."""
 
-    def __init__(self, file: JsonLinesFile, schema: Any, wanted: Sequence[str]) -> None:
+    def __init__(self, file: JsonLinesFile, schema: Any, wanted: Sequence[str], is_exact: bool) -> None:
         self._file = file
+        self._is_exact = is_exact
         self._wanted = list(wanted)
         roots = {name.partition(".")[0] for name in wanted} | set(wanted)
         self._schema = pa.schema([field for field in schema if field.name in roots])
@@ -195,7 +196,7 @@ class _Rows:
 
     def read(self, start: int, end: int) -> list[bytes]:
         table = flat_table(self._file.table(start, end, self._schema))
-        return encode(table.select(self._wanted), self._file.path)
+        return encode(table.select(self._wanted), self._file.path, self._is_exact)
 
 
 def jsonl_reader(source: str, paths: Sequence[str], selection: Selection, seed: int) -> PartsReader:
@@ -224,7 +225,7 @@ def jsonl_reader(source: str, paths: Sequence[str], selection: Selection, seed: 
         return {name: column_type(flat.field(name), source) for name in selection.of(flat.names, source)}
 
     def open_rows(path: str) -> _Rows:
-        return _Rows(open_file(path), schema(), list(types()))
+        return _Rows(open_file(path), schema(), list(types()), selection.is_exact)
 
     def metadata() -> Metadata:
         return describe(types(), selection, seed)

@@ -49,6 +49,7 @@ class NpzFile:
 
     def __init__(self, path: str, selection: Selection) -> None:
         self._path = path
+        self._is_exact = selection.is_exact
         with _members(path, selection) as (archive, members):
             self._arrays = {name: self._open(archive, info) for name, info in members.items()}
         self.types = {name: self._type(name, array) for name, array in self._arrays.items()}
@@ -66,7 +67,7 @@ class NpzFile:
 
     def read(self, start: int, end: int) -> list[bytes]:
         columns = {name: self._column(name, np.asarray(array[start:end])) for name, array in self._arrays.items()}
-        return encode_table(columns, end - start)
+        return encode_table(columns, end - start, self._is_exact)
 
     def _open(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any] | _RowsOfStorage:
         with _member(self._path, info):

@@ -73,6 +73,7 @@ class SqlTable:
         except sql.exc.SQLAlchemyError as error:
             raise self._failed(error) from error
         self._key = self._find_key(key)
+        self._is_exact = selection.is_exact
         self.types = {name: self._type(name) for name in selection.of(self._table.columns.keys(), self.where)}
         self._index: Arrays | None = None
         self._lock = threading.Lock()
@@ -85,7 +86,7 @@ class SqlTable:
         begin = start - first * _BLOCK
         rows = self._blocks(first, last)[begin : begin + end - start]
         columns = {name: self._column(name, [row[number] for row in rows]) for number, name in enumerate(self.types)}
-        return encode_table(columns, len(rows))
+        return encode_table(columns, len(rows), self._is_exact)
 
     def _blocks(self, first: int, last: int) -> list[Any]:
         """The rows of consecutive blocks."""

@@ -97,17 +97,24 @@ def _from_rows(records: Sequence[bytes], table: FeedColumns) -> dict[str, Column
         if dtype == "string":
             columns[name] = encoded(name, texts)
             continue
-        columns[name] = _numbers(name, dtype, texts)
+        columns[name] = numbers_of_cells(name, dtype, texts)
+        if dtype == "float64":
+            columns[name] = np.asarray(columns[name], np.float32)
     return columns
 
 
-def _numbers(name: str, dtype: str, texts: Sequence[str]) -> Column:
+def numbers_of_cells(name: str, dtype: str, texts: Sequence[str]) -> Column:
+    """Return the numbers [rows], float64 or int64, of the fields of a column of CSV rows.
+
+    Raises:
+        DataError: a field is none.
+    """
     number: Callable[[str], float] = _fraction if dtype == "float64" else int
     values: list[float] = []
     try:
         for text in texts:
             values.append(number(text))
-        return np.array(values, np.float32 if dtype == "float64" else np.int64)
+        return np.array(values, np.float64 if dtype == "float64" else np.int64)
     except ValueError as error:
         raise wrong_cell(name, dtype, texts[len(values)]) from error
     except OverflowError as error:

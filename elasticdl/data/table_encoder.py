@@ -98,12 +98,15 @@ class _RecordHeads(dict[int, bytes]):
         return found
 
 
-def encode_table(columns: Mapping[str, TableColumn], num_rows: int) -> list[bytes]:
+def encode_table(columns: Mapping[str, TableColumn], num_rows: int, is_exact: bool = False) -> list[bytes]:
     """One serialized tf.train.Example for each row.
 
     Args:
         columns: by name, all of `num_rows` rows.
+        is_exact: see `Selection`; `exact_fractions` reads them.
     """
+    if is_exact:
+        columns = {name: _exact(column) for name, column in columns.items()}
     if not columns:
         return [b"\x0a\x00"] * num_rows
     blocks = [name for name in sorted(columns) if _is_fixed(columns[name])]
@@ -113,6 +116,18 @@ def encode_table(columns: Mapping[str, TableColumn], num_rows: int) -> list[byte
     heads = _RecordHeads()
     bodies = pieces[0] if len(pieces) == 1 else [b"".join(parts) for parts in zip(*pieces, strict=True)]
     return [heads[len(body)] + body for body in bodies]
+
+
+def exact_fractions(values: Sequence[bytes]) -> NDArray[np.float64]:
+    """Return the fractions [rows] of a column that was encoded with `is_exact`."""
+    return np.frombuffer(b"".join(values), "<f8").astype(np.float64)
+
+
+def _exact(column: TableColumn) -> TableColumn:
+    if not isinstance(column, Numbers) or column.values.dtype.kind != "f" or column.values.ndim > 1:
+        return column
+    data = column.values.astype("<f8").tobytes()
+    return Texts([data[begin : begin + 8] for begin in range(0, len(data), 8)])
 
 
 def _is_fixed(column: TableColumn) -> bool:
@@ -204,10 +219,12 @@ class Selection:
     Attributes:
         features: of --columns; empty: all.
         label: of --label_column; may be empty.
+        is_exact: single fractions are the bytes of a float64, not the float32 of a tf.train.Example.
     """
 
     features: tuple[str, ...] = ()
     label: str = ""
+    is_exact: bool = False
 
     def of(self, available: Sequence[str], where: str) -> list[str]:
         """The columns to read, in their order there.  A label that is not there is left out: predictions need none.

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import json
+import math
+import sqlite3
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pyarrow.csv import write_csv
+from pyarrow.feather import write_feather
 
 from elasticdl.data.example import encode_example
 from elasticdl.data.recordio_format import RecordIOWriter
@@ -63,7 +70,7 @@ def write(kind: str, directory: Path) -> Path:
     return path
 
 
-def spec(data: Path, zoo: Path, **flags: object) -> JobSpec:
+def spec(data: Path | str, zoo: Path, **flags: object) -> JobSpec:
     given = {"job_name": "j", "runtime": "local", "model_zoo": zoo, "model_def": "scaled.custom_model"}
     given |= {
         "prediction_data": data,
@@ -126,6 +133,31 @@ def test_keys_of_bytes_stay_apart(kind: pa.DataType, tmp_path: Path, zoo: Path) 
     carried = CarriedColumns(spec(data, zoo, prediction_columns="k", columns="x"), definition)
     held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=2)), record_numbers=[0, 1])
     assert carried.of(held, 0)["k"].tolist() == ["\\xfe1", "\\xff1"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "feather", "jsonl", "npz", "parquet", "sqlite"])
+def test_fractions_keep_all_of_their_digits(kind: str, tmp_path: Path, zoo: Path) -> None:
+    values = [0.1, 16777217.0, 1700000123.25, None if kind != "npz" else math.nan]
+    table, data = pa.table({"n": [1, 2, 3, 4], "k": values, "x": [1.0] * 4}), tmp_path / f"rows.{kind}"
+    if kind == "sqlite":
+        with contextlib.closing(sqlite3.connect(data)) as connection, connection:
+            connection.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, k DOUBLE, x DOUBLE)")
+            connection.executemany("INSERT INTO t VALUES (?, ?, ?)", zip(*table.to_pydict().values(), strict=True))
+    elif kind == "npz":
+        np.savez(data, **{name: column.to_numpy() for name, column in zip(table.column_names, table, strict=True)})
+    elif kind == "jsonl":
+        data.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    else:
+        {"csv": write_csv, "feather": write_feather, "parquet": pq.write_table}[kind](table, str(data))
+    source = f"sqlite:///{data}?table=t" if kind == "sqlite" else str(data)
+    definition = load(str(zoo), "scaled.custom_model", required=())
+    carried = CarriedColumns(spec(source, zoo, prediction_columns="n,k", columns="x"), definition)
+    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=source, start=0, end=4)), record_numbers=[0, 1, 2, 3])
+    found = carried.of(held, 0)
+    assert found["n"].tolist() == [1, 2, 3, 4]
+    assert found["k"].dtype == np.float64
+    assert found["k"][:3].tolist() == values[:3]
+    assert math.isnan(found["k"][3])
 
 
 def test_a_damaged_record_is_not_taken_for_a_wrong_column(tmp_path: Path, zoo: Path) -> None:

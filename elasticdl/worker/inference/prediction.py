@@ -23,7 +23,8 @@ from elasticdl.data.example import parse_examples
 from elasticdl.data.factory import open_source
 from elasticdl.data.reader import Reader
 from elasticdl.data.sql import OutputTable
-from elasticdl.data.table_decoder import Column, FeedColumns, decode
+from elasticdl.data.table_decoder import Column, FeedColumns, decode, numbers_of_cells
+from elasticdl.data.table_encoder import exact_fractions
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Surplus
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
@@ -203,11 +204,14 @@ class CarriedColumns:
                 what = f"--prediction_data has no column {missing}, which --prediction_columns names."
                 raise DataError(what, f"It has: {', '.join(available)}.")
             everything = dataclasses.replace(everything, columns=spec.prediction_columns)
-            reader = open_source(everything, spec.prediction_data, params)
+            reader = open_source(everything, spec.prediction_data, params, is_exact=True)
         self._reader: Reader = reader
         metadata = reader.metadata()
+        dtypes, shapes = dict(metadata.column_dtypes), dict(metadata.column_shapes)
+        self._fractions = [name for name in self.names if dtypes.get(name) == "float64" and name not in shapes]
+        texts = dtypes | dict.fromkeys(self._fractions, "string")
         self._rows = (
-            FeedColumns(dict(metadata.column_dtypes), dict(metadata.column_shapes), self.names, "", metadata.delimiter)
+            FeedColumns(texts, shapes, self.names, "", metadata.delimiter)
             if metadata.delimiter
             else None  # records are tf.train.Examples
         )
@@ -229,6 +233,13 @@ class CarriedColumns:
             except DataError as error:
                 what = f"--prediction_columns={','.join(self.names)}: {error.what}"
                 raise DataError(what, error.hint or _ONE_VALUE) from error
+        for column in self._fractions:
+            values: Any = decoded[column]
+            decoded[column] = (
+                exact_fractions(values)
+                if self._rows is None
+                else numbers_of_cells(column, "float64", [value.decode() for value in values])
+            )
         return {column: _array(decoded[column]) for column in self.names}
 
 
