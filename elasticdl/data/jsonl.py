@@ -67,10 +67,10 @@ class JsonLinesFile:
         begin = int(self._offsets[first])
         stop = int(self._offsets[after]) if after < len(self._offsets) else self._size_bytes
         with self._opened() as file:
-            data = file.pread(stop - begin, begin)
-        if len(data) < stop - begin:
+            data, size_bytes = file.pread(stop - begin, begin), file.size_bytes
+        if size_bytes != self._size_bytes:
             raise DataError(
-                f"The file {self.path}, byte {begin + len(data)}: it has become shorter since it was indexed.",
+                f"The file {self.path} changed while the job reads it: it had {self._size_bytes} bytes.",
                 "Put new data into a new file.",
             )
         rows = [row for row in data.split(b"\n") if row.strip()]

@@ -101,9 +101,10 @@ def test_a_column_without_any_value_holds_texts(tmp_path: Path, caplog: pytest.L
     assert parse_examples(records(reader), {"a": ()})["a"].tolist() == [b""]
 
 
-def test_a_file_that_has_become_shorter_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ['{"a": 1}\n', '{"a": 10}\n{"b": 20}\n{"a": 30}\n'], ids=["shorter", "longer"])
+def test_a_file_that_changes_after_it_was_indexed_is_an_error(tmp_path: Path, content: str) -> None:
     reader = reader_of(tmp_path, '{"a": 1}\n{"a": 2}\n')
     (shard,) = reader.shards()
-    (tmp_path / "0.jsonl").write_text('{"a": 1}\n')
-    with pytest.raises(DataError, match="shorter since it was indexed"):
+    (tmp_path / "0.jsonl").write_text(content)
+    with pytest.raises(DataError, match="changed while the job reads it"):
         reader.read(shard)
