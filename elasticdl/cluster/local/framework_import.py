@@ -1,7 +1,9 @@
 """The import of a framework without what a worker has no use for.
 
-Where scikit-learn, matplotlib and pandas are installed, ``import keras`` imports them, too, for `keras.wrappers`,
-`keras.visualization` and data frames given to `fit`: a third of the time from a pod's start to its first op, and 80 MB.
+Where scikit-learn, matplotlib, pandas and IPython are installed, ``import keras`` imports them, too, for
+`keras.wrappers`, `keras.visualization`, data frames given to `fit` and `KerasFileEditor`: a third of the time from a
+pod's start to its first op, and 80 MB.  IPython also installs a handler of forks, which would run in each pod of a
+standby.  TensorFlow imports SciPy's sparse matrices for its own, earlier Keras: another tenth.
 Garbage collections, which walk through the growing modules again and again and free next to nothing, take another
 quarter.
 """
@@ -18,16 +20,23 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-_NOT_FOR_WORKERS = frozenset({"sklearn", "matplotlib", "pandas"})
+_NOT_FOR_WORKERS = {  # what is hidden, and during whose import
+    "sklearn": "keras",
+    "matplotlib": "keras",
+    "pandas": "keras",
+    "IPython": "keras",
+    "scipy.sparse": "tensorflow.python.keras",
+}
 
 
 class _MissingToKeras:
-    """A finder of modules that hides packages from Keras alone, as long as it is being imported."""
+    """A finder of modules that hides packages from either Keras, only while that is being imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname in _NOT_FOR_WORKERS and _is_being_imported("keras"):
+        importer = _NOT_FOR_WORKERS.get(fullname)
+        if importer is not None and _is_being_imported(importer):
             raise ModuleNotFoundError(f"Keras does without {fullname} in a worker.", name=fullname)
         return None
 
