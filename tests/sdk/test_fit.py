@@ -31,6 +31,7 @@ from elasticdl_client.errors import DataError, ElasticDLError, FlagError, ModelD
 from elasticdl_client.job_dir import holders, wait_for_end
 from elasticdl_client.sdk import FlagValue, JobHandle
 from elasticdl_client.sdk import start as sdk
+from tests.lean_import import LEAN_IMPORT
 
 X = np.zeros((6, 3), "f4")
 Y = np.arange(6)
@@ -130,7 +131,7 @@ def test_without_validation_data_a_model_with_metrics_is_fitted(
 
 
 def test_another_backend_of_keras_is_refused() -> None:
-    source = (
+    source = LEAN_IMPORT + (
         "import keras, numpy as np, elasticdl\n"
         "model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])\n"
         "model.compile('sgd', 'mse')\n"
@@ -145,7 +146,7 @@ def test_another_backend_of_keras_is_refused() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_a_job_ends_with_the_process_that_fits(tmp_path: Path, by: signal.Signals) -> None:
-    source = (
+    source = LEAN_IMPORT + (
         "import signal, keras, numpy as np, elasticdl\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])\n"
