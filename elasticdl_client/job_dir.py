@@ -205,6 +205,13 @@ class JobDir:
             return None
 
 
+def tail(log: Path) -> str:
+    """The last lines of a log."""
+    if not log.exists():
+        return ""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+
+
 def _not_locked(path: Path, error: OSError) -> JobError:
     if isinstance(error, BlockingIOError):
         return JobError(
@@ -219,6 +226,7 @@ def _not_locked(path: Path, error: OSError) -> JobError:
 
 _PROC = Path("/proc")
 _LOOK_S = 0.05  # at processes that are to end; not every Python and kernel has os.pidfd_open
+_TAIL_LINES = 15
 
 
 def holders(job_dir: Path) -> list[int]:

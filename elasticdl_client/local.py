@@ -30,7 +30,7 @@ from typing import IO, Self
 from elasticdl_client import last_checkpoint, progress, report
 from elasticdl_client.choices import LOG_FORMAT_VARIABLE, RUN_MODULE, JobType
 from elasticdl_client.errors import JobError
-from elasticdl_client.job_dir import DELETED, JobDir, is_elsewhere, path_of, register
+from elasticdl_client.job_dir import DELETED, JobDir, is_elsewhere, path_of, register, tail
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import EXIT_SUPERSEDED, Ended, JobPhase, JobStatus
 from elasticdl_client.local_checks import check_local
@@ -354,7 +354,6 @@ def _drop_full_outputs() -> None:
 
 _START_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 15.0
-_TAIL_LINES = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,13 +402,6 @@ class AgentProcess:
     def end(self) -> None:
         """Ends every process of the job, and returns when the agent is gone."""
         _end(self.process)
-
-
-def tail(log: Path) -> str:
-    """The last lines of a log."""
-    if not log.exists():
-        return ""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
 
 
 def _first_line(stream: IO[bytes]) -> str:

@@ -18,12 +18,11 @@ from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl.protocol import Role
 from elasticdl_client.choices import MasterRestartPolicy
 from elasticdl_client.errors import ElasticDLError, JobError
-from elasticdl_client.job_dir import JobDir
+from elasticdl_client.job_dir import JobDir, tail
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_series import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import WAITS_FOR_STORAGE, Ended, JobPhase, JobStatus
-from elasticdl_client.local import tail
 from elasticdl_client.progress import Display
 from elasticdl_client.script_output import LogFiles, ScriptOutput, Shown
 
