@@ -33,7 +33,7 @@ from elasticdl.ps.applied import AppliedSet, MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.task_reporting import Reporter
+from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.tasks import HeldLease, TaskStream
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import JobError

@@ -1,7 +1,4 @@
-"""Reports to the master: progress, in the background and in order, and the ends of tasks and evaluations.
-
-A task's end is reported after all its minibatches.  Reports that the master refuses (a lease that is no longer ours)
-are dropped.
+"""Reports to the master on tasks that are evaluated, done alone, or have failed.
 
 A task of an evaluation gives the metrics' state for its records; numbers are made of the merged states.
 """
@@ -11,26 +8,22 @@ from __future__ import annotations
 import json
 import logging
 import math
-import threading
-import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from elasticdl.frameworks.framework import NO_SURPLUS, FeedError, Framework, Inference, LabelError, MetricState, Surplus
+from elasticdl.frameworks.framework import FeedError, Framework, Inference, LabelError, MetricState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.export.exporter import Exporter, ReadableModel
 from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.tasks import (
     HeldLease,
     LeaseLost,
     NotFinite,
-    ProgressLink,
     TaskBatches,
-    TaskProgress,
     TaskStream,
     Values,
 )
@@ -224,87 +217,3 @@ def said_of(error: Exception, held: HeldLease | None) -> tuple[str, str]:
     if held is None or error.sample is None or error.sample >= len(held.record_numbers):
         return str(error), ""
     return f"Record {held.record_numbers[error.sample]} of {held.lease.shard.name}: {error}", ""
-
-
-_MOST_AT_ONCE = 64  # the master answers them well within a call's time-out
-
-
-class Reporter:
-    """One thread and a queue; the minibatches of a moment are reported together, the end of a task at once.
-
-    All that is queued goes in one message, so a master that answers slowly gets fewer and larger ones.
-    """
-
-    def __init__(self, link: ProgressLink, log_loss_steps: int) -> None:
-        self._link = link
-        self._log_loss_steps = max(1, log_loss_steps)
-        self._logged_at = -1
-        self._queue: deque[TaskProgress] = deque()
-        self._changed = threading.Condition()
-        self._busy = False
-        self._num_draining = 0
-        threading.Thread(target=self._run, name="reporter", daemon=True).start()
-
-    def committed(self, lease: int, minibatch: int, loss: float | None) -> None:
-        """A minibatch is in the model."""
-        self._link.leases.commit(lease, (minibatch,))
-        with self._changed:
-            newest = self._queue[-1] if self._queue else None
-            if newest is not None and newest.lease == lease and newest.num_minibatches is None:
-                newest.committed.append(minibatch)
-                newest.loss = loss if loss is not None else newest.loss
-            else:
-                self._queue.append(TaskProgress(lease, [minibatch], loss))
-                self._changed.notify_all()
-
-    def finished(self, lease: int, num_minibatches: int, surplus: Surplus = NO_SURPLUS) -> None:
-        """All minibatches of the task are in the model."""
-        with self._changed:
-            self._queue.append(TaskProgress(lease, [], num_minibatches=num_minibatches, surplus=surplus))
-            self._changed.notify_all()
-
-    def drain(self, timeout_s: float | None = None) -> None:
-        """Wait until all reports are sent, or the time is over."""
-        with self._changed:
-            self._num_draining += 1
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
-            self._num_draining -= 1
-
-    def _run(self) -> None:
-        told_at = float("-inf")
-        while True:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: bool(self._queue))
-                self._changed.wait_for(self._is_urgent, max(0.0, told_at + self._link.report_s - time.monotonic()))
-                progress = [self._queue.popleft() for _ in range(min(len(self._queue), _MOST_AT_ONCE))]
-                self._busy = True
-            told_at = time.monotonic()
-            self._report(progress)
-
-    def _is_urgent(self) -> bool:
-        """Whether a call waits for the report, or it is not progress of one task alone."""
-        return self._num_draining > 0 or len(self._queue) > 1 or self._queue[0].num_minibatches is not None
-
-    def _report(self, progress: Sequence[TaskProgress]) -> None:
-        while progress:
-            acks = self._link.report(progress)
-            for one, ack in zip(progress, acks, strict=False):
-                self._on_ack(one, ack)
-            progress = progress[len(acks) :]
-
-    def _on_ack(self, progress: TaskProgress, ack: pb.Ack) -> None:
-        if progress.num_minibatches is not None:
-            self._link.leases.remove(progress.lease)
-        if not ack.accepted:
-            _log.info("The master refuses a report of lease %d: %s", progress.lease, ack.reason)
-            self._link.leases.revoke((progress.lease,))
-        elif progress.loss is not None:
-            self._log_loss(progress.loss, ack.model_version)
-
-    def _log_loss(self, loss: float, steps: int) -> None:
-        if steps // self._log_loss_steps > self._logged_at:
-            self._logged_at = steps // self._log_loss_steps
-            _log.info("Loss = %.6g, steps = %d", loss, steps)

@@ -19,7 +19,7 @@ import elasticdl.worker.allreduce.replica
 import elasticdl.worker.allreduce.worker
 import elasticdl.worker.checkpoint
 import elasticdl.worker.master_link
-import elasticdl.worker.task_reporting
+import elasticdl.worker.reporter
 import elasticdl.worker.tasks
 import elasticdl.worker.termination
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -45,7 +45,7 @@ _WORKER = (
     elasticdl.worker.allreduce.group_session,
     elasticdl.worker.checkpoint,
     elasticdl.worker.master_link,
-    elasticdl.worker.task_reporting,
+    elasticdl.worker.reporter,
     elasticdl.worker.tasks,
     elasticdl.worker.termination,
 )

@@ -12,7 +12,7 @@ import pytest
 from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.allreduce.prefetchers import InterruptibleLeases
 from elasticdl.worker.allreduce.replica import Replica
-from elasticdl.worker.task_reporting import Reporter
+from elasticdl.worker.reporter import Reporter
 from tests.engine.collectives import SimulatedGroup
 from tests.engine.scheduler import Process, Scheduler
 

@@ -21,7 +21,7 @@ from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.task_reporting import Reporter
+from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.tasks import HeldLease, LeaseLost, TaskProgress, TaskStream
 from elasticdl_client.errors import JobError
 from tests.master.actors import wait_until

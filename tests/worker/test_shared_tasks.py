@@ -16,7 +16,8 @@ from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher, Interruptibl
 from elasticdl.worker.allreduce.step_header import StepFlag, StepPlan
 from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.ledger import UNKNOWN, Ledger, RestoredModel
-from elasticdl.worker.task_reporting import Reporter, TaskReporter
+from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.tasks import TaskStream
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.job_spec import JobSpec

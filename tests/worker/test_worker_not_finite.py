@@ -10,7 +10,8 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.task_reporting import Reporter, TaskReporter
+from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.tasks import Commit, HeldLease, NotFinite, TaskBatches, TaskStream
 from elasticdl.worker.termination import Termination
 from tests.worker.counting import Numbers
