@@ -21,7 +21,7 @@ from elasticdl.master.core.events import (
     PsReady,
     ScaleRefused,
 )
-from elasticdl.master.core.fleet.hangs import Hangs
+from elasticdl.master.core.fleet.hangs import Hangs, Liveness
 from elasticdl.master.core.fleet.pods import NODE_LOST, PodRecord, Pods
 from elasticdl.master.core.fleet.servers import Server, Servers
 from elasticdl.master.core.fleet.stragglers import Stragglers
@@ -66,6 +66,7 @@ class Fleet:
         self.servers = Servers(settings.num_own_servers, state.generation)
         self.hangs = Hangs(state, worlds, work)
         self._stragglers = Stragglers(state)
+        self._liveness = Liveness(state, self.servers, work)
         self._create_message = ""
         self._resize_message = ""
         self._can_resize = True  # as far as known
@@ -590,9 +591,9 @@ class Fleet:
         if self._ending.is_decided:
             return
         for record in self.pods.existing():
-            if not record.is_leaving and (why := self._why_replaced(record, clock)):
+            if not record.is_leaving and (why := self._liveness.why_given_up(record, clock)):
                 for worker in self._in_pod(record.index) if record.role is Role.WORKER else ():
-                    if self._is_silent(worker.heard_at, clock) and not worker.has_ended:
+                    if self._liveness.is_silent(worker.heard_at, clock) and not worker.has_ended:
                         self.hangs.is_silent(worker.id, record.state, clock)
                 self._replace(record, why, clock)
         self._give_way(clock)
@@ -637,42 +638,6 @@ class Fleet:
         self._reconciler.doubt_session(record.role, record.slot)
         self._out.add(DeletePod(record.name))
         self.pods.succeed(record, clock, cause)
-
-    def _why_replaced(self, record: PodRecord, clock: float) -> str:
-        """Why a pod must be replaced; empty when it need not be."""
-        if record.role is Role.PS:
-            server = self.servers.get(record.index)
-            is_known = server is not None and not server.is_lost and server.incarnation
-            why = self._why_given_up(record, server.heard_at if server is not None and is_known else None, clock)
-            return why and f"it {why}"
-        processes = {worker_id: self._workers.get(worker_id) for worker_id in self._settings.ids_in(record.index)}
-        heard = {n: one for n, one in processes.items() if one and not self._is_silent(one.heard_at, clock)}
-        if heard and self._settings.runs_command and self._work.is_covered:
-            processes = {**heard}  # a script that has come to its end is silent while another one saves the model
-        ended = {n: one.heard_at for n, one in processes.items() if one is not None and one.has_ended}
-        staying = processes.keys() - ended.keys() or {max(ended, key=ended.__getitem__)}  # its pod ends with the last
-        processes = {n: one for n, one in processes.items() if n in staying}
-        for worker_id, worker in processes.items():
-            why = self._why_given_up(record, None if worker is None else worker.heard_at, clock)
-            if not why and worker is not None and worker.stuck_since is not None:
-                grace = min(self._settings.silence_timeout, self._settings.step_timeout)
-                why = "is stuck" if clock - worker.stuck_since > grace else ""
-            if why:
-                return f"{self._settings.process_of(worker_id) or 'it'} {why}"
-        return ""
-
-    def _why_given_up(self, record: PodRecord, heard_at: float | None, clock: float) -> str:
-        """Why a process with this last heartbeat, or none, does not count any more; empty: it does."""
-        settings = self._settings
-        if heard_at is not None:
-            return f"has been silent for {clock - heard_at:.0f} s" if self._is_silent(heard_at, clock) else ""
-        since = None if settings.runs_command else record.running_since  # a command need not know of us
-        is_late = since is not None and clock - since > settings.start_timeout
-        return f"has run for {clock - (since or 0.0):.0f} s and never registered" if is_late else ""
-
-    def _is_silent(self, heard_at: float, clock: float) -> bool:
-        """For so long that its process is given up."""
-        return clock - heard_at > self._settings.lease_timeout + self._settings.silence_timeout
 
     def _replace(self, record: PodRecord, why: str, clock: float) -> None:
         record.is_leaving = True

@@ -4,7 +4,7 @@ A pause is judged by the worker's own history: `HISTORY` times its longest minib
 `hang_timeout`, and never more than `step_timeout`.  That one alone counts before there is a history, and for work that
 takes as long as it takes: compiling, loading, exporting, saving, waiting for others.  Without a task a worker hangs
 only before its first one, in the user's code: while it starts, or compiles on a sample of the data.  A worker without
-heartbeats is judged by its silence, not here.
+heartbeats is judged by its silence: `Liveness`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elasticdl.master.core.events import HeartbeatReceived
+from elasticdl.master.core.fleet.pods import PodRecord
+from elasticdl.master.core.fleet.servers import Servers
 from elasticdl.master.core.group.groups import WorkerGroups
 from elasticdl.master.core.ledger.work import Work
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level, Position, Stacks, TaskType
 from elasticdl.master.core.workers import Worker
+from elasticdl.protocol import Role
 from elasticdl_client.choices import Remedy
 from elasticdl_client.job_events import EventKind
 
@@ -290,6 +293,59 @@ class Hangs:
             action=self._settings.hang_action.value,
         )
         self._out.persist()
+
+
+class Liveness:
+    """Says which pods are given up: processes of them are silent, never registered, or are stuck.
+
+    A pod is given up with the first of its processes that is.  One that has said that it ends may be silent, unless it
+    is the last of its pod.
+    """
+
+    def __init__(self, state: JobState, servers: Servers, work: Work) -> None:
+        self._settings, self._workers = state.settings, state.workers
+        self._servers = servers
+        self._work = work
+
+    def why_given_up(self, record: PodRecord, clock: float) -> str:
+        """Return why a pod must be replaced, as the end of a sentence; empty when it need not be."""
+        if record.role is Role.PS:
+            server = self._servers.get(record.index)
+            is_known = server is not None and not server.is_lost and server.incarnation
+            why = self._why_not_counted(record, server.heard_at if server is not None and is_known else None, clock)
+            return why and f"it {why}"
+        processes = {worker_id: self._workers.get(worker_id) for worker_id in self._settings.ids_in(record.index)}
+        heard = {n: one for n, one in processes.items() if one and not self.is_silent(one.heard_at, clock)}
+        if heard and self._settings.runs_command and self._work.is_covered:
+            processes = {**heard}  # a script that has come to its end is silent while another one saves the model
+        ended = {n: one.heard_at for n, one in processes.items() if one is not None and one.has_ended}
+        staying = processes.keys() - ended.keys() or {max(ended, key=ended.__getitem__)}  # its pod ends with the last
+        processes = {n: one for n, one in processes.items() if n in staying}
+        for worker_id, worker in processes.items():
+            why = self._why_not_counted(record, None if worker is None else worker.heard_at, clock)
+            if not why and worker is not None and worker.stuck_since is not None:
+                grace = min(self._settings.silence_timeout, self._settings.step_timeout)
+                why = "is stuck" if clock - worker.stuck_since > grace else ""
+            if why:
+                return f"{self._settings.process_of(worker_id) or 'it'} {why}"
+        return ""
+
+    def _why_not_counted(self, record: PodRecord, heard_at: float | None, clock: float) -> str:
+        """Return why a process does not count any more; empty: it does.
+
+        Args:
+            heard_at: its newest heartbeat; None: it has sent none.
+        """
+        settings = self._settings
+        if heard_at is not None:
+            return f"has been silent for {clock - heard_at:.0f} s" if self.is_silent(heard_at, clock) else ""
+        since = None if settings.runs_command else record.running_since  # a command need not know of us
+        is_late = since is not None and clock - since > settings.start_timeout
+        return f"has run for {clock - (since or 0.0):.0f} s and never registered" if is_late else ""
+
+    def is_silent(self, heard_at: float, clock: float) -> bool:
+        """Whether a process whose newest heartbeat came then is given up."""
+        return clock - heard_at > self._settings.lease_timeout + self._settings.silence_timeout
 
 
 def _front(positions: Sequence[Position]) -> Position | None:
