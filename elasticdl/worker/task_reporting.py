@@ -102,7 +102,7 @@ class TaskReporter:
         Args:
             model: that evaluations and exports read.
         """
-        return cls(link, framework, Reporter(link, spec.log_loss_steps), Exporter(framework, model, link, spec))
+        return cls(link, framework, Reporter(link, spec.log_loss_steps), Exporter(framework, model, link.confirm, spec))
 
     def evaluate(self, held: HeldLease, values: Values, batches: TaskBatches, tasks: TaskStream) -> None:
         """An EVALUATION task: the metrics' states over its records."""

@@ -42,7 +42,7 @@ class Sharing(SessionMember):
         tasks = TaskStream(local, lambda kind: Numbers(), lambda held: None, 1, False, clock)
         self.reporter = Reporter(self.link, 1)
         nothing: Any = None
-        exporter = Exporter(framework, nothing, self.link, JobSpec())
+        exporter = Exporter(framework, nothing, self.link.confirm, JobSpec())
         outcomes = TaskReporter(self.link, framework, self.reporter, exporter)
         spec = JobSpec(
             minibatch_size=MINIBATCH,

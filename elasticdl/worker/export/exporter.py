@@ -27,7 +27,6 @@ from elasticdl.frameworks.memory_file import create_memory_file
 from elasticdl.rpc.resource_use import available_bytes
 from elasticdl.storage.paths import DONE_FILE, RemotePath, path_of, sync_directory, sync_file
 from elasticdl.worker.export.process import ExportWriter
-from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.tasks import HeldLease, LeaseLost, Values
 from elasticdl_client.choices import RUN_MODULE
 from elasticdl_client.errors import CheckpointError, ElasticDLError, ModelDefinitionError
@@ -59,10 +58,16 @@ class ReadableModel(Protocol):
 class Exporter:
     """Ends the training of one job."""
 
-    def __init__(self, framework: Framework, model: ReadableModel, link: MasterLink, spec: JobSpec) -> None:
+    def __init__(
+        self, framework: Framework, model: ReadableModel, confirm: Callable[[int], bool], spec: JobSpec
+    ) -> None:
+        """
+        Args:
+            confirm: `MasterLink.confirm`: whether a lease still counts.
+        """
         self._framework = framework
         self._model = model
-        self._link = link
+        self._is_confirmed = confirm
         self._spec = spec
 
     def end_training(self, held: HeldLease) -> str:
@@ -187,7 +192,7 @@ class Exporter:
         export_elsewhere(order, parameters, tables, held)
 
     def _confirm(self, held: HeldLease) -> None:
-        if not self._link.confirm(held.id):
+        if not self._is_confirmed(held.id):
             raise LeaseLost
 
 
