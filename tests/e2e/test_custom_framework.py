@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elasticdl.frameworks import framework
 from elasticdl.model_def import load
 from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ModelDefinitionError
@@ -30,13 +31,31 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "strategy", [{"num_workers": 2, "num_ps_pods": 2}, {"num_workers": 2, "distribution_strategy": "AllReduceStrategy"}]
+    ("strategy", "others"),
+    [
+        (
+            {"num_workers": 2, "num_ps_pods": 2},
+            (framework.TrainsAlone, framework.TrainsByAllReduce, framework.KeepsState),
+        ),
+        (
+            {"num_workers": 2, "distribution_strategy": "AllReduceStrategy"},
+            (framework.TrainsAlone, framework.TrainsWithServers),
+        ),
+        ({"distribution_strategy": "Local"}, (framework.TrainsWithServers, framework.TrainsByAllReduce)),
+    ],
+    ids=["servers", "all-reduce", "local"],
 )
 def test_a_module_with_an_adapter_of_its_own_trains_and_is_counted_exactly(
-    digits: Path, tmp_path: Path, strategy: dict[str, object]
+    digits: Path, tmp_path: Path, strategy: dict[str, object], others: tuple[type, ...]
 ) -> None:
+    """The adapter lacks what other strategies call."""
+    zoo = tmp_path / "zoo"
+    shutil.copytree(ZOO / "paced", zoo / "paced")
+    unneeded = [name for port in others for name in vars(port) if not name.startswith("_")]
+    with (zoo / "paced" / "numpy_digits.py").open("a") as module:
+        module.writelines(f"del NumpyFramework.{name}\n" for name in unneeded)
     flags = {
-        "runtime": "local", "job_name": "own", "job_dir": tmp_path / "job", "model_zoo": ZOO, "model_def": MODEL,
+        "runtime": "local", "job_name": "own", "job_dir": tmp_path / "job", "model_zoo": zoo, "model_def": MODEL,
         "training_data": digits / "train", "validation_data": digits / "validation", "num_epochs": 8,
         "minibatch_size": 32, "output": tmp_path / "out", **strategy,
     }  # fmt: skip
