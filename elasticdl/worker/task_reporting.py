@@ -16,13 +16,14 @@ import numpy as np
 from elasticdl.frameworks.framework import FeedError, Framework, Inference, LabelError, MetricState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
-from elasticdl.worker.export.exporter import Exporter, ReadableModel
+from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.tasks import (
     HeldLease,
     LeaseLost,
     NotFinite,
+    ReadableModel,
     TaskBatches,
     TaskStream,
     Values,

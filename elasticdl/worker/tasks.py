@@ -407,7 +407,19 @@ class Values:
     rows: Callable[[Batch], Mapping[str, Floats]] = lambda batch: {}
 
 
-class Strategy(Protocol):
+class ReadableModel(Protocol):
+    """A model that may be trained meanwhile, as evaluation and export read it."""
+
+    def values(self, held: HeldLease) -> Values:
+        """Return the model as it is now."""
+        ...
+
+    def tables(self, held: HeldLease) -> list[TableRows]:
+        """Return embedding tables; their rows are read when their chunks are taken."""
+        ...
+
+
+class Strategy(ReadableModel, Protocol):
     """Raises `LeaseLost` where a lease is given and turns out not to be ours any more."""
 
     def begin(self, held: HeldLease) -> None:
@@ -416,14 +428,6 @@ class Strategy(Protocol):
 
     def train_task(self, held: HeldLease, batches: TaskBatches, commit: Commit) -> None:
         """Works the minibatches off; on return all of them, or those before the cut, are in the model and committed."""
-        ...
-
-    def values(self, held: HeldLease) -> Values:
-        """The living model, for evaluation."""
-        ...
-
-    def tables(self, held: HeldLease) -> list[TableRows]:
-        """Embedding tables, for export; their rows are read when their chunks are taken."""
         ...
 
     def save_last(self) -> None:

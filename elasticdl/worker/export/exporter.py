@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from elasticdl.cluster.local.gpus import VARIABLE as GPUS_VARIABLE
 from elasticdl.frameworks.framework import Framework, Parameters, Table, TableRows
@@ -27,7 +26,7 @@ from elasticdl.frameworks.memory_file import create_memory_file
 from elasticdl.rpc.resource_use import available_bytes
 from elasticdl.storage.paths import DONE_FILE, RemotePath, path_of, sync_directory, sync_file
 from elasticdl.worker.export.process import ExportWriter
-from elasticdl.worker.tasks import HeldLease, LeaseLost, Values
+from elasticdl.worker.tasks import HeldLease, LeaseLost, ReadableModel
 from elasticdl_client.choices import RUN_MODULE
 from elasticdl_client.errors import CheckpointError, ElasticDLError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
@@ -45,14 +44,6 @@ _BESIDE = {  # what else frameworks write, by the file that tells it from what i
     "saved_model.pb": ("variables", "assets", "fingerprint.pb"),
 }
 _NO_FILE = "Give a directory: elasticdl.api.callbacks.ModelCheckpoint writes a whole export there."
-
-
-class ReadableModel(Protocol):
-    """The model to export: the half of a `Strategy` that reads."""
-
-    def values(self, held: HeldLease) -> Values: ...
-
-    def tables(self, held: HeldLease) -> list[TableRows]: ...
 
 
 class Exporter:
