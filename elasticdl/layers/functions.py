@@ -2,18 +2,23 @@
 
 Keras 2 let `tf.reshape(x)` stand in a functional model; Keras 3 refuses it, since `x` is symbolic there.  While
 `accepted` is open such a call becomes an operation of the model, so that models written for Keras 2 build as they are.
+
+`inlined`: the user's own `tf.function`s as parts of what is being traced.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.autograph.core.ag_ctx import ControlStatusCtx, Status  # as tf.function traces
+from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
 
 from elasticdl_client.errors import ModelDefinitionError
 
@@ -89,6 +94,33 @@ def accepted() -> Iterator[None]:
         if _dispatcher.used:
             used, _dispatcher.used = ", ".join(sorted(_dispatcher.used)), set()
             _log.info("Operations of the model that are TensorFlow functions: %s", used)
+
+
+_Function = type(tf.function(lambda: None))
+
+
+@contextmanager
+def inlined() -> Iterator[None]:
+    """Calls of a `tf.function` inside, by this thread, run its Python code as a part of what is being traced.
+
+    A trace of its own would be called again with the values of variables and the rows of its first call.
+    """
+    call, own_thread = _Function.__call__, threading.get_ident()
+
+    def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(function) is not _Function or threading.get_ident() != own_thread:
+            return call(function, *args, **kwargs)
+        python, status = function.python_function, Status.DISABLED
+        if function._autograph:
+            python, status = py_func_from_autograph(python), Status.ENABLED
+        with ControlStatusCtx(status=status):
+            return python(*args, **kwargs)
+
+    _Function.__call__ = called
+    try:
+        yield
+    finally:
+        _Function.__call__ = call
 
 
 def _any_symbolic(args: Any, kwargs: Any) -> bool:

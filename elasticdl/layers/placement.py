@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from elasticdl.layers.functions import inlined
 from elasticdl_client.errors import ModelDefinitionError
 
 Tensor = Any  # TensorFlow is untyped here
@@ -91,7 +92,8 @@ class Placement:
         previous = self._source()
         self._active.source = source
         try:
-            yield
+            with inlined():
+                yield
         finally:
             self._active.source = previous
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticdl.frameworks.framework import Parameters
+from elasticdl.frameworks.framework import Mode, Parameters
 from elasticdl_client.errors import ModelDefinitionError
 
 ORDINARY = 1_000_000  # a threshold above every table here
@@ -90,6 +90,35 @@ def test_a_model_with_moved_tables_has_the_gradients_of_the_model_as_it_is(
     tables = {table: next(name for name in names if name.endswith(end)) for table, end in SHAPES[symbol].items()}
     given = _shorter(records, 6) if symbol == "ragged" else records
     _equal(ordinary, moved, minibatches, given, tables)
+
+
+@pytest.mark.parametrize("threshold", [0, ORDINARY])
+def test_a_call_that_is_a_tf_function_gets_the_values_of_each_step(
+    framework: Any, minibatches: Any, records: list[bytes], threshold: int
+) -> None:
+    made = [framework(f"swapped.{symbol}", embedding_threshold=threshold) for symbol in ("Subclass", "Compiled")]
+    random = np.random.default_rng(7)
+    size = made[0].initial().trainable.shape
+    rows = random.normal(size=(40, 3)).astype("f4")
+    for mode in (Mode.TRAINING, Mode.EVALUATION):
+        for plain, compiled in zip(*(minibatches(one, records, mode) for one in made), strict=True):
+            given = {table: rows[ids] for table, ids in plain.ids.items()}
+            assert compiled.ids.keys() == plain.ids.keys()
+            parameters = Parameters(random.normal(size=size).astype("f4"), made[0].initial().non_trainable)
+            if mode is Mode.EVALUATION:
+                expected, found = (
+                    one.predict(batch, parameters, given) for one, batch in zip(made, (plain, compiled), strict=True)
+                )
+                np.testing.assert_allclose(found, expected, rtol=1e-5)
+                continue
+            steps = [
+                one.gradients(batch, parameters, given, seed=1)
+                for one, batch in zip(made, (plain, compiled), strict=True)
+            ]
+            assert steps[1].loss == pytest.approx(steps[0].loss, rel=1e-6)
+            np.testing.assert_allclose(steps[1].gradient, steps[0].gradient, rtol=1e-5, atol=1e-6)
+            for table, expected in steps[0].row_gradients.items():
+                np.testing.assert_allclose(steps[1].row_gradients[table], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_table_that_keras_does_not_know_of_stays_as_it_was_begun(

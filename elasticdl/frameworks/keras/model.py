@@ -138,7 +138,8 @@ def _built(
     keras.utils.clear_session(free_memory=False)  # names count from the start, whatever was built before
     keras.config.set_dtype_policy(policy)  # that of --precision, or of the module, which is forgotten with the session
     keras.utils.set_random_seed(seed)
-    with functions.accepted(), embedding_placement(placement), swap.making() if swap is not None else nullcontext():
+    making = swap.making() if swap is not None else nullcontext()
+    with functions.accepted(), functions.inlined(), embedding_placement(placement), making:
         model = user_call(definition.model, f"{definition.path}: {definition.symbol}")
         if not isinstance(model, keras.Model):
             raise ModelDefinitionError(

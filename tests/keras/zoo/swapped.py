@@ -101,6 +101,17 @@ class Subclass(keras.Model):
         return self.twice(tf.reduce_sum(self.table(ids[:, :3]) * self.table(ids[:, 3:]), axis=1))[:, 0]
 
 
+class Compiled(Subclass):
+    """A part of its `call` is a function of its own, with a condition that AutoGraph converts."""
+
+    @tf.function
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        scored = super().call(ids)
+        if tf.size(scored) < 0:
+            scored = -scored
+        return scored
+
+
 class Positioned(keras.Model):
     """Looks up positions that it has made as a constant."""
 

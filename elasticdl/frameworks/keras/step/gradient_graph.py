@@ -22,6 +22,7 @@ from elasticdl.frameworks.keras.model import BuiltModel, as_int64, assign_flat, 
 from elasticdl.frameworks.keras.operations import IdOutOfRange, IdWatch, operations_of_graph
 from elasticdl.frameworks.keras.optimizer import Clipping
 from elasticdl.frameworks.keras.samples import take_apart
+from elasticdl.layers.functions import inlined
 from elasticdl.layers.placement import Given
 
 
@@ -200,7 +201,7 @@ class GradientGraph:
             tape.watch(rows)
             tape.watch(given.sources)
             rows_given = nullcontext() if built.placement is None else built.placement.using(Given(rows))
-            with nullcontext() if self._assigns else given, rows_given, lookups.watched():
+            with nullcontext() if self._assigns else given, rows_given, lookups.watched(), inlined():
                 loss = self._loss(examples, presence)
             loss += self._regularization(rows, places)
         self._assigns |= given.are_assigned
