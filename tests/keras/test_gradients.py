@@ -46,7 +46,9 @@ def _oracle(zoo: str, model_def: str, parameters: Parameters, images: Any, label
     return float(value), gradient, flat_values(frozen) - parameters.non_trainable
 
 
-@pytest.mark.parametrize("symbol", ["custom_model", "CustomModel", "sequential_model", "spectral_model"])
+@pytest.mark.parametrize(
+    "symbol", ["custom_model", "CustomModel", "sequential_model", "spectral_model", "RecomputingModel"]
+)
 def test_gradients_are_those_of_a_gradient_tape(
     framework: Any, rows_of: Any, minibatches: Any, digits: Any, symbol: str, request: Any
 ) -> None:

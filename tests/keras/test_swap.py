@@ -247,6 +247,11 @@ def test_ids_that_are_unknown_before_the_step_are_refused_by_layer(framework: An
         framework("swapped.Dependent", {"kind": kind}, embedding_threshold=0).report()
 
 
+def test_rows_that_would_get_no_gradient_are_refused(framework: Any) -> None:
+    with pytest.raises(ModelDefinitionError, match=r"inside tf\.recompute_grad"):
+        framework("swapped.Dependent", {"kind": "recomputed"}, embedding_threshold=0).report()
+
+
 def test_without_parameter_servers_nothing_moves(framework: Any) -> None:
     tested = framework("swapped.functional", embedding_threshold=0, on_parameter_server=False)
     assert tested.report().tables == ()

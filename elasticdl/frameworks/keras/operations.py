@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -225,7 +225,8 @@ def ids_function(
         changing: variables of the model that change from step to step.
 
     Raises:
-        ModelDefinitionError: ids depend on what changes, or a layer is called in a loop; the layer is named.
+        ModelDefinitionError: ids depend on what changes, or a layer is called in a loop; the layer is named.  Or rows
+            would get no gradient.
     """
     leaves = tf.nest.flatten(features, expand_composites=True)
     recorded = Recorded()
@@ -235,7 +236,17 @@ def ids_function(
         nonlocal recorded
         recorded = Recorded()
         with placement.using(recorded):
-            model(tf.nest.pack_sequence_as(features, parts, expand_composites=True), training=mode is Mode.TRAINING)
+            made = model(
+                tf.nest.pack_sequence_as(features, parts, expand_composites=True), training=mode is Mode.TRAINING
+            )
+        tf.nest.map_structure(tf.identity, made, expand_composites=True)  # else nothing may use them
+        if hidden_from_gradients(recorded.answers):
+            raise ModelDefinitionError(
+                "The rows of an embedding on the parameter servers are used inside tf.recompute_grad or "
+                "tf.custom_gradient, whose function is not given them: they would get no gradient.",
+                "Look the embedding up outside of it, or keep the table in the workers: a larger "
+                "--embedding_threshold.",
+            )
         names.extend(recorded.ids)
         return [tf.concat(calls, 0) for calls in recorded.ids.values()]
 
@@ -290,8 +301,24 @@ def _check_origin(graph: Any, recorded: Recorded, changing: Iterable[Any]) -> No
             )
 
 
-def _origins(tensors: Iterable[Any]) -> Iterator[Any]:
-    """All operations whose values the tensors are made from."""
+def hidden_from_gradients(sources: Iterable[Any]) -> bool:
+    """Whether a function with a gradient of its own, in the graph being traced, uses sources that it is not given.
+
+    `tf.custom_gradient`, and so `tf.recompute_grad`, know of variables beside the arguments, and of no tensors.
+    """
+    wanted = {id(source.op) for source in sources}
+    for op in tf.compat.v1.get_default_graph().get_operations():
+        if op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr:  # of the results and the arguments
+            pairs = list(zip(op.inputs, op.outputs, strict=True))
+            arguments = {tensor.name for tensor, output in pairs if not output.consumers()}
+            results = [tensor for tensor, output in pairs if output.consumers() and tensor.name not in arguments]
+            if any(id(origin) in wanted for origin in _origins(results, arguments)):
+                return True
+    return False
+
+
+def _origins(tensors: Iterable[Any], arguments: Collection[str] = ()) -> Iterator[Any]:
+    """All operations whose values the tensors are made from, those before named arguments left out."""
     seen: set[int] = set()
     waiting = [tensor.op for tensor in tensors]
     while waiting:
@@ -300,4 +327,4 @@ def _origins(tensors: Iterable[Any]) -> Iterator[Any]:
             seen.add(id(op))
             yield op
             if op.type not in _SHAPES:
-                waiting.extend(tensor.op for tensor in op.inputs)
+                waiting.extend(tensor.op for tensor in op.inputs if tensor.name not in arguments)

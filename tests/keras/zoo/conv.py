@@ -34,6 +34,24 @@ class CustomModel(keras.Model):
         return self.logits(x + keras.random.normal(tf.shape(x), stddev=0.1) if training else x)
 
 
+class RecomputingModel(keras.Model):
+    """Computes a layer again for the gradient, which is a function with a gradient of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flatten = keras.layers.Flatten()
+        self.hidden, self.score = keras.layers.Dense(5), keras.layers.Dense(10)
+
+    def call(self, images: tf.Tensor) -> tf.Tensor:
+        hidden = tf.recompute_grad(lambda pixels: tf.nn.silu(self.hidden(pixels)))
+        return self.score(as_it_is(hidden(self.flatten(images))))
+
+
+@tf.custom_gradient
+def as_it_is(values: tf.Tensor) -> tuple[tf.Tensor, object]:
+    return values, lambda upstream: upstream
+
+
 class Twice(keras.layers.Layer):
     """A dense layer, and in training another beside it."""
 

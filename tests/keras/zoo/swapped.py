@@ -267,6 +267,8 @@ class Dependent(keras.Model):
 
     def call(self, ids: tf.Tensor) -> tf.Tensor:
         vectors, scores = self.first(ids), self.score(tf.cast(ids, tf.float32))
+        if self.kind == "recomputed":
+            return tf.reduce_sum(vectors + tf.recompute_grad(self.second)(ids), axis=(1, 2))
         if self.kind == "loop":
             return tf.reduce_sum(vectors + tf.map_fn(self.second, ids, fn_output_signature=tf.float32), axis=(1, 2))
         chosen = {

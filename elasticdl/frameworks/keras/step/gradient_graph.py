@@ -19,7 +19,12 @@ import tensorflow as tf
 from elasticdl.frameworks.framework import Floats, Ids, Mode, Parameters, Step
 from elasticdl.frameworks.keras.losses import TotalLoss
 from elasticdl.frameworks.keras.model import BuiltModel, as_int64, assign_flat, flat_tensor, split_flat
-from elasticdl.frameworks.keras.operations import IdOutOfRange, IdWatch, operations_of_graph
+from elasticdl.frameworks.keras.operations import (
+    IdOutOfRange,
+    IdWatch,
+    hidden_from_gradients,
+    operations_of_graph,
+)
 from elasticdl.frameworks.keras.optimizer import Clipping
 from elasticdl.frameworks.keras.samples import take_apart
 from elasticdl.layers.functions import inlined
@@ -204,7 +209,7 @@ class GradientGraph:
             with nullcontext() if self._assigns else given, rows_given, lookups.watched(), inlined():
                 loss = self._loss(examples, presence)
             loss += self._regularization(rows, places)
-        self._assigns |= given.are_assigned
+        self._assigns = self._assigns or given.are_assigned or hidden_from_gradients(given.sources)
         sources = [v.value for v in built.trainable] if self._assigns else given.sources
         found = tape.gradient(loss, [sources, rows], unconnected_gradients=tf.UnconnectedGradients.ZERO)
         dense, sparse = tf.nest.map_structure(tf.convert_to_tensor, found)
