@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from elasticdl.frameworks.framework import NUM_TOLD, Batch, LocalGradient, Share
+from elasticdl.frameworks.keras.operations import IdOutOfRange
 
 
 @pytest.fixture
@@ -54,6 +55,16 @@ def test_a_world_of_one_is_local_training(
         member.apply_gradient(gradient, 0.01)
     for value, expected in zip(values(member), values(local), strict=True):
         np.testing.assert_allclose(value, expected, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("symbol", ["Subclass", "Compiled"])
+def test_an_id_without_a_row_is_an_error_inside_a_tf_function_too(
+    framework: Any, minibatches: Any, symbol: str
+) -> None:
+    member = framework(f"swapped.{symbol}", on_parameter_server=False, jit_compile=True, minibatch_size=2)
+    (batch,) = minibatches(member, [b"1 1 2 3 4 5 6", b"0 1 2 3 4 5 40"])
+    with pytest.raises(IdOutOfRange, match=r"the embedding layer 'table': .* not in \[0, 40\)"):
+        computed(member, Share(batch, 100, 1.0))
 
 
 def test_the_division_among_members_changes_nothing_but_the_order_of_sums(

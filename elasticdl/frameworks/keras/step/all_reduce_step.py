@@ -22,6 +22,7 @@ from elasticdl.frameworks.keras.computation import build_optimizer
 from elasticdl.frameworks.keras.model import BuiltModel, as_int64, flat_tensor
 from elasticdl.frameworks.keras.operations import IdOutOfRange, IdWatch, first_run, operations_of_graph, warn_of_chance
 from elasticdl.frameworks.keras.samples import KerasMinibatch, full_spec, take_apart
+from elasticdl.layers.functions import inlined
 
 _FLAWS = ("the loss", "the gradient", "the change of the non-trainable variables")
 
@@ -198,7 +199,7 @@ class _AllReduceGraph:
         start = flat_tensor(built.non_trainable)
         built.seeds.assign(seed)
         self._lookups = lookups = IdWatch()
-        with tf.GradientTape() as tape, lookups.watched():
+        with tf.GradientTape() as tape, lookups.watched(), inlined():
             loss = self._loss(examples)
             scaled = self._optimizer.scale_loss(loss)
         sources = [v.value for v in built.trainable]
