@@ -11,7 +11,7 @@ Trainer's counters follow the ledger: see elasticdl/api/pytorch/trainers.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
 from elasticdl.api.pytorch import ElasticController, create_elastic_controller, join_job
-from elasticdl.api.pytorch.trainers import check_epochs, check_minibatch_size, saving, say_plain
+from elasticdl.api.pytorch.trainers import check_epochs, check_minibatch_size, evaluating, saving, say_plain
 from elasticdl_client.errors import JobError
 
 
@@ -41,6 +41,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._controller: ElasticController | None = None
         self._has_stepped = False  # Lightning reduces lengths before
         self._has_ended = False
+        self._validation: AbstractContextManager[Any] = nullcontext()  # under way
         if self._session is None:
             say_plain("ElasticStrategy", "SingleDeviceStrategy of Lightning")
 
@@ -87,6 +88,18 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         with self._controller.step():
             return super().optimizer_step(optimizer, closure, model, **keywords)
         return None
+
+    def on_validation_start(self) -> None:
+        """Count the time of validation as that of an evaluation."""
+        if self._session is not None:
+            self._validation = evaluating(self._session)
+            self._validation.__enter__()
+        super().on_validation_start()
+
+    def on_validation_end(self) -> None:
+        """Count time as before it."""
+        super().on_validation_end()
+        self._validation.__exit__(None, None, None)
 
     def on_train_end(self) -> None:
         """Leave the group; stop the job where the Trainer stops before the end of the data."""

@@ -22,7 +22,14 @@ from transformers import IntervalStrategy, ProgressCallback, Trainer, TrainerCon
 from transformers.trainer_callback import CallbackHandler, ExportableState
 
 from elasticdl.api.pytorch import ElasticController, create_elastic_controller, join_job
-from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size, saving, say_plain
+from elasticdl.api.pytorch.trainers import (
+    CollateParts,
+    check_epochs,
+    check_minibatch_size,
+    evaluating,
+    saving,
+    say_plain,
+)
 from elasticdl_client.errors import JobError
 
 _ONE_DEVICE = "give --processes_per_worker the number of GPUs: each gets a process, and all of the job train together"
@@ -195,16 +202,19 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
     def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
         """Evaluate; rank 0 runs the evaluations due by `eval_strategy`, and the others are given its metrics."""
         training = self._training
-        if training is None or not training.shares_metrics:
+        if training is None:
             return super().evaluate(*arguments, **keywords)  # type: ignore[no-any-return]
-        training.shares_metrics = False
-        if training.controller.rank == 0:
-            metrics: dict[str, float] = super().evaluate(*arguments, **keywords)
+        shares, training.shares_metrics = training.shares_metrics, False
+        if not shares or training.controller.rank == 0:
+            with evaluating(training.session):
+                metrics: dict[str, float] = super().evaluate(*arguments, **keywords)
+            if not shares:
+                return metrics
             training.controller.share(json.dumps(metrics, default=float).encode())
             return metrics
         data = training.controller.share(None)
         if data is None:  # rank 0 is lost
-            return super().evaluate(*arguments, **keywords)  # type: ignore[no-any-return]
+            return self.evaluate(*arguments, **keywords)
         metrics = json.loads(data)
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

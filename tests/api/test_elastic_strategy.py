@@ -154,3 +154,17 @@ def test_the_script_of_the_page_runs_alone_as_it_stands(tmp_path: Path, monkeypa
     given: dict[str, Any] = {"__name__": "script"}
     exec(compile(script.replace(".fit(", "\ntrainer.fit(", 1), str(page), "exec"), given)
     assert given["trainer"].global_step == 3 * 38
+
+
+def test_a_long_validation_is_no_hang() -> None:
+    class Validated(Line):
+        def validation_step(self, batch: Any) -> None:
+            activities.append(strategy._session.clock.read()[0])
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            activities.append(strategy._session.clock.read()[0])
+
+    strategy, activities = elastic(), []
+    data = DataLoader(torch.ones(4, 2), batch_size=2)
+    trainer_of(strategy, max_epochs=1, num_sanity_val_steps=0).fit(Validated(), data, data)
+    assert activities == [Activity.COMPUTE] * 2 + [Activity.EVALUATE] * 2

@@ -166,3 +166,30 @@ def test_any_state_that_is_plain_travels() -> None:
     tally.items = {"f": np.array([None, "x"])}
     with pytest.raises(ModelDefinitionError, match="tally/f is a ndarray of objects"):
         controller.state.state()
+
+
+def test_what_stands_between_two_loops_is_an_evaluation_and_no_hang() -> None:
+    script = Script()
+    controller = create_elastic_controller(BATCH, EPOCHS, state=script.state)
+    seen: list[tuple[str, Activity]] = []
+
+    def note(where: str) -> None:
+        seen.append((where, controller._parts.data.session.clock.read()[0]))
+
+    @controller.on_evaluation(SIZE)
+    def evaluate(indices: range) -> dict[str, float]:
+        note("on_evaluation")
+        return {}
+
+    loader = controller.loader(dataset())
+    for _ in controller.epochs():
+        for batch in loader:
+            with controller.step():
+                script.train(batch)
+            note("in the loop")
+        note("after it")
+    assert set(seen) == {
+        ("in the loop", Activity.COMPUTE),
+        ("after it", Activity.EVALUATE),
+        ("on_evaluation", Activity.EVALUATE),
+    }

@@ -160,3 +160,16 @@ def test_only_rank_0_removes_checkpoints_at_the_end(tmp_path: Path, rank: int) -
     trainer.train()
     found = sorted(path.name for path in (tmp_path / "output").iterdir())
     assert found == ["checkpoint-2", "checkpoint-4"][: 1 + rank], "rank 0 may be writing the last one"
+
+
+def test_a_long_evaluation_is_no_hang(tmp_path: Path) -> None:
+    class Noted(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_prediction_step(self, *_: Any, **__: Any) -> None:
+            activities.add(trainer._training.session.clock.read()[0])
+
+    activities: set[Activity] = set()
+    trainer = elastic(trainer_of(tmp_path, [Noted()], num_train_epochs=1, eval_strategy="epoch"))
+    trainer.train()
+    assert activities == {Activity.EVALUATE}
+    trainer.evaluate()
+    assert activities == {Activity.EVALUATE}

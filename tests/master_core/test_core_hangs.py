@@ -105,6 +105,17 @@ def test_what_is_compiled_makes_no_history_and_has_step_timeout() -> None:
     assert hung(script)[0].details["threshold"] == 100.0
 
 
+def test_the_evaluation_of_a_module_has_minibatches_and_that_of_a_script_has_no_limit() -> None:
+    script, lease = working(step_timeout=200.0)
+    pause(script, lease, 102, activity="evaluate")
+    assert hung(script)[0].details["threshold"] == 100.0
+    script, lease = working(step_timeout=200.0, runs_command=True)
+    pause(script, lease, 400, activity="evaluate")
+    assert not hung(script)
+    pause(script, lease, 102, minibatch=3)
+    assert hung(script)
+
+
 @pytest.mark.parametrize("activity", ["compile", "ps", "world", "export", "checkpoint", "idle"])
 def test_what_is_not_its_own_minibatch_has_step_timeout(activity: str) -> None:
     script, lease = working()
@@ -428,13 +439,14 @@ def test_a_member_whose_feed_hangs_is_found_although_it_waits_now_and_then() -> 
     assert float(event.details["seconds"]) == pytest.approx(20.0, abs=1.0)
 
 
-def test_a_member_that_writes_a_checkpoint_to_slow_storage_does_not_hang() -> None:
-    script = standing(3, step_timeout=20.0, hang_timeout=20.0)
+@pytest.mark.parametrize(("does", "runs_command"), [("checkpoint", False), ("checkpoint", True), ("evaluate", True)])
+def test_a_member_that_saves_or_whose_script_evaluates_for_long_does_not_hang(does: str, runs_command: bool) -> None:
+    script = standing(3, step_timeout=20.0, hang_timeout=20.0, runs_command=runs_command)
     for second in range(1, 80):
         script.now += 1.0
-        saved_s = float(min(second, 60))
-        activity = "checkpoint" if second < 60 else "compute"
-        script.beat(0, activity=activity, seconds={"checkpoint": saved_s, "compute": second - saved_s})
+        busy_s = float(min(second, 60))
+        activity = does if second < 60 else "compute"
+        script.beat(0, activity=activity, seconds={does: busy_s, "compute": second - busy_s})
         waiting = float(second) if second < 62 else 0.0
         script.beat(1, waiting=waiting)
         script.beat(2, waiting=waiting)

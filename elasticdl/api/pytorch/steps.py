@@ -255,6 +255,7 @@ class ScriptSteps:
 
     def _settle(self) -> None:
         """Finish a loop, after the script's code that follows it has run."""
+        self._parts.data.session.clock.switch(Activity.COMPUTE)
         self._num_given = 0
         if self._after_loop is not None:
             self.state.load_state(self._after_loop)
@@ -263,6 +264,7 @@ class ScriptSteps:
             self._epoch, self.progress.begun = -1, self.get_current_epoch()
 
     def _end_loop(self) -> None:
+        self._parts.data.session.clock.switch(Activity.EVALUATE)  # what follows a loop is no minibatch, however long
         num_epochs = self._parts.data.plan.num_epochs
         if num_epochs and self.get_current_epoch() >= num_epochs:
             self._finish()
@@ -435,9 +437,10 @@ class ScriptSteps:
     def _between_steps(self) -> None:
         parts = self._parts
         for evaluation in self.evaluations:
-            self.progress.evaluated = evaluation.run_if_due(
-                self.progress.evaluated, self._num_names, parts.data.get_minibatch_count_per_epoch(), self
-            )
+            with parts.data.session.clock.during(Activity.EVALUATE):
+                self.progress.evaluated = evaluation.run_if_due(
+                    self.progress.evaluated, self._num_names, parts.data.get_minibatch_count_per_epoch(), self
+                )
         if self.rank == 0:
             with parts.data.session.clock.during(Activity.CHECKPOINT):
                 parts.writer.save_if_due(parts.world.ledger)

@@ -49,6 +49,11 @@ def saving(session: ScriptSession) -> AbstractContextManager[Any]:
     return session.clock.during(Activity.CHECKPOINT)
 
 
+def evaluating(session: ScriptSession) -> AbstractContextManager[Any]:
+    """Return the context of an evaluation by a library: a long one is no hang of this worker."""
+    return session.clock.during(Activity.EVALUATE)
+
+
 def check_epochs(spec: JobSpec, num_epochs: float, argument: str) -> None:
     """Refuse epochs of a script that contradict the job's.
 

@@ -33,8 +33,8 @@ LOOK_BACK = 2.5  # what a main thread does is seen in so many seconds: it may wa
 _NO_STACKS = Stacks("", "")
 OWN_WORK = frozenset({"compute", "repeat", "input", "evaluate"})  # activities; else it compiles, waits, saves
 IN_COLLECTIVE = ("world",)
-SAVING = "checkpoint"  # slow storage is no hang, however slow
-NO_TIME_OF_A_MINIBATCH = (*IN_COLLECTIVE, "join", SAVING)
+SAVING, EVALUATING = "checkpoint", "evaluate"
+WAITING = frozenset({*IN_COLLECTIVE, "join"})
 STARTING = ("start", "compile")
 UNBOUNDED_WORK = frozenset({*STARTING, "export", SAVING})  # says nothing of the next minibatch
 
@@ -48,8 +48,8 @@ class _Watch:
         longest: seconds of its longest minibatch, by kind.
         is_unbounded: in this minibatch it has also compiled, exported, ….
         stacks: of this minibatch; None: it has not sent any.
-        waited: seconds that it had waited for other members, or saved, in all when it moved last.
-        saving_at: when it was last seen writing a checkpoint.
+        waited: seconds that it had waited for other members, or spent without limit, in all when it moved last.
+        unlimited_at: when it was last seen in an activity without limit.
         heard: seconds by activity as of its heartbeats in the last `LOOK_BACK` seconds, and of one before, with times.
         grown: activities whose seconds grew in that time.
         behind_since: since then it has waited in a group that is over; None: it does not.
@@ -63,7 +63,7 @@ class _Watch:
     is_unbounded: bool = False
     stacks: Stacks | None = None
     waited: float = 0.0
-    saving_at: float = float("-inf")
+    unlimited_at: float = float("-inf")
     heard: deque[tuple[float, Mapping[str, float]]] = field(default_factory=deque)
     grown: frozenset[str] = frozenset()
     behind_since: float | None = None
@@ -91,6 +91,8 @@ class Hangs:
         self._settings, self._workers, self._out = state.settings, state.workers, state.out
         self._work = work
         self._worlds = worlds
+        # Slow storage is no hang, however slow, nor is a script's own evaluation; that of a module has minibatches.
+        self._without_limit = {SAVING, EVALUATING} if self._settings.runs_command else {SAVING}
         self._watches: dict[int, _Watch] = {}
 
     # Heartbeats --------------------------------------------------------------------------------------------------
@@ -111,11 +113,11 @@ class Hangs:
             watch.kind = None if lease is None else lease.type
             watch.is_unbounded, watch.stacks = False, None
         if event.positions != worker.positions:
-            watch.waited = _waited(event.seconds)
+            watch.waited = self._waited(event.seconds)
         if event.activity != worker.activity and self._is_starting(worker):
             worker.moved_at, watch.stacks = clock, None
-        if event.activity == SAVING:
-            watch.saving_at = clock
+        if event.activity in self._without_limit:
+            watch.unlimited_at = clock
         watch.heard.append((clock, event.seconds))
         while len(watch.heard) > 2 and clock - watch.heard[1][0] >= LOOK_BACK:
             watch.heard.popleft()
@@ -123,7 +125,7 @@ class Hangs:
         if worker.stuck_since is not None and watch.hung is None and worker.seconds:  # an earlier master has found it
             watch.hung = _Hung(_the_only(watch.grown), event.seconds)
         watch.is_silent = False
-        watch.is_unbounded |= event.activity in UNBOUNDED_WORK
+        watch.is_unbounded |= event.activity in UNBOUNDED_WORK | self._without_limit
         watch.stacks = event.stacks or watch.stacks
         if watch.hung is not None and _moves(watch.hung, event):
             self._moves_again(worker, watch)
@@ -145,7 +147,10 @@ class Hangs:
 
     def _stood(self, worker: Worker, seconds: Mapping[str, float], clock: float) -> float:
         """For how long a worker has been in one minibatch, but for waiting for other members, and checkpoints."""
-        return clock - worker.moved_at - max(0.0, _waited(seconds) - self._watch(worker).waited)
+        return clock - worker.moved_at - max(0.0, self._waited(seconds) - self._watch(worker).waited)
+
+    def _waited(self, seconds: Mapping[str, float]) -> float:
+        return sum(seconds.get(activity, 0.0) for activity in WAITING | self._without_limit)
 
     def _is_starting(self, worker: Worker) -> bool:
         """It loads the user's module, makes the model and tries it; the start of a script is its own."""
@@ -157,7 +162,7 @@ class Hangs:
 
     def _held_up(self, worker: Worker, waited_for: Mapping[int, float], clock: float) -> float:
         """For how long a worker has not moved and all other members of its group have waited for it."""
-        seconds = min(waited_for.get(worker.id, 0.0), clock - self._watch(worker).saving_at)
+        seconds = min(waited_for.get(worker.id, 0.0), clock - self._watch(worker).unlimited_at)
         return min(seconds, clock - worker.moved_at) if worker.positions else seconds
 
     def _behind(self, worker: Worker, clock: float) -> float:
@@ -210,7 +215,7 @@ class Hangs:
         for worker in self._workers.all():
             has_task = self._work.leases.num_of_worker(worker.id) > 0
             if not are_servers_complete or not (has_task or self._is_starting(worker)):
-                worker.moved_at, self._watch(worker).waited = clock, _waited(worker.seconds)
+                worker.moved_at, self._watch(worker).waited = clock, self._waited(worker.seconds)
             if self._watch(worker).hung is not None or clock - worker.heard_at > SILENCE:
                 continue
             threshold = self._threshold(worker, worker.activity)
@@ -351,10 +356,6 @@ class Liveness:
 def _front(positions: Sequence[Position]) -> Position | None:
     """Where a worker works: its oldest lease; others are prefetched."""
     return min(positions, key=lambda position: position.lease, default=None)
-
-
-def _waited(seconds: Mapping[str, float]) -> float:
-    return sum(seconds.get(activity, 0.0) for activity in NO_TIME_OF_A_MINIBATCH)
 
 
 def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> frozenset[str]:
