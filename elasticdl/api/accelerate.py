@@ -22,7 +22,13 @@ from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
 
 from elasticdl.api.pytorch import ElasticController, create_elastic_controller, join_job
-from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size, saving, say_plain
+from elasticdl.api.pytorch.trainers import (
+    CollateParts,
+    check_epochs,
+    check_minibatch_size,
+    saving,
+    say_plain,
+)
 from elasticdl_client.errors import JobError
 
 _CHECKPOINTS = "a job continues by itself from the newest checkpoint in its --checkpoint_dir"
@@ -114,6 +120,25 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
         """As `gather`."""
         self._check_evaluates("reduce()")
         return super().reduce(tensor, *arguments, **keywords)
+
+    def set_trigger(self) -> None:
+        """Let the next `check_trigger` of all workers return True."""
+        if self._training is None:
+            super().set_trigger()
+        else:
+            self._training.open().set_trigger()
+
+    def check_trigger(self) -> bool:
+        """Return whether a worker has set the trigger; True in all of them after the same update."""
+        if self._training is None:
+            return bool(super().check_trigger())
+        return self._training.open().check_trigger()
+
+    def end_training(self) -> None:
+        """End training and trackers; where the script has left its loop before the end of the data, stop the job."""
+        if self._training is not None and self._training.has_begun:
+            self._training.controller.end_early("accelerator.end_training() was called before the end of the data")
+        super().end_training()
 
     def _check_evaluates(self, what: str) -> None:
         if self._training is not None and torch.is_grad_enabled():
@@ -227,9 +252,14 @@ class AcceleratorTraining:
         return self._plain is not None
 
     @property
+    def has_begun(self) -> bool:
+        """Return whether there is a controller."""
+        return self._loader is not None
+
+    @property
     def rank(self) -> int:
         """Return this worker's; 0 before it has joined."""
-        return self.controller.rank if self._loader is not None else 0
+        return self.controller.rank if self.has_begun else 0
 
     @property
     def num_parts(self) -> int:
@@ -259,7 +289,7 @@ class AcceleratorTraining:
 
     def open(self) -> ElasticController:
         """Return the controller; it is made when the first loop begins, or asks for its length."""
-        if self._loader is None:
+        if not self.has_begun:
             accelerator, plain = self._accelerator, self._plain
             if not accelerator._models:
                 raise JobError("no model is prepared", "give it to accelerator.prepare() before the loop")

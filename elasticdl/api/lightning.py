@@ -106,9 +106,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         controller = self._controller
         if controller is not None:
             self._has_ended = True
-            if controller.num_steps_left != 0 and not controller.is_over:
-                controller.stop_training("the Trainer stops: max_steps, max_time or a callback")
-            controller.close()
+            controller.end_early("the Trainer stops: max_steps, max_time or a callback")
         super().on_train_end()
 
     def save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:

@@ -1,6 +1,6 @@
 """A script with Accelerate as a user has it, with the elastic import; notes its updates.
 
-elastic_accelerator_script.py NOTES [--hold-worker N --hold-at K] …
+elastic_accelerator_script.py NOTES [--hold-worker N --hold-at K] [--break-at K] [--trigger-worker N --trigger-at K] …
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ parser = argparse.ArgumentParser()
 parser.add_argument("notes", type=Path)
 parser.add_argument("--hold-worker", default="")
 parser.add_argument("--hold-at", type=int, default=-1)
+parser.add_argument("--break-at", type=int, default=-1)
+parser.add_argument("--trigger-worker", default="")
+parser.add_argument("--trigger-at", type=int, default=-1)
 given = parser.parse_args()
 given.notes.mkdir(exist_ok=True)
 worker = os.environ.get("WORKER_ID", "alone")
@@ -35,7 +38,7 @@ plain = DataLoader(squares(600, 1), batch_size=8, shuffle=True)
 schedule = torch.optim.lr_scheduler.LinearLR(adam, 1.0, 0.0, total_iters=EPOCHS * len(plain) // 2)
 model, optimizer, loader, scheduler = accelerator.prepare(net, adam, plain, schedule)
 evaluated = accelerator.prepare(DataLoader(squares(60, 2), batch_size=20))
-updates, rate = 0, 0.0
+updates, rate, stops = 0, 0.0, False
 for _ in range(EPOCHS):
     for images, labels in loader:
         with accelerator.accumulate(model):
@@ -52,6 +55,14 @@ for _ in range(EPOCHS):
             updates, rate = updates + 1, optimizer.param_groups[0]["lr"]
             with (given.notes / f"updates-{worker}").open("a") as notes:
                 notes.write(json.dumps([updates, digest(net), rate]) + "\n")
+            if worker == given.trigger_worker and updates == given.trigger_at:
+                accelerator.set_trigger()
+        stops = updates == given.break_at or bool(given.trigger_worker and accelerator.check_trigger())
+        if stops:
+            break
+    if stops:
+        break
+accelerator.end_training()
 right = []
 for images, labels in evaluated:
     with torch.no_grad():

@@ -49,6 +49,23 @@ def test_a_loop_with_accumulation_is_exact_though_a_worker_is_killed(tmp_path: P
     assert len(list((notes / "state").iterdir())) >= 4, "model, optimizer, scheduler, random states"
 
 
+@pytest.mark.parametrize("arguments", ["--break-at=9", "--trigger-worker=1 --trigger-at=9"], ids=["break", "trigger"])
+def test_a_loop_that_is_left_by_all_stops_the_job_with_one_model(arguments: str, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    flags: dict[str, object] = {"num_workers": 2, "min_workers": 2, "num_minibatches_per_task": 2}
+    command, environment = (str(SCRIPT), str(notes), *arguments.split()), {"OMP_NUM_THREADS": "1"}
+    job = LocalJob(tmp_path / "job", flags, "run", arguments=command, environment=environment).start()
+    assert job.wait(200) == 0, job.story()
+    assert rows_of(notes, 0) == rows_of(notes, 1), job.story()
+    assert max(rows_of(notes, 0)) == 9, job.story()
+    assert (notes / "end-0").read_text() == (notes / "end-1").read_text()
+    (coverage,) = coverage_of(job)
+    assert coverage.committed + coverage.unplanned == 600
+    assert coverage.unplanned > 0
+    assert "Training stops at step" in job.master_log()
+
+
 def test_outside_of_a_job_it_is_the_plain_accelerator() -> None:
     import torch
     from accelerate import Accelerator

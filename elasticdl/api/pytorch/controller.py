@@ -226,6 +226,12 @@ class ElasticController(ScriptSteps):
         """
         self._parts.data.stop_training(reason)
 
+    def end_early(self, reason: str) -> None:
+        """Leave the group for good; stop training in all workers where data are left."""
+        if self.num_steps_left != 0 and not self.is_over:
+            self.stop_training(reason)
+        self.close()
+
     def save_checkpoint(self) -> None:
         """Write a checkpoint now, between two batches: the worker with rank 0 does, in the others nothing happens."""
         if self.rank == 0 and self._is_inside:

@@ -109,6 +109,7 @@ class ScriptSteps:
         self._unchanged: Arrays | None = None  # the state before a batch that comes to nothing
         self._before: dict[str, Any] | None = None  # the state before a step that changes it before its last sum
         self._loss: float | None = None
+        self._has_set_trigger = self._is_triggered = False  # here, not known to others; by some member
 
     def __reduce__(self) -> Any:
         raise JobError(
@@ -395,10 +396,7 @@ class ScriptSteps:
         parts.shares.confirmed(parts.world.take_confirmed(), self._loss)
         if plan.ends_all:
             parts.last.end_with_all()
-        if StepFlag.METRIC in plan.wishes:
-            parts.metrics.agree(parts.world)
-            if self._after_loop is not None:
-                self._after_loop = self.state.state()
+        if self._exchanges(plan):
             return
         is_step = parts.shares.agree(plan)
         self._is_idle = not is_step
@@ -409,6 +407,39 @@ class ScriptSteps:
                 self._todo = [(None, self._some_minibatch())]
         elif parts.shares.is_over:
             self._finish()
+
+    def _exchanges(self, plan: StepPlan) -> bool:
+        """Return whether the members exchange something instead of a step, and do so."""
+        self._is_triggered |= StepFlag.TRIGGER in plan.wishes
+        if StepFlag.METRIC in plan.wishes:
+            self._parts.metrics.agree(self._parts.world)
+            if self._after_loop is not None:
+                self._after_loop = self.state.state()
+        return bool(plan.wishes & (StepFlag.METRIC | StepFlag.CHECK))
+
+    def set_trigger(self) -> None:
+        """Let the next `check_trigger` return True, in all members; nothing in a rehearsal."""
+        self._has_set_trigger |= not self.is_rehearsal
+
+    def check_trigger(self) -> bool:
+        """Return whether any member has set the trigger since the last check; called after the same step by all.
+
+        A member that does not call it then is told by a header, for its next call.  False where there is no group to
+        ask: in a rehearsal, after a step that was lost, within a step.
+        """
+        if self._plan is not None or not (self._is_inside or self._is_over):
+            return False
+        if self._is_inside and not self._is_triggered:
+            wish = StepFlag.CHECK | (StepFlag.TRIGGER if self._has_set_trigger else StepFlag.NOTHING)
+            try:
+                with self._parts.data.session.clock.during(Activity.WORLD):
+                    self._exchanges(self._parts.world.plan_step((), wish))
+            except GroupEnded:
+                self._come_out()
+                return False
+        is_set = self._is_triggered or self._has_set_trigger
+        self._is_triggered = self._has_set_trigger = False
+        return is_set
 
     def take_metric(self) -> bool:
         """Agree on the metric that the script has given to a scheduler, or do so before the next step.
@@ -422,8 +453,7 @@ class ScriptSteps:
         try:
             while self._is_inside and self._plan is None and parts.metrics.wish:
                 with parts.data.session.clock.during(Activity.WORLD):
-                    parts.world.plan_step((), parts.metrics.wish)
-                    parts.metrics.agree(parts.world)
+                    self._exchanges(parts.world.plan_step((), parts.metrics.wish))
         except GroupEnded:
             self._come_out()
         return True
@@ -456,8 +486,7 @@ class ScriptSteps:
                 return  # the world has begun with an older model
             try:
                 self._between_steps()
-                if StepFlag.METRIC in parts.world.plan_step((), parts.metrics.wish).wishes:
-                    parts.metrics.agree(parts.world)
+                if self._exchanges(parts.world.plan_step((), parts.metrics.wish)):
                     continue
                 why_unsaved = parts.last.save_with_all()
             except GroupEnded:

@@ -35,6 +35,8 @@ class StepFlag(IntFlag):
     ENDING = 64  # it was asked to end, and leaves soon: at once if all are
     AGAIN = 512  # it reduces once more in the present step
     METRIC = 256  # a script's scheduler is given a metric: exchange it, instead of a step
+    CHECK = 1024  # a script asks whether one of them has set the trigger: this header says so, instead of a step
+    TRIGGER = 2048  # it has
 
 
 @dataclass(frozen=True, slots=True)
