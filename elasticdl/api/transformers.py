@@ -376,7 +376,7 @@ class ElasticTraining:
     def step(self, model: Any, batch: UpdateParts, num_items: Any) -> torch.Tensor:
         """Compute batches until the gradient of a step of all workers is complete; returns its loss."""
         while True:
-            step = self.controller.step()
+            step = self.controller.step(num_items)
             step.__enter__()
             try:
                 self._compute_parts(model, batch, num_items)

@@ -99,6 +99,45 @@ def test_a_fixed_global_batch_is_one_update_of_several_minibatches() -> None:
         torch.testing.assert_close(value, expected[name])
 
 
+def test_losses_that_are_means_of_items_are_combined_by_their_items() -> None:
+    """As by one process over all samples of the step; a minibatch without an item has a loss of NaN."""
+
+    def kept(numbers: torch.Tensor) -> torch.Tensor:
+        return (numbers // BATCH % 3 != 1) & (numbers % 5 > 0) & (numbers % 16 > 2)
+
+    def masked(script: Script, batch: Any) -> None:
+        keep = kept(batch[2])
+        script.optimizer.zero_grad()
+        loss = nn.functional.mse_loss(script.model(batch[0])[keep], batch[1][keep])
+        controller.add_loss(loss)
+        loss.backward()
+        script.optimizer.step()
+        losses.append(controller.mean_loss)
+
+    found = []
+    for group in (3, 1):
+        script, losses = Script(masked), list[torch.Tensor]()
+        script.bare[1] = nn.Identity()
+        fixed = {"batch_size": BATCH, "fixed_global_batch": 3 * BATCH} if group == 3 else {"batch_size": 3 * BATCH}
+        controller = create_elastic_controller(num_epochs=1, state=script.state, shuffle=False, **fixed)
+        for batch in controller.loader(dataset()):
+            with controller.step(kept(batch[2]).sum()):
+                script.train(batch)
+        found.append({**script.values(), "losses": torch.stack(losses).detach()})
+    assert len(found[0]["losses"]) == 3
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name])
+
+
+@pytest.mark.parametrize("num_items", [-1, float("nan"), torch.inf])
+def test_a_number_of_items_that_is_none_is_refused(num_items: float) -> None:
+    script = Script()
+    controller = create_elastic_controller(BATCH, 1, state=script.state)
+    batch = next(iter(controller.loader(dataset())))
+    with pytest.raises(JobError, match="num_items of a step is"), controller.step(num_items):
+        script.train(batch)
+
+
 def test_sparse_gradients_stay_so_in_a_step_of_several_minibatches() -> None:
     """SparseAdam takes no others: a script would train alone, and fail with a second worker."""
     data = TensorDataset(torch.randint(0, 20, (8, 3), generator=torch.Generator().manual_seed(2)))

@@ -47,13 +47,16 @@ def values(gan: Gan) -> dict[str, torch.Tensor]:
 
 
 class Pair:
-    """The group of a step with one more member, all of whose gradients are 1."""
+    """The group of a step with one more member, all of whose gradients are 1; both weigh by records."""
+
+    def __init__(self, gradients: ScriptGradients) -> None:
+        self._weights = gradients._sums
 
     def begin_reduce(self, buffer: torch.Tensor) -> None:
         buffer.add_(1.0)
 
     def finish_reduce(self, reductions: list[None]) -> None:
-        pass
+        self._weights.copy_(torch.tensor([1.0, 0.0]))
 
     def continue_step(self) -> None:
         pass
@@ -61,8 +64,9 @@ class Pair:
 
 def test_sums_of_sparse_gradients_are_sparse_after_each_backward_of_a_step() -> None:
     """SparseAdam takes no others."""
-    table, words, pair = torch.nn.Embedding(4, 2, sparse=True), torch.tensor([1, 3]), cast(Any, Pair())
+    table, words = torch.nn.Embedding(4, 2, sparse=True), torch.tensor([1, 3])
     gradients = ScriptGradients([table], ActivityClock())
+    pair = cast(Any, Pair(gradients))
     for place in (StepPosition(1.0, True, True, is_own=True), StepPosition(0.5, True, True)):
         table.zero_grad()
         gradients.begin(place, pair)
@@ -80,7 +84,7 @@ def test_sums_of_sparse_gradients_of_the_other_members_alone_are_sparse() -> Non
     table, line = torch.nn.Embedding(4, 2, sparse=True), torch.nn.Linear(2, 1)
     gradients = ScriptGradients([table, line], ActivityClock())
     line(table(torch.tensor([1]))).sum().backward()
-    gradients.begin(StepPosition(0.5, True, True), cast(Any, Pair()))
+    gradients.begin(StepPosition(0.5, True, True), cast(Any, Pair(gradients)))
     line(torch.ones(1, 2)).sum().backward()
     assert table.weight.grad is not None
     assert table.weight.grad.is_sparse

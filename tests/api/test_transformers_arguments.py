@@ -53,7 +53,7 @@ class Line(torch.nn.Module):
         return {"loss": ((self.line(x) - labels) ** 2).mean()}
 
 
-def trainer_of(tmp_path: Path, callbacks: Sequence[Any] = (), **options: Any) -> Any:
+def trainer_of(tmp_path: Path, callbacks: Sequence[Any] = (), model: Any = None, **options: Any) -> Any:
     from elasticdl.api.transformers import ElasticTrainer
 
     silent = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "seed": 1}
@@ -61,7 +61,7 @@ def trainer_of(tmp_path: Path, callbacks: Sequence[Any] = (), **options: Any) ->
     samples = [{"x": torch.tensor([1.0, k / 16]), "labels": torch.tensor([2.0])} for k in range(16)]
     torch.manual_seed(1)
     given = {"args": arguments, "train_dataset": samples, "eval_dataset": samples, "callbacks": list(callbacks)}
-    return ElasticTrainer(model=Line(), **given)
+    return ElasticTrainer(model=model or Line(), **given)
 
 
 def elastic(trainer: Any, **flags: Any) -> Any:
@@ -93,6 +93,32 @@ def test_steps_that_are_a_part_of_all_are_of_the_updates_of_all_workers(tmp_path
     trainer = elastic(trainer_of(tmp_path, **options), fixed_global_batch=4)
     assert trainer.train().global_step == 4
     assert [row["step"] for row in trainer.state.log_history if "loss" in row] == [2, 4]
+
+
+def test_losses_divided_by_items_are_combined_by_their_items(tmp_path: Path) -> None:
+    """A step of four minibatches is one of all their samples, whatever number of labels each of them has."""
+
+    class Tokens(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.logits = torch.nn.Linear(2, 4)
+
+        def forward(self, x: Any, labels: Any, num_items_in_batch: Any = None, **_: Any) -> dict[str, Any]:
+            logits = self.logits(x)[:, None].expand(*labels.shape, 4)
+            loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="sum")
+            return {"loss": loss / num_items_in_batch}
+
+    found = []
+    for size, fixed_global_batch in ((1, 4), (4, 0)):
+        options = {"num_train_epochs": 1, "train_sampling_strategy": "sequential", "learning_rate": 0.1}
+        trainer = trainer_of(tmp_path, per_device_train_batch_size=size, model=Tokens(), **options)
+        for number, sample in enumerate(trainer.train_dataset):
+            labels = torch.arange(number, number + 6) % 4
+            sample["labels"] = labels.where(torch.arange(6) < number % 4 * 2, -100)
+        elastic(trainer, fixed_global_batch=fixed_global_batch).train()
+        found.append(trainer.model.logits.weight)
+    torch.testing.assert_close(*found)
 
 
 def test_a_worker_that_joins_counts_on_and_evaluates_when_the_others_do(tmp_path: Path) -> None:

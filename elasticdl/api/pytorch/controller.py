@@ -122,9 +122,15 @@ class ElasticController(ScriptSteps):
             yield self._rehearsed_epoch if self.is_rehearsal else self.get_current_epoch()
             self._settle()
 
-    def step(self) -> AbstractContextManager[None]:
-        """Return the context of the script's code on one batch: forward, backward, the update of the model."""
-        return _StepContext(self)
+    def step(self, num_items: Any = None) -> AbstractContextManager[None]:
+        """Return the context of the script's code on one batch: forward, backward, the update of the model.
+
+        Args:
+            num_items: what the batch's loss is a mean of, where these are no records, such as tokens that are no
+                padding; a number or a tensor of one element.  The step's gradient is then the mean over all workers'
+                items.  None: the batch's records.
+        """
+        return _StepContext(self, num_items)
 
     def elastic_run(self, function: Function) -> Function:
         """Decorate the function that trains on one batch: as if its calls stood in `with controller.step()`.
@@ -154,7 +160,7 @@ class ElasticController(ScriptSteps):
 
     @property
     def mean_loss(self) -> torch.Tensor:
-        """Return the loss of the step, a mean over all workers weighted by their records, once `backward()` is done."""
+        """Return the loss of the step, a mean over all workers' records or items, once `backward()` is done."""
         return cast(torch.Tensor, self._parts.gradients.mean_loss)
 
     @property
@@ -239,11 +245,11 @@ class ElasticController(ScriptSteps):
 
 
 class _StepContext(AbstractContextManager[None]):
-    def __init__(self, controller: ElasticController) -> None:
-        self._controller = controller
+    def __init__(self, controller: ElasticController, num_items: Any) -> None:
+        self._controller, self._num_items = controller, num_items
 
     def __enter__(self) -> None:
-        self._controller.begin_batch()
+        self._controller.begin_batch(self._num_items)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

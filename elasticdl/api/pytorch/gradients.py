@@ -46,7 +46,9 @@ class StepPosition:
     """Where in a step a minibatch stands.
 
     Attributes:
-        weight: of its mean gradient in that of the step; 0: it only stands in for a member that has no work.
+        weight: of its mean gradient in that of the step; 0: it only stands in for a member that has no work, or its
+            loss has no item.
+        counts_items: weights are those of items, whose sum over the step is not known before.
         is_first: of the member's minibatches in the step.
         is_last: likewise.
         is_own: the step is this minibatch alone: nothing is weighted and nothing summed up.
@@ -56,6 +58,7 @@ class StepPosition:
     is_first: bool
     is_last: bool
     is_own: bool = False
+    counts_items: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,10 @@ class ScriptGradients(Buckets):
         self._has_masks = bool(masks_among([place.tensor for place in places]))
         num_changes = sum(place.tensor.numel() for place in places)
         self._clock = clock
-        self._last = torch.zeros(len(self._parameters) + num_changes + 1, device=device)
-        self._counts, self._changes, self._loss = self._last.split([len(self._parameters), num_changes, 1])
+        sizes = [len(self._parameters), num_changes, 1, 2]
+        self._last = torch.zeros(sum(sizes), device=device)
+        self._counts, self._changes, self._loss, self._sums = self._last.split(sizes)
+        self._weight, self._counts_items = 0.0, False  # of this member's minibatches of the step
         self._starts: list[Any] = []
         self._place: StepPosition | None = None
         self._world: StepGroup | None = None
@@ -132,6 +137,9 @@ class ScriptGradients(Buckets):
             self._next = 0
             self._changes.zero_()
             self._loss.zero_()
+            self._weight, self._counts_items = 0.0, False
+        self._weight += place.weight
+        self._counts_items |= place.counts_items
         if not place.is_own:
             self._marks = self._starts = [one.tensor.clone() for one in self._places]
             if place.is_last:
@@ -330,6 +338,7 @@ class ScriptGradients(Buckets):
         assert self._world is not None
         self.hand_over_rest(self._reduce)
         self._counts.copy_(torch.tensor(self.used, dtype=torch.float32))
+        self._sums.copy_(torch.tensor([self._weight, self._counts_items]))
         self._begin_reduce(self._last)
         try:
             with self._clock.during(Activity.WORLD):
@@ -337,6 +346,7 @@ class ScriptGradients(Buckets):
         except GroupEnded as ended:
             raise StepDropped from ended
         self._reductions.clear()
+        self._divide_by_items()
         used = [bool(count) for count in self._counts.tolist()]
         if self.is_several:
             self._add_sums(used)
@@ -344,6 +354,13 @@ class ScriptGradients(Buckets):
             self.give(used)
         self._give_sparse()
         self._apply_changes()
+
+    def _divide_by_items(self) -> None:
+        """Divide the sums by that of the weights, which is 1 but for items."""
+        weight, counts_items = self._sums.tolist()
+        if counts_items and weight:
+            with torch.no_grad():
+                torch._foreach_div_([*self.flats, self._changes, self._loss], weight)
 
     def _give_sparse(self) -> None:
         """Make sums sparse where gradients are, as an optimizer such as SparseAdam wants them."""

@@ -11,6 +11,7 @@ members do the same to model, optimizer, scheduler and whatever else is register
 from __future__ import annotations
 
 import logging
+import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -542,8 +543,12 @@ class ScriptSteps:
 
     # A batch --------------------------------------------------------------------------------------------------------
 
-    def begin_batch(self) -> None:
-        """The script's code begins."""
+    def begin_batch(self, num_items: Any = None) -> None:
+        """The script's code begins.
+
+        Args:
+            num_items: see `ElasticController.step`.
+        """
         parts = self._parts
         if not self._todo or self._has_stepped:
             raise JobError(
@@ -558,11 +563,13 @@ class ScriptSteps:
         weight = 0.0
         if plan is not None and part is not None:
             weight = sum(map(plan.scale, plan.own if is_joined else [part]))
+            weight = weight if num_items is None else _checked(num_items) / plan.num_records
         is_first = plan is None or part is None or part is plan.own[0]
         is_last = is_joined or len(self._todo) == 1
         if is_first:
             self._before = None if is_own or parts.gradients.is_several is False else self.state.copies()
-        parts.gradients.begin(StepPosition(weight, is_first, is_last, is_own), parts.world)
+        position = StepPosition(weight, is_first, is_last, is_own, num_items is not None)
+        parts.gradients.begin(position, parts.world)
         parts.optimizers.begin()
 
     def end_batch(self, error: BaseException | None) -> bool:
@@ -642,6 +649,18 @@ class ScriptSteps:
             link.report_model(pb.ModelReport(error=str(error), error_details=details))
         elif part is not None and parts.data.holds(minibatch):
             parts.data.failed(minibatch, cause_of(error), details)
+
+
+def _checked(num_items: Any) -> float:
+    """Return what the loss of a batch is divided by.
+
+    Raises:
+        JobError: it is no number of items.
+    """
+    items = float(num_items)
+    if not 0 <= items < math.inf:
+        raise JobError(f"num_items of a step is {items}", "give the number of items that the batch's loss is a mean of")
+    return items
 
 
 @dataclass(frozen=True, slots=True)
