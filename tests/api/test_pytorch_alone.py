@@ -99,6 +99,19 @@ def test_a_fixed_global_batch_is_one_update_of_several_minibatches() -> None:
         torch.testing.assert_close(value, expected[name])
 
 
+@pytest.mark.parametrize("group", [1, 3])
+def test_a_module_that_two_registered_ones_share_is_trained_once(group: int) -> None:
+    found = []
+    for shares in (True, False):
+        script = Script()
+        state = [script.bare[:2], script.bare] if shares else [script.bare]
+        fixed = {"fixed_global_batch": group * BATCH} if group > 1 else {}
+        controller = create_elastic_controller(BATCH, 1, state=[*state, script.optimizer], **fixed)
+        loop(controller, dataset(), script.train)
+        found.append(script.values())
+    assert_equal(*found)
+
+
 def test_losses_that_are_means_of_items_are_combined_by_their_items() -> None:
     """As by one process over all samples of the step; a minibatch without an item has a loss of NaN."""
 

@@ -88,10 +88,11 @@ class ScriptGradients(Buckets):
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], clock: ActivityClock) -> None:
-        trained = _trained_of(modules)
-        self._frozen = [pair for module in modules for pair in module.named_parameters() if not pair[1].requires_grad]
+        together = torch.nn.ModuleList(modules)  # a part that several of them share is in it once
+        trained = _trained_of(together)
+        self._frozen = [pair for pair in together.named_parameters() if not pair[1].requires_grad]
         device = next(iter(trained.values())).device
-        places = [place for module in modules for place in buffers_of(module)]
+        places = buffers_of(together)
         super().__init__(BuiltModule(None, device, trained, {}, places, Computation()))
         self.device = device
         self.meter = device_meter(device)
@@ -415,7 +416,7 @@ class ScriptGradients(Buckets):
         for name, parameter in self._frozen:
             if parameter.requires_grad and parameter.grad is not None:
                 raise ModelDefinitionError(
-                    f"{plain_name(name)} is trained now, and was frozen when controller.loader() was called: its "
+                    f"{_name_in_module(name)} is trained now, and was frozen when controller.loader() was called: its "
                     "gradient would not be averaged over the workers.",
                     "Call loader() while all that is ever trained has requires_grad=True, and freeze it after that.",
                 )
@@ -449,14 +450,13 @@ class ScriptGradients(Buckets):
             self._marks = [one.tensor.clone() for one in self._places]
 
 
-def _trained_of(modules: Sequence[torch.nn.Module]) -> dict[str, Any]:
+def _trained_of(together: torch.nn.ModuleList) -> dict[str, Any]:
     """Return the parameters to train, by the number of their module and their name.
 
     Raises:
-        ModelDefinitionError: there is none, or a complex one.
+        ModelDefinitionError: there is none, or one that cannot be trained.
     """
-    named = {f"{k}.{name}": p for k, module in enumerate(modules) for name, p in module.named_parameters()}
-    trained = {name: p for name, p in named.items() if p.requires_grad}
+    trained = {name: p for name, p in together.named_parameters() if p.requires_grad}
     if not trained:
         raise ModelDefinitionError(
             "No model with a parameter to train is registered.",
@@ -466,7 +466,12 @@ def _trained_of(modules: Sequence[torch.nn.Module]) -> dict[str, Any]:
     for name, parameter in trained.items():
         if parameter.is_complex():
             raise ModelDefinitionError(
-                f"{plain_name(name.partition('.')[2])} is complex, and gradients are summed in float32.",
+                f"{_name_in_module(name)} is complex, and gradients are summed in float32.",
                 "Keep it as a real parameter of twice the size, and use torch.view_as_complex in forward().",
             )
     return trained
+
+
+def _name_in_module(name: str) -> str:
+    """Return the name that something in a list of modules has in its own."""
+    return plain_name(name.partition(".")[2])
