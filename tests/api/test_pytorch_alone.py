@@ -112,6 +112,31 @@ def test_a_module_that_two_registered_ones_share_is_trained_once(group: int) -> 
     assert_equal(*found)
 
 
+@pytest.mark.parametrize("fixed_global_batch", [0, 3 * BATCH])
+def test_a_buffer_that_gets_another_shape_is_refused_by_name(fixed_global_batch: int) -> None:
+    class Bank(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(2, 1)
+            self.register_buffer("bank", torch.zeros(0, 2))
+
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            self.bank = torch.cat([self.bank, features])
+            return self.line(features)
+
+    model = Bank()
+    controller = create_elastic_controller(BATCH, 1, state=[model], fixed_global_batch=fixed_global_batch)
+    data = TensorDataset(torch.randn(48, 2))
+    with pytest.raises(ModelDefinitionError, match=r"The buffer bank has the shape \(8, 2\), and had \(0, 2\)"):
+        loop(controller, data, lambda batch: model(batch[0]).mean().backward())
+
+
+def test_a_parameter_without_a_shape_is_refused_by_name() -> None:
+    controller = create_elastic_controller(BATCH, 1, state=[nn.Sequential(nn.ReLU(), nn.LazyLinear(2))])
+    with pytest.raises(ModelDefinitionError, match=r"^1\.weight has no shape yet"):
+        controller.loader(dataset())
+
+
 def test_losses_that_are_means_of_items_are_combined_by_their_items() -> None:
     """As by one process over all samples of the step; a minibatch without an item has a loss of NaN."""
 

@@ -96,7 +96,7 @@ class ScriptGradients(Buckets):
         super().__init__(BuiltModule(None, device, trained, {}, places, Computation()))
         self.device = device
         self.meter = device_meter(device)
-        self._places = places
+        self._places, self._shapes = places, [place.tensor.shape for place in places]
         self._has_masks = bool(masks_among([place.tensor for place in places]))
         num_changes = sum(place.tensor.numel() for place in places)
         self._clock = clock
@@ -319,6 +319,7 @@ class ScriptGradients(Buckets):
         if place is None:
             return
         self._check_frozen()
+        self._check_shapes()
         if self._uncleared is not None:  # backward has not reached it
             self._parameters[self._uncleared.number].grad = None
         if not place.is_own:
@@ -421,6 +422,17 @@ class ScriptGradients(Buckets):
                     "Call loader() while all that is ever trained has requires_grad=True, and freeze it after that.",
                 )
 
+    def _check_shapes(self) -> None:
+        """Refuse a buffer that has got another shape; alone, too, as in `_check_frozen`."""
+        for place, shape in zip(self._places, self._shapes, strict=True):
+            if place.tensor.shape != shape:
+                raise ModelDefinitionError(
+                    f"The buffer {_name_in_module(place.name)} has the shape {tuple(place.tensor.shape)}, and had "
+                    f"{tuple(shape)} when controller.loader() was called: their changes are averaged over the workers.",
+                    "Give it its last shape at the start; or register_buffer(…, persistent=False): each worker then "
+                    "has its own.",
+                )
+
     def _add_changes(self, weight: float) -> None:
         if not self._places or not weight:
             return
@@ -464,6 +476,11 @@ def _trained_of(together: torch.nn.ModuleList) -> dict[str, Any]:
             "needs len(loader), as schedules do, may follow: controller.register(scheduler).",
         )
     for name, parameter in trained.items():
+        if torch.nn.parameter.is_lazy(parameter):
+            raise ModelDefinitionError(
+                f"{_name_in_module(name)} has no shape yet.",
+                "Give the layer its sizes, or call the model once before controller.loader().",
+            )
         if parameter.is_complex():
             raise ModelDefinitionError(
                 f"{_name_in_module(name)} is complex, and gradients are summed in float32.",
