@@ -348,3 +348,21 @@ def test_groups_that_an_optimizer_gets_after_its_first_step_are_checked(is_regis
     with pytest.raises(ModelDefinitionError, match=expected):
         train()
     assert len(trained) == 1
+
+
+def test_an_optimizer_whose_step_depends_on_the_losses_of_one_worker_is_refused() -> None:
+    script = Script()
+    lbfgs = torch.optim.LBFGS(script.bare.parameters())
+
+    def train(batch: Any) -> None:
+        def closure() -> torch.Tensor:
+            lbfgs.zero_grad()
+            loss = loss_of(script.model, batch)
+            loss.backward()
+            return loss
+
+        lbfgs.step(closure)
+
+    controller = create_elastic_controller(BATCH, 1, state=[script.model, lbfgs])
+    with pytest.raises(ModelDefinitionError, match="LBFGS computes the loss several times"):
+        loop(controller, dataset(), train)

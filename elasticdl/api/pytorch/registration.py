@@ -104,6 +104,12 @@ class OptimizerCheck:
 
     def _check(self, optimizer: torch.optim.Optimizer) -> None:
         kind = type(optimizer).__name__
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ModelDefinitionError(
+                "LBFGS computes the loss several times in a step, and how often depends on each worker's own loss: the "
+                "models would differ.",
+                "Take an optimizer whose step() computes it once, or equally often.",
+            )
         if optimizer.state and not self._state.may_hold(optimizer):
             raise ModelDefinitionError(
                 f"{kind} is not registered: a worker that joins would begin with an empty state of it, and its model "
