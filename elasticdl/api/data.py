@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -111,7 +112,7 @@ class DataShardService:
             DataError: there are no data, or none like this.
             JobError: the master cannot be reached, or the script has another service, or a controller.
         """
-        self._is_of_controller = session is not None
+        self._is_of_controller, self._process_id = session is not None, os.getpid()
         self.session = session or ScriptSession.join()
         self._lock = threading.Lock()
         self._trained = AppliedSet()  # by this process
@@ -137,6 +138,9 @@ class DataShardService:
         clock.switch(Activity.COMPUTE)
         atexit.register(self.close)
 
+    def __reduce__(self) -> Any:
+        raise _of_another_process(self._process_id)
+
     # The data ---------------------------------------------------------------------------------------------------
 
     def minibatches(self, waits: bool = True) -> Generator[Minibatch, None, None]:
@@ -150,9 +154,9 @@ class DataShardService:
                 after that.  It is at its true end when `is_over`.
 
         Raises:
-            JobError: the job trains by AllReduce, and no elastic controller draws.
+            JobError: the job trains by AllReduce, and no elastic controller draws; or this is another process.
         """
-        self._check_strategy()
+        self._check_draws()
         for task in self.tasks.records(pb.TRAINING, lambda: waits or not self._has_open()):
             yield from self._minibatches_of(task)
 
@@ -324,7 +328,7 @@ class DataShardService:
         Raises:
             JobError: the job trains by AllReduce, whose data come by an elastic controller.
         """
-        self._check_strategy()
+        self._check_draws()
         with self._one_fetches, self._waiting_for_input():
             self._fetching = self._fetching or self.tasks.records(pb.TRAINING)
             for task in self._fetching:
@@ -379,12 +383,14 @@ class DataShardService:
         link.carry_ledger(self._ledger)
         return plan, link
 
-    def _check_strategy(self) -> None:
-        """Check that data can come: under AllReduce the master hands out none before a group stands.
+    def _check_draws(self) -> None:
+        """Check that data can come to this process: under AllReduce the master hands out none before a group stands.
 
         Raises:
-            JobError: no group will.
+            JobError: no group will; or this process is a copy of that which has made the service.
         """
+        if os.getpid() != self._process_id:
+            raise _of_another_process(self._process_id)
         is_all_reduce = self.session.spec.distribution_strategy is DistributionStrategy.ALL_REDUCE
         if is_all_reduce and not self.session.is_alone and not self._is_of_controller:
             raise JobError(
@@ -461,6 +467,15 @@ class RecordIndexService(DataShardService):
                     raise StopIteration
                 self._indices.extend(shard.indices)
             return self._indices.popleft()
+
+
+def _of_another_process(process_id: int) -> JobError:
+    return JobError(
+        f"a DataShardService belongs to the process that has made it ({process_id}): others would train the same "
+        "records again",
+        "draw minibatches there, and give other processes their records or numbers: a DataLoader over the service "
+        "has num_workers=0; with PyTorch, controller.loader(dataset, num_workers=…)",
+    )
 
 
 def _source_of(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import pickle
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +28,29 @@ def test_every_record_of_every_epoch_comes_once() -> None:
     assert all(epoch == Counter(range(42)) for epoch in seen.values())
     assert len(names) == len(set(names)) == 3 * data.get_minibatch_count_per_epoch() == 33
     assert data.is_over
+
+
+def draw_in_a_child(data: DataShardService, answers: Any) -> None:
+    def draw() -> None:
+        try:
+            answers.send([len(minibatch) for minibatch in data])
+        except JobError as error:
+            answers.send(str(error))
+
+    child = multiprocessing.get_context("fork").Process(target=draw)
+    child.start()
+    child.join()
+
+
+def test_a_copy_in_another_process_is_refused() -> None:
+    """Else each process of a DataLoader over it would be given all records."""
+    data = DataShardService(batch_size=4, dataset_size=8)
+    found, answers = multiprocessing.Pipe(duplex=False)
+    draw_in_a_child(data, answers)
+    assert "belongs to the process that has made it" in found.recv()
+    with pytest.raises(JobError, match="belongs to the process that has made it"):
+        pickle.dumps(data)
+    assert [len(minibatch) for minibatch in data] == [4, 4]
 
 
 def test_a_script_alone_may_stop_training_early() -> None:
