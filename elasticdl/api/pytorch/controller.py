@@ -126,7 +126,7 @@ class ElasticController(ScriptSteps):
         """Return the context of the script's code on one batch: forward, backward, the update of the model.
 
         Args:
-            num_items: what the batch's loss is a mean of, where these are no records, such as tokens that are no
+            num_items: the divisor of the batch's loss where that is not its records, such as its tokens without
                 padding; a number or a tensor of one element.  The step's gradient is then the mean over all workers'
                 items.  None: the batch's records.
         """

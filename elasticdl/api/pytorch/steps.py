@@ -266,7 +266,7 @@ class ScriptSteps:
             self._epoch, self.progress.begun = -1, self.get_current_epoch()
 
     def _end_loop(self) -> None:
-        self._parts.data.session.clock.switch(Activity.EVALUATE)  # what follows a loop is no minibatch, however long
+        self._parts.data.session.clock.switch(Activity.EVALUATE)  # code after a loop is no minibatch, however long
         num_epochs = self._parts.data.plan.num_epochs
         if num_epochs and self.get_current_epoch() >= num_epochs:
             self._finish()
@@ -425,8 +425,8 @@ class ScriptSteps:
     def check_trigger(self) -> bool:
         """Return whether any member has set the trigger since the last check; called after the same step by all.
 
-        A member that does not call it then is told by a header, for its next call.  False where there is no group to
-        ask: in a rehearsal, after a step that was lost, within a step.
+        A member that does not call it then learns it from a header, for its next call.  False where there is no group
+        to ask: in a rehearsal, after a step that was lost, within a step.
         """
         if self._plan is not None or not (self._is_inside or self._is_over):
             return False
@@ -652,7 +652,7 @@ class ScriptSteps:
 
 
 def _checked(num_items: Any) -> float:
-    """Return what the loss of a batch is divided by.
+    """Return the divisor of the loss of a batch.
 
     Raises:
         JobError: it is no number of items.
