@@ -4,6 +4,6 @@
 LEAN_IMPORT = """
 import gc, sys
 gc.disable()
-for package in ("matplotlib", "pandas", "sklearn"):
+for package in ("IPython", "matplotlib", "pandas", "sklearn"):
     sys.modules[package] = None
 """

@@ -16,7 +16,7 @@ from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition, framework_of, load_model_definition
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.logs import log_to_stdout
-from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType, NanPolicy
+from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType
 from elasticdl_client.data_sources import split_columns
 from elasticdl_client.job_spec import JobSpec
 
@@ -140,7 +140,7 @@ def _torch_framework(spec: JobSpec, definition: ModelDefinition, metadata: Metad
         seed=spec.seed,
         metadata=metadata,
         on_parameter_server=on_parameter_servers(spec),
-        overlaps=spec.nan_policy is NanPolicy.FAIL,
+        overlaps=not spec.skips_not_finite,
         computation=Computation.of(spec),
     )
     if spec.input_workers:

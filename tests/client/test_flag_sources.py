@@ -39,11 +39,14 @@ def test_the_command_line_goes_before_the_file_and_that_before_the_environment(f
     assert given.notes == ("--namespace=team-a comes from ELASTICDL_NAMESPACE.",)
 
 
-def test_what_a_job_says_of_itself_is_read_back(tmp_path: Path) -> None:
+def test_a_file_may_name_its_command_and_hold_commas_and_false(tmp_path: Path) -> None:
     flags = {"job_name": "x", "training_data": "t", "model_def": "a.b.c", "runtime": "local"}
     spec = JobSpec.from_flags("train", {**flags, "envs": "A=1,B=2", "grads_to_wait": "2", "use_async": "false"})
     path = tmp_path / "job.yaml"
-    path.write_text(spec.to_yaml())
+    path.write_text(
+        "job_type: train\njob_name: x\ntraining_data: t\nmodel_def: a.b.c\nruntime: local\n"
+        "envs: A=1,B=2\ngrads_to_wait: 2\nuse_async: false\n"
+    )
     assert JobSpec.from_flags("train", train(path).values) == spec
 
 
