@@ -97,7 +97,7 @@ RUN_MODULE = ("-P", "-m")  # of Python: else a queue.py in the working directory
 LOG_FORMAT_VARIABLE = "ELASTICDL_LOG_FORMAT"  # in the environment of every pod
 PROCESS_VARIABLE = "ELASTICDL_PROCESS"  # in a worker of several processes: the number of one, and how many there are
 NUM_PROCESSES_VARIABLE = "ELASTICDL_NUM_PROCESSES"
-CODE_ERROR_VARIABLE = "ELASTICDL_CODE_ERROR"  # of the master's process: why its pod could not prepare the code, in JSON
+CODE_ERROR_VARIABLE = "ELASTICDL_CODE_ERROR"  # of a master, in JSON: why its pod lacks the code, a hint, may it pass
 
 
 class LogFormat(StrEnum):

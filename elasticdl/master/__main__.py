@@ -67,7 +67,11 @@ class MasterProcess:
         try:
             logging.getLogger().setLevel(str(environment.spec.log_level))
             if wrong := os.environ.get(CODE_ERROR_VARIABLE):
-                raise JobError(*json.loads(wrong))
+                what, hint, may_pass = json.loads(wrong)
+                if may_pass and environment.journal.read_status() is not None:  # the job has begun: try it again
+                    logger.error("%s", JobError(what, hint))
+                    return 1
+                raise JobError(what, hint)
             self._master = Master(environment)
             if self._is_checkpoint_requested:  # before there was one
                 self._master.request_checkpoint()

@@ -2,7 +2,8 @@
 
 The archive lies in a directory with the parts of the job's ConfigMaps, or in storage.  An archive that differs from
 the submitted one is not run.  The requirements.txt of the code is installed.  An error ends the pod's log; a
-master is started all the same, and ends the job with the error: its pod would be restarted without end.
+master is started all the same, and ends the job with the error: its pod would be restarted without end.  A job that
+has begun is not ended by an error of the node or of storage: its container is started again.
 
 `installed`: the requirements.txt of --code, installed by pip before the pod's process starts, once for each cache.
 
@@ -14,6 +15,7 @@ and is complete once the mark in it is there; a lock keeps pods of one node from
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import io
@@ -37,13 +39,17 @@ from typing import NoReturn
 from elasticdl.rpc.logs import log_to_stdout
 from elasticdl.storage.paths import RemotePath, on_this_machine, path_of
 from elasticdl_client.choices import CODE_ERROR_VARIABLE
-from elasticdl_client.errors import ElasticDLError, JobError
+from elasticdl_client.errors import ElasticDLError, JobError, StorageUnreachable
 from elasticdl_client.requirements_file import FILE, contents
 from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import AnyPath
 
 _AGAIN = "Submit the job again."
 _UNPACKED = ".elasticdl-code"  # holds the digest of what was unpacked whole, for the next start of a container
+
+
+class NodeError(JobError):
+    """The node or its volumes are at fault, not the code: the next start may succeed."""
 
 
 def unpack(source: AnyPath, target: Path, digest: str) -> None:
@@ -55,15 +61,19 @@ def unpack(source: AnyPath, target: Path, digest: str) -> None:
         digest: SHA-256 of the archive as it was submitted, in hexadecimal digits.
 
     Raises:
-        JobError: it is not there, not the one that was submitted, or cannot be written.
+        JobError: it is not there, or not the one that was submitted.
+        NodeError: it cannot be read or written.
         StorageError: the storage cannot be reached.
     """
     try:
         _unpack(source, target, digest)
     except OSError as error:
-        raise JobError(
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise NodeError(
             f"The code cannot be unpacked in {target}: {error}.",
-            "Pods need room for the files of --code: free space on their nodes, or ask for more disk.",
+            "Pods need room for the files of --code: free space on their nodes, or ask for more disk."
+            if is_full
+            else "Look at the volumes of the pod, and at its node.",
         ) from error
 
 
@@ -128,7 +138,8 @@ def main() -> None:
     except ElasticDLError as error:
         if not os.environ.get("ELASTICDL_JOB_NAME"):  # that of the master alone
             sys.exit(f"--code: {error}")
-        changes = {CODE_ERROR_VARIABLE: json.dumps([f"--code: {error.what}", error.hint])}
+        may_pass = isinstance(error, NodeError | StorageUnreachable)
+        changes = {CODE_ERROR_VARIABLE: json.dumps([f"--code: {error.what}", error.hint, may_pass])}
     os.execvpe(command[0], command, {**os.environ, **changes})
 
 
@@ -157,7 +168,8 @@ def installed(directory: Path, cache: Path) -> dict[str, str]:
         The variables with which processes find what was installed; empty without requirements.
 
     Raises:
-        JobError: pip has failed, or the cache cannot be written.
+        JobError: pip has failed.
+        NodeError: the cache cannot be written.
     """
     requirements = directory / FILE
     if not requirements.is_file():
@@ -171,7 +183,7 @@ def installed(directory: Path, cache: Path) -> dict[str, str]:
                 if not (environment / _COMPLETE).exists():  # another pod has made it meanwhile
                     _install(requirements, environment, cache)
     except OSError as error:
-        raise JobError(
+        raise NodeError(
             f"The requirements cannot be installed in {cache}: {error}.",
             "Pods must be able to write to this directory, which --requirements_cache names, and run programs in it.",
         ) from error

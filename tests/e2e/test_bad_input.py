@@ -74,7 +74,7 @@ def test_code_that_the_masters_pod_could_not_prepare_ends_the_job_with_the_reaso
     tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reason = "--code: requirements.txt cannot be installed: pip has ended with 1"
-    monkeypatch.setenv(CODE_ERROR_VARIABLE, json.dumps([reason, "Name packages that the index has."]))
+    monkeypatch.setenv(CODE_ERROR_VARIABLE, json.dumps([reason, "Name packages that the index has.", False]))
     job = DIGITS.local_job(tmp_path / "job", digits)
     code, text = said(job)
     assert code == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from elasticdl.master.kubernetes.environment import KubernetesEnvironment
+from elasticdl.master.kubernetes.journal import ConfigMapJournal
+from elasticdl_client.choices import CODE_ERROR_VARIABLE
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import connect
 from elasticdl_client.kubernetes.objects import job_manifests
@@ -67,3 +73,26 @@ def test_missing_rights_end_a_job_that_has_not_begun_and_delay_one_that_has(scen
     assert (pod["metadata"]["labels"].get(names.STATUS_LABEL) == "Failed") is not has_begun
     server.allows = True
     KubernetesEnvironment(connect(), "team", "j", 0).close()
+
+
+@pytest.mark.parametrize(("has_begun", "may_pass"), [(False, True), (True, False), (True, True)])
+def test_a_node_without_room_for_the_code_ends_no_job_that_has_begun(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, has_begun: bool, may_pass: bool
+) -> None:
+    server = scene(0.0)
+    pod = server.objects["pods", names.pod_name("j", "master", 0)]
+    pod["spec"]["restartPolicy"] = "Never"  # there is no kubelet that could end it
+    if has_begun:
+        journal = ConfigMapJournal(connect(), "team", "j")
+        journal.save({}, JobStatus("j", JobPhase.RUNNING))
+        journal.close()
+    for name, value in {"NAMESPACE": "team", "JOB_NAME": "j"}.items():
+        monkeypatch.setenv(f"ELASTICDL_{name}", value)
+    monkeypatch.setenv(CODE_ERROR_VARIABLE, json.dumps(["--code: No space left on device", "", may_pass]))
+    command = [sys.executable, "-P", "-m", "elasticdl.master"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "No space left" in done.stdout) == (1, True), done.stdout + done.stderr
+    is_left = has_begun and may_pass
+    text = server.objects["configmaps", names.state_object("j")]["data"][names.STATUS_KEY]
+    assert JobStatus.from_json(text).phase is (JobPhase.RUNNING if is_left else JobPhase.FAILED)
+    assert (pod["metadata"]["labels"].get(names.STATUS_LABEL) == "Failed") is not is_left
