@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import os
 import sys
 import threading
 import time
@@ -182,8 +183,7 @@ def _import(zoo: Path, name: str) -> ModuleType:
         )
     if sys.path[0] != str(zoo):
         sys.path.insert(0, str(zoo))
-    if "" not in sys.path:
-        sys.path.append("")  # the working directory, which `RUN_MODULE` leaves out: a model may import from it
+    _add_working_directory()
     _alias(zoo)
     importlib.invalidate_caches()
     try:
@@ -197,6 +197,20 @@ def _import(zoo: Path, name: str) -> ModuleType:
             _import_hint(error),
             details=traceback.format_exc(),
         ) from error
+
+
+def _add_working_directory() -> None:
+    """Let models import from it, which `RUN_MODULE` leaves out.
+
+    It comes before installed packages, of which one may be an older copy of the project that is in it, and after the
+    standard library, of which it must hide nothing.
+    """
+    with contextlib.suppress(FileNotFoundError):  # it was deleted
+        here, standard = os.getcwd(), os.path.dirname(os.__file__)
+        if not {"", here}.intersection(sys.path):
+            places = (standard, os.path.join(standard, "lib-dynload"))
+            behind = [position for position, place in enumerate(sys.path, 1) if place in places]
+            sys.path.insert(max(behind, default=len(sys.path)), here)
 
 
 def _import_hint(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache, partial, wraps
@@ -205,3 +206,21 @@ def test_a_module_that_does_not_come_to_an_end_is_named_with_its_line(zoo: Path)
     finally:
         log.removeHandler(handler)
     assert said[0].startswith(f"Importing {zoo / 'loops.py'} for 5 s, now at line ")
+
+
+def test_the_working_directory_comes_before_installed_packages_and_after_the_standard_library(
+    zoo: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    here, installed = (tmp_path_factory.mktemp(name) for name in ("here", "installed"))
+    for directory in (here, installed):
+        (directory / "own_project.py").write_text(f"WHERE = {directory.name!r}\n")
+    for name in ("colorsys", "_lsprof"):  # a file of Python, and of C, of the standard library
+        (here / f"{name}.py").write_text("raise RuntimeError('not the standard library')\n")
+    (zoo / "shop" / "mine.py").write_text(
+        "import os\nos.chdir('/')\nimport colorsys, _lsprof\nfrom own_project import WHERE\n"
+        "def custom_model(): return WHERE\n"
+    )
+    code = f"import sys; sys.path.append({str(installed)!r}); from elasticdl.model_def import load; "
+    code += f"print(load({str(zoo)!r}, 'shop.mine.custom_model', required=()).model())"
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=here, capture_output=True, text=True)
+    assert done.stdout == f"{here.name}\n", done.stderr
