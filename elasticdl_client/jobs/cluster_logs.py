@@ -27,7 +27,7 @@ _LOOK_S = 1.0
 _SILENCE_S = 300.0  # a stream without a line for so long is opened again: its connection may be dead
 _LAST_LINES_S = 10.0  # after the job's end its pods' streams get so long to end
 _MAX_REST = 1 << 16  # bytes of a line without an end
-_OF_ALL_PODS = (0, 401, 403)  # statuses of calls that would fail for the next pod, too
+_OF_ALL_PODS = (401, 403)  # statuses of calls that would fail for the next pod, too
 _BEFORE_ALL = (0.0, "")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
 _OVERLAP_S = 30.0  # of a stream that is opened again, beyond the time since its last line
@@ -91,7 +91,11 @@ def _printed(connection: Connection, job: JobInfo, request: LogRequest) -> Itera
         except ClusterError as error:
             if not request.is_of_many or error.status in _OF_ALL_PODS:
                 raise
-            _note(error.what)  # it is gone since it was listed, or its node does not answer
+            what = error.what  # it is gone since it was listed, or its node does not answer
+            if error.status == 0:
+                read_pod(connection, job.namespace, name)  # raises if it is the cluster that does not answer
+                what = f"The log of pod {name} has broken off, or its node does not answer."
+            _note(what)
 
 
 def _line(pod: str, text: str, has_stamp: bool) -> LogLine:

@@ -37,6 +37,7 @@ class ApiServer:
         history: of the job, in its journal.
         allows: the user has all rights.
         deleted: the pods that were deleted, each with the options of that.
+        on_log: called with the name of a pod whose log is asked for; if it returns False the connection just ends.
         on_delete, on_create: called with the name of a pod that was deleted, or made.
         master_pod: its manifest in the job's ConfigMap; None: none is.
         made: how many pods were made.
@@ -58,6 +59,7 @@ class ApiServer:
         self.version = 1
         self.allows = True
         self.deleted: list[tuple[str, dict[str, Any]]] = []
+        self.on_log: Callable[[str], bool] = lambda name: True
         self.on_delete: Callable[[str], None] = lambda name: None
         self.on_create: Callable[[str], None] = lambda name: None
         self.master_pod: dict[str, Any] | None = None
@@ -72,7 +74,9 @@ class ApiServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self._send(*script.answer(self.path))
+                *_, name, last = urlsplit(self.path).path.split("/")
+                if last != "log" or script.on_log(name):
+                    self._send(*script.answer(self.path))
 
             def do_PATCH(self) -> None:
                 sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

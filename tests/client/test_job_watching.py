@@ -97,6 +97,29 @@ def test_a_pod_that_is_gone_or_whose_node_is_silent_hides_no_log_of_others(
         run("logs", "job", "--pod=worker-0")
 
 
+def test_a_pod_whose_log_breaks_off_hides_no_log_of_others(
+    cluster: ApiServer,
+    run: Run,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster.on_log = lambda name: name != "elasticdl-job-worker-0"
+    found = commands.run("logs", ["job", "--role=worker"])
+    captured = capsys.readouterr()
+    assert (found, captured.out) == (0, "[elasticdl-job-worker-3] loss 1\n")
+    assert "note: The log of pod elasticdl-job-worker-0" in captured.err
+
+    def end(name: str) -> bool:
+        cluster.stop()
+        return False
+
+    cluster.on_log = end
+    try:
+        with pytest.raises(ClusterError, match="cannot be reached"):
+            run("logs", "job", "--role=worker")
+    finally:
+        cluster.start()
+
+
 def test_since_tail_and_previous_are_asked_of_the_server(cluster: ApiServer, run: Run) -> None:  # noqa: F811
     assert run("logs", "job", "--since=1m30s", "--tail=1") == "works\n"
     assert (cluster.asked[-1]["sinceSeconds"], cluster.asked[-1]["tailLines"]) == ("90", "1")
