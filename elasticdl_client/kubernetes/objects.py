@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -198,6 +199,10 @@ def to_yaml(manifests: list[Manifest]) -> str:
     return str(yaml.dump_all(manifests, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
+_STANDARD = {"/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
+_OWN_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
+
+
 def is_stream(path: str) -> bool:
     """Return whether a path is a pipe, a device, or a descriptor such as /dev/stdout, wherever that leads."""
     is_descriptor = path.startswith(("/dev/", "/proc/")) and os.path.islink(path)
@@ -211,8 +216,12 @@ def write(path: str, text: str) -> None:
         FlagError: it cannot be written.
     """
     draft = path if is_stream(path) else f"{path}.tmp"  # root could replace /dev/stdout for all
+    own = _OWN_DESCRIPTOR.fullmatch(_STANDARD.get(path, path))
     try:
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if draft == path else os.O_TRUNC), 0o600)
+        if own:  # opened anew a file would be written from its beginning, and a socket cannot be opened
+            fd = os.dup(int(own[1]))
+        else:
+            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if draft == path else os.O_TRUNC), 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(text)
         if draft != path:

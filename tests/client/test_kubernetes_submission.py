@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import yaml
@@ -36,6 +36,7 @@ FLAGS = {
     "model_def": "m.model",
     "training_data": "/data",
 }
+COMMAND = [sys.executable, "-m", "elasticdl_client.main", "train", *(f"--{name}={FLAGS[name]}" for name in FLAGS)]
 LABELS = {"app": "elasticdl", "elasticdl-job-name": "job"}
 
 
@@ -68,15 +69,20 @@ def closed_server() -> Iterator[str]:
 
 
 def elasticdl(config: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    flags = [f"--{name}={value}" for name, value in FLAGS.items()]
     return subprocess.run(
-        [sys.executable, "-m", "elasticdl_client.main", "train", *flags, *arguments],
+        [*COMMAND, *arguments],
         cwd=ROOT,
         env={**os.environ, "KUBECONFIG": str(config), **environment},
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+def train(config: Path, *arguments: str, stdout: IO[bytes] | socket.socket) -> subprocess.Popen[bytes]:
+    """Start `elasticdl train` with this as its stdout."""
+    environment = {**os.environ, "KUBECONFIG": str(config)}
+    return subprocess.Popen([*COMMAND, *arguments], cwd=ROOT, env=environment, stdout=stdout, stderr=subprocess.DEVNULL)
 
 
 def named(manifests: list[dict[str, Any]]) -> list[str]:
@@ -173,6 +179,22 @@ def test_yaml_goes_to_a_stream_and_nothing_else_with_it_and_no_file_takes_its_pl
     with os.fdopen(os.open(pipe, os.O_RDWR), "rb"):  # so that the other end opens
         assert elasticdl(tmp_path / "none", f"--yaml={pipe}").returncode == 0
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_yaml_goes_to_what_stdout_is_and_later_output_goes_behind_it(tmp_path: Path, path: str) -> None:
+    file = tmp_path / "all.yaml"
+    with file.open("wb") as stdout:
+        assert train(tmp_path / "none", f"--yaml={path}", stdout=stdout).wait(120) == 0
+        stdout.write(b"---\nmore: 1\n")
+    assert len(found := list(yaml.safe_load_all(file.read_text()))) == 7
+    assert found[-1] == {"more": 1}
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = train(tmp_path / "none", f"--yaml={path}", stdout=theirs)
+        theirs.close()
+        assert len(list(yaml.safe_load_all(ours.makefile().read()))) == 6
+        assert process.wait(120) == 0
 
 
 def test_yaml_is_written_to_a_file_for_the_user_alone(tmp_path: Path) -> None:
