@@ -16,6 +16,7 @@ from kubernetes import client
 
 from elasticdl.cluster.kubernetes.api import ApiCalls
 from elasticdl.master.environment import UserRequest
+from elasticdl.master.kubernetes import environment
 from elasticdl.master.kubernetes.environment import RequestWatch
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
@@ -30,11 +31,13 @@ class OneConfigMap:
     Attributes:
         annotations: of it.
         watches: the query of each watch.
+        num_failures: of the next watches, which are answered with 503.
     """
 
     def __init__(self) -> None:
         self.annotations: dict[str, str] = {}
         self.watches: list[str] = []
+        self.num_failures = 0
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
         script = self
 
@@ -43,6 +46,12 @@ class OneConfigMap:
 
             def do_GET(self) -> None:
                 script.watches.append(self.path)
+                if script.num_failures:
+                    script.num_failures -= 1
+                    self.send_response(503)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
                 self.send_response(200)
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
@@ -148,7 +157,10 @@ def test_what_changes_between_two_streams_comes_with_the_next(server: OneConfigM
     watch.close()
 
 
-def test_streams_that_end_at_once_are_opened_again_later_and_later(server: OneConfigMap) -> None:
+def test_streams_that_end_at_once_are_opened_again_later_and_later(
+    server: OneConfigMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_LASTING_S", LIMIT_S)  # a busy machine may take long over a stream
     watch, began_at = server.watch(), time.monotonic()
     server.end_stream()
     server.end_stream()
@@ -157,6 +169,19 @@ def test_streams_that_end_at_once_are_opened_again_later_and_later(server: OneCo
     server.ask("3")
     reader = Reader(watch.requests(threading.Event()))
     assert [reader.next(), reader.next()] == [UserRequest("3"), UserRequest("9")]
+    assert time.monotonic() - began_at >= 0.5 + 1.0
+    watch.close()
+
+
+def test_a_server_that_takes_long_to_answer_with_an_error_is_asked_later_and_later(
+    server: OneConfigMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_LASTING_S", 0.0)  # each answer comes later than that
+    watch, began_at = server.watch(), time.monotonic()
+    server.num_failures = 2
+    server.ask("9")
+    reader = Reader(watch.requests(threading.Event()))
+    assert reader.next() == UserRequest("9")
     assert time.monotonic() - began_at >= 0.5 + 1.0
     watch.close()
 

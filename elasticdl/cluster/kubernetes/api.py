@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import threading
 import time
@@ -30,6 +31,7 @@ ATTEMPT_S = 6.0  # how long one try may take
 _CONNECT_S = 3.0
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 3.0
+_LONGEST_STREAM_PAUSE_S = 5.0
 _POOL_SIZE = 32  # connections that are kept open: as many as threads may create pods at once, and the watches
 _CONTENT_TYPES = {"PATCH": "application/strategic-merge-patch+json"}
 _FOR_NOW = (429, 500, 502, 503, 504)
@@ -263,6 +265,32 @@ class ApiServer:
         if status == 403 and "exceeded quota" in message:
             return _FORBIDDEN.sub("", message), "Raise the quota of the namespace, or wait until others have ended."
         return _FORBIDDEN.sub("", message), ""
+
+
+class StreamPauses:
+    """How long to wait before a stream is opened again: longer each time, unless the last one was open for a while.
+
+    Args:
+        first_s: the shortest pause.
+        lasting_s: a stream that was open for so long is followed by none.
+    """
+
+    def __init__(self, first_s: float, lasting_s: float) -> None:
+        self._first_s = first_s
+        self._lasting_s = lasting_s
+        self._opened_at = math.inf
+        self._pause_s = 0.0
+
+    def opened(self) -> None:
+        """Note that the server has answered, and not with an error; of several calls for a stream the first counts."""
+        self._opened_at = min(self._opened_at, time.monotonic())
+
+    def next_s(self) -> float:
+        """Return the pause after a stream, or after a try to open one."""
+        has_lasted = time.monotonic() - self._opened_at >= self._lasting_s
+        self._opened_at = math.inf
+        self._pause_s = 0.0 if has_lasted else min(max(self._first_s, 2 * self._pause_s), _LONGEST_STREAM_PAUSE_S)
+        return self._pause_s
 
 
 def _is_for_now(method: str, error: ClusterError) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 
 from elasticdl.cluster.cluster import EndReason, EventType, Pod, PodEvent, PodPhase
-from elasticdl.cluster.kubernetes.api import ATTEMPT_S, ApiServer, Closed, Query, Refusal
+from elasticdl.cluster.kubernetes.api import ATTEMPT_S, ApiServer, Closed, Query, Refusal, StreamPauses
 from elasticdl.cluster.kubernetes.causes import Causes
 from elasticdl.cluster.kubernetes.pods import (
     PULL_BACK_OFF,
@@ -199,7 +199,6 @@ _SILENCE_S = 3.0
 _LIST_AGAIN_S = 300.0
 _LASTING_S = 0.5  # a stream that ends sooner was not ended by its time-out, which is a second at least
 _FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 5.0
 _GONE = 410
 
 
@@ -218,8 +217,7 @@ class PodWatch:
         self._memory = memory
         self._known: dict[str, Pod] = {}
         self._leaving: dict[str, Object] = {}  # asked to end, and not seen to have ended
-        self._opened_at = math.inf  # of the newest stream, by the monotonic clock
-        self._pause_s = 0.0
+        self._pauses = StreamPauses(_FIRST_PAUSE_S, _LASTING_S)
         self._trouble = ""
 
     def events(self) -> Iterator[PodEvent]:
@@ -231,7 +229,7 @@ class PodWatch:
                 return
             except ElasticDLError as error:
                 self._say_trouble(error.what)
-                self._pause()
+                self._api.pause(self._pauses.next_s())
 
     def _list_and_watch(self) -> Iterator[PodEvent]:
         """Until the server has forgotten the version that we know, or it is time for a look at everything."""
@@ -243,7 +241,7 @@ class PodWatch:
         while version and time.monotonic() < list_again_at and not self._api.closed:
             version = yield from self._stream(version)
             yield from self._overdue()
-            self._pause()
+            self._api.pause(self._pauses.next_s())
 
     def _stream(self, version: str) -> Generator[PodEvent, None, str]:
         """One call; ends with the server's time-out, or before it when a pod will be overdue earlier.
@@ -271,13 +269,6 @@ class PodWatch:
                 return ""
             raise
         return version
-
-    def _pause(self) -> None:
-        """Wait before the next call, each time longer, unless a stream has lasted for a while."""
-        has_lasted = time.monotonic() - self._opened_at >= _LASTING_S
-        self._opened_at = math.inf
-        self._pause_s = 0.0 if has_lasted else min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
-        self._api.pause(self._pause_s)
 
     def _ended_by(self, status: Object) -> str:
         if status.get("code") != _GONE:
@@ -331,7 +322,7 @@ class PodWatch:
             self._trouble = what
 
     def _all_well(self) -> None:
-        self._opened_at = time.monotonic()
+        self._pauses.opened()
         if self._trouble:
             _LOG.info("Pods are watched again.")
             self._trouble = ""

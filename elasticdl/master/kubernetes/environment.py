@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
-from elasticdl.cluster.kubernetes.api import ApiCalls, ApiServer, Closed, Object, Query
+from elasticdl.cluster.kubernetes.api import ApiCalls, ApiServer, Closed, Object, Query, StreamPauses
 from elasticdl.master.environment import UserRequest
 from elasticdl.master.journal import Journal, JournalWriteError, Superseded
 from elasticdl.master.kubernetes.event_publisher import EventPublisher, Owner
@@ -65,7 +65,6 @@ _STREAM_S = 60  # after it the server ends a stream, and the object is read agai
 _SILENCE_S = 3.0
 _LASTING_S = 1.0  # a stream that ends sooner is opened again later and later
 _FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 5.0
 
 Found = TypeVar("Found")
 logger = logging.getLogger("elasticdl.master")
@@ -327,11 +326,11 @@ class RequestWatch:
 
     def requests(self, stop: threading.Event) -> Iterator[UserRequest]:
         """Yield the present requests and each change, until `stop` is set or the watch is closed; never fail."""
-        known, pause_s = UserRequest(), 0.0
+        known, pause_s, pauses = UserRequest(), 0.0, StreamPauses(_FIRST_PAUSE_S, _LASTING_S)
         while not stop.wait(pause_s):
-            began_at = time.monotonic()
             try:
                 for found in self._watch():
+                    pauses.opened()
                     self._all_well()
                     annotations = found["metadata"].get("annotations") or {}
                     is_stop = bool(annotations.get(names.STOP_ANNOTATION))
@@ -343,8 +342,7 @@ class RequestWatch:
                 return
             except ElasticDLError as error:
                 self._say_trouble(error.what)
-            has_lasted = time.monotonic() - began_at >= _LASTING_S
-            pause_s = 0.0 if has_lasted else min(max(_FIRST_PAUSE_S, 2 * pause_s), _LONGEST_PAUSE_S)
+            pause_s = pauses.next_s()
 
     def close(self) -> None:
         """Ends the watch."""
