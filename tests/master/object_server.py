@@ -22,6 +22,7 @@ class ObjectServer:
         failures: HTTP codes that the next deletions are answered with.
         ahead_s: of this machine's clock, the server's.
         allows: the user has all rights.
+        hidden: the names of objects that the user may not read.
     """
 
     def __init__(self, manifests: list[Object], ahead_s: float = 0.0) -> None:
@@ -30,6 +31,7 @@ class ObjectServer:
         self.failures: list[int] = []
         self.ahead_s = ahead_s
         self.allows = True
+        self.hidden: set[str] = set()
         self.has_deleted = threading.Event()
         self._version = 0
         self._lock = threading.Lock()
@@ -89,6 +91,8 @@ class ObjectServer:
             *_, kind, name = path.split("/")
             if verb == "POST":
                 return self._create(name, sent)
+            if verb == "GET" and name in self.hidden:
+                return 403, {"message": f"{kind} {name} is forbidden"}
             found = self.objects.get((kind, name))
             if found is None:
                 return 404, {"message": f"{kind} {name} not found"}

@@ -60,18 +60,21 @@ def test_submission_and_resume_are_by_this_machines_clock_and_never_in_the_futur
     place.close()
 
 
-@pytest.mark.parametrize("has_begun", [False, True])
-def test_missing_rights_end_a_job_that_has_not_begun_and_delay_one_that_has(scene: Scene, has_begun: bool) -> None:
+@pytest.mark.parametrize(("has_begun", "is_hidden"), [(False, False), (True, False), (True, True)])
+def test_missing_rights_end_a_job_that_has_not_begun_and_delay_one_that_has(
+    scene: Scene, has_begun: bool, is_hidden: bool
+) -> None:
     server = scene(0.0)
     server.allows = False
     pod = server.objects["pods", names.pod_name("j", "master", 0)]
     pod["spec"]["restartPolicy"] = "Never"  # there is no kubelet that could end it
     if has_begun:
         server.objects["configmaps", names.state_object("j")]["binaryData"] = {names.JOURNAL_KEY: "e30="}
+        server.hidden = {names.state_object("j")} if is_hidden else set()
     with pytest.raises(JobError, match="lacks rights"):
         KubernetesEnvironment(connect(), "team", "j", 0)
     assert (pod["metadata"]["labels"].get(names.STATUS_LABEL) == "Failed") is not has_begun
-    server.allows = True
+    server.allows, server.hidden = True, set()
     KubernetesEnvironment(connect(), "team", "j", 0).close()
 
 

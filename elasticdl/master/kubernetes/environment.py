@@ -134,13 +134,13 @@ class KubernetesEnvironment:
         self._requests = RequestWatch(client, self._namespace, job_name, self._calls)
 
     def _has_begun(self, job_name: str) -> bool:
-        """Whether an earlier generation has written a journal, as far as it can be read."""
+        """Whether an earlier generation has written a journal; one that cannot be read may be there."""
         name = names.state_object(job_name)
         try:
             with self._connection.doing(f"read ConfigMap {name} of namespace {self._namespace}"):
                 found = self._connection.core.read_namespaced_config_map(name, self._namespace)
-        except ClusterError:
-            return False
+        except ClusterError as error:
+            return error.status != 404
         return names.JOURNAL_KEY in (found.binary_data or {})
 
     def _check_rights(self) -> None:
