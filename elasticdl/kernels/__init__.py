@@ -11,5 +11,5 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(
         "The native kernels of ElasticDL are not built for this Python.\n"
-        "  Install the wheel of elasticdl2, or in a checkout: make setup (or python setup.py build_ext --inplace)."
+        "  Install the wheel of elasticdl2, or in a checkout: make setup (or pip install -e .)."
     ) from None

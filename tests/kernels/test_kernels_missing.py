@@ -24,7 +24,7 @@ def test_a_missing_native_module_says_what_to_do(statement: str) -> None:
     done = subprocess.run([sys.executable, "-c", HIDDEN + statement], capture_output=True, text=True)
     assert done.returncode != 0
     assert "The native kernels of ElasticDL are not built for this Python." in done.stderr
-    assert "make setup" in done.stderr
+    assert "make setup (or pip install -e .)" in done.stderr
 
 
 def test_a_local_job_is_refused_before_anything_of_it_is_started(tmp_path: Path) -> None:
