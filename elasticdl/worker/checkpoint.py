@@ -35,6 +35,7 @@ from elasticdl_client.storage_kinds import AnyPath, is_remote
 _log = logging.getLogger("elasticdl.worker")
 _PIECE_BYTES = 1 << 20
 _SYNCED_BYTES = 64 << 20  # of which the disk is made to take as much at once
+_HINT = "mend its volume or its permissions, or restore it"
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 T = TypeVar("T")
@@ -211,7 +212,8 @@ class StateCheckpoints:
 
         Raises:
             CheckpointError: it is of other minibatches, or it or a newer one is of another job, which may be writing
-                there now.
+                there now; or the directory cannot be read.
+            StorageUnreachable: the volume does not answer: what is on it may be newer.
         """
         for directory in _newest_first(self._directory) if self._directory is not None else ():
             self._check_owner(directory)
@@ -232,9 +234,10 @@ class StateCheckpoints:
 
         Raises:
             CheckpointError: there is none.
+            StorageUnreachable: the volume does not answer.
         """
         named = path_of(path)
-        candidates = [named] if versions.is_complete(named) else _newest_first(named)
+        candidates = [named] if _read(named, versions.is_complete) else _newest_first(named)
         errors = []
         for directory in candidates:
             try:
@@ -249,11 +252,8 @@ class StateCheckpoints:
 
     def _load(self, directory: AnyPath) -> tuple[Checkpoint, dict[str, Any]]:
         file = self._kind.file
-        try:
-            manifest = read_manifest(directory / MANIFEST)
-            state = (directory / file).read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"the checkpoint in {directory} cannot be read: {error}") from error
+        manifest = _read(directory / MANIFEST, read_manifest)
+        state = _read(directory / file, lambda path: path.read_bytes())
         if manifest.get("strategy") != self._kind.strategy:
             raise CheckpointError(f"the checkpoint in {directory} is not of the strategy {self._kind.strategy}")
         if (len(state), zlib.crc32(state)) != (manifest.get("size_bytes"), manifest.get("crc32")):
@@ -269,8 +269,8 @@ class StateCheckpoints:
     def _check_owner(self, directory: AnyPath) -> None:
         """Raise for another job's, of any strategy, whole or not: this job would remove it as an old one of its own."""
         owner = None
-        with suppress(OSError, CheckpointError):  # logged by `_load`
-            owner = read_manifest(directory / MANIFEST).get("job_name")
+        with suppress(CheckpointError):  # logged by `_load`
+            owner = _read(directory / MANIFEST, read_manifest).get("job_name")
         if owner not in (None, self._kind.job_name):
             raise CheckpointError(
                 f"the checkpoint in {directory} is of job {owner}, not {self._kind.job_name}: "
@@ -292,19 +292,32 @@ class StateCheckpoints:
 
 
 def read_from(place: str, clock: ActivityClock, read: Callable[[], T]) -> T:
-    """Read of a place of checkpoints; storage that does not answer is asked again, which is no hang to the master.
+    """Read of a place of checkpoints; one that does not answer is asked again, which is no hang to the master.
+
+    A read of a volume that does not end is one: it has no limit of its own, as requests to storage have.
 
     Raises:
         StorageUnreachable: it has not answered for half an hour.
     """
-    if not is_remote(place):
-        return read()
+    activity = Activity.CHECKPOINT if is_remote(place) else clock.read()[0]
+
+    def read_once() -> T:
+        with clock.during(activity):
+            return read()
+
     with clock.during(Activity.CHECKPOINT):
-        return versions.when_reachable(read)
+        return versions.when_reachable(read_once)
 
 
 def _newest_first(directory: AnyPath) -> list[AnyPath]:
-    return versions.complete(directory)[::-1]
+    return _read(directory, versions.complete)[::-1]
+
+
+def _read(path: AnyPath, read: Callable[[AnyPath], T]) -> T:
+    try:
+        return read(path)
+    except OSError as error:
+        raise versions.unreadable(str(path), error, _HINT) from error
 
 
 def _has_manifest(directory: AnyPath, manifest: Mapping[str, Any]) -> bool:

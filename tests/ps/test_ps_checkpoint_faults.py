@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import signal
@@ -25,6 +24,7 @@ from elasticdl.ps.server.restoring import open_checkpoint, restore
 from elasticdl.storage import versions
 from elasticdl_client.errors import CheckpointError
 from tests.ps.parts import assert_is, commit, even_parts, part, write_checkpoint
+from tests.storage.lost_files import lost, lost_until_asked_again
 
 INCARNATION = 10
 TEMPORARY = f".variables-0-of-1.ckpt.{INCARNATION}.tmp"
@@ -218,35 +218,12 @@ def test_a_stuck_volume_holds_up_its_writer_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@contextmanager
-def lost(file: Path) -> Iterator[Callable[[], None]]:
-    """Every read of a file fails with EIO, as on a network file system without its server, until it is back."""
-    own = file.with_name("own")
-    file.rename(own)
-    file.symlink_to("/proc/self/mem")  # nothing is mapped at its beginning
-    with pytest.raises(OSError, match="Input/output error"):
-        file.read_bytes()
-    yield lambda: os.replace(own, file)
-
-
 def test_a_checkpoint_whose_volume_does_not_answer_is_waited_for(tmp_path: Path) -> None:
     for version in (3, 4):
         write_checkpoint(tmp_path, version, even_parts(1, version))
     wanted, taken = tmp_path / "version-4", list[PartSnapshot]()
-    log = logging.getLogger("elasticdl.storage")
-    with lost(wanted / "MANIFEST.json") as is_back:
-
-        class Mended(logging.Handler):
-            def emit(self, record: logging.LogRecord) -> None:
-                assert "Input/output error" in record.getMessage()
-                is_back()
-
-        handler = Mended()
-        log.addHandler(handler)
-        try:
-            assert restore(wanted, ALL_BUCKETS, taken.append).directory == wanted
-        finally:
-            log.removeHandler(handler)
+    with lost_until_asked_again(wanted / "MANIFEST.json"):
+        assert restore(wanted, ALL_BUCKETS, taken.append).directory == wanted
     taken[0].close()
 
 

@@ -20,6 +20,7 @@ from elasticdl.worker.tasks import HeldLease, LeaseLost, NotFinite, TaskBatches
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import CheckpointError, StorageUnreachable
 from elasticdl_client.job_spec import JobSpec
+from tests.storage.lost_files import lost_until_asked_again
 
 
 class Adder:
@@ -118,6 +119,17 @@ def test_a_successor_waits_for_storage_that_does_not_answer(tmp_path: Path) -> N
     assert restored.total == 1 + 2 + 3 + 4
     assert checkpoints.seen == [Activity.CHECKPOINT] * 3
     assert clock.read()[0] is Activity.START
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", STATE_FILE])
+def test_a_successor_waits_for_a_volume_that_does_not_answer(tmp_path: Path, name: str) -> None:
+    train(strategy(Adder(), tmp_path), 3, 5)
+    restored = Adder()
+    local = strategy(restored, tmp_path)
+    with lost_until_asked_again(tmp_path / "version-4" / name):
+        local.restore()
+    assert restored.total == 1 + 2 + 3 + 4
+    assert [(t.epoch, t.task, t.watermark) for t in local.ledger().tasks] == [(0, 3, 4)]
 
 
 def test_a_successor_computes_only_what_the_checkpoint_lacks(tmp_path: Path) -> None:

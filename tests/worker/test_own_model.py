@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import threading
 import weakref
@@ -20,11 +21,12 @@ from elasticdl.ps.applied import MinibatchName
 from elasticdl.storage import versions
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
-from elasticdl.worker.checkpoint import Checkpoint, CheckpointKind, HangLimits, StateCheckpoints
+from elasticdl.worker.checkpoint import Checkpoint, CheckpointKind, HangLimits, StateCheckpoints, read_from
 from elasticdl.worker.ledger import UNKNOWN, Ledger, packed, unpacked
 from elasticdl_client.checkpoint_manifest import read_manifest, with_checksum
 from elasticdl_client.errors import CheckpointError, StorageUnreachable
 from elasticdl_client.storage_kinds import AnyPath
+from tests.storage.lost_files import lost, lost_until_asked_again, not_connected
 
 EVERY = 10
 T = TypeVar("T")
@@ -231,6 +233,73 @@ def test_a_group_waits_for_storage_that_does_not_answer(tmp_path: Path, is_own: 
     replica = Replica(framework, Outage(str(tmp_path), kind), "s3://bucket/other", clock)
     assert replica.start_over().ledger.steps == 3
     assert seen == [Activity.CHECKPOINT] * 3  # slow storage is no hang
+
+
+class Loaded(Weights):
+    """A framework that holds the values which it has loaded."""
+
+    value: float | None = None
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.value = float(state["w"][0])
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "model.npz"])
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_group_waits_for_a_volume_that_does_not_answer(tmp_path: Path, name: str, is_own: bool) -> None:
+    for number in (3, 4):
+        checkpoints_in(tmp_path).save(number, {"w": np.full(2, number)}, ledger_of(number))
+    framework: Any = Loaded()
+    own = checkpoints_in(tmp_path if is_own else tmp_path / "own")
+    replica = Replica(framework, own, "" if is_own else str(tmp_path), ActivityClock())
+    with lost_until_asked_again(tmp_path / "version-4" / name):
+        restored = replica.start_over()
+    assert (restored.ledger.steps, framework.value) == (4, 4)
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "model.npz"])
+def test_a_checkpoint_that_stays_unreadable_is_never_passed_over(tmp_path: Path, name: str) -> None:
+    """Neither an older one is taken, nor does training begin from nothing."""
+    for number in (3, 4):
+        checkpoints_in(tmp_path).save(number, Weights().state(), ledger_of(number))
+        with lost(tmp_path / f"version-{number}" / name) as is_back:
+            for read in (checkpoints_in(tmp_path).newest, lambda: checkpoints_in(tmp_path).initial(str(tmp_path))):
+                with pytest.raises(StorageUnreachable, match=f"version-{number}/{name} cannot be read: Input/output"):
+                    read()
+            is_back()
+
+
+def test_a_directory_whose_mount_is_not_connected_is_not_an_empty_one(tmp_path: Path) -> None:
+    with not_connected(tmp_path):
+        for read in (checkpoints_in(tmp_path).newest, lambda: checkpoints_in(tmp_path).initial(str(tmp_path))):
+            with pytest.raises(StorageUnreachable, match="not connected"):
+                read()
+
+
+def test_only_the_time_between_two_reads_of_a_volume_is_that_of_a_checkpoint(tmp_path: Path) -> None:
+    """A read that does not end is a hang; a volume that fails at once is none."""
+    clock, seen = ActivityClock(), list[Activity]()
+    clock.switch(Activity.JOIN)
+    log = logging.getLogger("elasticdl.storage")
+
+    class Look(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(clock.read()[0])
+
+    def read() -> int:
+        seen.append(clock.read()[0])
+        if len(seen) < 3:
+            raise StorageUnreachable("Input/output error")
+        return 7
+
+    look = Look()
+    log.addHandler(look)
+    try:
+        assert read_from(str(tmp_path), clock, read) == 7
+    finally:
+        log.removeHandler(look)
+    assert seen == [Activity.JOIN, Activity.CHECKPOINT, Activity.JOIN]
+    assert clock.read()[0] is Activity.JOIN
 
 
 def hanging(directory: Path, number: int) -> Path:
