@@ -321,8 +321,12 @@ def _read(path: AnyPath, read: Callable[[AnyPath], T]) -> T:
 
 
 def _has_manifest(directory: AnyPath, manifest: Mapping[str, Any]) -> bool:
-    """Whether a directory is a complete checkpoint with these contents and checksums."""
-    with suppress(OSError, StorageError, CheckpointError):
+    """Whether a directory is a complete checkpoint with these contents and checksums.
+
+    Raises:
+        OSError, StorageError: it cannot be read.
+    """
+    with suppress(FileNotFoundError, CheckpointError):
         return bool(read_manifest(directory / MANIFEST) == json.loads(json.dumps(manifest)))
     return False
 

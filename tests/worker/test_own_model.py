@@ -157,6 +157,16 @@ def test_a_complete_checkpoint_of_other_contents_is_replaced(tmp_path: Path) -> 
     assert found.arrays["w"].tolist() == [2.0] * 3
 
 
+def test_a_complete_checkpoint_that_cannot_be_compared_is_not_removed(tmp_path: Path) -> None:
+    """It may be the same, and the volume may refuse what is to be written in its place."""
+    checkpoints_in(tmp_path).save(7, {"w": np.ones(3)}, ledger_of(7))
+    with lost(tmp_path / "version-7" / "MANIFEST.json") as is_back:
+        with pytest.raises(CheckpointError, match="Input/output error"):
+            checkpoints_in(tmp_path).save(7, {"w": np.ones(3)}, ledger_of(7))
+        is_back()
+    assert written(tmp_path / "version-7") == ["MANIFEST.json", "model.npz"]
+
+
 def save_or_keep(directory: Path, arrays: dict[str, Any], errors: list[CheckpointError]) -> None:
     try:
         checkpoints_in(directory).save(7, arrays, ledger_of(7))
