@@ -165,14 +165,18 @@ def abandon_beside(directory: AnyPath) -> None:
         _log.warning("%s cannot be removed: %s", directory, reason(error))
 
 
-def prune(checkpoint_dir: AnyPath, keep_max: int) -> None:
+def prune(checkpoint_dir: AnyPath, keep_max: int, newest: int | None = None) -> None:
     """Keep the newest `keep_max` complete checkpoints, at least one; 0 keeps all.
 
     Incomplete ones older than the newest are deleted, too, and temporary files in the one before the newest: a writer
     that was killed left them.
+
+    Args:
+        newest: number of the one just written.  Those of higher numbers are of a state that was given up, maybe since
+            they are damaged: they are left alone, and do not count.  None: the highest.
     """
     try:
-        found = versions(checkpoint_dir)
+        found = [path for path in versions(checkpoint_dir) if newest is None or _number_of(path) <= newest]
         whole = [path for path in found if is_complete(path)]
         older = found[: found.index(whole[-1])] if whole else []
         kept = whole[-keep_max:] if keep_max > 0 else whole
@@ -211,6 +215,10 @@ def _remove_temporary(directory: AnyPath) -> None:
     for name in names:
         if name.startswith(".") and name[1:].rpartition(".")[0] in names:
             remove_file(directory / name)
+
+
+def _number_of(directory: AnyPath) -> int:
+    return int(directory.name.removeprefix(PREFIX))
 
 
 def _has_number(name: str) -> bool:

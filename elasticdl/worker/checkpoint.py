@@ -194,7 +194,7 @@ class StateCheckpoints:
             versions.abandon_beside(directory)  # what is in it may be another member's
             raise
         write.advance()
-        versions.prune(self._directory, self._keep)
+        versions.prune(self._directory, self._keep, number)
 
     def has(self, number: int) -> bool:
         """Whether a complete one of this number is seen, whichever member has written it."""

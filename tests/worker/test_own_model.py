@@ -384,6 +384,19 @@ def test_a_checkpoint_whose_manifest_names_no_job_is_passed_over(tmp_path: Path,
     assert found.directory.name == "version-3"
 
 
+def test_a_damaged_checkpoint_does_not_push_out_those_of_the_model_that_was_restored(tmp_path: Path) -> None:
+    kind = CheckpointKind("job", "AllreduceStrategy", "model.npz", {})
+    for number in (3, 9):
+        checkpoints_in(tmp_path).save(number, Weights().state(), ledger_of(number))
+    (tmp_path / "version-9" / "model.npz").write_bytes(b"damaged")
+    for number in (5, 7):
+        StateCheckpoints(str(tmp_path), kind, keep=1).save(number, Weights().state(), ledger_of(number))
+        found = checkpoints_in(tmp_path).newest()
+        assert found is not None
+        assert found.ledger.steps == number
+    assert written(tmp_path) == ["version-7", "version-9"]
+
+
 def test_a_checkpoint_that_has_failed_keeps_no_model_in_memory(tmp_path: Path) -> None:
     kind = CheckpointKind("job", "AllreduceStrategy", "missing/model.npz", {})
     checkpoints = StateCheckpoints(str(tmp_path), kind)
