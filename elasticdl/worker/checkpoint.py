@@ -220,6 +220,8 @@ class StateCheckpoints:
             try:
                 found, manifest = self._load(directory)
             except CheckpointError as error:
+                if not _read(directory, versions.is_complete):
+                    return self.newest()  # its writer has written a newer one since, and has removed it
                 _log.warning("%s", error)
                 continue
             if manifest.get("job_name") is None:

@@ -384,6 +384,27 @@ def test_a_checkpoint_whose_manifest_names_no_job_is_passed_over(tmp_path: Path,
     assert found.directory.name == "version-3"
 
 
+def test_a_checkpoint_that_is_removed_while_it_is_read_gives_way_to_the_newer_one(tmp_path: Path) -> None:
+    """A worker that ends may still be writing one when its successor begins."""
+    kind = CheckpointKind("job", "AllreduceStrategy", "model.npz", {})
+    checkpoints = StateCheckpoints(str(tmp_path), kind, keep=1)
+    checkpoints.save(3, Weights().state(), ledger_of(3))
+    state = tmp_path / "version-3" / "model.npz"
+    state.unlink()
+    os.mkfifo(state)
+
+    def save_during_read() -> None:
+        with state.open("wb"):  # the reader has come to it
+            checkpoints.save(4, Weights().state(), ledger_of(4))
+
+    saving = threading.Thread(target=save_during_read, daemon=True)
+    saving.start()
+    found = checkpoints_in(tmp_path).newest()
+    saving.join()
+    assert found is not None
+    assert found.ledger.steps == 4
+
+
 def test_a_damaged_checkpoint_does_not_push_out_those_of_the_model_that_was_restored(tmp_path: Path) -> None:
     kind = CheckpointKind("job", "AllreduceStrategy", "model.npz", {})
     for number in (3, 9):
