@@ -61,7 +61,8 @@ def _viewed(outputs: Any) -> Any:
     if isinstance(outputs, Mapping):
         return {name: _viewed(output) for name, output in outputs.items()}
     if isinstance(outputs, list | tuple):
-        return type(outputs)(_viewed(output) for output in outputs)
+        viewed = [_viewed(output) for output in outputs]
+        return type(outputs)(*viewed) if hasattr(outputs, "_fields") else type(outputs)(viewed)  # a namedtuple
     return np.asarray(outputs).view(_Predictions)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
+import numpy as np
 import pytest
 
 from elasticdl.model_def import ModelDefinition
+from elasticdl.original.objects import BasePredictionOutputsProcessor
 from elasticdl.worker.inference.prediction import make_process
 from elasticdl_client.errors import ModelDefinitionError
 
@@ -70,3 +72,23 @@ def test_a_failed_call_of_the_processors_own_is_an_error_of_user_code() -> None:
     with pytest.raises(RuntimeError, match="RpcError: the feature store is away") as raised:
         seen_by(Remote)
     assert not isinstance(raised.value, grpc.RpcError)
+
+
+class Outputs(NamedTuple):
+    scores: Any
+    others: Any
+
+
+@pytest.mark.parametrize("kind", [Outputs, lambda *parts: parts, lambda *parts: list(parts)])
+def test_a_processor_of_the_originals_base_class_gets_several_outputs_as_tensors(kind: Any) -> None:
+    seen: list[Any] = []
+
+    class Processor(BasePredictionOutputsProcessor):
+        def process(self, predictions: Any, worker_id: int) -> None:
+            seen.append(predictions)
+
+    outputs = kind(np.arange(2), (np.ones(2),))
+    Processor().process(outputs, 4)
+    assert type(seen[0]) is type(outputs)
+    scores, (ones,) = seen[0]
+    assert (scores.numpy().tolist(), ones.numpy().tolist()) == ([0, 1], [1.0, 1.0])
