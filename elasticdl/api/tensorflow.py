@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl_client.errors import CheckpointError
 
 if TYPE_CHECKING:
     from elasticdl.api.data import DataShardService
@@ -94,7 +95,12 @@ class ElasticDataShardReportHook(tf.compat.v1.train.SessionRunHook):  # type: ig
     checkpoint is unknown, and after the loss of a server or of the chief all data are trained again.
     """
 
-    def __init__(self, data: DataShardService) -> None:
+    def __init__(self, data: DataShardService, model_dir: str = "") -> None:
+        """
+        Args:
+            model_dir: of the checkpoints; `train_and_evaluate` knows it.
+        """
+        self.model_dir = model_dir
         self._data = data
         self._session: Any = None
         self.listener = ElasticCheckpointListener(self)
@@ -112,10 +118,15 @@ class ElasticDataShardReportHook(tf.compat.v1.train.SessionRunHook):  # type: ig
         self._data.close()
 
     def note(self, session: Any) -> None:
-        """In a new session the chief has restored the newest checkpoint, or has set initial values."""
+        """In a new session the chief has restored the newest checkpoint, or has set initial values.
+
+        Raises:
+            CheckpointError: it has set initial values since it could not read which checkpoint is the newest.
+        """
         if session is not self._session:
             self._session = session
             if _role() == "chief":
+                _check_newest_is_known(self.model_dir)
                 self._data.report_session(pb.RESTORED)
 
     def saves(self, session: Any) -> None:
@@ -162,6 +173,7 @@ def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any, data: Da
     if hook is None:
         hook = ElasticDataShardReportHook(data)
         hooks.append(hook)
+    hook.model_dir = hook.model_dir or estimator.model_dir
     spec = tf.estimator.TrainSpec(train_spec.input_fn, train_spec.max_steps, hooks, [*listeners, hook.listener])
     return tf.estimator.train_and_evaluate(estimator, spec, eval_spec)
 
@@ -216,6 +228,16 @@ def _look_often_whether_the_model_is_ready() -> None:
         initialize(self, *arguments, **{"recovery_wait_secs": _LOOK_S, **keywords})
 
     manager.__init__ = initialize_hasty
+
+
+def _check_newest_is_known(model_dir: str) -> None:
+    """TensorFlow only warns: the job would count the data of the newest checkpoint as trained."""
+    path = os.path.join(model_dir, "checkpoint")
+    if model_dir and tf.io.gfile.exists(path) and tf.train.get_checkpoint_state(model_dir) is None:
+        raise CheckpointError(
+            f"{path}, which names the newest checkpoint, cannot be read or is damaged: TensorFlow ignores it",
+            "restore it, or write it anew with tf.train.update_checkpoint_state",
+        )
 
 
 def _role() -> str:

@@ -1,7 +1,8 @@
-"""A loop of one's own on the newest TensorFlow takes its data from the ledger."""
+"""Loops of one's own on the newest TensorFlow take their data from the ledger."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.api.data import DataShardService
-from elasticdl.api.tensorflow import dataset_of, steps
+from elasticdl.api.tensorflow import ElasticDataShardReportHook, dataset_of, steps
+from elasticdl_client.errors import CheckpointError
 
 
 def test_a_line_is_fitted_and_every_minibatch_is_reported() -> None:
@@ -43,3 +45,38 @@ def test_records_are_parsed_in_the_graph_and_a_second_pipeline_begins_where_repo
     rest = [element.numpy().tolist() for element in dataset_of(data, parse)]
     assert rest[0] == taken[1]
     assert sorted([*taken[0], *(number for numbers in rest for number in numbers)]) == list(range(12))
+
+
+def test_a_chief_whose_state_file_is_damaged_does_not_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master would count the data of the newest checkpoint as trained."""
+    cluster = {kind: ["127.0.0.1:1"] for kind in ("chief", "ps")}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    v1 = tf.compat.v1.train
+
+    def begin() -> int:
+        """The step with which a session begins, and ends, writing a checkpoint."""
+        data = DataShardService(batch_size=8, dataset_size=64)
+        with tf.Graph().as_default():
+            step = v1.get_or_create_global_step()
+            advance = tf.compat.v1.assign_add(step, 1)
+            hook = ElasticDataShardReportHook(data, str(tmp_path))
+            saver = v1.CheckpointSaverHook(str(tmp_path), save_steps=5, listeners=[hook.listener])  # as Estimators do
+            with v1.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path),
+                hooks=[hook],
+                chief_only_hooks=[saver],
+                save_checkpoint_secs=None,
+                save_checkpoint_steps=None,
+            ) as session:
+                return int(session.run(advance)) - 1
+
+    assert [begin(), begin()] == [0, 1]
+    state = tmp_path / "checkpoint"
+    whole = state.read_bytes()
+    state.write_bytes(whole[:-10] + b"{")
+    with pytest.raises(CheckpointError, match="checkpoint, which names the newest"):
+        begin()
+    state.write_bytes(whole)
+    assert begin() == 2
