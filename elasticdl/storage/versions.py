@@ -24,6 +24,7 @@ PREFIX = "version-"
 T = TypeVar("T")
 PATIENCE_S = 1800.0  # as of a part that a PS writes
 _PAUSE_S = 2.0  # a mount without its server fails at once
+_SAY_AGAIN_S = 60.0
 _OF_LOST_VOLUMES = frozenset(  # a network file system without its server, a disk that is being replaced
     {errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO}
 )
@@ -131,20 +132,41 @@ def unreadable(what: str, error: OSError, hint: str) -> CheckpointError | Storag
     return kind(f"{what} cannot be read: {reason(error)}", hint)
 
 
+class Patience:
+    """How long a checkpoint is asked for again that cannot be read, from the first time on."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._since: float | None = None
+        self._said: tuple[str, float] = ("", 0.0)  # the reason, and when that was logged
+
+    def is_over(self, error: StorageUnreachable) -> bool:
+        """Note that it cannot be read now; a reason that stays is logged each minute."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        if now - self._since >= self._patience_s:
+            return True
+        reason, said_at = self._said
+        if reason != error.what or now - said_at > _SAY_AGAIN_S:
+            self._said = error.what, now
+            _log.warning("The checkpoint cannot be read now, and is asked for again: %s", error.what)
+        return False
+
+
 def when_reachable(read: Callable[[], T], patience_s: float = PATIENCE_S, pause_s: float = _PAUSE_S) -> T:
     """Read again while storage does not answer: to give up would end the job.
 
     Raises:
         StorageUnreachable: it has not answered for so long.
     """
-    deadline = time.monotonic() + patience_s
+    patience = Patience(patience_s)
     while True:
         try:
             return read()
         except StorageUnreachable as error:
-            if time.monotonic() >= deadline:
+            if patience.is_over(error):
                 raise
-            _log.warning("The checkpoint cannot be read now, and is asked for again: %s", error.what)
         time.sleep(pause_s)
 
 

@@ -248,3 +248,15 @@ def test_storage_that_does_not_answer_is_waited_for_but_not_without_end() -> Non
     with pytest.raises(StorageUnreachable):
         versions.when_reachable(read, patience_s=0.0)
     assert tries == 1
+
+
+def test_the_reason_for_waiting_is_logged_again_only_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    reasons = iter(["no answer", "no answer", "no answer", "refused"])
+
+    def read() -> bool:
+        for reason in reasons:
+            raise StorageUnreachable(reason)
+        return True
+
+    assert versions.when_reachable(read, pause_s=0.0)
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["no answer", "refused"]
