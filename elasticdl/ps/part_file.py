@@ -203,6 +203,7 @@ class PartReader:
             CheckpointError: missing, truncated, damaged, or of another version.
         """
         self.path = path
+        self._is_lost = False
         with self._naming_the_file():
             self._file = path.open("rb")
         try:
@@ -261,6 +262,7 @@ class PartReader:
         try:
             yield
         except OSError as error:
+            self._is_lost = True
             raise unreadable(f"the checkpoint part {self.path}", error, HINT) from error
         except (ValueError, KeyError, TypeError, AttributeError, struct.error, MemoryError) as error:
             raise CheckpointError(f"the checkpoint part {self.path} is damaged: {error}", HINT) from error
@@ -320,6 +322,10 @@ class PartReader:
             raise ValueError(f"the checksum of the block at {block.offset} does not match")
 
     def _fill(self, arrays: Sequence[Array], offset: int) -> None:
+        if self._is_lost:  # a handle stays stale when its volume is back
+            self._file.close()
+            self._file = self.path.open("rb")
+            self._is_lost = False
         self._file.seek(offset)
         for array in arrays:
             if self._file.readinto(_bytes(array)) < array.nbytes:

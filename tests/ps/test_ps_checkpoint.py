@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from elasticdl.ps.client import Pull
+from elasticdl.ps.client import PsUnavailable, Pull
 from elasticdl.ps.part_file import PartFile
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.restoring import restore, restore_other
@@ -20,6 +21,7 @@ from elasticdl.ps.server.state import ServerState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
+from elasticdl_client.errors import JobError
 from tests.ps.parts import commit
 from tests.ps.scenes import (
     ADAM,
@@ -136,6 +138,43 @@ def test_another_jobs_checkpoint_gives_values_and_slots_but_no_ledger(tmp_path: 
             client.exchange(make_push(3), None)
         assert_same_model(one.client, other.client)
         assert other.client.standing(2, 0, 0) == {3}
+
+
+def lose(path: Path) -> None:
+    """Every read through what this process has open of a file fails with EIO, as after its server was replaced."""
+    lost = os.open("/proc/self/mem", os.O_RDONLY)  # nothing is mapped at its beginning
+    for link in Path("/proc/self/fd").iterdir():
+        if link.is_symlink() and os.readlink(link) == str(path):
+            os.dup2(lost, int(link.name))
+    os.close(lost)
+
+
+def test_another_jobs_checkpoint_is_opened_again_where_its_volume_was_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ps_cluster(1) as one, ps_cluster(1, initialize=False) as other:
+        push_all(one.client, range(3))
+        (file,) = save(one, tmp_path / "version-3")
+        begin_with_parameters_of(other, tmp_path / "version-3")
+        lose(tmp_path / "version-3" / file.file)
+        with pytest.raises(PsUnavailable, match=f"unavailable: .*{file.file} cannot be read: Input/output error"):
+            other.client.initialize(initial_parameters(), TABLES, ADAM, 7)
+        assert f"{file.file} cannot be read: Input/output error" in caplog.text
+        other.client.initialize(initial_parameters(), TABLES, ADAM, 7)
+        assert_same_model(one.client, other.client)
+
+
+def test_another_jobs_checkpoint_that_stays_unreadable_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elasticdl.ps.server.service.PATIENCE_S", 0.0)
+    with ps_cluster(1) as one, ps_cluster(1, initialize=False) as other:
+        push_all(one.client, range(3))
+        (file,) = save(one, tmp_path / "version-3")
+        begin_with_parameters_of(other, tmp_path / "version-3")
+        lose(tmp_path / "version-3" / file.file)
+        with pytest.raises(JobError, match=f"{file.file} cannot be read: Input/output error"):
+            other.client.initialize(initial_parameters(), TABLES, ADAM, 7)
 
 
 def test_another_jobs_checkpoint_is_trained_on_with_this_jobs_optimizer(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ class PsConnection:
         codes = (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED)
         if is_transient(error) or error.code() in codes:
             said = error.code().name.lower()
-            if error.code() is grpc.StatusCode.DATA_LOSS:
+            if error.code() in (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNAVAILABLE):
                 said += f": {error.details()}"
             return PsUnavailable(self._ps_id, f"PS {self._ps_id} at {self._address}: {said}")
         return JobError(f"PS {self._ps_id} at {self._address} refuses a call: {error.details()}")

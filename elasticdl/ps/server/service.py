@@ -23,6 +23,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.frames import Frame, FrameError, Message, WireVersionError
 from elasticdl.rpc.servers import Flow, raw_handlers
+from elasticdl.storage.versions import PATIENCE_S, Patience
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError, StorageUnreachable
 from elasticdl_client.storage_kinds import AnyPath
 
@@ -80,6 +81,7 @@ class PsService:
         self._named = threading.Condition(self._lock)
         self._num_unsure = 0  # calls that wait for something to be named
         self._saving = threading.Lock()
+        self._patience = Patience(PATIENCE_S)
 
     @property
     def generation(self) -> int:
@@ -167,12 +169,21 @@ class PsService:
         return self.state.load_message()
 
     def initialize(self, frame: Message) -> Frame:
-        """Raw method Initialize."""
+        """Raw method Initialize.
+
+        Raises:
+            CheckpointError: another job's checkpoint has not been readable for half an hour.
+        """
         call = decode_initialize(frame)
         refusal = self._refusal(call.header.incarnation, call.header.partition_version)
         if refusal is not None:
             return reply_frame(refusal)
-        self.state.initialize(call)
+        try:
+            self.state.initialize(call)
+        except StorageUnreachable as error:
+            if self._patience.is_over(error):
+                raise CheckpointError(error.what, error.hint) from error
+            raise
         return reply_frame(pb.ExchangeReply(status=pb.OK))
 
     def exchange(self, frame: Message) -> Frame:

@@ -92,6 +92,7 @@ class ServerState:
             RequestError: the model here is another one.
             ModelDefinitionError: the optimizer, an initializer or a constraint is not supported.
             CheckpointError: the other job's checkpoint cannot be read.
+            StorageUnreachable: the volume of that does not answer.
         """
         wanted = initial_snapshot(call, self._buckets)
         with self._beginning:
