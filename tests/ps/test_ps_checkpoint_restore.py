@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Callable
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -186,6 +191,66 @@ def test_a_checkpoint_that_was_pruned_meanwhile_has_a_newer_one_beside_it(tmp_pa
     restored = restore(tmp_path / "version-20", ALL_BUCKETS, take_it)
     assert restored.directory == tmp_path / "version-30"
     assert "version-20/MANIFEST.json cannot be read: No such file" in restored.damaged[0]
+
+
+class LostPath(type(Path())):  # type: ignore[misc]
+    """On a volume that fails with EIO until the log says that it is asked again.
+
+    Attributes:
+        lost: paths of files that cannot be opened, and of directories that cannot be listed.
+    """
+
+    lost: ClassVar[set[str]] = set()
+
+    def open(self, *args: Any, **kwargs: Any) -> Any:
+        self._check()
+        return super().open(*args, **kwargs)
+
+    def iterdir(self) -> Iterator[Path]:
+        self._check()
+        return super().iterdir()  # type: ignore[no-any-return]
+
+    def _check(self) -> None:
+        if str(self) in self.lost:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@contextmanager
+def losing(path: Path, returns: bool = True) -> Iterator[None]:
+    class Mended(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if returns and "Input/output error" in record.getMessage():
+                LostPath.lost.clear()
+
+    handler, log = Mended(), logging.getLogger("elasticdl.storage")
+    LostPath.lost.add(str(path))
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        LostPath.lost.clear()
+
+
+def test_the_list_of_older_checkpoints_is_waited_for(tmp_path: Path) -> None:
+    for version in (8, 9):
+        write_checkpoint(tmp_path, version, even_parts(1, version))
+    damage_rows(tmp_path / "version-9")
+    _, take_it = take(ALL_BUCKETS)
+    with losing(tmp_path):
+        restored = restore(LostPath(tmp_path) / "version-9", ALL_BUCKETS, take_it)
+    assert restored.directory == tmp_path / "version-8"
+
+
+def test_older_checkpoints_that_cannot_be_listed_are_said(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 9, even_parts(1, 9))
+    damage_rows(tmp_path / "version-9")
+    _, take_it = take(ALL_BUCKETS)
+    with losing(tmp_path, returns=False), pytest.raises(NoneIsWhole) as raised:
+        restore(LostPath(tmp_path) / "version-9", ALL_BUCKETS, take_it, patience_s=0.0)
+    newest, older = raised.value.damaged
+    assert "version-9" in newest
+    assert f"{tmp_path} cannot be read: Input/output error" in older
 
 
 def test_another_jobs_checkpoint_is_taken_whole_or_not_at_all(tmp_path: Path) -> None:

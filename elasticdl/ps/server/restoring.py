@@ -74,13 +74,16 @@ def restore(
     """
     damaged: list[str] = []
     deadline = time.monotonic() + patience_s
-    for directory in _candidates(wanted):
-        try:
-            when_reachable(lambda: _give(open_checkpoint(directory, own), take), deadline - time.monotonic())  # noqa: B023
-        except (CheckpointError, StorageUnreachable) as error:
-            damaged.append(f"{directory.name}: {error.what}")
-            continue
-        return RestoredCheckpoint(directory, tuple(damaged))
+    try:
+        for directory in _candidates(wanted, deadline):
+            try:
+                when_reachable(lambda: _give(open_checkpoint(directory, own), take), deadline - time.monotonic())  # noqa: B023
+            except (CheckpointError, StorageUnreachable) as error:
+                damaged.append(f"{directory.name}: {error.what}")
+                continue
+            return RestoredCheckpoint(directory, tuple(damaged))
+    except (CheckpointError, StorageUnreachable) as error:  # of the list of the others
+        damaged.append(error.what)
     raise NoneIsWhole(wanted.parent, damaged)
 
 
@@ -124,13 +127,22 @@ def _give(snapshot: PartSnapshot, take: Callable[[PartSnapshot], None]) -> None:
         raise
 
 
-def _candidates(wanted: AnyPath) -> Iterator[AnyPath]:
-    """The one that is wanted, then the others beside it, the newest first; those without a manifest are none."""
+def _candidates(wanted: AnyPath, deadline: float) -> Iterator[AnyPath]:
+    """The one that is wanted, then the others beside it, the newest first; those without a manifest are none.
+
+    Raises:
+        CheckpointError, StorageUnreachable: the others cannot be listed.
+    """
     yield wanted
+    found = when_reachable(lambda: _listed(wanted.parent), deadline - time.monotonic())
+    yield from (path for path in reversed(found) if path != wanted)
+
+
+def _listed(checkpoint_dir: AnyPath) -> list[AnyPath]:
     try:
-        yield from (path for path in reversed(complete(wanted.parent)) if path != wanted)
-    except OSError:
-        return
+        return complete(checkpoint_dir)
+    except OSError as error:
+        raise unreadable(f"the directory of checkpoints {checkpoint_dir}", error, HINT) from error
 
 
 def _parts(directory: AnyPath) -> list[tuple[PartFile, Buckets, int]]:
