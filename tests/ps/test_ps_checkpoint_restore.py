@@ -253,6 +253,21 @@ def test_older_checkpoints_that_cannot_be_listed_are_said(tmp_path: Path) -> Non
     assert f"{tmp_path} cannot be read: Input/output error" in older
 
 
+def test_a_part_with_a_bad_sector_is_not_waited_for_as_long_as_a_volume(tmp_path: Path) -> None:
+    for version in (8, 9):
+        write_checkpoint(tmp_path, version, even_parts(1, version))
+    _, take_it = take(ALL_BUCKETS)
+    wanted = LostPath(tmp_path) / "version-9"
+    with losing(wanted / "variables-0-of-1.ckpt", returns=False):
+        restored = restore(wanted, ALL_BUCKETS, take_it, sector_patience_s=0.0)
+    assert restored.directory == tmp_path / "version-8"
+    assert "variables-0-of-1.ckpt cannot be read: Input/output error" in restored.damaged[0]
+    with losing(wanted / "variables-0-of-1.ckpt"):
+        assert restore(wanted, ALL_BUCKETS, take_it).directory == wanted
+    with losing(wanted / "MANIFEST.json"):
+        assert restore(wanted, ALL_BUCKETS, take_it, sector_patience_s=0.0).directory == wanted
+
+
 def test_another_jobs_checkpoint_is_taken_whole_or_not_at_all(tmp_path: Path) -> None:
     for version in (8, 9):
         write_checkpoint(tmp_path, version, even_parts(1, version))

@@ -8,6 +8,7 @@ checkpoint has no names to go by: it is taken as it is or not at all.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ from elasticdl_client.errors import CheckpointError, StorageUnreachable
 from elasticdl_client.storage_kinds import AnyPath
 
 FORMAT = 2
+_SECTOR_PATIENCE_S = 180.0  # a mount whose server is away keeps what it has of a manifest for less, mostly a minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,11 @@ class NoneIsWhole(CheckpointError):
 
 
 def restore(
-    wanted: AnyPath, own: Buckets, take: Callable[[PartSnapshot], None], patience_s: float = PATIENCE_S
+    wanted: AnyPath,
+    own: Buckets,
+    take: Callable[[PartSnapshot], None],
+    patience_s: float = PATIENCE_S,
+    sector_patience_s: float = _SECTOR_PATIENCE_S,
 ) -> RestoredCheckpoint:
     """Gives the state what its buckets own of a checkpoint of this job, or if it is damaged of the next older one.
 
@@ -68,6 +74,7 @@ def restore(
         wanted: the checkpoint that the master names, ``<checkpoint_dir>/version-<N>``.
         take: keeps nothing of what it was given if it ends in an error, which may come with any chunk of rows.
         patience_s: how long volumes that do not answer are asked again; then theirs are damaged.
+        sector_patience_s: the same of a part with EIO whose manifest can be read.
 
     Raises:
         NoneIsWhole: says what is wrong with each.
@@ -77,7 +84,7 @@ def restore(
     try:
         for directory in _candidates(wanted, deadline):
             try:
-                when_reachable(lambda: _give(open_checkpoint(directory, own), take), deadline - time.monotonic())  # noqa: B023
+                when_reachable(_tries(directory, own, take, sector_patience_s), deadline - time.monotonic())
             except (CheckpointError, StorageUnreachable) as error:
                 damaged.append(f"{directory.name}: {error.what}")
                 continue
@@ -94,7 +101,7 @@ def restore_other(directory: AnyPath, own: Buckets, take: Callable[[PartSnapshot
         CheckpointError: it is damaged; names the file.
         StorageUnreachable: its volume has not answered for half an hour.
     """
-    when_reachable(lambda: _give(open_checkpoint(directory, own, verified=True), take))
+    when_reachable(_tries(directory, own, take, verified=True))
     return RestoredCheckpoint(directory, ())
 
 
@@ -117,6 +124,46 @@ def open_checkpoint(directory: AnyPath, own: Buckets, verified: bool = False) ->
                 readers.append(reader)
         snapshot = _joined(directory, readers, own)
         return replace(snapshot, close=stack.pop_all().close)
+
+
+def _tries(
+    directory: AnyPath,
+    own: Buckets,
+    take: Callable[[PartSnapshot], None],
+    sector_patience_s: float = _SECTOR_PATIENCE_S,
+    verified: bool = False,
+) -> Callable[[], None]:
+    """Return a function that tries to restore a checkpoint, and takes EIO that only its parts have for damage in time.
+
+    A sector that cannot be read has the same error as a volume without its server.
+    """
+    since: float | None = None
+
+    def restore_once() -> None:
+        nonlocal since
+        try:
+            _give(open_checkpoint(directory, own, verified), take)
+        except StorageUnreachable as error:
+            if not _is_bad_sector(directory, error):
+                since = None
+                raise
+            since = time.monotonic() if since is None else since
+            if time.monotonic() - since >= sector_patience_s:
+                raise CheckpointError(error.what, error.hint) from error
+            raise
+
+    return restore_once
+
+
+def _is_bad_sector(directory: AnyPath, error: StorageUnreachable) -> bool:
+    """Whether a part has EIO, and the manifest beside it can be read."""
+    if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EIO:
+        return False
+    try:
+        _parts(directory)
+    except (CheckpointError, StorageUnreachable):
+        return False
+    return True
 
 
 def _give(snapshot: PartSnapshot, take: Callable[[PartSnapshot], None]) -> None:
