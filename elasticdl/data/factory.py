@@ -223,9 +223,7 @@ def _selection(params: dict[str, object], columns: Sequence[str], label_column: 
         raise DataError(f"The data reader's parameter columns is {listed!r}, not a list of names.", "Use --columns.")
     if not isinstance(label, str):
         raise DataError(f"The data reader's parameter label_col is {label!r}, not a name.", "Use --label_column.")
-    features = tuple(columns) or tuple(names)
-    chosen = label_column or label
-    return Selection(tuple(name for name in features if name != chosen), chosen)
+    return Selection(tuple(columns) or tuple(names), label_column or label)
 
 
 def _header(params: Mapping[str, object], default: bool) -> bool:

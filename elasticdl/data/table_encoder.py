@@ -217,7 +217,7 @@ class Selection:
     """The user's choice of columns.
 
     Attributes:
-        features: of --columns; empty: all.
+        features: of --columns, without the label; empty: all.
         label: of --label_column; may be empty.
         is_exact: single fractions are the bytes of a float64, not the float32 of a tf.train.Example.
     """
@@ -225,6 +225,9 @@ class Selection:
     features: tuple[str, ...] = ()
     label: str = ""
     is_exact: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", tuple(name for name in self.features if name != self.label))
 
     def of(self, available: Sequence[str], where: str) -> list[str]:
         """The columns to read, in their order there.  A label that is not there is left out: predictions need none.

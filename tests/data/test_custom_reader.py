@@ -168,6 +168,10 @@ def test_a_job_gives_its_columns_to_the_reader_of_the_module() -> None:
     assert Readers(spec, definition).of(pb.TRAINING).metadata() == Metadata(
         ("a", "b", "c"), label_column="c", features=("b",)
     )
+    with_label = Readers(dataclasses.replace(spec, columns="b,c"), definition).of(pb.TRAINING)
+    assert with_label.metadata().features == ("b",)
+    without_label = dataclasses.replace(spec, columns="b,y", label_column="y", prediction_data="t")
+    assert Readers(without_label, definition).of(pb.PREDICTION).metadata().features == ("b",)
     unknown = Readers(dataclasses.replace(spec, columns="b,d"), definition).of(pb.TRAINING)
     with pytest.raises(DataError, match="The custom data reader has no column d, which --columns names"):
         unknown.metadata()
