@@ -99,7 +99,9 @@ def open_source(
     """
     params = spec.data_reader_params_dict() if reader_params is None else reader_params
     if origin == spec.validation_data and known_type(params.get("reader_type", "ImageFolder")) == "ImageFolder":
-        check_same_classes(list(filter(_has_classes, (spec.training_data, origin))))
+        with reading(hide(f"{spec.training_data}, {origin}")):
+            sources = [*split_sources(spec.training_data), *split_sources(origin)]
+            check_same_classes(list(filter(_has_classes, sources)))
     return create_reader(
         origin,
         params,

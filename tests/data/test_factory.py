@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,22 @@ def test_folders_of_images_for_validation_have_the_classes_of_those_for_training
     (tmp_path / "val" / "dog").rmdir()
     with pytest.raises(DataError, match=r"/val lacks the class"):
         create_reader(f"{tmp_path}/train,{tmp_path}/val").shards()
+    shutil.copytree(tmp_path / "train", tmp_path / "train2")
+    several = JobSpec(training_data=f"{tmp_path}/train,{tmp_path}/train2", validation_data=f"{tmp_path}/val")
+    with pytest.raises(DataError, match=r"/val lacks the class dog of .*/train2\."):
+        open_source(several, several.validation_data)
+
+
+def test_folders_of_images_that_cannot_be_listed_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(directory: str) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", directory)
+
+    monkeypatch.setattr("elasticdl.data.factory.holds_images", refuse)  # root may list all
+    (tmp_path / "train").mkdir()
+    (tmp_path / "val").mkdir()
+    spec = JobSpec(training_data=str(tmp_path / "train"), validation_data=str(tmp_path / "val"))
+    with pytest.raises(DataError, match=r"cannot be read: PermissionError: .*/train"):
+        open_source(spec, spec.validation_data)
 
 
 @pytest.mark.parametrize("source", ["", "*.txt", "b.txt"])
