@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 from collections import Counter
@@ -60,12 +61,23 @@ def split_sources(origin: str) -> list[str]:
 def paths_matching(pattern: str) -> list[str]:
     """Return the paths that a pattern matches, sorted.
 
-    A part that begins with a dot or an underscore, such as the `_temporary` of a job that writes, must be in the
-    pattern itself: it is hidden from `*` and `**`.
+    Those with a hidden part are left out, such as the `_temporary` of a job that writes.
     """
     named = Path(pattern).parts
     paths = sorted(glob.glob(pattern, recursive=True))
-    return [path for path in paths if not any(part[0] in "._" and part not in named for part in Path(path).parts)]
+    return [path for path in paths if not any(is_hidden(part, named) for part in Path(path).parts)]
+
+
+def is_hidden(name: str, patterns: Iterable[str] = ()) -> bool:
+    """Whether a name begins with a dot or an underscore, and no pattern means it.
+
+    Args:
+        patterns: of names: `_*` and `[_]a` mean hidden ones, `*` and `[!a]*` do not.
+    """
+    return name.startswith((".", "_")) and not any(
+        pattern.startswith((".", "_", "[")) and not pattern.startswith("[!") and fnmatch.fnmatchcase(name, pattern)
+        for pattern in patterns
+    )
 
 
 def split_columns(text: str) -> tuple[str, ...]:

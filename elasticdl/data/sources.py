@@ -29,7 +29,7 @@ from typing import Any
 from elasticdl.protocol import Shard
 from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.port import FileStatus, Storage
-from elasticdl_client.data_sources import paths_matching
+from elasticdl_client.data_sources import is_hidden, paths_matching
 from elasticdl_client.errors import DataError, ElasticDLError, StorageFileMissing
 from elasticdl_client.storage_kinds import KINDS, is_remote, scheme_of
 
@@ -189,10 +189,10 @@ def need(module: str, what: str, requirement: str) -> Any:
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm")
 
 
-def is_data(path: str) -> bool:
-    """Whether a name is one of data: not hidden, and no list of checksums."""
+def is_data(path: str, *patterns: str) -> bool:
+    """Whether a name is one of data: not hidden from patterns of names, and no list of checksums."""
     name = os.path.basename(path)
-    return name != MANIFEST and not name.startswith((".", "_"))
+    return name != MANIFEST and not is_hidden(name, patterns)
 
 
 def find_remote_files(source: str) -> list[str]:
@@ -257,7 +257,7 @@ def _matching(storage: Storage, pattern: str) -> list[str]:
             for directory in found
             if directory.is_directory
             for one in storage.list(directory.url)
-            if (own := one.url.rpartition("/")[2]) == name or (fnmatch.fnmatchcase(own, name) and is_data(own))
+            if (own := one.url.rpartition("/")[2]) == name or (fnmatch.fnmatchcase(own, name) and is_data(own, name))
         ]
     files = sorted(one.url for one in found if not one.is_directory)
     if not files:

@@ -107,7 +107,13 @@ def test_a_pattern_may_name_a_hidden_directory(tmp_path: Path) -> None:
     for name in ("_export/a.csv", "b/_parts/b.csv"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("x\n1\n")
-    for pattern, found in (("_export/*.csv", "_export/a.csv"), ("*/_parts/*.csv", "b/_parts/b.csv")):
+    for pattern, found in (
+        ("_export/*.csv", "_export/a.csv"),
+        ("_exp*/*.csv", "_export/a.csv"),
+        ("[_]export/*.csv", "_export/a.csv"),
+        ("*/_parts/*.csv", "b/_parts/b.csv"),
+        ("**/_p*/*.csv", "b/_parts/b.csv"),
+    ):
         assert [shard.name for shard in create_reader(str(tmp_path / pattern)).shards()] == [str(tmp_path / found)]
 
 

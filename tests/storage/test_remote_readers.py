@@ -233,6 +233,7 @@ def test_patterns_files_and_hidden_names_are_those_of_directories(proxy: FaultyP
         return [shard.name.removeprefix(f"{url}/") for shard in create_reader(source).shards()]
 
     assert names(f"{url}/*/x-*.txt") == ["a/x-1.txt", "a/x-2.txt", "b/x-1.txt"]
+    assert names(f"{url}/_*/x-*.txt") == names(f"{url}/[_]b/*") == ["_b/x-1.txt"]
     assert names(f"{url}/a") == names(f"{url}/a/") == ["a/x-1.txt", "a/x-2.txt", "a/y.txt"]
     assert names(f"{url}/b/x-1.txt,{url}/a/y.txt") == ["a/y.txt", "b/x-1.txt"]
     with pytest.raises(DataError, match=rf"only directories[\s\S]*Name one of them: {url}/a, {url}/b"):
