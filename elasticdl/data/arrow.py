@@ -166,7 +166,8 @@ class ArrowRows:
         self._where = file.path
         self._is_exact = selection.is_exact
         fields = {field.name: field for field in _selected(file, selection)}
-        empty = [name for name, field in fields.items() if kinds.is_null(field.type) and name in known.names]
+        among = set(known.names)
+        empty = [name for name, field in fields.items() if kinds.is_null(field.type) and name in among]
         self._empty = {name: known.field(name) for name in empty}
         self.types = {name: column_type(field, file.path) for name, field in (fields | self._empty).items()}
         roots = {name.partition(".")[0] for name in fields} | set(fields)
@@ -191,10 +192,13 @@ class ArrowRows:
 
     def _decoded(self, number: int) -> Any:
         table = flat_table(self._file.chunk(number, self._roots)).select(list(self.types))
-        for name, field in self._empty.items():
-            place = table.schema.get_field_index(name)
-            table = table.set_column(place, field, pa.nulls(table.num_rows, field.type))
-        return table
+        if not self._empty:
+            return table
+        columns = [
+            pa.nulls(table.num_rows, self._empty[name].type) if name in self._empty else column
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        ]
+        return pa.Table.from_arrays(columns, table.column_names)
 
 
 def parquet_reader(source: str, paths: Sequence[str], selection: Selection, seed: int) -> PartsReader:
