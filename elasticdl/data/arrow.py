@@ -14,6 +14,7 @@ import math
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,7 @@ from elasticdl_client.storage_kinds import is_remote
 
 _log = logging.getLogger(__name__)
 _KEPT_BYTES = 256 << 20
+_OPENED_AT_ONCE = 16  # to find the type of a column; in storage each file takes tens of milliseconds
 _HINT = "The file was cut off or changed after it was written, or is of another format: write it again or remove it."
 
 
@@ -166,9 +168,9 @@ class ArrowRows:
         self._where = file.path
         self._is_exact = selection.is_exact
         fields = {field.name: field for field in _selected(file, selection)}
-        among = set(known.names)
-        empty = [name for name, field in fields.items() if kinds.is_null(field.type) and name in among]
-        self._empty = {name: known.field(name) for name in empty}
+        among = {field.name: field for field in known}
+        empty = [name for name, field in fields.items() if kinds.is_null(field.type)]
+        self._empty = {name: among.get(name, pa.field(name, pa.string())) for name in empty}
         self.types = {name: column_type(field, file.path) for name, field in (fields | self._empty).items()}
         roots = {name.partition(".")[0] for name in fields} | set(fields)
         self._roots = [name for name in file.schema.names if name in roots]
@@ -221,15 +223,20 @@ def _reader(
     first, *others = sorted(paths)
     chunks = Chunks()
 
+    def columns_of(path: str) -> Any:
+        return _selected(open_file(path), selection)
+
     @functools.cache
     def schema() -> Any:
         """The first file's; of columns without a value in it, that of the next file which has one."""
-        found = _selected(open_file(first), selection)
-        for path in others:
-            if not any(kinds.is_null(field.type) for field in found):
-                break
-            fields = {field.name: field for field in _selected(open_file(path), selection)}
-            found = pa.schema([fields.get(one.name, one) if kinds.is_null(one.type) else one for one in found])
+        found = columns_of(first)
+        with ThreadPoolExecutor(_OPENED_AT_ONCE, "schemas") as threads:
+            for start in range(0, len(others), _OPENED_AT_ONCE):
+                if not any(kinds.is_null(field.type) for field in found):
+                    break
+                paths = others[start : start + _OPENED_AT_ONCE]
+                for path, fields in zip(paths, threads.map(columns_of, paths), strict=True):
+                    found = pa.schema([_with_a_type(one, fields, path) for one in found])
         return with_texts_for_nothing(found, source)
 
     @functools.cache
@@ -258,6 +265,19 @@ def _selected(file: ParquetFile | ArrowFile, selection: Selection) -> Any:
     if times > 1:
         raise DataError(f"{file.path} has several columns {twice}.", "Rename them when you write the data.")
     return pa.schema([flat.field(name) for name in selection.of(flat.names, file.path)])
+
+
+def _with_a_type(field: Any, others: Any, path: str) -> Any:
+    """Return a field, or if it has no value the one of that name in another file.
+
+    Raises:
+        DataError: that is of a type that a record cannot hold.
+    """
+    place = others.get_field_index(field.name) if kinds.is_null(field.type) else -1
+    if place < 0 or kinds.is_null(others.field(place).type):
+        return field
+    column_type(others.field(place), path)
+    return others.field(place)
 
 
 def with_texts_for_nothing(schema: Any, source: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import typed_sources as typed
 from pyarrow.csv import write_csv
 from pyarrow.feather import write_feather
 
+from elasticdl.data import arrow
 from elasticdl.data.example import encode_example, parse_examples
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
@@ -163,6 +165,34 @@ def test_a_column_without_a_value_in_a_file_is_of_the_type_that_others_have(
         found = decode(records, table_of(reader.metadata(), True, "m.py"))
         assert str(list(found["s"])[:2]) == str([b"", b""] if isinstance(values[0], str) else [np.float32("nan")] * 2)
     assert len(records) == 6
+
+
+def test_files_are_opened_together_to_find_the_type_of_an_empty_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(8)
+
+    class Slow(arrow.ParquetFile):
+        def __init__(self, path: str) -> None:
+            if not path.endswith("/00.parquet"):
+                together.wait(30)
+            super().__init__(path)
+
+    monkeypatch.setattr(arrow, "ParquetFile", Slow)
+    for number in range(17):
+        parquet(tmp_path / f"{number:02}.parquet", n=[1, 2], s=[1, 2] if number == 16 else pa.nulls(2))
+    assert dict(create_reader(str(tmp_path)).metadata().column_dtypes)["s"] == "int64"
+
+
+def test_the_file_whose_column_differs_is_named(tmp_path: Path) -> None:
+    parquet(tmp_path / "a.parquet", n=[1], s=pa.nulls(1))
+    parquet(tmp_path / "b.parquet", n=[1], s=[[[1]]])
+    with pytest.raises(DataError, match=r"b\.parquet: column s is of type list<"):
+        create_reader(str(tmp_path)).metadata()
+    parquet(tmp_path / "a.parquet", n=[1])
+    parquet(tmp_path / "b.parquet", n=[1], s=pa.nulls(1))
+    with pytest.raises(DataError, match=r"column s of .*b\.parquet is not that of .*a\.parquet: string, not missing"):
+        create_reader(str(tmp_path)).shards()
 
 
 def test_two_columns_of_one_name_and_intervals_are_refused(tmp_path: Path) -> None:
