@@ -66,7 +66,9 @@ class Discretization(ElementwiseLayer):
     def values(self, values: Tensor) -> Tensor:
         values = _widened(values)
         flat = tf.reshape(values, [-1])
-        ids = tf.searchsorted(tf.constant(self.bins, values.dtype), flat, "right", tf.int64)
+        bins = tf.constant([self.bins], values.dtype)
+        # Not tf.searchsorted, which fails in a graph on a static shape without values.
+        ids = tf.raw_ops.UpperBound(sorted_inputs=bins, values=flat[tf.newaxis], out_type=tf.int64)[0]
         ids = tf.where(tf.math.is_nan(flat), tf.constant(len(self.bins), tf.int64), ids)  # XLA's search says 0
         return tf.ensure_shape(tf.reshape(ids, tf.shape(values)), values.shape)
 
