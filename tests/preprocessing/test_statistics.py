@@ -55,10 +55,10 @@ def test_a_variable_comes_before_the_file_and_the_file_before_the_default(
 def test_another_analysis_into_the_same_file_is_read(statistics: Path) -> None:
     """As in a notebook, whose process stays."""
     assert get_avg("hours-per-week", 0.0, statistics) == 4.25
-    text = statistics.read_text().replace("4.25", "5.25")
+    text = statistics.read_text().replace("4.25", "5.125")
     statistics.unlink()
     statistics.write_text(text)
-    assert get_avg("hours-per-week", 0.0, statistics) == 5.25
+    assert get_avg("hours-per-week", 0.0, statistics) == 5.125
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
