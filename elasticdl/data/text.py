@@ -207,7 +207,8 @@ class TextReader:
 
     def _with_header(self) -> list[str]:
         """Return the paths of the files that are not empty, as the files of a job may be that had no row for one."""
-        found = [path for path in self._paths if self._index(path).header]
+        indexes = {path: self._index(path) for path in self._paths}
+        found = [path for path, index in indexes.items() if index.header or index.num_records]
         if not found:
             raise DataError(
                 f"The file {self._paths[0]} has no header row: it is empty.",

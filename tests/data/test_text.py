@@ -133,6 +133,13 @@ def test_an_empty_csv_file_among_others_has_no_shard(tmp_path: Path) -> None:
     assert reader.metadata().column_names == ("x", "y")
 
 
+def test_a_blank_first_line_of_text_is_a_header(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\nx\ny\n")
+    reader = create_reader(str(tmp_path), {"header": True})
+    assert [shard.end for shard in reader.shards()] == [2]
+    assert reader.metadata().column_names == ()
+
+
 def test_a_csv_file_of_a_header_alone_has_no_records(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no records"):
         open_csv(tmp_path, b"a,b\n").shards()
