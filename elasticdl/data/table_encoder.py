@@ -119,14 +119,15 @@ def encode_table(columns: Mapping[str, TableColumn], num_rows: int, is_exact: bo
 
 
 def exact_fractions(values: Sequence[bytes]) -> NDArray[np.float64]:
-    """Return the fractions [rows] of a column that was encoded with `is_exact`."""
+    """Return the fractions [rows] of a column that was encoded with `is_exact`; a float32's shortest decimal."""
     return np.frombuffer(b"".join(values), "<f8").astype(np.float64)
 
 
 def _exact(column: TableColumn) -> TableColumn:
     if not isinstance(column, Numbers) or column.values.dtype.kind != "f" or column.values.ndim > 1:
         return column
-    data = column.values.astype("<f8").tobytes()
+    is_short = column.values.dtype.itemsize <= 4  # a float32 0.1 is written as 0.1, not as 0.10000000149011612
+    data = (column.values.astype(str) if is_short else column.values).astype("<f8").tobytes()
     return Texts([data[begin : begin + 8] for begin in range(0, len(data), 8)])
 
 

@@ -160,6 +160,25 @@ def test_fractions_keep_all_of_their_digits(kind: str, tmp_path: Path, zoo: Path
     assert math.isnan(found["k"][3])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("kind", ["parquet", "npz"])
+def test_short_fractions_are_carried_as_their_shortest_decimals(
+    kind: str, dtype: str, tmp_path: Path, zoo: Path
+) -> None:
+    table, data = {"k": np.array([0.1, 2.5, np.nan], dtype), "x": np.ones(3)}, tmp_path / f"rows.{kind}"
+    if kind == "npz":
+        np.savez(data, **table)
+    else:
+        pq.write_table(pa.table(table), data)
+    carried = CarriedColumns(
+        spec(data, zoo, prediction_columns="k", columns="x"), load(str(zoo), "scaled.custom_model", required=())
+    )
+    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=3)), record_numbers=[0, 1, 2])
+    found = carried.of(held, 0)["k"]
+    assert found[:2].tolist() == [0.1, 2.5]
+    assert math.isnan(found[2])
+
+
 def test_a_damaged_record_is_not_taken_for_a_wrong_column(tmp_path: Path, zoo: Path) -> None:
     data = tmp_path / "rows.recordio"
     writer = RecordIOWriter(str(data))
