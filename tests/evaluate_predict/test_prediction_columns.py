@@ -179,6 +179,15 @@ def test_short_fractions_are_carried_as_their_shortest_decimals(
     assert math.isnan(found[2])
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_column_that_is_named_twice_is_carried_once(kind: str, tmp_path: Path, zoo: Path) -> None:
+    data = write(kind, tmp_path)
+    wanted = spec(data, zoo, prediction_columns="x,x", columns="x")
+    carried = CarriedColumns(wanted, load(str(zoo), "scaled.custom_model", required=()))
+    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=2)), record_numbers=[0, 1])
+    assert {name: column.tolist() for name, column in carried.of(held, 0).items()} == {"x": [0.0, 2.0]}
+
+
 def test_a_damaged_record_is_not_taken_for_a_wrong_column(tmp_path: Path, zoo: Path) -> None:
     data = tmp_path / "rows.recordio"
     writer = RecordIOWriter(str(data))

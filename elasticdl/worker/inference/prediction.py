@@ -192,7 +192,7 @@ class CarriedColumns:
                 f"{definition.path} has a data reader of its own, whose records --prediction_columns cannot read.",
                 "Leave --prediction_columns out, and let the model return the columns beside its outputs.",
             )
-        self.names = split_columns(spec.prediction_columns)
+        self.names = tuple(dict.fromkeys(split_columns(spec.prediction_columns)))
         self._size = spec.minibatch_size
         everything = dataclasses.replace(spec, columns="", label_column="")
         given = spec.data_reader_params_dict().items()
