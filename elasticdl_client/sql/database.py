@@ -23,6 +23,7 @@ from elasticdl_client.sql.statement import Name, Place, Query, StatementError
 from elasticdl_client.sql.tokens import load, quoted_name
 
 _CHUNK = 10_000
+_NUMBERED = re.compile(r":\d+$")
 _WRAPPED = "SELECT {} FROM (\n{}\n) AS elasticdl_query"
 
 
@@ -288,10 +289,12 @@ class SnapshotReader:
         """
         self._database.backend.check_snapshot(self._connection, query)
         names = [str(name) for name in self._run(_WRAPPED.format("*", query.text) + " LIMIT 0", query).keys()]  # noqa: SIM118 (it is no mapping: this iterates over rows)
+        folded = [name.lower() for name in names]
         for name in names:
-            if names.count(name) > 1:
+            first = _NUMBERED.sub("", name)  # SQLite calls the second of two columns `name:1`
+            if names.count(name) > 1 or (first != name and first.lower() in folded):
                 raise StatementError(
-                    f"Two columns of the SELECT are called {name!r}.",
+                    f"Two columns of the SELECT are called {first!r}.",
                     "Name one of them otherwise: … AS name.",
                     query.place,
                 )

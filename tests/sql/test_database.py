@@ -351,3 +351,13 @@ def test_rows_of_mariadb_that_nothing_wants_any_more_stay_on_the_server(
     with Database(mariadb_server).snapshot() as reader:
         assert len(next(reader.rows(found))) == 10_000
     assert 10_000 < len(packets) < 20_000
+
+
+def test_two_columns_of_one_name_are_refused_as_one_would_be_a_feature_that_is_the_label(url: str) -> None:
+    dialect = Database(url).dialect
+    join = parse_select("SELECT * FROM staff AS a JOIN staff AS b ON a.id = b.id", dialect)
+    with pytest.raises(StatementError), Database(url).snapshot() as reader:
+        reader.columns(join)
+    named = parse_select("SELECT a.*, b.town AS other FROM staff AS a JOIN staff AS b ON a.id = b.id", dialect)
+    with Database(url).snapshot() as reader:
+        assert reader.columns(named) == ["id", "age", "town", "other"]
