@@ -29,7 +29,12 @@ _elasticdl() {
     case "$word" in
         =) flag="$before"; word="" ;;
         --*=*) flag="${word%%=*}"; prefix="$flag="; word="${word#*=}" ;;
-        *) if [ "$before" = "=" ]; then flag="${COMP_WORDS[COMP_CWORD-2]}"; fi ;;
+        --*) ;;
+        *) case "$before" in
+            =) flag="${COMP_WORDS[COMP_CWORD-2]}" ;;
+            --*=*) ;;
+            --*) flag="$before" ;;
+        esac ;;
     esac
     if [ "$COMP_CWORD" -eq 1 ]; then
         words=$'@COMMANDS@'

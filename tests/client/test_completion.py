@@ -50,6 +50,12 @@ def test_flags_of_the_command_are_offered(bash: str) -> None:
     [
         (["--runtime", "=", "l"], ["local "]),
         (["--runtime", "="], ["kubernetes ", "local "]),
+        (["--runtime", "l"], ["local "]),
+        (["--runtime", ""], ["kubernetes ", "local "]),
+        (["--use_async", "f"], ["false "]),
+        (["--use_async", "--num_w"], ["--num_workers="]),
+        (["--job_name=x", "--num_w"], ["--num_workers="]),
+        (["--training_data", "bu"], []),
         (["--runtime=l"], ["--runtime=local "]),  # zsh leaves the word whole
         (["--use_async", "="], ["true ", "false "]),
         (["--training_data", "=", "bu"], []),  # a path, which the shell completes
