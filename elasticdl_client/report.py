@@ -15,6 +15,7 @@ from elasticdl_client import goodput, progress
 from elasticdl_client.checks import as_job_name
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.data_sources import ROW
+from elasticdl_client.explain.failures import frames_of_user
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, with_metrics_of
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobStatus
@@ -46,6 +47,9 @@ def print_end(
         message = without_frames(ended.message) or "it reported no reason."
         error = progress.paint("error:", progress.Color.RED, sys.stderr)
         print(f"{error} Job {spec.job_name} failed: {message}", file=sys.stderr)
+        for frame in frames_of_user(ended.message)[-1:]:
+            if f'File "{frame.path}", line {frame.line}' not in message:  # a `feed` of Keras names it in its error
+                print(f"  {frame}".replace("\n", "\n  "), file=sys.stderr)
         print(f"  → `elasticdl explain {spec.job_name} {_where(spec)}` says why. {hint}", file=sys.stderr, flush=True)
     for line in _results(status) if status is not None else ():
         print(line)

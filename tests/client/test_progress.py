@@ -274,6 +274,18 @@ def test_a_job_that_failed_says_its_error_first_and_no_command_that_needs_its_mo
     assert [line.split(":")[0] for line in lines[2:]] == ["duration", "losses", "logs"]
 
 
+def test_an_error_of_the_users_code_is_shown_with_its_last_line_once(capsys: pytest.CaptureFixture[str]) -> None:
+    where = 'File "/zoo/m.py", line 7, in loss'
+    frames = f'  File "/x/elasticdl/worker/loop.py", line 1, in run\n    step()\n  {where}\n    return label\n'
+    error = "NameError: name 'label' is not defined"
+    message = f"failed 3 times, last with: {error}\nTraceback (most recent call last):\n{frames}{error}"
+    for text in (message, f"in user code: {where}\n{message}"):
+        report.print_end(JobSpec(job_name="j"), Ended(1, text, None), None, logs="l", hint="")
+        said = capsys.readouterr().err
+        assert said.count(where) == 1
+        assert "loop.py" not in said
+
+
 def test_many_lost_pods_are_counted_by_their_cause() -> None:
     events = [
         JobEvent(k, 1.0, EventKind.POD_LOST, f"worker-{k}", "", 0, {"reason": "Preempted" if k < 4 else "OOMKilled"})
