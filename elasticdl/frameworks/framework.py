@@ -256,6 +256,9 @@ class TableRows:
     initial: InitialRow = InitialRow()
 
 
+FEATURES_ALONE = "In mode PREDICTION `feed` returns the features alone, without labels."
+
+
 class FeedError(Exception):
     """User code raised while a minibatch was made; the cause is ``__cause__``.
 

@@ -92,6 +92,22 @@ def watching():
 def eval_metrics_fn():
     return {"mse": keras.metrics.MeanSquaredError()}
 
+def one_named():
+    x = keras.Input((1,), name="x")
+    return keras.Model(x, keras.layers.Dense(1)(x))
+
+def labelled_feed(dataset, mode, metadata):
+    def parse(row):
+        a, b, c, y = tf.io.decode_csv(row, [[0.0]] * 4)
+        return a[None], y
+    return dataset.map(parse)
+
+def pair_feed(dataset, mode, metadata):
+    def parse(row):
+        a, b, c, y = tf.io.decode_csv(row, [[0.0]] * 4)
+        return (b, c), y
+    return dataset.map(parse)
+
 def tuple_feed(dataset, mode, metadata):
     def parse(row):
         a, b, c, y = tf.io.decode_csv(row, [[0.0]] * 4)
@@ -316,6 +332,23 @@ def test_an_export_predicts_whatever_the_metrics_of_its_module(
     definition = load(str(tmp_path), "inputs_zoo.by_key", symbols={"eval_metrics_fn": "accuracy"}, required=())
     loaded = LoadedKeras(definition, tmp_path / "export", 8, table.metadata(), Mode.PREDICTION)
     assert len(predicted(loaded, table)) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("symbol", "feed"), [("one_unnamed", "labelled_feed"), ("one_named", "labelled_feed"), ("by_key", "pair_feed")]
+)
+def test_labels_in_mode_prediction_are_named_as_what_does_not_fit(
+    framework: Callable[..., KerasFramework], table: Any, tmp_path: Path, symbol: str, feed: str
+) -> None:
+    made = framework(symbol, feed=feed)
+    made.report()
+    made.export(str(tmp_path / "export"), None, [])
+    definition = load(str(tmp_path), f"inputs_zoo.{symbol}", symbols={"feed": feed}, required=())
+    loaded = LoadedKeras(definition, tmp_path / "export", 8, table.metadata(), Mode.PREDICTION)
+    with pytest.raises(ModelDefinitionError) as error:
+        loaded.report()
+    assert "PREDICTION" in error.value.hint
+    assert "--columns" not in error.value.hint
 
 
 def test_a_model_predicts_records_without_labels_whatever_its_metrics_and_callbacks(

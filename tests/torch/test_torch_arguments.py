@@ -104,7 +104,7 @@ def test_a_dictionary_of_one_is_the_tensor_of_a_model_of_pytorchs_own() -> None:
     [
         ("Named", {"a": 1, "b": 2}, ["no feature c", "parameters: c, b, scale=None", "features: a, b"]),
         ("Named", (1, 2, 3, 4), ["given 4 arguments", "parameters: c, b, scale=None"]),
-        ("Line", (1, 2), ["given 2 arguments", "parameters: x"]),
+        ("Line", (1, 2), ["given 2 arguments", "parameters: x", "PREDICTION"]),  # the second may be a label
     ],
 )
 def test_features_that_do_not_fit_are_refused_with_both_lists(

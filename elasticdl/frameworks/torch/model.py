@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elasticdl.frameworks.framework import Floats, Parameters, Variable
+from elasticdl.frameworks.framework import FEATURES_ALONE, Floats, Parameters, Variable
 from elasticdl.frameworks.torch.computation import Computation, with_channels_last
 from elasticdl.frameworks.torch.samples import mapped
 from elasticdl.frameworks.user_code import user_call
@@ -242,7 +242,8 @@ class ForwardArguments:
         """
         if isinstance(features, tuple | list):
             if not self._fits(*features):
-                raise self._error(features, f"it is given {len(features)} arguments")
+                hint = f"Let forward take what feed returns, each an argument. {FEATURES_ALONE}"
+                raise self._error(features, f"it is given {len(features)} arguments", hint)
             return tuple(features), {}
         if not isinstance(features, Mapping):
             return (features,), {}
@@ -283,12 +284,12 @@ class ForwardArguments:
             self._logged.add(line)
             _log.info(line)
 
-    def _error(self, features: Any, what: str) -> ModelDefinitionError:
+    def _error(self, features: Any, what: str, hint: str = _HINT) -> ModelDefinitionError:
         names = ", ".join(map(str, features)) if isinstance(features, Mapping) else f"{len(features)} without names"
         return ModelDefinitionError(
             f"The features do not fit {type(self._module).__name__}.forward: {what}.\n"
             f"  parameters: {', '.join(map(str, self._parameters.values()))}\n  features: {names}",
-            _HINT,
+            hint,
         )
 
 

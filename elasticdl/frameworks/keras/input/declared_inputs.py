@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 from keras.src.models.functional import Functional  # the class of all functional models has no public name
 
+from elasticdl.frameworks.framework import FEATURES_ALONE
 from elasticdl_client.errors import ModelDefinitionError
 
 _log = logging.getLogger("elasticdl.keras")
@@ -26,6 +27,7 @@ _NAMES_HINT = (
     "Give the inputs the names of the features, keras.Input(…, name=…), or let feed return what the model takes; "
     "--columns chooses among the columns of a table."
 )
+_POSITIONS_HINT = f"Let feed return what the model takes. {FEATURES_ALONE}"
 _TEXT_HINT = (
     "Turn texts into numbers first (elasticdl_preprocessing: Hashing, StringLookup, ToNumber). If the column of a CSV "
     'table holds numbers: --data_reader_params=\'column_dtypes={"NAME": "float64"}\'.'
@@ -149,7 +151,8 @@ class ModelInputs:
                 return [features]
             given = features if isinstance(features, list | tuple) else (features,)
             if len(given) != len(inputs):
-                raise self._error(features, f"the model takes {len(inputs)} and is given {len(given)}")
+                what = f"the model takes {len(inputs)} and is given {len(given)}"
+                raise self._error(features, what, _POSITIONS_HINT)
             return given
         if len(inputs) == len(features) == 1 and _GENERATED.fullmatch(inputs[0].name):
             return list(features.values())
@@ -165,7 +168,8 @@ class ModelInputs:
         if declared.dtype is None:
             return feature
         if tf.nest.is_nested(feature):
-            raise self._error(features, f"the input {declared} is given a {type(feature).__name__}")
+            hint = _NAMES_HINT if isinstance(features, Mapping) else _POSITIONS_HINT
+            raise self._error(features, f"the input {declared} is given a {type(feature).__name__}", hint)
         dtype = tf.as_dtype(feature.dtype)
         if dtype == tf.string and declared.dtype != tf.string:
             hint = _TEXT_HINT
