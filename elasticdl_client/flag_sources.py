@@ -135,7 +135,7 @@ def _read(path: str, job_type: str, defaults: Mapping[str, object]) -> dict[str,
         elif isinstance(value, dict) and name.replace("-", "_").endswith("pod_template"):
             found[name] = json.dumps(value)
         elif not isinstance(value, str | int | float):
-            raise FlagError(f"{path}: {name} is {_kind(value)}, not one value.", 'Write lists as texts: "a.csv,b.csv".')
+            raise FlagError(f"{path}: {name} is {_kind(value)}, not one value.", _text_hint(name, value))
     return {name.replace("-", "_"): value for name, value in found.items()}
 
 
@@ -148,6 +148,13 @@ def _repeated(mapping: Any) -> str:
     """The first flag that a mapping has twice, of which its value shows one; empty: none."""
     keys = [key.value.replace("-", "_") for key, _ in mapping.value]
     return next((name for number, name in enumerate(keys) if name in keys[:number]), "")
+
+
+def _text_hint(name: str, value: object) -> str:
+    if not isinstance(value, dict):
+        return 'Write lists as texts: "a.csv,b.csv".'
+    example = "units=64;name=wide" if name.endswith(("_params", "-params")) else "A=1,B=2"
+    return f'Write mappings as texts: {name}: "{example}".'
 
 
 def _kind(value: object) -> str:

@@ -106,6 +106,22 @@ def test_a_file_that_says_no_flags_is_refused(tmp_path: Path, text: str, words: 
     assert words in caught.value.what
 
 
+@pytest.mark.parametrize(
+    ("line", "example"),
+    [
+        ("envs: {A: 1, B: 2}", '"A=1,B=2"'),
+        ("model-params: {units: 1}", '"units=64;name=wide"'),
+        ("training_data: [a, b]", '"a.csv,b.csv"'),
+    ],
+)
+def test_a_mapping_or_list_in_a_file_is_refused_with_the_text_to_write(tmp_path: Path, line: str, example: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{line}\n")
+    with pytest.raises(FlagError) as caught:
+        train(path)
+    assert example in caught.value.hint
+
+
 @pytest.mark.parametrize("arguments", [["-f"], ["-f", "no/such.yaml"], ["-f", "a.yaml", "--filename=b.yaml"]])
 def test_a_file_that_is_not_there_is_said(arguments: list[str]) -> None:
     with pytest.raises(FlagError):
