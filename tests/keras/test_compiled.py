@@ -186,3 +186,21 @@ def test_a_variable_without_a_gradient_is_left_alone_as_by_fit(
     for member in (busy, idle):
         for one, other in zip(member._built().trainable, plain.trainable_variables, strict=True):
             np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_that_has_no_gradient_is_the_error_of_fit(framework: Any, rows_of: Any, minibatches: Any) -> None:
+    member = framework("compiled.cut_off", on_parameter_server=False)
+    (batch, *_) = minibatches(member, rows_of(ROWS))
+    gradient = member.local_gradient([Share(batch, 1, 1.0)], lambda _: None)
+    with pytest.raises(ValueError, match="No gradients provided for any variable"):
+        member.apply_gradient(gradient, None)
+
+
+def test_a_model_without_trainable_weights_still_learns_its_statistics(
+    framework: Any, rows_of: Any, minibatches: Any
+) -> None:
+    member = framework("compiled.counting", minibatch_size=24, on_parameter_server=False)
+    (batch,) = minibatches(member, rows_of(ROWS))
+    member.apply_gradient(member.local_gradient([Share(batch, 1, 1.0)], lambda _: None), None)
+    moving_mean = member._built().model.layers[1].moving_mean.numpy()
+    np.testing.assert_allclose(moving_mean, 0.01 * NUMBERS.mean(0), rtol=1e-5, atol=1e-6)

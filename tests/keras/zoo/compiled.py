@@ -160,3 +160,19 @@ def half_used() -> keras.Model:
 def feed_used(dataset, mode, metadata):
     fed = feed(dataset, mode, metadata)
     return fed if mode == "prediction" else fed.map(lambda features, label: (features, {"used": label}))
+
+
+def cut_off() -> keras.Model:
+    """No gradient comes through its loss."""
+    model = described.number()
+    model.compile("sgd", loss=lambda labels, predictions: tf.stop_gradient(squares(labels, predictions)))
+    return model
+
+
+def counting() -> keras.Model:
+    """It has no trainable weight, and its BatchNormalization learns."""
+    x = keras.Input((4,))
+    normalized = keras.layers.BatchNormalization(center=False, scale=False)(x)
+    model = keras.Model(x, keras.layers.Lambda(lambda values: tf.reduce_sum(values, -1, keepdims=True))(normalized))
+    model.compile("sgd", loss="mse")
+    return model

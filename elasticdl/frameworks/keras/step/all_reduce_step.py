@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import compress
 from typing import Any
 
 import keras
@@ -138,9 +137,9 @@ class AllReduceStep:
         """Update the variables; one that no share reached is left alone, as by `fit`: it does not decay, either."""
         parts = tf.split(flat * rescale, [*self._sizes, self._num_trainable + NUM_TOLD])[:-1]
         shaped = [tf.reshape(part, v.shape) for part, v in zip(parts, self._variables, strict=True)]
-        trained = list(compress(zip(shaped, self._built.trainable, strict=False), reached))
+        gradients = [part if is_reached else None for part, is_reached in zip(shaped, reached, strict=False)]
         with nullcontext() if self._scheduled is None else self._told_rate.standing_in(self._scheduled):
-            self._optimizer.apply(*map(list, zip(*trained, strict=True)))
+            self._optimizer.apply(gradients, self._built.trainable)
         for variable, change in zip(self._built.non_trainable, shaped[self._num_trainable :], strict=True):
             variable.assign_add(change)
 
