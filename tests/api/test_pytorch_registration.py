@@ -323,14 +323,14 @@ def test_an_error_of_ours_in_a_script_is_tried_twice_and_no_more(tmp_path: Path)
     assert "pods in a row" not in output, job.story()
 
 
-@pytest.mark.parametrize("is_registered", [True, False])
-def test_groups_that_an_optimizer_gets_after_its_first_step_are_checked(is_registered: bool) -> None:
+@pytest.mark.parametrize("holder", ["state", "object", "nothing"])
+def test_groups_that_an_optimizer_gets_after_its_first_step_are_checked(holder: str) -> None:
     """A worker that joins has an optimizer without them, and gradients of other modules are not averaged."""
     body, head, other = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
     optimizer = torch.optim.SGD(body.parameters(), lr=0.1)
-    state = [body, head, optimizer] if is_registered else [body, head]
-    controller = create_elastic_controller(8, 1, state=state)
-    expected = "has 2 groups of 4 parameters, and 1 of 2" if is_registered else "that no registered module has"
+    held = {"state": [optimizer], "object": [Both(optimizer)], "nothing": []}[holder]
+    controller = create_elastic_controller(8, 1, state=[body, head, *held])
+    expected = "has 2 groups of 4 parameters, and 1 of 2" if held else "that no registered module has"
     trained = []
 
     def train() -> None:
@@ -341,7 +341,7 @@ def test_groups_that_an_optimizer_gets_after_its_first_step_are_checked(is_regis
                 hidden = body(features)
                 (head(hidden) + other(hidden)).mean().backward()
                 if trained:
-                    optimizer.add_param_group({"params": [*(head if is_registered else other).parameters()]})
+                    optimizer.add_param_group({"params": [*(head if held else other).parameters()]})
                 optimizer.step()
                 trained.append(features)
 

@@ -139,14 +139,12 @@ class RegisteredState:
     def names(self) -> list[str]:
         return list(self._objects)
 
-    def holds(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether an optimizer is registered."""
-        wrapped = (getattr(one, "optimizer", None) for one in self.optimizers)  # as accelerate does
-        return optimizer in self.optimizers or any(one is optimizer for one in wrapped)
-
     def may_hold(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether an optimizer's state is in here: its own, or possibly in an object of the script's own."""
-        if self.holds(optimizer) or any(_is_of_script(_registered(thing)) for thing in self._objects.values()):
+        wrapped = (getattr(one, "optimizer", None) for one in self.optimizers)  # as accelerate does
+        if optimizer in self.optimizers or any(one is optimizer for one in wrapped):
+            return True
+        if any(_is_of_script(_registered(thing)) for thing in self._objects.values()):
             return True
         told = {id(tensor) for one in self.optimizers for tensor in _tensors(one.state_dict())}  # by any wrapper's
         return any(id(tensor) in told for tensor in _tensors(optimizer.state))
