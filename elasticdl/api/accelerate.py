@@ -152,7 +152,7 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
     @property
     def is_main_process(self) -> bool:
         """Return whether this worker has rank 0 at the moment."""
-        return bool(super().is_main_process) if self._training is None else self._training.rank == 0
+        return bool(super().is_main_process) if self._training is None else self._training.session.rank == 0
 
     @property
     def is_local_main_process(self) -> bool:
@@ -255,11 +255,6 @@ class AcceleratorTraining:
     def has_begun(self) -> bool:
         """Return whether there is a controller."""
         return self._loader is not None
-
-    @property
-    def rank(self) -> int:
-        """Return this worker's; 0 before it has joined."""
-        return self.controller.rank if self.has_begun else 0
 
     @property
     def num_parts(self) -> int:

@@ -117,7 +117,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     @property
     def is_global_zero(self) -> bool:
         """Return whether this worker has rank 0 at the moment: it writes checkpoints."""
-        return self._controller is None or self._controller.rank == 0
+        return self._session is None or self._session.rank == 0
 
     def reduce(self, tensor: Any, *arguments: Any, **keywords: Any) -> Any:
         """Return what this worker has, which is all where it validates.

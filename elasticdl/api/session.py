@@ -44,6 +44,7 @@ class ScriptSession:
         clock: where the time goes; the heartbeat carries it.
         is_server: this pod is one of TensorFlow's parameter servers: it runs the script and takes no data.
         takes_data: the script has said what it trains on.
+        rank: of this process in its group, or in the last one; 0 before there is one.
     """
 
     link: MasterLink | None
@@ -51,6 +52,7 @@ class ScriptSession:
     clock: ActivityClock
     is_server: bool = False
     takes_data: bool = False
+    rank: int = 0
 
     @property
     def is_alone(self) -> bool:

@@ -168,7 +168,7 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
 
     def is_world_process_zero(self) -> bool:
         """Return whether this worker has rank 0 at the moment."""
-        return bool(super().is_world_process_zero()) if self._training is None else self._training.rank == 0
+        return bool(super().is_world_process_zero()) if self._training is None else self._training.session.rank == 0
 
     def is_local_process_zero(self) -> bool:
         """The same: one worker of the job logs messages that are logged once."""
@@ -300,11 +300,6 @@ class ElasticTraining:
         self._by_minibatch = False  # the schedule advances by one for each minibatch
 
     # Before training ------------------------------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        """Return this worker's; 0 before it has data."""
-        return self.controller.rank if self.is_open else 0
 
     def open(self, plain: Any) -> TrainerLoader:
         """Return the elastic loader in the place of a DataLoader."""

@@ -180,7 +180,7 @@ def test_only_rank_0_removes_checkpoints_at_the_end(tmp_path: Path, rank: int) -
 
     def save_checkpoint(*arguments: Any, **keywords: Any) -> None:
         save(*arguments, **keywords)
-        trainer._training.controller.rank = rank if trainer.state.global_step == 4 else 0
+        trainer._training.session.rank = rank if trainer.state.global_step == 4 else 0
 
     trainer._save_checkpoint = save_checkpoint
     trainer.train()

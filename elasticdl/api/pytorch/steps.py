@@ -309,6 +309,7 @@ class ScriptSteps:
             return False
         self._is_inside, self._is_idle, self._has_entered = True, False, True
         self.rank, self.size = parts.world.rank, parts.world.size
+        parts.data.session.rank = self.rank
         parts.last.begin_world()
         self._num_names = parts.world.ledger.applied.num_names
         if -1 < self._epoch < self.progress.begun:
