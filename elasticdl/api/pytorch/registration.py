@@ -87,7 +87,8 @@ class OptimizerCheck:
                     f"{type(optimizer).__name__} has {len(sizes)} groups of {sum(sizes)} parameters, and {len(known)} "
                     f"of {sum(known)} at its first step: a worker that joins begins without add_param_group(), and "
                     "could not take its state over.",
-                    "Give it all groups before the first batch; one that is trained later may have lr=0 until then.",
+                    "Give it all of them at their own rates before the first batch; freeze what is trained later after "
+                    "controller.loader(), with requires_grad_(False).",
                 )
             self._check(optimizer)
             self._checked[optimizer] = sizes
