@@ -31,7 +31,7 @@ from elasticdl_client.job_spec import JobSpec
 
 _OUR_THREADS = ("heartbeat", "reporter", "group watch")
 _HOLDER = "ELASTICDL_HOLDER"  # of a place in a job, and the process that has it; inherited by those that it starts
-_joined: dict[str, ScriptSession] = {}  # by `_HOLDER`: a worker that registers again takes the place of the first
+_joined: tuple[str, ScriptSession] | None = None  # and its `_HOLDER`: a worker that registers again loses its place
 
 
 @dataclass(slots=True)
@@ -66,6 +66,7 @@ class ScriptSession:
             JobError: the master cannot be reached, has replaced this worker, or has registered it for the process that
                 has started this one.
         """
+        global _joined  # one in a process
         clock, address = ActivityClock(), os.environ.get("MASTER_ADDR", "")
         if not address:
             return cls(None, JobSpec(), clock)
@@ -75,8 +76,8 @@ class ScriptSession:
             raise JobError("MASTER_ADDR is set, and WORKER_ID is not", "unset MASTER_ADDR to run alone")
         place = f"worker {os.environ['WORKER_ID']} of {address}, process "
         holder, before = f"{place}{os.getpid()}", os.environ.get(_HOLDER, "")
-        if holder in _joined:
-            return _joined[holder]
+        if _joined is not None and _joined[0] == holder:
+            return _joined[1]
         if before.startswith(place) and before != holder:
             raise JobError(
                 f"{before.removeprefix(place)} is the process that has joined the job, and has started this one",
@@ -98,7 +99,8 @@ class ScriptSession:
         if spec.num_processes_per_worker > 1:
             _report_end(link)
         os.environ[_HOLDER] = holder
-        return _joined.setdefault(holder, cls(link, spec, clock))
+        _joined = holder, cls(link, spec, clock)
+        return _joined[1]
 
     def take_data(self) -> None:
         """Note that the script trains on data of the job, which are dealt once.
