@@ -318,7 +318,8 @@ def test_a_later_world_needs_a_process_of_the_fewest_workers() -> None:
     script.all_leave(0, 1)
     script.moment()
     assert script.version == version
-    assert "Training waits for workers: 1 with 2 of 2 processes can form a group, --min_workers=2" in script.log()
+    expected = "Training waits for workers: 1 with 2 of 2 processes can form a group, 2 must (--min_workers=2)"
+    assert expected in script.log()
 
 
 def test_fewer_workers_are_fewer_pods() -> None:

@@ -125,6 +125,15 @@ def test_a_joiner_that_gives_up_waiting_is_called_again_with_the_slow_ones() -> 
     assert script.version > version
 
 
+def test_fewer_workers_than_the_flag_are_awaited_once_scripts_have_ended() -> None:
+    script = standing(3, min_workers=3, runs_command=True, expects_data=True)
+    script.pod(Role.WORKER, 2, PodState.SUCCEEDED, "Completed")
+    script.kill(1)
+    script.all_leave(0)
+    script.moment()
+    assert "Training waits for workers: 1 can form a group, 2 must (--min_workers=3)" in script.log()
+
+
 def test_training_waits_for_min_workers() -> None:
     script = WorldScript(num_workers=3, min_workers=2)
     script.worker_starts(0)
@@ -132,7 +141,7 @@ def test_training_waits_for_min_workers() -> None:
     script.ready(0)
     script.moment()
     assert script.members == ()
-    assert "Training waits for workers: 1 can form a group, --min_workers=2" in script.log()
+    assert "Training waits for workers: 1 can form a group, 2 must (--min_workers=2)" in script.log()
     script.successor_starts(1)
     script.moment()
     assert script.members == (0, 1)

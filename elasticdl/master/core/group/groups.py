@@ -285,7 +285,8 @@ class WorkerGroups:
             number = f"{num_pods}"
             if num_processes > 1:
                 number += f" with {len(chosen)} of {num_pods * num_processes} processes"
-            self._complain(f"Training waits for workers: {number} can form a group, --min_workers={at_least}")
+            flag = f"--min_workers={self._settings.min_workers}"
+            self._complain(f"Training waits for workers: {number} can form a group, {at_least} must ({flag})")
         elif chosen:
             self._plan(chosen, clock)
         self._announce()
