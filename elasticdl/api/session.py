@@ -68,15 +68,16 @@ class ScriptSession:
         """
         global _joined  # one in a process
         clock, address = ActivityClock(), os.environ.get("MASTER_ADDR", "")
-        if not address:
-            return cls(None, JobSpec(), clock)
-        if "PS_ID" in os.environ:
+        if address and "PS_ID" in os.environ:
             return cls(None, JobSpec(), clock, is_server=True)
-        if "WORKER_ID" not in os.environ:
+        if address and "WORKER_ID" not in os.environ:
             raise JobError("MASTER_ADDR is set, and WORKER_ID is not", "unset MASTER_ADDR to run alone")
-        place = f"worker {os.environ['WORKER_ID']} of {address}, process "
+        place = f"worker {os.environ['WORKER_ID']} of {address}, process " if address else "alone, process "
         holder, before = f"{place}{os.getpid()}", os.environ.get(_HOLDER, "")
         if _joined is not None and _joined[0] == holder:
+            return _joined[1]
+        if not address:
+            _joined = holder, cls(None, JobSpec(), clock)
             return _joined[1]
         if before.startswith(place) and before != holder:
             raise JobError(
@@ -106,14 +107,17 @@ class ScriptSession:
         """Note that the script trains on data of the job, which are dealt once.
 
         Raises:
-            JobError: it does so already.
+            JobError: it does so already; a process that is alone is warned.
         """
         if self.takes_data:
-            raise JobError(
+            error = JobError(
                 "this script has a second trainer, controller or DataShardService; a job deals its data once",
                 "make one for training, and start another job for another model; validation data need none: "
                 "take a DataLoader, or read_records of elasticdl.api.data",
             )
+            if not self.is_alone:
+                raise error
+            logging.getLogger("elasticdl").warning("A job would refuse what runs here alone: %s", error)
         self.takes_data = True
 
 

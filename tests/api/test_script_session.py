@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from elasticdl.api.data import DataShardService
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import lease
@@ -91,6 +92,12 @@ def test_a_second_service_is_refused_and_the_first_trains_on(master: ScriptedMas
     assert "JobError this script has a second trainer, controller or DataShardService" in said
     assert said.splitlines()[-1] == "4"
     assert len(incarnations(master)) == 1
+
+
+def test_a_second_service_of_a_process_that_is_alone_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    services = [DataShardService(batch_size=2, dataset_size=8) for _ in range(2)]
+    assert "A job would refuse what runs here alone: this script has a second trainer" in caplog.text
+    assert [len(list(service)) for service in services] == [4, 4]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
