@@ -92,11 +92,12 @@ def test_a_model_with_moved_tables_has_the_gradients_of_the_model_as_it_is(
     _equal(ordinary, moved, minibatches, given, tables)
 
 
+@pytest.mark.parametrize("symbols", [("Subclass", "Compiled"), ("SlopingByHand", "Sloping")])
 @pytest.mark.parametrize("threshold", [0, ORDINARY])
-def test_a_call_that_is_a_tf_function_gets_the_values_of_each_step(
-    framework: Any, minibatches: Any, records: list[bytes], threshold: int
+def test_a_part_that_is_a_tf_function_gets_the_values_of_each_step(
+    framework: Any, minibatches: Any, records: list[bytes], threshold: int, symbols: tuple[str, str]
 ) -> None:
-    made = [framework(f"swapped.{symbol}", embedding_threshold=threshold) for symbol in ("Subclass", "Compiled")]
+    made = [framework(f"swapped.{symbol}", embedding_threshold=threshold) for symbol in symbols]
     random = np.random.default_rng(7)
     size = made[0].initial().trainable.shape
     rows = random.normal(size=(40, 3)).astype("f4")

@@ -112,6 +112,22 @@ class Compiled(Subclass):
         return scored
 
 
+class Sloping(Subclass):
+    """A function of its own takes gradients, which it can in a graph alone."""
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        return super().call(ids) + self.slope(self.table(ids))
+
+    @tf.function
+    def slope(self, vectors: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.gradients(tf.square(self.twice(vectors)), vectors)[0], axis=(1, 2))
+
+
+class SlopingByHand(Sloping):
+    def slope(self, vectors: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(2 * self.twice(vectors) * self.twice.kernel[:, 0], axis=(1, 2))
+
+
 class Positioned(keras.Model):
     """Looks up positions that it has made as a constant."""
 
