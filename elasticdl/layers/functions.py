@@ -16,9 +16,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.core.ag_ctx import ControlStatusCtx, Status  # as tf.function traces
 from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
+from tensorflow.python.eager.polymorphic_function.function_type_utils import bind_function_inputs
 
 from elasticdl_client.errors import ModelDefinitionError
 
@@ -108,12 +110,14 @@ def inlined() -> Iterator[None]:
     """
     call, own_thread = _Function.__call__, threading.get_ident()
 
-    def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(function: Any, /, *args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly() or type(function) is not _Function or threading.get_ident() != own_thread:
             return call(function, *args, **kwargs)
         python, status = function.python_function, Status.DISABLED
         if function._autograph:
             python, status = py_func_from_autograph(python), Status.ENABLED
+        bound = bind_function_inputs(args, kwargs, function._function_type, function._default_values)
+        args, kwargs = tf.nest.map_structure(_no_array, (bound.args, bound.kwargs))
         with ControlStatusCtx(status=status):
             return python(*args, **kwargs)
 
@@ -122,6 +126,10 @@ def inlined() -> Iterator[None]:
         yield
     finally:
         _Function.__call__ = call
+
+
+def _no_array(argument: Any) -> Any:
+    return tf.convert_to_tensor(argument) if isinstance(argument, np.ndarray | np.generic) else argument
 
 
 def _any_symbolic(args: Any, kwargs: Any) -> bool:

@@ -92,7 +92,9 @@ def test_a_model_with_moved_tables_has_the_gradients_of_the_model_as_it_is(
     _equal(ordinary, moved, minibatches, given, tables)
 
 
-@pytest.mark.parametrize("symbols", [("Subclass", "Compiled"), ("SlopingByHand", "Sloping")])
+@pytest.mark.parametrize(
+    "symbols", [("Subclass", "Compiled"), ("SlopingByHand", "Sloping"), ("WeighingPlainly", "Weighing")]
+)
 @pytest.mark.parametrize("threshold", [0, ORDINARY])
 def test_a_part_that_is_a_tf_function_gets_the_values_of_each_step(
     framework: Any, minibatches: Any, records: list[bytes], threshold: int, symbols: tuple[str, str]

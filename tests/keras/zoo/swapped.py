@@ -128,6 +128,31 @@ class SlopingByHand(Sloping):
         return tf.reduce_sum(2 * self.twice(vectors) * self.twice.kernel[:, 0], axis=(1, 2))
 
 
+class Weighing(Subclass):
+    """A function of its own takes an array, a list that its signature makes a tensor, and a keyword."""
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        first, second = np.arange(1, 7, dtype="float32"), [1, 2, 3, 4, 5, 6]
+        return super().call(ids) + self.summed(ids, function=first) + self.share(second)[0]
+
+    @tf.function
+    def summed(self, ids: tf.Tensor, function: tf.Tensor) -> tf.Tensor:
+        assert function.shape.rank == 1
+        return tf.reduce_sum(self.table(ids) * function[:, None], axis=(1, 2))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+    def share(self, numbers: tf.Tensor) -> tf.Tensor:
+        return numbers / tf.reduce_sum(numbers)
+
+
+class WeighingPlainly(Weighing):
+    def summed(self, ids: tf.Tensor, function: object) -> tf.Tensor:
+        return tf.reduce_sum(self.table(ids) * tf.constant(function)[:, None], axis=(1, 2))
+
+    def share(self, numbers: list[int]) -> tf.Tensor:
+        return tf.constant(numbers, tf.float32) / sum(numbers)
+
+
 class Positioned(keras.Model):
     """Looks up positions that it has made as a constant."""
 
