@@ -255,6 +255,13 @@ def test_rows_that_would_get_no_gradient_are_refused(framework: Any) -> None:
         framework("swapped.Dependent", {"kind": "recomputed"}, embedding_threshold=0).report()
 
 
+def test_a_model_may_return_none_beside_its_outputs(framework: Any, minibatches: Any, records: list[bytes]) -> None:
+    ordinary = framework("swapped.WithNothing", embedding_threshold=ORDINARY, loss="loss_of_first")
+    moved = framework("swapped.WithNothing", embedding_threshold=0, loss="loss_of_first")
+    (name,) = (v.name for v in ordinary.report().variables if "embeddings" in v.name)
+    _equal(ordinary, moved, minibatches, records, {"table": name})
+
+
 def test_without_parameter_servers_nothing_moves(framework: Any) -> None:
     tested = framework("swapped.functional", embedding_threshold=0, on_parameter_server=False)
     assert tested.report().tables == ()

@@ -239,7 +239,9 @@ def ids_function(
             made = model(
                 tf.nest.pack_sequence_as(features, parts, expand_composites=True), training=mode is Mode.TRAINING
             )
-        tf.nest.map_structure(tf.identity, made, expand_composites=True)  # else nothing may use them
+        for part in tf.nest.flatten(made, expand_composites=True):
+            if tf.is_tensor(part):
+                tf.identity(part)  # else nothing may use it
         if hidden_from_gradients(recorded.answers):
             raise ModelDefinitionError(
                 "The rows of an embedding on the parameter servers are used inside tf.recompute_grad or "

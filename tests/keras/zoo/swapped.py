@@ -153,6 +153,17 @@ class WeighingPlainly(Weighing):
         return tf.constant(numbers, tf.float32) / sum(numbers)
 
 
+class WithNothing(keras.Model):
+    """Has an output that is None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.score = _embedding("table"), keras.layers.Dense(1)
+
+    def call(self, ids: tf.Tensor) -> tuple[tf.Tensor, None]:
+        return self.score(tf.reduce_sum(self.table(ids), axis=1))[:, 0], None
+
+
 class Positioned(keras.Model):
     """Looks up positions that it has made as a constant."""
 
@@ -360,6 +371,10 @@ class varying(keras.Model):  # noqa: N801
 
 def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
     return tf.square(labels - tf.cast(predictions, tf.float32))
+
+
+def loss_of_first(labels: tf.Tensor, predictions: tuple[tf.Tensor, None]) -> tf.Tensor:
+    return loss(labels, predictions[0])
 
 
 def mean_loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
