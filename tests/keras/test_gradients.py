@@ -47,7 +47,11 @@ def _oracle(zoo: str, model_def: str, parameters: Parameters, images: Any, label
 
 
 @pytest.mark.parametrize(
-    "symbol", ["custom_model", "CustomModel", "sequential_model", "spectral_model", "RecomputingModel"]
+    "symbol",
+    [
+        *("custom_model", "CustomModel", "sequential_model", "spectral_model"),
+        *("RecomputingModel", "RecomputingAside"),
+    ],
 )
 def test_gradients_are_those_of_a_gradient_tape(
     framework: Any, rows_of: Any, minibatches: Any, digits: Any, symbol: str, request: Any

@@ -14,6 +14,7 @@ The trace, once pruned to the ids, runs inside tf.data: no Python, no variable i
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ from typing import Any, Protocol, TypeVar
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.ops import gradient_registry
 
 from elasticdl.frameworks.framework import Ids, Mode
 from elasticdl.layers.embedding import Embedding
@@ -310,13 +312,23 @@ def hidden_from_gradients(sources: Iterable[Any]) -> bool:
     """
     wanted = {id(source.op) for source in sources}
     for op in tf.compat.v1.get_default_graph().get_operations():
-        if op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr:  # of the results and the arguments
-            pairs = list(zip(op.inputs, op.outputs, strict=True))
-            arguments = {tensor.name for tensor, output in pairs if not output.consumers()}
+        if op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr:
+            # Its inputs are the results, the arguments and the variables.
+            num_results = _num_results(op)
+            arguments = {tensor.name for tensor in op.inputs[num_results:]}
+            pairs = zip(op.inputs[:num_results], op.outputs, strict=False)
             results = [tensor for tensor, output in pairs if output.consumers() and tensor.name not in arguments]
             if any(id(origin) in wanted for origin in _origins(results, arguments)):
                 return True
     return False
+
+
+def _num_results(op: Any) -> int:
+    """How many inputs of the operation that stands for a function with a gradient of its own are its results."""
+    gradient = gradient_registry.lookup(op.get_attr("_gradient_op_type").decode())
+    own = inspect.getclosurevars(gradient).nonlocals["tape_grad_fn"]
+    found: int = inspect.getclosurevars(own).nonlocals["flat_result_len"]
+    return found
 
 
 def _origins(tensors: Iterable[Any], arguments: Collection[str] = ()) -> Iterator[Any]:
