@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from elasticdl.storage.paths import make_directory, remove_directory, remove_file, remove_if_empty, writing
@@ -52,8 +53,19 @@ def complete(checkpoint_dir: AnyPath) -> list[AnyPath]:
 
 
 def is_complete(directory: AnyPath) -> bool:
-    """Whether the directory is a checkpoint; its files may be damaged all the same."""
-    return (directory / MANIFEST).exists()
+    """Whether the directory is a checkpoint; its files may be damaged all the same.
+
+    Raises:
+        OSError, StorageError: it cannot be looked at.
+    """
+    manifest = directory / MANIFEST
+    if not isinstance(manifest, Path):
+        return manifest.exists()
+    try:
+        manifest.stat()  # `exists` is False for any OSError on Python 3.14
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def begin(checkpoint_dir: AnyPath, number: int) -> AnyPath:
