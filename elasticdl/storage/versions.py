@@ -11,7 +11,7 @@ import errno
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +31,25 @@ _OF_LOST_VOLUMES = frozenset(  # a network file system without its server, a dis
 )
 
 _log = logging.getLogger("elasticdl.storage")
+
+
+class NoneIsWhole(CheckpointError):
+    """No checkpoint of this job can be restored, and it must not begin anew behind the user's back.
+
+    Attributes:
+        damaged: the fault of each.
+    """
+
+    def __init__(self, checkpoint_dir: AnyPath, damaged: Sequence[str]) -> None:
+        super().__init__(
+            f"no checkpoint in {checkpoint_dir} can be restored",
+            f"repair or restore one of them; to begin anew, move {checkpoint_dir} away or name another "
+            "--checkpoint_dir",
+        )
+        self.damaged = tuple(damaged)
+
+    def __str__(self) -> str:
+        return "\n".join([self.what, *self.damaged, f"  → {self.hint}"])
 
 
 def directory_of(checkpoint_dir: AnyPath, number: int) -> AnyPath:

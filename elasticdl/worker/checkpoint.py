@@ -208,27 +208,33 @@ class StateCheckpoints:
         return str(found[0]) if found else ""
 
     def newest(self) -> Checkpoint | None:
-        """The newest whole one of this job; errors of newer ones are logged.
+        """The newest whole one of this job, None if there is none at all; errors of newer ones are logged.
 
         Raises:
+            NoneIsWhole: there are some, and all are damaged.
             CheckpointError: it is of other minibatches, or it or a newer one is of another job, which may be writing
                 there now; or the directory cannot be read.
             StorageUnreachable: the volume does not answer: what is on it may be newer.
         """
-        for directory in _newest_first(self._directory) if self._directory is not None else ():
+        if self._directory is None:
+            return None
+        damaged = []
+        for directory in _newest_first(self._directory):
             self._check_owner(directory)
             try:
                 found, manifest = self._load(directory)
+                if manifest.get("job_name") is None:
+                    raise CheckpointError(f"the checkpoint in {directory} names no job: it may be another one's")
             except CheckpointError as error:
                 if not _read(directory, versions.is_complete):
                     return self.newest()  # its writer has written a newer one since, and has removed it
                 _log.warning("%s", error)
-                continue
-            if manifest.get("job_name") is None:
-                _log.warning("the checkpoint in %s names no job: it may be another one's", directory)
+                damaged.append(f"{directory.name}: {error.what}")
                 continue
             self._check_names(directory, manifest)
             return found
+        if damaged:
+            raise versions.NoneIsWhole(self._directory, damaged)
         return None
 
     def initial(self, path: str) -> Checkpoint:

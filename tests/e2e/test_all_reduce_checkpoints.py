@@ -179,3 +179,29 @@ def test_workers_that_are_all_asked_to_end_leave_a_checkpoint_of_their_last_step
     found = re.search(r"the last checkpoint is written, after step (\d+)", worker_logs(running))
     assert found is not None, running.story()
     assert f"Restored the model at step {found[1]} from" in worker_logs(running), running.story()
+
+
+def test_a_job_of_which_all_checkpoints_are_damaged_fails_at_once(tmp_path: Path, digits: Path) -> None:
+    job = replace(NUMPY_DIGITS, num_workers=2, num_ps_pods=0, num_epochs=30, pace_s=0.001)
+    running = all_reduce_job(NUMPY, tmp_path, digits, "", job, checkpoint_steps=20).start()
+    place = running.job_dir / "checkpoints"
+    try:
+        running.wait_until("two checkpoints", lambda: len(versions(place)) >= 2)
+        victims = running.victims(Role.WORKER)
+        for victim in victims:
+            running.stop(victim)
+        found = versions(place)
+        for directory in found:
+            damage(directory / "model.npz")
+        for victim in victims:
+            running.kill(victim)
+        assert running.wait(120) == 1, running.story()
+    finally:
+        running.end()
+    status = running.status()
+    assert status is not None
+    assert f"no checkpoint in {place} can be restored" in status.message
+    for directory in found:
+        assert f"{directory / 'model.npz'} is damaged" in status.message
+    assert f"move {place} away" in status.message
+    assert "digits-worker-4" not in running.master_log(), running.story()  # two died, and had a successor each

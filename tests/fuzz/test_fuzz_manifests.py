@@ -14,7 +14,7 @@ import pytest
 from elasticdl.frameworks.framework import ModelReport, Variable
 from elasticdl.master import checkpoints
 from elasticdl.ps.partition import ALL_BUCKETS
-from elasticdl.ps.server.restoring import NoneIsWhole, restore
+from elasticdl.ps.server.restoring import restore
 from elasticdl.storage import versions
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl.worker.inference.worker import check_layout
@@ -82,7 +82,7 @@ def test_a_server_takes_the_next_older_checkpoint_where_one_digit_of_a_manifest_
     assert restored.directory == older
     assert "its checksum is wrong" in restored.damaged[0]
     change(older, '"num_ps": 1', '"num_ps": 3')
-    with pytest.raises(NoneIsWhole):
+    with pytest.raises(versions.NoneIsWhole):
         restore(newer, ALL_BUCKETS, lambda snapshot: snapshot.close())
 
 
@@ -112,9 +112,11 @@ def test_the_manifest_of_a_state_is_read_without_a_checksum_and_an_error_where_i
     damages = [("size_bytes", "x"), ("strategy", None), ("applied_extras", [[1]])]
     for name, wrong in [*damages, *(("applied_runs", runs) for runs in (7, [[1]], [[0, 0, 1 << 40, 1, 1]]))]:
         path.write_text(json.dumps(values | {name: wrong}))
-        assert kept.newest() is None
+        with pytest.raises(versions.NoneIsWhole, match="can be restored"):  # it must not begin anew
+            kept.newest()
     path.write_text("[" * 100_000)
-    assert kept.newest() is None
+    with pytest.raises(versions.NoneIsWhole):
+        kept.newest()
     with pytest.raises(CheckpointError):
         look_at(tmp_path)
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from elasticdl.ps.part_file import PartReader, write_part
 from elasticdl.ps.partition import ALL_BUCKETS, Buckets, PartSnapshot, Piece, even_buckets
-from elasticdl.ps.server.restoring import NoneIsWhole, RestoredCheckpoint, open_checkpoint, restore, restore_other
+from elasticdl.ps.server.restoring import RestoredCheckpoint, open_checkpoint, restore, restore_other
+from elasticdl.storage.versions import NoneIsWhole
 from elasticdl_client.errors import CheckpointError
 from tests.ps.parts import applied_set, assert_is, commit, even_parts, flip, part, write_checkpoint
 

@@ -14,7 +14,7 @@ import pytest
 from elasticdl.master import checkpoints
 from elasticdl.ps.part_file import part_directory
 from elasticdl.ps.partition import even_buckets
-from elasticdl.ps.server.restoring import NoneIsWhole, open_checkpoint, restore
+from elasticdl.ps.server.restoring import open_checkpoint, restore
 from elasticdl.storage import versions
 from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
 from elasticdl.storage.paths import RemotePath, on_this_machine, path_of, writing
@@ -168,7 +168,7 @@ def test_any_number_of_parameter_servers_takes_over_from_storage(url: str, proxy
     assert restored.directory == older
     assert "variables-0-of-2.ckpt is damaged" in restored.damaged[0]
     storage_of(url).delete(f"{url}/version-3/MANIFEST.json")
-    with pytest.raises(NoneIsWhole):
+    with pytest.raises(versions.NoneIsWhole):
         restore(newer, own, lambda snapshot: assert_is(snapshot, own, parts[0].pieces))
 
 

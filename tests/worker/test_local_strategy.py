@@ -13,6 +13,7 @@ import pytest
 
 from elasticdl.frameworks.framework import Batch, Framework, NotFiniteStep
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.storage.versions import NoneIsWhole
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.checkpoint import Checkpoint, CheckpointKind, StateCheckpoints
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
@@ -154,6 +155,15 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(
     strategy(restored, tmp_path).restore()
     assert restored.total == 1 + 2
     assert str(damaged) in caplog.text
+
+
+def test_a_model_of_which_all_checkpoints_are_damaged_does_not_begin_anew(tmp_path: Path) -> None:
+    train(strategy(Adder(), tmp_path), 0, 4)
+    for name in ("version-2", "version-4"):
+        (tmp_path / name / STATE_FILE).write_bytes(b"damaged")
+    with pytest.raises(NoneIsWhole) as raised:
+        strategy(Adder(), tmp_path).restore()
+    assert [reason.split(":")[0] for reason in raised.value.damaged] == ["version-4", "version-2"]
 
 
 def test_another_jobs_checkpoint_is_refused(tmp_path: Path) -> None:

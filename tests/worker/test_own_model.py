@@ -405,6 +405,36 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_gives_way_to_the_newer_on
     assert found.ledger.steps == 4
 
 
+def test_a_model_of_which_all_checkpoints_are_damaged_does_not_begin_anew(tmp_path: Path) -> None:
+    framework: Any = Weights()
+    replica = Replica(framework, checkpoints_in(tmp_path), "", ActivityClock())
+    for number in (3, 5, 7):
+        checkpoints_in(tmp_path).save(number, Weights().state(), ledger_of(number))
+    (tmp_path / "version-3" / "MANIFEST.json").write_text("{")
+    (tmp_path / "version-5" / "model.npz").write_bytes(b"damaged")
+    (tmp_path / "version-7" / "model.npz").unlink()
+    with pytest.raises(versions.NoneIsWhole) as raised:
+        replica.start_over()
+    text = str(raised.value)
+    assert [reason.split(":")[0] for reason in raised.value.damaged] == ["version-7", "version-5", "version-3"]
+    assert f"version-7: {tmp_path / 'version-7' / 'model.npz'} cannot be read: No such file or directory" in text
+    assert f"version-5: {tmp_path / 'version-5' / 'model.npz'} is damaged: size or checksum" in text
+    assert f"version-3: {tmp_path / 'version-3' / 'MANIFEST.json'} is damaged: " in text
+    assert f"move {tmp_path} away" in raised.value.hint
+    assert written(tmp_path) == ["version-3", "version-5", "version-7"]
+
+
+def test_what_never_became_a_checkpoint_or_is_half_removed_is_no_damaged_one(tmp_path: Path) -> None:
+    framework: Any = Weights()
+    replica = Replica(framework, checkpoints_in(tmp_path / "checkpoints"), "", ActivityClock())
+    assert replica.start_over().ledger.steps == 0
+    versions.begin(tmp_path / "checkpoints", 3)
+    (tmp_path / "checkpoints" / "version-3" / ".model.npz.1").write_bytes(b"half of it")
+    checkpoints_in(tmp_path / "checkpoints").save(2, Weights().state(), ledger_of(2))
+    (tmp_path / "checkpoints" / "version-2" / "MANIFEST.json").unlink()  # as pruning begins
+    assert replica.start_over().ledger.steps == 0
+
+
 def test_a_damaged_checkpoint_does_not_push_out_those_of_the_model_that_was_restored(tmp_path: Path) -> None:
     kind = CheckpointKind("job", "AllreduceStrategy", "model.npz", {})
     for number in (3, 9):

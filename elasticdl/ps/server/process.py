@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from elasticdl.ps.partition import Buckets, even_buckets
 from elasticdl.ps.server.master_link import TERMINATED, Beginning, Left, PsIdentity, PsMasterLink, Shutdown
-from elasticdl.ps.server.restoring import NoneIsWhole, restore, restore_other
+from elasticdl.ps.server.restoring import restore, restore_other
 from elasticdl.ps.server.service import JobBounds, PsService, register_service, serve_tensors
 from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.server.synchronous import UpdateSettings
@@ -30,6 +30,7 @@ from elasticdl.rpc.resource_use import keep_large_buffers
 from elasticdl.rpc.servers import serve
 from elasticdl.rpc.signals import on_signals
 from elasticdl.storage.paths import path_of
+from elasticdl.storage.versions import NoneIsWhole
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
 
@@ -172,8 +173,6 @@ class PsProcess:
             except ElasticDLError as error:
                 _log.error("%s", error)
                 damaged = error.damaged if isinstance(error, NoneIsWhole) else ()
-                for reason in damaged:
-                    _log.error("%s", reason)
                 self._beginning = Beginning("", damaged, error.what)
             else:
                 self._service.incarnation = link.incarnation

@@ -29,7 +29,7 @@ from elasticdl.ps.partition import (
     num_floats,
     slices_within,
 )
-from elasticdl.storage.versions import PATIENCE_S, complete, unreadable, when_reachable
+from elasticdl.storage.versions import PATIENCE_S, NoneIsWhole, complete, unreadable, when_reachable
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.errors import CheckpointError, StorageUnreachable
 from elasticdl_client.storage_kinds import AnyPath
@@ -44,21 +44,6 @@ class RestoredCheckpoint:
 
     directory: AnyPath
     damaged: tuple[str, ...]
-
-
-class NoneIsWhole(CheckpointError):
-    """No checkpoint of this job can be restored.
-
-    Attributes:
-        damaged: the fault of each.
-    """
-
-    def __init__(self, checkpoint_dir: AnyPath, damaged: Sequence[str]) -> None:
-        super().__init__(
-            f"no checkpoint in {checkpoint_dir} can be restored",
-            "repair or restore one of them, or start again in another --checkpoint_dir",
-        )
-        self.damaged = tuple(damaged)
 
 
 def restore(
