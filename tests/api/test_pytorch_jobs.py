@@ -145,6 +145,23 @@ def test_scripts_whose_last_checkpoint_cannot_be_written_have_failed(tmp_path: P
     assert the_trouble(job.job_dir, Trouble.DISK_FULL).is_fatal
 
 
+def test_a_script_of_which_all_checkpoints_are_damaged_ends_the_job(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "--hold-worker 0 --hold-at 9", num_workers=1, checkpoint_steps=2).start()
+    job.wait_until("worker 0 to hold", (tmp_path / "notes" / "held").exists, 90)
+    states = list((tmp_path / "checkpoints").glob("version-*/model.npz"))
+    assert states
+    for state in states:
+        state.write_bytes(b"damaged")
+    (worker,) = job.pods(Role.WORKER)
+    os.kill(worker.pid, signal.SIGKILL)
+    assert job.wait(150) == 1, job.story()
+    status = job.status()
+    assert status is not None
+    assert f"no checkpoint in {tmp_path / 'checkpoints'} can be restored" in status.message
+    assert f"{states[0]} is damaged" in status.message
+    assert "elasticdl-script-worker-2" not in job.master_log(), job.story()
+
+
 @pytest.mark.parametrize("stop", ["", "--stop-at 5"], ids=["at the end", "stopped early"])
 def test_scripts_wait_for_storage_that_refuses_the_last_checkpoint_late(tmp_path: Path, stop: str) -> None:
     job = job_of(tmp_path, f"--loaders 0 --refuse-after 2 {stop}", num_workers=2, min_workers=2).start()

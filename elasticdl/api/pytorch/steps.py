@@ -38,7 +38,7 @@ from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint, Replica
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.termination import Termination
-from elasticdl_client.errors import JobError, LastCheckpointError, ModelDefinitionError
+from elasticdl_client.errors import CheckpointError, JobError, LastCheckpointError, ModelDefinitionError
 
 _log = logging.getLogger("elasticdl.api")
 _PATIENCE_S = 0.1  # between two looks while no member has work
@@ -296,8 +296,12 @@ class ScriptSteps:
                 self._rehearse(parts.data.session.link.sample())
                 return False
         parts.start()
-        with parts.data.session.clock.during(Activity.JOIN):
-            has_entered = parts.world.enter()
+        try:
+            with parts.data.session.clock.during(Activity.JOIN):
+                has_entered = parts.world.enter()
+        except CheckpointError as error:
+            self._end_job(error)
+            raise
         if self._unbroken is None:
             self._unbroken = ExitStack()
             self._unbroken.enter_context(parts.termination.unbroken())
@@ -503,13 +507,18 @@ class ScriptSteps:
             self.close()
 
     def _fail_unsaved(self, why: str) -> NoReturn:
-        """End the job: a successor of this worker would train the rest again, and fare no better."""
         error = LastCheckpointError(why)
         self._is_over = True
-        link = self._parts.data.session.link
-        if link is not None and self.rank == 0:
-            link.report_model(pb.ModelReport(error=str(error)))
+        if self.rank == 0:
+            self._end_job(error)
         raise error
+
+    def _end_job(self, error: CheckpointError) -> None:
+        """A successor of this worker would fare no better."""
+        self._is_over = True
+        link = self._parts.data.session.link
+        if link is not None:
+            link.report_model(pb.ModelReport(error=str(error)))
 
     def _some_minibatch(self) -> Minibatch:
         """For a step in which this member has no part."""
