@@ -137,6 +137,18 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
         """Return what the model's loss is divided by over all parts of an update, None: by the records of each."""
         return super().get_batch_samples(iter(batch.parts), len(batch.parts), self.args.device)[1]
 
+    def divisor(self, num_items: Any) -> Any:
+        """Return the number of items that the loss of an update is divided by; None: it is a mean over records.
+
+        Args:
+            num_items: in the update; the Trainer may have counted them for a loss that does without.
+        """
+        is_divided = getattr(self, "loss_is_scaled_for_ga", None)  # the user's word, in transformers that know it
+        if is_divided is None:
+            is_plain = type(self).compute_loss is Trainer.compute_loss
+            is_divided = self.compute_loss_func is not None or (is_plain and self.model_accepts_loss_kwargs)
+        return num_items if is_divided and self.args.average_tokens_across_devices else None
+
     def set_initial_training_values(self, *arguments: Any, **keywords: Any) -> Any:
         """Return the plain ones; where `max_steps` ends training, epochs do not."""
         values = super().set_initial_training_values(*arguments, **keywords)
@@ -371,7 +383,7 @@ class ElasticTraining:
     def step(self, model: Any, batch: UpdateParts, num_items: Any) -> torch.Tensor:
         """Compute batches until the gradient of a step of all workers is complete; returns its loss."""
         while True:
-            step = self.controller.step(num_items)
+            step = self.controller.step(self._trainer.divisor(num_items))
             step.__enter__()
             try:
                 self._compute_parts(model, batch, num_items)

@@ -95,27 +95,52 @@ def test_steps_that_are_a_part_of_all_are_of_the_updates_of_all_workers(tmp_path
     assert [row["step"] for row in trainer.state.log_history if "loss" in row] == [2, 4]
 
 
-def test_losses_divided_by_items_are_combined_by_their_items(tmp_path: Path) -> None:
+class Tokens(torch.nn.Module):
+    """Its loss is divided by the number of items, or where none is given a mean over the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.logits = torch.nn.Linear(2, 4)
+
+    def forward(self, x: Any, labels: Any = None, num_items_in_batch: Any = None, **_: Any) -> dict[str, Any]:
+        logits = self.logits(x)[:, None].expand(-1, 6, 4)
+        return {"logits": logits} if labels is None else {"loss": loss_of_tokens(logits, labels, num_items_in_batch)}
+
+
+def loss_of_tokens(logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Any) -> torch.Tensor:
+    loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="sum")
+    return loss / (len(labels) if num_items_in_batch is None else num_items_in_batch)
+
+
+def mean_over_samples(trainer: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+    return model(**inputs)["loss"]
+
+
+@pytest.mark.parametrize("divides", ["the model", "a function", "no, as compute_loss is ours", "no, as we say"])
+def test_losses_are_combined_by_the_items_or_the_samples_that_they_are_divided_by(
+    divides: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step of four minibatches is one of all their samples, whatever number of labels each of them has."""
-
-    class Tokens(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(1)
-            self.logits = torch.nn.Linear(2, 4)
-
-        def forward(self, x: Any, labels: Any, num_items_in_batch: Any = None, **_: Any) -> dict[str, Any]:
-            logits = self.logits(x)[:, None].expand(*labels.shape, 4)
-            loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="sum")
-            return {"loss": loss / num_items_in_batch}
+    from elasticdl.api.transformers import ElasticTrainer
 
     found = []
+    if divides.startswith("no, as compute"):
+        monkeypatch.setattr(ElasticTrainer, "compute_loss", mean_over_samples)
+    if divides.startswith("no, as we"):
+        monkeypatch.setattr(transformers.Trainer, "compute_loss", mean_over_samples)
     for size, fixed_global_batch in ((1, 4), (4, 0)):
         options = {"num_train_epochs": 1, "train_sampling_strategy": "sequential", "learning_rate": 0.1}
         trainer = trainer_of(tmp_path, per_device_train_batch_size=size, model=Tokens(), **options)
         for number, sample in enumerate(trainer.train_dataset):
             labels = torch.arange(number, number + 6) % 4
             sample["labels"] = labels.where(torch.arange(6) < number % 4 * 2, -100)
+        if divides == "a function":
+            trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: loss_of_tokens(
+                outputs["logits"], labels, num_items_in_batch
+            )
+        if divides == "no, as we say":
+            trainer.loss_is_scaled_for_ga = False
         elastic(trainer, fixed_global_batch=fixed_global_batch).train()
         found.append(trainer.model.logits.weight)
     torch.testing.assert_close(*found)
