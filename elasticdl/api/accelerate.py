@@ -9,7 +9,9 @@ block with `sync_gradients` false, as a part of an accumulated update does.
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from elasticdl.api.pytorch.trainers import (
 )
 from elasticdl_client.errors import JobError
 
+_log = logging.getLogger("elasticdl.api")
 _CHECKPOINTS = "a job continues by itself from the newest checkpoint in its --checkpoint_dir"
 
 
@@ -135,9 +138,12 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
         return self._training.open().check_trigger()
 
     def end_training(self) -> None:
-        """End training and trackers; where the script has left its loop before the end of the data, stop the job."""
-        if self._training is not None and self._training.has_begun:
-            self._training.controller.end_early("accelerator.end_training() was called before the end of the data")
+        """End training and trackers; where the script has left its loop before the end of the data, stop the job.
+
+        An error on its way out of the script is this worker's alone: a successor takes its place.
+        """
+        if self._training is not None and sys.exc_info()[0] is None:
+            self._training.end()
         super().end_training()
 
     def _check_evaluates(self, what: str) -> None:
@@ -299,6 +305,20 @@ class AcceleratorTraining:
                 plain, CollateParts(plain.collate_fn, plain.batch_size), batch_size=plain.batch_size * self.num_parts
             )
         return self.controller
+
+    def end(self) -> None:
+        """Stop the job where data are left; nothing is left early before the first loop."""
+        if not self._num_loops:
+            return
+        controller, planned = self.controller, self._num_epochs
+        if controller.num_steps_left and not controller.is_over:
+            _log.warning(
+                "accelerator.end_training() stops the job: %.4g of its %d epochs are trained. To train all of them, "
+                "write as many loops over the DataLoader.",
+                controller.epochs_trained,
+                planned,
+            )
+        controller.end_early("accelerator.end_training() was called before the end of the data")
 
     # In the loop ----------------------------------------------------------------------------------------------------
 

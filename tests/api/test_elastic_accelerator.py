@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,58 @@ def test_outside_of_a_job_it_is_the_plain_accelerator() -> None:
     assert [float(accelerator.gather(batch).sum()) for batch in prepared] == [6.0, 22.0]
     with pytest.raises(JobError, match="there is no job"):
         _ = accelerator.mean_loss
+
+
+def elastic_loop(num_epochs: int) -> tuple[Any, Any, Callable[[], None]]:
+    """Return an accelerator as in a job, its loader, and a loop over it."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from elasticdl.api.accelerate import AcceleratorTraining, ElasticAccelerator
+
+    accelerator = ElasticAccelerator(cpu=True)
+    accelerator._training = AcceleratorTraining(accelerator, join_job(), num_epochs)
+    net = torch.nn.Linear(2, 1)
+    model, loader = accelerator.prepare(net, DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2))
+
+    def train() -> None:
+        for (batch,) in loader:
+            with accelerator.accumulate(model):
+                net.zero_grad()
+                accelerator.backward(model(batch).mean())
+
+    return accelerator, loader, train
+
+
+def test_an_error_of_one_worker_does_not_stop_the_job_by_the_end_of_its_script(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another takes its place; `try: … finally: accelerator.end_training()` is a common script."""
+    accelerator, loader, train = elastic_loop(num_epochs=2)
+    assert len(loader) == 4
+    accelerator.end_training()  # before any loop there is no early end
+    assert not accelerator._training.controller.is_over
+    train()
+
+    def fail() -> None:
+        try:
+            raise OSError("of this machine")
+        finally:
+            accelerator.end_training()
+
+    with pytest.raises(OSError, match="of this machine"):
+        fail()
+    assert not accelerator._training.controller.is_over
+    accelerator.end_training()
+    assert accelerator._training.controller.is_over
+    assert "1 of its 2 epochs are trained" in caplog.text
+
+
+def test_the_end_after_all_epochs_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    accelerator, _, train = elastic_loop(num_epochs=1)
+    train()
+    accelerator.end_training()
+    assert not [record for record in caplog.records if "end_training" in record.message]
 
 
 def test_a_schedule_with_an_end_stays_there(tmp_path: Path) -> None:

@@ -176,6 +176,20 @@ def test_a_number_of_items_that_is_none_is_refused(num_items: float) -> None:
         script.train(batch)
 
 
+def test_a_step_of_which_some_batches_only_have_a_number_of_items_is_refused() -> None:
+    script = Script()
+    controller = create_elastic_controller(BATCH, 1, state=script.state, fixed_global_batch=2 * BATCH)
+    numbers = iter([BATCH, BATCH, None, BATCH])
+    seen = []
+    with pytest.raises(JobError, match="some batches of a step have num_items, and others have none"):
+        for batch in controller.loader(dataset()):
+            seen.append(len(batch[0]))
+            with controller.step(next(numbers)):
+                script.train(batch)
+    assert len(seen) == 4
+    assert controller.num_steps == 1
+
+
 def test_sparse_gradients_stay_so_in_a_step_of_several_minibatches() -> None:
     """SparseAdam takes no others: a script would train alone, and fail with a second worker."""
     data = TensorDataset(torch.randint(0, 20, (8, 3), generator=torch.Generator().manual_seed(2)))

@@ -50,7 +50,7 @@ class Pair:
     """The group of a step with one more member, all of whose gradients are 1; both weigh by records."""
 
     def __init__(self, gradients: ScriptGradients) -> None:
-        self._weights = gradients._sums
+        self._weights = gradients._counts[-2:]
 
     def begin_reduce(self, buffer: torch.Tensor) -> None:
         buffer.add_(1.0)

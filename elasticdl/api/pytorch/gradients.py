@@ -30,7 +30,9 @@ from elasticdl.frameworks.torch.model import BuiltModule, buffers_of, plain_name
 from elasticdl.frameworks.torch.undo import change_of, masks_among
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.group_session import GroupEnded
-from elasticdl_client.errors import ModelDefinitionError
+from elasticdl_client.errors import JobError, ModelDefinitionError
+
+_ROUNDING = 1e-4  # of sums of weights in float32, in another order
 
 
 class PartDone(BaseException):
@@ -100,10 +102,10 @@ class ScriptGradients(Buckets):
         self._has_masks = bool(masks_among([place.tensor for place in places]))
         num_changes = sum(place.tensor.numel() for place in places)
         self._clock = clock
-        sizes = [len(self._parameters), num_changes, 1, 2]
+        sizes = [len(self._parameters) + 2, num_changes, 1]  # the two are sums of weights
         self._last = torch.zeros(sum(sizes), device=device)
-        self._counts, self._changes, self._loss, self._sums = self._last.split(sizes)
-        self._weight, self._counts_items = 0.0, False  # of this member's minibatches of the step
+        self._counts, self._changes, self._loss = self._last.split(sizes)
+        self._weight = self._weight_by_items = 0.0  # of this member's minibatches of the step; those with num_items
         self._starts: list[Any] = []
         self._place: StepPosition | None = None
         self._world: StepGroup | None = None
@@ -138,9 +140,9 @@ class ScriptGradients(Buckets):
             self._next = 0
             self._changes.zero_()
             self._loss.zero_()
-            self._weight, self._counts_items = 0.0, False
+            self._weight = self._weight_by_items = 0.0
         self._weight += place.weight
-        self._counts_items |= place.counts_items
+        self._weight_by_items += place.weight * place.counts_items
         if not place.is_own:
             self._marks = self._starts = [one.tensor.clone() for one in self._places]
             if place.is_last:
@@ -339,8 +341,7 @@ class ScriptGradients(Buckets):
     def _sum_up(self) -> None:
         assert self._world is not None
         self.hand_over_rest(self._reduce)
-        self._counts.copy_(torch.tensor(self.used, dtype=torch.float32))
-        self._sums.copy_(torch.tensor([self._weight, self._counts_items]))
+        self._counts.copy_(torch.tensor([*self.used, self._weight, self._weight_by_items], dtype=torch.float32))
         self._begin_reduce(self._last)
         try:
             with self._clock.during(Activity.WORLD):
@@ -348,8 +349,9 @@ class ScriptGradients(Buckets):
         except GroupEnded as ended:
             raise StepDropped from ended
         self._reductions.clear()
-        self._divide_by_items()
-        used = [bool(count) for count in self._counts.tolist()]
+        *counts, weight, weight_by_items = self._counts.tolist()
+        self._divide_by_items(weight, weight_by_items)
+        used = [bool(count) for count in counts]
         if self.is_several:
             self._add_sums(used)
         else:
@@ -357,12 +359,22 @@ class ScriptGradients(Buckets):
         self._give_sparse()
         self._apply_changes()
 
-    def _divide_by_items(self) -> None:
-        """Divide the sums by that of the weights, which is 1 but for items."""
-        weight, counts_items = self._sums.tolist()
-        if counts_items and weight:
-            with torch.no_grad():
-                torch._foreach_div_([*self.flats, self._changes, self._loss], weight)
+    def _divide_by_items(self, weight: float, weight_by_items: float) -> None:
+        """Divide the sums by that of the weights, which is 1 but for items.
+
+        Raises:
+            JobError: only some minibatches of the step have num_items, whose weights are of another
+                unit; raised in all members.
+        """
+        if not weight_by_items:
+            return
+        if weight_by_items < weight * (1 - _ROUNDING):
+            raise JobError(
+                "some batches of a step have num_items, and others have none",
+                "give controller.step(num_items=…) for every batch, or for none",
+            )
+        with torch.no_grad():
+            torch._foreach_div_([*self.flats, self._changes, self._loss], weight)
 
     def _give_sparse(self) -> None:
         """Make sums sparse where gradients are, as an optimizer such as SparseAdam wants them."""
