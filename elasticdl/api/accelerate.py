@@ -292,6 +292,8 @@ class AcceleratorTraining:
         """Return the controller; it is made when the first loop begins, or asks for its length."""
         if not self.has_begun:
             accelerator, plain = self._accelerator, self._plain
+            if plain is None:
+                raise JobError("no DataLoader is prepared", "give it to accelerator.prepare() before the loop")
             if not accelerator._models:
                 raise JobError("no model is prepared", "give it to accelerator.prepare() before the loop")
             self.controller = create_elastic_controller(

@@ -135,6 +135,16 @@ def test_the_end_after_all_epochs_warns_of_nothing(caplog: pytest.LogCaptureFixt
     assert not [record for record in caplog.records if "end_training" in record.message]
 
 
+def test_a_trigger_without_a_prepared_loader_is_refused() -> None:
+    from elasticdl.api.accelerate import AcceleratorTraining, ElasticAccelerator
+
+    accelerator = ElasticAccelerator(cpu=True)
+    accelerator._training = AcceleratorTraining(accelerator, join_job(), 1)
+    for method in (accelerator.set_trigger, accelerator.check_trigger):
+        with pytest.raises(JobError, match="no DataLoader is prepared"):
+            method()
+
+
 def test_a_schedule_with_an_end_stays_there(tmp_path: Path) -> None:
     """OneCycleLR raises after its last step, and the steps of the last update may pass it."""
     import torch
