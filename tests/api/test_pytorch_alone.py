@@ -167,13 +167,14 @@ def test_losses_that_are_means_of_items_are_combined_by_their_items() -> None:
         torch.testing.assert_close(value, found[1][name])
 
 
-@pytest.mark.parametrize("num_items", [-1, float("nan"), torch.inf])
-def test_a_number_of_items_that_is_none_is_refused(num_items: float) -> None:
+@pytest.mark.parametrize("num_items", [-1, float("nan"), torch.inf, "many", [3], torch.ones(2)])
+def test_a_number_of_items_that_is_none_is_refused(num_items: Any) -> None:
     script = Script()
     controller = create_elastic_controller(BATCH, 1, state=script.state)
     batch = next(iter(controller.loader(dataset())))
     with pytest.raises(JobError, match="num_items of a step is"), controller.step(num_items):
         script.train(batch)
+    assert controller.is_over, "the others are told, and the master"
 
 
 def test_a_step_of_which_some_batches_only_have_a_number_of_items_is_refused() -> None:

@@ -573,7 +573,12 @@ class ScriptSteps:
         weight = 0.0
         if plan is not None and part is not None:
             weight = sum(map(plan.scale, plan.own if is_joined else [part]))
-            weight = weight if num_items is None else _checked(num_items) / plan.num_records
+            if num_items is not None:
+                try:
+                    weight = _checked(num_items) / plan.num_records
+                except JobError as error:
+                    self._fail(error)
+                    raise
         is_first = plan is None or part is None or part is plan.own[0]
         is_last = is_joined or len(self._todo) == 1
         if is_first:
@@ -667,9 +672,14 @@ def _checked(num_items: Any) -> float:
     Raises:
         JobError: it is no number of items.
     """
-    items = float(num_items)
+    try:
+        items = float(num_items)
+    except (TypeError, ValueError, RuntimeError):  # the last one is of a tensor of several numbers
+        items = math.nan
     if not 0 <= items < math.inf:
-        raise JobError(f"num_items of a step is {items}", "give the number of items that the batch's loss is a mean of")
+        raise JobError(
+            f"num_items of a step is {num_items}", "give the number of items that the batch's loss is a mean of"
+        )
     return items
 
 
