@@ -15,6 +15,7 @@ from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, pl
 from torch import nn
 
 from elasticdl.api.pytorch import create_elastic_controller
+from elasticdl.api.pytorch.alone import LoneGroup
 from elasticdl.api.pytorch.gradients import StepDropped
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.replica import CheckpointWriter
@@ -168,7 +169,7 @@ def test_any_state_that_is_plain_travels() -> None:
         controller.state.state()
 
 
-def test_what_stands_between_two_loops_is_an_evaluation_and_no_hang() -> None:
+def test_what_stands_between_two_loops_is_an_evaluation_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script()
     controller = create_elastic_controller(BATCH, EPOCHS, state=script.state)
     seen: list[tuple[str, Activity]] = []
@@ -181,6 +182,13 @@ def test_what_stands_between_two_loops_is_an_evaluation_and_no_hang() -> None:
         note("on_evaluation")
         return {}
 
+    def waiting(group: LoneGroup, *arguments: Any) -> Any:
+        note("waiting for others")
+        return plan_step(group, *arguments)
+
+    plan_step, share = LoneGroup.plan_step, LoneGroup.share
+    monkeypatch.setattr(LoneGroup, "plan_step", waiting)
+    monkeypatch.setattr(LoneGroup, "share", lambda *given: (note("waiting for others"), share(*given))[1])
     loader = controller.loader(dataset())
     for _ in controller.epochs():
         for batch in loader:
@@ -192,4 +200,5 @@ def test_what_stands_between_two_loops_is_an_evaluation_and_no_hang() -> None:
         ("in the loop", Activity.COMPUTE),
         ("after it", Activity.EVALUATE),
         ("on_evaluation", Activity.EVALUATE),
+        ("waiting for others", Activity.WORLD),
     }

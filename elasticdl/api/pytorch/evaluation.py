@@ -11,6 +11,7 @@ import torch
 
 from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.api.pytorch.state import RegisteredState
+from elasticdl.worker.activity import Activity, ActivityClock
 
 _log = logging.getLogger("elasticdl.api")
 
@@ -45,7 +46,9 @@ class ScriptEvaluation:
         self._dataset_size = dataset_size
         self._steps = steps
 
-    def run_if_due(self, evaluated: int, num_minibatches: int, per_epoch: int, trainer: EvaluatedController) -> int:
+    def run_if_due(
+        self, evaluated: int, num_minibatches: int, per_epoch: int, trainer: EvaluatedController, clock: ActivityClock
+    ) -> int:
         """Evaluates the model if that is due.
 
         Args:
@@ -60,21 +63,22 @@ class ScriptEvaluation:
         period = self._steps or per_epoch
         over = num_minibatches // period if period else 0
         if over > evaluated:
-            results = self._over_all(trainer)
+            results = self._over_all(trainer, clock)
             if trainer.rank == 0:
                 shown = {name: round(value, 6) for name, value in results.items()}
                 _log.info("Evaluation metrics[step=%d]: %s", num_minibatches, shown)
                 trainer.tell_metrics(num_minibatches, results)
         return max(over, evaluated)
 
-    def _over_all(self, trainer: EvaluatedController) -> dict[str, float]:
+    def _over_all(self, trainer: EvaluatedController, clock: ActivityClock) -> dict[str, float]:
         rank, size, count = trainer.rank, trainer.size, self._dataset_size
         piece = range(rank * count // size, (rank + 1) * count // size)
-        found = self._evaluated(trainer, piece) if piece else {}
+        with clock.during(Activity.EVALUATE):
+            found = self._evaluated(trainer, piece) if piece else {}
         sums = {name: float(value) * len(piece) for name, value in found.items()}
-        told = [
-            json.loads(trainer.world.share(json.dumps(sums).encode() if rank == k else None, k)) for k in range(size)
-        ]
+        data = json.dumps(sums).encode()
+        with clock.during(Activity.WORLD):
+            told = [json.loads(trainer.world.share(data if rank == k else None, k)) for k in range(size)]
         total: dict[str, float] = {}
         for one in told:
             for name, value in one.items():

@@ -473,10 +473,10 @@ class ScriptSteps:
     def _between_steps(self) -> None:
         parts = self._parts
         for evaluation in self.evaluations:
-            with parts.data.session.clock.during(Activity.EVALUATE):
-                self.progress.evaluated = evaluation.run_if_due(
-                    self.progress.evaluated, self._num_names, parts.data.get_minibatch_count_per_epoch(), self
-                )
+            per_epoch, clock = parts.data.get_minibatch_count_per_epoch(), parts.data.session.clock
+            self.progress.evaluated = evaluation.run_if_due(
+                self.progress.evaluated, self._num_names, per_epoch, self, clock
+            )
         if self.rank == 0:
             with parts.data.session.clock.during(Activity.CHECKPOINT):
                 parts.writer.save_if_due(parts.world.ledger)
@@ -492,8 +492,10 @@ class ScriptSteps:
                 return  # the world has begun with an older model
             try:
                 self._between_steps()
-                if self._exchanges(parts.world.plan_step((), parts.metrics.wish)):
-                    continue
+                with parts.data.session.clock.during(Activity.WORLD):
+                    plan = parts.world.plan_step((), parts.metrics.wish)
+                    if self._exchanges(plan):
+                        continue
                 why_unsaved = parts.last.save_with_all()
             except GroupEnded:
                 self._come_out()
