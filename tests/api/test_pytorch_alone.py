@@ -127,13 +127,36 @@ def test_a_buffer_that_gets_another_shape_is_refused_by_name(fixed_global_batch:
     model = Bank()
     controller = create_elastic_controller(BATCH, 1, state=[model], fixed_global_batch=fixed_global_batch)
     data = TensorDataset(torch.randn(48, 2))
-    with pytest.raises(ModelDefinitionError, match=r"The buffer bank has the shape \(8, 2\), and had \(0, 2\)"):
+    with pytest.raises(
+        ModelDefinitionError, match=r"The buffer bank has the shape \(8, 2\), and had the shape \(0, 2\)"
+    ):
         loop(controller, data, lambda batch: model(batch[0]).mean().backward())
 
 
-def test_a_parameter_without_a_shape_is_refused_by_name() -> None:
-    controller = create_elastic_controller(BATCH, 1, state=[nn.Sequential(nn.ReLU(), nn.LazyLinear(2))])
-    with pytest.raises(ModelDefinitionError, match=r"^1\.weight has no shape yet"):
+@pytest.mark.parametrize("fixed_global_batch", [0, 2 * BATCH])
+def test_a_buffer_that_is_removed_is_refused_by_name(fixed_global_batch: int) -> None:
+    class Once(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 1)
+            self.register_buffer("start", torch.ones(1))
+
+        def forward(self, features: torch.Tensor) -> Any:
+            self.start = None
+            return super().forward(features)
+
+    model = Once()
+    controller = create_elastic_controller(BATCH, 1, state=[model], fixed_global_batch=fixed_global_batch)
+    data = TensorDataset(torch.randn(48, 2))
+    with pytest.raises(ModelDefinitionError, match=r"The buffer start is gone, and had the shape \(1,\)"):
+        loop(controller, data, lambda batch: model(batch[0]).mean().backward())
+
+
+@pytest.mark.parametrize(
+    ("lazy", "name"), [(nn.LazyLinear(2), "weight"), (nn.LazyBatchNorm1d(affine=False), "running")]
+)
+def test_what_has_no_shape_is_refused_by_name(lazy: nn.Module, name: str) -> None:
+    controller = create_elastic_controller(BATCH, 1, state=[nn.Sequential(nn.Linear(2, 2), lazy)])
+    with pytest.raises(ModelDefinitionError, match=rf"^1\.{name}\w* has no shape yet"):
         controller.loader(dataset())
 
 

@@ -95,6 +95,7 @@ class ScriptGradients(Buckets):
         self._frozen = [pair for pair in together.named_parameters() if not pair[1].requires_grad]
         device = next(iter(trained.values())).device
         places = buffers_of(together)
+        _check_shaped([*together.named_parameters(), *((place.name, place.tensor) for place in places)])
         super().__init__(BuiltModule(None, device, trained, {}, places, Computation()))
         self.device = device
         self.meter = device_meter(device)
@@ -437,9 +438,11 @@ class ScriptGradients(Buckets):
     def _check_shapes(self) -> None:
         """Refuse a buffer that has got another shape; alone, too, as in `_check_frozen`."""
         for place, shape in zip(self._places, self._shapes, strict=True):
-            if place.tensor.shape != shape:
+            now = getattr(place.tensor, "shape", None)  # a buffer may be set to None
+            if now != shape:
+                what = "is gone" if now is None else f"has the shape {tuple(now)}"
                 raise ModelDefinitionError(
-                    f"The buffer {_name_in_module(place.name)} has the shape {tuple(place.tensor.shape)}, and had "
+                    f"The buffer {_name_in_module(place.name)} {what}, and had the shape "
                     f"{tuple(shape)} when controller.loader() was called: their changes are averaged over the workers.",
                     "Give it its last shape at the start; or register_buffer(…, persistent=False): each worker then "
                     "has its own.",
@@ -454,7 +457,7 @@ class ScriptGradients(Buckets):
     def _restore(self) -> None:
         """Undo the changes of buffers since the last sum, unseen by a graph whose backward is to come."""
         for one, start in zip(self._places, self._marks, strict=True):
-            if one.tensor.shape == start.shape and one.tensor.dtype == start.dtype:
+            if getattr(one.tensor, "shape", None) == start.shape and one.tensor.dtype == start.dtype:
                 one.tensor.data.copy_(start)
             else:
                 one.put(start)
@@ -488,17 +491,22 @@ def _trained_of(together: torch.nn.ModuleList) -> dict[str, Any]:
             "needs len(loader), as schedules do, may follow: controller.register(scheduler).",
         )
     for name, parameter in trained.items():
-        if torch.nn.parameter.is_lazy(parameter):
-            raise ModelDefinitionError(
-                f"{_name_in_module(name)} has no shape yet.",
-                "Give the layer its sizes, or call the model once before controller.loader().",
-            )
         if parameter.is_complex():
             raise ModelDefinitionError(
                 f"{_name_in_module(name)} is complex, and gradients are summed in float32.",
                 "Keep it as a real parameter of twice the size, and use torch.view_as_complex in forward().",
             )
     return trained
+
+
+def _check_shaped(named: Sequence[tuple[str, Any]]) -> None:
+    """Refuse parameters and buffers of lazy layers."""
+    for name, tensor in named:
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ModelDefinitionError(
+                f"{_name_in_module(name)} has no shape yet.",
+                "Give the layer its sizes, or call the model once before controller.loader().",
+            )
 
 
 def _name_in_module(name: str) -> str:

@@ -43,7 +43,7 @@ class ValuePlace:
     def put(self, value: Any) -> None:
         """Sets the buffer to a value of its own shape."""
         current = self.tensor
-        if current.shape == value.shape and current.dtype == value.dtype:
+        if current is not None and current.shape == value.shape and current.dtype == value.dtype:
             current.copy_(value)
         else:
             self.owner._buffers[self.key] = value.clone()
