@@ -39,7 +39,8 @@ def draw_in_a_child(data: DataShardService, answers: Any) -> None:
 
     child = multiprocessing.get_context("fork").Process(target=draw)
     child.start()
-    child.join()
+    child.join(60)
+    child.kill()
 
 
 def test_a_copy_in_another_process_is_refused() -> None:
@@ -47,6 +48,7 @@ def test_a_copy_in_another_process_is_refused() -> None:
     data = DataShardService(batch_size=4, dataset_size=8)
     found, answers = multiprocessing.Pipe(duplex=False)
     draw_in_a_child(data, answers)
+    assert found.poll(60), "a child of a process with threads may hang"
     assert "belongs to the process that has made it" in found.recv()
     with pytest.raises(JobError, match="belongs to the process that has made it"):
         pickle.dumps(data)
