@@ -2,7 +2,8 @@
 
 A pause is judged by the worker's own history: `HISTORY` times its longest minibatch of the kind, but not less than
 `hang_timeout`, and never more than `step_timeout`.  That one alone counts before there is a history, and for work that
-takes as long as it takes: compiling, loading, exporting, saving, waiting for others.  Without a task a worker hangs
+takes as long as it takes: compiling, loading, exporting.  Time of saving, of waiting for others and of a script's own
+evaluation does not count.  Without a task a worker hangs
 only before its first one, in the user's code: while it starts, or compiles on a sample of the data.  A worker without
 heartbeats is judged by its silence: `Liveness`.
 """
