@@ -145,8 +145,7 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
         """
         is_divided = getattr(self, "loss_is_scaled_for_ga", None)  # the user's word, in transformers that know it
         if is_divided is None:
-            is_plain = type(self).compute_loss is Trainer.compute_loss
-            is_divided = self.compute_loss_func is not None or (is_plain and self.model_accepts_loss_kwargs)
+            is_divided = self.compute_loss_func is not None or self.model_accepts_loss_kwargs
         return num_items if is_divided and self.args.average_tokens_across_devices else None
 
     def set_initial_training_values(self, *arguments: Any, **keywords: Any) -> Any:

@@ -117,7 +117,13 @@ def mean_over_samples(trainer: Any, model: Any, inputs: Any, *_: Any, **__: Any)
     return model(**inputs)["loss"]
 
 
-@pytest.mark.parametrize("divides", ["the model", "a function", "no, as compute_loss is ours", "no, as we say"])
+def loss_of_super(trainer: Any, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
+    return transformers.Trainer.compute_loss(trainer, model, inputs, *arguments, **keywords)
+
+
+@pytest.mark.parametrize(
+    "divides", ["the model", "the model, below a compute_loss", "a function", "no, as the class says", "no, as we say"]
+)
 def test_losses_are_combined_by_the_items_or_the_samples_that_they_are_divided_by(
     divides: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,9 +131,12 @@ def test_losses_are_combined_by_the_items_or_the_samples_that_they_are_divided_b
     from elasticdl.api.transformers import ElasticTrainer
 
     found = []
-    if divides.startswith("no, as compute"):
+    if divides.endswith("a compute_loss"):
+        monkeypatch.setattr(ElasticTrainer, "compute_loss", loss_of_super)
+    if divides == "no, as the class says":
         monkeypatch.setattr(ElasticTrainer, "compute_loss", mean_over_samples)
-    if divides.startswith("no, as we"):
+        monkeypatch.setattr(ElasticTrainer, "loss_is_scaled_for_ga", False, raising=False)
+    if divides == "no, as we say":
         monkeypatch.setattr(transformers.Trainer, "compute_loss", mean_over_samples)
     for size, fixed_global_batch in ((1, 4), (4, 0)):
         options = {"num_train_epochs": 1, "train_sampling_strategy": "sequential", "learning_rate": 0.1}
