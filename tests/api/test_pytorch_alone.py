@@ -200,10 +200,12 @@ def test_a_number_of_items_that_is_none_is_refused(num_items: Any) -> None:
     assert controller.is_over, "the others are told, and the master"
 
 
-def test_a_step_of_which_some_batches_only_have_a_number_of_items_is_refused() -> None:
+@pytest.mark.parametrize("num_items", [BATCH, BATCH * 2**16])
+def test_a_step_of_which_some_batches_only_have_a_number_of_items_is_refused(num_items: int) -> None:
+    """Also where records weigh little beside tokens."""
     script = Script()
     controller = create_elastic_controller(BATCH, 1, state=script.state, fixed_global_batch=2 * BATCH)
-    numbers = iter([BATCH, BATCH, None, BATCH])
+    numbers = iter([num_items, num_items, None, num_items])
 
     def train() -> None:
         for batch in controller.loader(dataset()):

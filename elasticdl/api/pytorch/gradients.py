@@ -32,8 +32,6 @@ from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl_client.errors import JobError, ModelDefinitionError
 
-_ROUNDING = 1e-4  # of sums of weights in float32, in another order
-
 
 class PartDone(BaseException):
     """The gradient of a minibatch is taken, and the step has more of them.  Not for user code to catch."""
@@ -106,7 +104,7 @@ class ScriptGradients(Buckets):
         sizes = [len(self._parameters) + 2, num_changes, 1]  # the two are sums of weights
         self._last = torch.zeros(sum(sizes), device=device)
         self._counts, self._changes, self._loss = self._last.split(sizes)
-        self._weight = self._weight_by_items = 0.0  # of this member's minibatches of the step; those with num_items
+        self._weight_by_records = self._weight_by_items = 0.0  # of this member's minibatches of the step
         self._starts: list[Any] = []
         self._place: StepPosition | None = None
         self._world: StepGroup | None = None
@@ -141,9 +139,11 @@ class ScriptGradients(Buckets):
             self._next = 0
             self._changes.zero_()
             self._loss.zero_()
-            self._weight = self._weight_by_items = 0.0
-        self._weight += place.weight
-        self._weight_by_items += place.weight * place.counts_items
+            self._weight_by_records = self._weight_by_items = 0.0
+        if place.counts_items:
+            self._weight_by_items += place.weight
+        else:
+            self._weight_by_records += place.weight
         if not place.is_own:
             self._marks = self._starts = [one.tensor.clone() for one in self._places]
             if place.is_last:
@@ -342,7 +342,8 @@ class ScriptGradients(Buckets):
     def _sum_up(self) -> None:
         assert self._world is not None
         self.hand_over_rest(self._reduce)
-        self._counts.copy_(torch.tensor([*self.used, self._weight, self._weight_by_items], dtype=torch.float32))
+        weights = self._weight_by_records, self._weight_by_items
+        self._counts.copy_(torch.tensor([*self.used, *weights], dtype=torch.float32))
         self._begin_reduce(self._last)
         try:
             with self._clock.during(Activity.WORLD):
@@ -350,8 +351,8 @@ class ScriptGradients(Buckets):
         except GroupEnded as ended:
             raise StepDropped from ended
         self._reductions.clear()
-        *counts, weight, weight_by_items = self._counts.tolist()
-        self._divide_by_items(weight, weight_by_items)
+        *counts, by_records, by_items = self._counts.tolist()
+        self._divide_by_items(by_records, by_items)
         used = [bool(count) for count in counts]
         if self.is_several:
             self._add_sums(used)
@@ -360,22 +361,22 @@ class ScriptGradients(Buckets):
         self._give_sparse()
         self._apply_changes()
 
-    def _divide_by_items(self, weight: float, weight_by_items: float) -> None:
-        """Divide the sums by that of the weights, which is 1 but for items.
+    def _divide_by_items(self, by_records: float, by_items: float) -> None:
+        """Divide the sums by that of the weights by items; weights by records sum up to 1.
 
         Raises:
             JobError: only some minibatches of the step have num_items, whose weights are of another
                 unit; raised in all members.
         """
-        if not weight_by_items:
+        if not by_items:
             return
-        if weight_by_items < weight * (1 - _ROUNDING):
+        if by_records:
             raise JobError(
                 "some batches of a step have num_items, and others have none",
                 "give controller.step(num_items=…) for every batch, or for none",
             )
         with torch.no_grad():
-            torch._foreach_div_([*self.flats, self._changes, self._loss], weight)
+            torch._foreach_div_([*self.flats, self._changes, self._loss], by_items)
 
     def _give_sparse(self) -> None:
         """Make sums sparse where gradients are, as an optimizer such as SparseAdam wants them."""
