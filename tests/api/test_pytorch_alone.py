@@ -134,21 +134,27 @@ def test_a_buffer_that_gets_another_shape_is_refused_by_name(fixed_global_batch:
 
 
 @pytest.mark.parametrize("fixed_global_batch", [0, 2 * BATCH])
-def test_a_buffer_that_is_removed_is_refused_by_name(fixed_global_batch: int) -> None:
-    class Once(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(2, 1)
-            self.register_buffer("start", torch.ones(1))
-
-        def forward(self, features: torch.Tensor) -> Any:
-            self.start = None
-            return super().forward(features)
-
-    model = Once()
+@pytest.mark.parametrize("remove", [lambda model: setattr(model, "start", None), lambda model: delattr(model, "start")])
+@pytest.mark.parametrize("is_in_step", [True, False])
+def test_a_buffer_that_is_removed_is_refused_by_name(
+    is_in_step: bool, remove: Callable[[nn.Module], None], fixed_global_batch: int
+) -> None:
+    model = nn.Linear(2, 1)
+    model.register_buffer("start", torch.ones(1))
     controller = create_elastic_controller(BATCH, 1, state=[model], fixed_global_batch=fixed_global_batch)
-    data = TensorDataset(torch.randn(48, 2))
+
+    def train() -> None:
+        for (features,) in controller.loader(TensorDataset(torch.randn(48, 2))):
+            if not is_in_step:
+                remove(model)
+            with controller.step():
+                if is_in_step:
+                    remove(model)
+                model(features).mean().backward()
+
     with pytest.raises(ModelDefinitionError, match=r"The buffer start is gone, and had the shape \(1,\)"):
-        loop(controller, data, lambda batch: model(batch[0]).mean().backward())
+        train()
+    assert controller.is_over, "the others are told, and the master"
 
 
 @pytest.mark.parametrize(

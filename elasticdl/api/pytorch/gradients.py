@@ -124,7 +124,12 @@ class ScriptGradients(Buckets):
         self.ended_by: PartDone | StepDropped | None = None
 
     def begin(self, place: StepPosition, world: StepGroup) -> None:
-        """Before the user's code runs on a minibatch."""
+        """Before the user's code runs on a minibatch.
+
+        Raises:
+            ModelDefinitionError: a buffer has got another shape since the one before.
+        """
+        self._check_shapes()
         self.meter.sample()
         self._uncleared = self._left_over() if self.is_complete and place.is_first else None
         self._clear()
@@ -439,7 +444,7 @@ class ScriptGradients(Buckets):
     def _check_shapes(self) -> None:
         """Refuse a buffer that has got another shape; alone, too, as in `_check_frozen`."""
         for place, shape in zip(self._places, self._shapes, strict=True):
-            now = getattr(place.tensor, "shape", None)  # a buffer may be set to None
+            now = getattr(place.tensor, "shape", None)  # a buffer may be set to None, or deleted
             if now != shape:
                 what = "is gone" if now is None else f"has the shape {tuple(now)}"
                 raise ModelDefinitionError(

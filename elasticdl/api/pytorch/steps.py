@@ -572,21 +572,21 @@ class ScriptSteps:
         seed_script(derive_seed(parts.data.session.spec.seed, *(max(0, number) for number in minibatch.name)))
         plan, is_joined = self._plan, self._is_joined
         is_own = plan is None or (self.size == 1 and (is_joined or len(plan.all_parts) == 1))
-        weight = 0.0
-        if plan is not None and part is not None:
-            weight = sum(map(plan.scale, plan.own if is_joined else [part]))
-            if num_items is not None:
-                try:
-                    weight = _checked(num_items) / plan.num_records
-                except JobError as error:
-                    self._fail(error)
-                    raise
         is_first = plan is None or part is None or part is plan.own[0]
         is_last = is_joined or len(self._todo) == 1
         if is_first:
             self._before = None if is_own or parts.gradients.is_several is False else self.state.copies()
-        position = StepPosition(weight, is_first, is_last, is_own, num_items is not None)
-        parts.gradients.begin(position, parts.world)
+        try:  # the script is on its way into the block, whose end will not run
+            weight = 0.0
+            if plan is not None and part is not None:
+                weight = sum(map(plan.scale, plan.own if is_joined else [part]))
+                if num_items is not None:
+                    weight = _checked(num_items) / plan.num_records
+            position = StepPosition(weight, is_first, is_last, is_own, num_items is not None)
+            parts.gradients.begin(position, parts.world)
+        except Exception as error:
+            self._fail(error)
+            raise
         parts.optimizers.begin()
 
     def end_batch(self, error: BaseException | None) -> bool:

@@ -38,7 +38,7 @@ class ValuePlace:
 
     @property
     def tensor(self) -> Any:
-        return self.owner._buffers[self.key]
+        return self.owner._buffers.get(self.key)
 
     def put(self, value: Any) -> None:
         """Sets the buffer to a value of its own shape."""
