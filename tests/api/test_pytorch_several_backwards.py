@@ -90,6 +90,44 @@ def test_sums_of_sparse_gradients_of_the_other_members_alone_are_sparse() -> Non
     assert table.weight.grad.is_sparse
 
 
+def test_a_layer_that_is_frozen_while_backwards_are_counted_is_trained_later() -> None:
+    """Each sum of this member, whose gradients weigh a half, is added to what is there."""
+    body, head = (torch.nn.Linear(1, 1, bias=False) for _ in range(2))
+    gradients = ScriptGradients([body, head], ActivityClock())
+    pair = cast(Any, Pair(gradients))
+    found = []
+    for is_trained, place in (
+        (False, StepPosition(1.0, True, True, is_own=True)),
+        (True, StepPosition(0.5, True, True)),
+    ):
+        body.requires_grad_(is_trained)
+        for module in (body, head):
+            module.zero_grad()
+        gradients.begin(place, pair)
+        for factor in (1.0, 3.0):
+            (factor * (body(torch.ones(1)) + head(torch.ones(1)))).sum().backward()
+        gradients.end()
+        found.append([module.weight.grad for module in (body, head)])
+    assert found == [[None, 4.0], [(1.0 / 2 + 1.0) + (3.0 / 2 + 1.0)] * 2]
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_a_layer_may_be_frozen_after_the_loader_where_losses_are_several(group: int) -> None:
+    script = Script(two_losses)
+    controller = create_elastic_controller(
+        BATCH, EPOCHS, state=script.state, fixed_global_batch=group * BATCH if group > 1 else 0
+    )
+    loader = controller.loader(DATA)
+    other = Script(two_losses)
+    for one in (script, other):
+        one.bare[0].requires_grad_(False)
+    for _ in controller.epochs():
+        for batch in loader:
+            with controller.step():
+                script.train(batch)
+    assert_equal(script.values(), plain_loop(other, group))
+
+
 @pytest.mark.parametrize("group", [1, 3])
 def test_a_gan_alone_is_a_plain_loop(group: int) -> None:
     gan = Gan()

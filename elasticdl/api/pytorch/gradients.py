@@ -194,7 +194,10 @@ class ScriptGradients(Buckets):
         self.is_several = is_several
         if is_several:
             for number, parameter in enumerate(self._parameters):
+                is_trained = parameter.requires_grad
+                parameter.requires_grad_(True)  # one that is frozen for now takes no hook
                 parameter.register_hook(lambda _, k=number, p=parameter: self._set_aside(k, p))
+                parameter.requires_grad_(is_trained)
 
     def _clear(self) -> None:
         for parameter in self._parameters:
