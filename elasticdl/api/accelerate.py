@@ -142,8 +142,11 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
 
         An error on its way out of the script is this worker's alone: a successor takes its place.
         """
-        if self._training is not None and sys.exc_info()[0] is None:
-            self._training.end()
+        if self._training is not None:
+            if sys.exc_info()[0] is None:
+                self._training.end()
+            else:
+                self._training.warn_of_error()
         super().end_training()
 
     def _check_evaluates(self, what: str) -> None:
@@ -308,12 +311,25 @@ class AcceleratorTraining:
             )
         return self.controller
 
+    @property
+    def _has_data_left(self) -> bool:
+        """Return whether data are left of those that the script has begun to train on."""
+        return self._num_loops > 0 and bool(self.controller.num_steps_left) and not self.controller.is_over
+
+    def warn_of_error(self) -> None:
+        """Say that nothing is stopped where data are left."""
+        if self._has_data_left:
+            _log.warning(
+                "accelerator.end_training() does not stop the job, for an exception is being handled. To stop it, "
+                "call end_training() after the except block."
+            )
+
     def end(self) -> None:
         """Stop the job where data are left; nothing is left early before the first loop."""
         if not self._num_loops:
             return
         controller, planned = self.controller, self._num_epochs
-        if controller.num_steps_left and not controller.is_over:
+        if self._has_data_left:
             _log.warning(
                 "accelerator.end_training() stops the job: %.4g of its %d epochs are trained. To train all of them, "
                 "write as many loops over the DataLoader.",

@@ -123,6 +123,7 @@ def test_an_error_of_one_worker_does_not_stop_the_job_by_the_end_of_its_script(
     with pytest.raises(OSError, match="of this machine"):
         fail()
     assert not accelerator._training.controller.is_over
+    assert "call end_training() after the except block" in caplog.text
     accelerator.end_training()
     assert accelerator._training.controller.is_over
     assert "1 of its 2 epochs are trained" in caplog.text
@@ -131,6 +132,10 @@ def test_an_error_of_one_worker_does_not_stop_the_job_by_the_end_of_its_script(
 def test_the_end_after_all_epochs_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
     accelerator, _, train = elastic_loop(num_epochs=1)
     train()
+    try:
+        raise OSError("of this machine")
+    except OSError:
+        accelerator.end_training()
     accelerator.end_training()
     assert not [record for record in caplog.records if "end_training" in record.message]
 
