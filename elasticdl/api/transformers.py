@@ -83,6 +83,7 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
         self.accelerator.gradient_accumulation_steps = 1  # transformers 5.3 lets it divide the loss once more
         self._training = ElasticTraining(self, num_parts, session, super().training_step)
         self.callback_handler = ElasticCallbacks(self.callback_handler, self._training)
+        self.state.is_world_process_zero = self.state.is_local_process_zero = self.is_world_process_zero()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, **keywords: Any) -> Any:
         """Train as the plain one; in a job it continues from the job's own checkpoint.

@@ -85,7 +85,7 @@ def test_a_killed_worker_changes_neither_steps_nor_losses_of_a_fixed_global_batc
         assert common[-1][0] == common[-1][4] == 38
         assert common[-1][2] == 0.0, "the schedule ends with the data"
         ranks = sorted(row for worker in (0, other) for row in rows_of(job, "judge", worker))
-        assert ranks == [[False, False], [True, True]], "a second Trainer has the rank of its worker"
+        assert ranks == [[False] * 3, [True] * 3], "a second Trainer has the rank of its worker"
         assert [row[:2] for row in rows_of(job, "epochs", 0)] == [
             ["begin", 0.0], ["end", 1.0], ["begin", 1.0], ["end", 2.0],
         ]  # fmt: skip
