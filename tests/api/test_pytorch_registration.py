@@ -350,6 +350,37 @@ def test_groups_that_an_optimizer_gets_after_its_first_step_are_checked(holder: 
     assert len(trained) == 1
 
 
+class Meter:
+    """An object of the user's own that holds no optimizer."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def test_an_optimizer_without_a_state_may_get_groups_beside_an_object_of_the_users_own() -> None:
+    body, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(body.parameters(), lr=0.1)
+    controller = create_elastic_controller(8, 1, state=[body, head, Meter()])
+    first = head.weight.detach().clone()
+
+    def train(batch: Any) -> None:
+        optimizer.zero_grad()
+        head.zero_grad()
+        head(body(batch[0])).mean().backward()
+        if controller.num_steps == 1:
+            optimizer.add_param_group({"params": [*head.parameters()]})
+        optimizer.step()
+
+    loop(controller, TensorDataset(torch.randn(32, 4)), train)
+    assert not torch.equal(head.weight, first)
+
+
 def test_an_optimizer_whose_step_depends_on_the_losses_of_one_worker_is_refused() -> None:
     script = Script()
     lbfgs = torch.optim.LBFGS(script.bare.parameters())

@@ -82,7 +82,7 @@ class OptimizerCheck:
     def _look(self, optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         if self._is_in_step and (known := self._checked.get(optimizer)) != sizes:
-            if known and self._state.may_hold(optimizer):
+            if known and (self._state.holds(optimizer) or (optimizer.state and self._state.may_hold(optimizer))):
                 raise ModelDefinitionError(
                     f"{type(optimizer).__name__} has {len(sizes)} groups of {sum(sizes)} parameters, and {len(known)} "
                     f"of {sum(known)} at its first step: a worker that joins begins without add_param_group(), and "

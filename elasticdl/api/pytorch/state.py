@@ -139,15 +139,23 @@ class RegisteredState:
     def names(self) -> list[str]:
         return list(self._objects)
 
+    def holds(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an optimizer is in here, or an attribute of an object of the script's own that is."""
+        wrapped = (getattr(one, "optimizer", None) for one in self.optimizers)  # as accelerate does
+        of_script = (value for thing in self._of_script for value in getattr(thing, "__dict__", {}).values())
+        return any(one is optimizer for one in (*self.optimizers, *wrapped, *of_script))
+
     def may_hold(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether an optimizer's state is in here: its own, or possibly in an object of the script's own."""
-        wrapped = (getattr(one, "optimizer", None) for one in self.optimizers)  # as accelerate does
-        if optimizer in self.optimizers or any(one is optimizer for one in wrapped):
-            return True
-        if any(_is_of_script(_registered(thing)) for thing in self._objects.values()):
+        if self.holds(optimizer) or self._of_script:
             return True
         told = {id(tensor) for one in self.optimizers for tensor in _tensors(one.state_dict())}  # by any wrapper's
         return any(id(tensor) in told for tensor in _tensors(optimizer.state))
+
+    @property
+    def _of_script(self) -> list[Any]:
+        """Return the script's own objects."""
+        return [thing for thing in map(_registered, self._objects.values()) if _is_of_script(thing)]
 
     def may_hold_schedule(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether a scheduler of an optimizer is in here, or possibly in an object of the script's own."""
