@@ -53,6 +53,7 @@ class ScriptEvaluation:
 
         Args:
             evaluated: the previous return value.
+            clock: of this process; evaluating, and waiting for the others, count as such.
 
         Returns:
             How many periods are over.
