@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import logging
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -267,6 +269,55 @@ def test_a_part_with_a_bad_sector_is_not_waited_for_as_long_as_a_volume(tmp_path
         assert restore(wanted, ALL_BUCKETS, take_it).directory == wanted
     with losing(wanted / "MANIFEST.json"):
         assert restore(wanted, ALL_BUCKETS, take_it, sector_patience_s=0.0).directory == wanted
+
+
+def test_a_part_with_a_bad_sector_is_waited_for_like_a_volume_where_no_other_checkpoint_is_left(tmp_path: Path) -> None:
+    wanted = LostPath(write_checkpoint(tmp_path, 9, even_parts(1, 9)))
+    _, take_it = take(ALL_BUCKETS)
+    with losing(wanted / "variables-0-of-1.ckpt"):
+        assert restore(wanted, ALL_BUCKETS, take_it, sector_patience_s=0.0).directory == wanted
+    write_checkpoint(tmp_path, 10, even_parts(1, 10))
+    damage_rows(tmp_path / "version-10")
+    with losing(wanted / "variables-0-of-1.ckpt"):
+        restored = restore(LostPath(tmp_path) / "version-10", ALL_BUCKETS, take_it, sector_patience_s=0.0)
+    assert restored.directory == wanted
+
+
+def is_cached(path: Path) -> bool:
+    """Whether the first page of a file is in the page cache; unlike a read, the question does not put it there."""
+    pages = (ctypes.c_ubyte * 1)()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as mapped:
+        begin = ctypes.c_char.from_buffer(mapped)
+        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(begin)), ctypes.c_size_t(1), pages)
+        del begin  # or the map cannot be closed
+    assert not failed
+    return bool(pages[0] & 1)
+
+
+def test_a_manifest_in_the_page_cache_does_not_hide_a_lost_volume(tmp_path: Path) -> None:
+    seen = []
+
+    class WatchedPath(LostPath):
+        """The pages of a manifest are looked at whenever it is opened to be read."""
+
+        def read_bytes(self) -> bytes:
+            seen.append(is_cached(Path(self)))
+            return super().read_bytes()  # type: ignore[no-any-return]
+
+    for version in (8, 9):
+        write_checkpoint(tmp_path, version, even_parts(1, version))
+    manifest = tmp_path / "version-9" / "MANIFEST.json"
+    with manifest.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if is_cached(manifest):
+        pytest.skip("this file system is the page cache")
+    _, take_it = take(ALL_BUCKETS)
+    wanted = WatchedPath(tmp_path) / "version-9"
+    with losing(wanted / "variables-0-of-1.ckpt", returns=False):
+        restored = restore(wanted, ALL_BUCKETS, take_it, sector_patience_s=0.0)
+    assert restored.directory == tmp_path / "version-8"
+    assert seen[:2] == [False, False]
 
 
 def test_another_jobs_checkpoint_is_taken_whole_or_not_at_all(tmp_path: Path) -> None:

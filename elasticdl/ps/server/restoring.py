@@ -9,10 +9,12 @@ checkpoint has no names to go by: it is taken as it is or not at all.
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -59,7 +61,7 @@ def restore(
         wanted: the checkpoint that the master names, ``<checkpoint_dir>/version-<N>``.
         take: keeps nothing of what it was given if it ends in an error, which may come with any chunk of rows.
         patience_s: how long volumes that do not answer are asked again; then theirs are damaged.
-        sector_patience_s: the same of a part with EIO whose manifest can be read.
+        sector_patience_s: the same of a part with EIO whose manifest can be read, while there is another checkpoint.
 
     Raises:
         NoneIsWhole: says what is wrong with each.
@@ -69,7 +71,7 @@ def restore(
     try:
         for directory in _candidates(wanted, deadline):
             try:
-                when_reachable(_tries(directory, own, take, sector_patience_s), deadline - time.monotonic())
+                when_reachable(_tries(directory, wanted, own, take, sector_patience_s), deadline - time.monotonic())
             except (CheckpointError, StorageUnreachable) as error:
                 damaged.append(f"{directory.name}: {error.what}")
                 continue
@@ -86,7 +88,7 @@ def restore_other(directory: AnyPath, own: Buckets, take: Callable[[PartSnapshot
         CheckpointError: it is damaged; names the file.
         StorageUnreachable: its volume has not answered for half an hour.
     """
-    when_reachable(_tries(directory, own, take, verified=True))
+    when_reachable(lambda: _give(open_checkpoint(directory, own, verified=True), take))
     return RestoredCheckpoint(directory, ())
 
 
@@ -113,23 +115,24 @@ def open_checkpoint(directory: AnyPath, own: Buckets, verified: bool = False) ->
 
 def _tries(
     directory: AnyPath,
+    wanted: AnyPath,
     own: Buckets,
     take: Callable[[PartSnapshot], None],
-    sector_patience_s: float = _SECTOR_PATIENCE_S,
-    verified: bool = False,
+    sector_patience_s: float,
 ) -> Callable[[], None]:
     """Return a function that tries to restore a checkpoint, and takes EIO that only its parts have for damage in time.
 
-    A sector that cannot be read has the same error as a volume without its server.
+    A sector that cannot be read has the same error as a volume without its server.  Without another checkpoint to take
+    it is waited for like that.
     """
     since: float | None = None
 
     def restore_once() -> None:
         nonlocal since
         try:
-            _give(open_checkpoint(directory, own, verified), take)
+            _give(open_checkpoint(directory, own), take)
         except StorageUnreachable as error:
-            if not _is_bad_sector(directory, error):
+            if not _is_bad_sector(directory, wanted, error):
                 since = None
                 raise
             since = time.monotonic() if since is None else since
@@ -140,15 +143,23 @@ def _tries(
     return restore_once
 
 
-def _is_bad_sector(directory: AnyPath, error: StorageUnreachable) -> bool:
-    """Whether a part has EIO, and the manifest beside it can be read."""
+def _is_bad_sector(directory: AnyPath, wanted: AnyPath, error: StorageUnreachable) -> bool:
+    """Whether a part has EIO, the volume still gives the manifest beside it, and another checkpoint comes after it."""
     if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EIO:
         return False
     try:
+        if isinstance(directory, Path):
+            _forget(directory / MANIFEST)
         _parts(directory)
-    except (CheckpointError, StorageUnreachable):
+        return [wanted, *_others(wanted)][-1] != directory
+    except (OSError, CheckpointError, StorageUnreachable):
         return False
-    return True
+
+
+def _forget(path: Path) -> None:
+    """Let the next read of a file come from its volume, not from the page cache."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _give(snapshot: PartSnapshot, take: Callable[[PartSnapshot], None]) -> None:
@@ -166,15 +177,14 @@ def _candidates(wanted: AnyPath, deadline: float) -> Iterator[AnyPath]:
         CheckpointError, StorageUnreachable: the others cannot be listed.
     """
     yield wanted
-    found = when_reachable(lambda: _listed(wanted.parent), deadline - time.monotonic())
-    yield from (path for path in reversed(found) if path != wanted)
+    yield from when_reachable(lambda: _others(wanted), deadline - time.monotonic())
 
 
-def _listed(checkpoint_dir: AnyPath) -> list[AnyPath]:
+def _others(wanted: AnyPath) -> list[AnyPath]:
     try:
-        return complete(checkpoint_dir)
+        return [path for path in reversed(complete(wanted.parent)) if path != wanted]
     except OSError as error:
-        raise unreadable(f"the directory of checkpoints {checkpoint_dir}", error, HINT) from error
+        raise unreadable(f"the directory of checkpoints {wanted.parent}", error, HINT) from error
 
 
 def _parts(directory: AnyPath) -> list[tuple[PartFile, Buckets, int]]:
