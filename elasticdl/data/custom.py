@@ -221,13 +221,15 @@ class _CheckedReader:
             DataError: --columns names a column that the reader does not have.
         """
         metadata = self._reader.metadata()
-        self._selection.of(metadata.column_names, "The custom data reader")
-        label = self._selection.label if self._selection.label in metadata.column_names else ""
+        named = self._selection.label if self._selection.label in metadata.column_names else ""
+        label = metadata.label_column or named
+        selection = replace(self._selection, label=label)
+        selection.of(metadata.column_names, "The custom data reader")
         return replace(
             metadata,
             seed=metadata.seed or self._seed,
-            label_column=metadata.label_column or label,
-            features=self._selection.features or metadata.features,
+            label_column=label,
+            features=selection.features or metadata.features,
         )
 
 

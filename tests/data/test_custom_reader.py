@@ -172,6 +172,9 @@ def test_a_job_gives_its_columns_to_the_reader_of_the_module() -> None:
     assert with_label.metadata().features == ("b",)
     without_label = dataclasses.replace(spec, columns="b,y", label_column="y", prediction_data="t")
     assert Readers(without_label, definition).of(pb.PREDICTION).metadata().features == ("b",)
+    reader.metadata = lambda: Metadata(("a", "b", "y"), label_column="y")  # type: ignore[method-assign]
+    with_its_own = Readers(dataclasses.replace(spec, columns="a,y", label_column=""), definition).of(pb.TRAINING)
+    assert with_its_own.metadata().features == ("a",)
     unknown = Readers(dataclasses.replace(spec, columns="b,d"), definition).of(pb.TRAINING)
     with pytest.raises(DataError, match="The custom data reader has no column d, which --columns names"):
         unknown.metadata()
