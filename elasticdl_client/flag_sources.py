@@ -132,7 +132,7 @@ def _read(path: str, job_type: str, defaults: Mapping[str, object]) -> dict[str,
         is_text = isinstance(defaults.get(name.replace("-", "_")), str) or ":" in written.get(name, "")
         if is_text and name in written and value is not None:
             found[name] = written[name]
-        elif isinstance(value, dict) and name.replace("-", "_").endswith("pod_template"):
+        elif isinstance(value, dict) and name.replace("-", "_").endswith(("pod_template", "cluster_spec_json")):
             found[name] = json.dumps(value)
         elif not isinstance(value, str | int | float):
             raise FlagError(f"{path}: {name} is {_kind(value)}, not one value.", _text_hint(name, value))

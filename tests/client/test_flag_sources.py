@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -104,6 +105,13 @@ def test_a_file_that_says_no_flags_is_refused(tmp_path: Path, text: str, words: 
         train(path)
     assert str(path) in caught.value.what
     assert words in caught.value.what
+
+
+@pytest.mark.parametrize("name", ["cluster_spec_json", "cluster-spec-json"])
+def test_a_cluster_spec_may_be_a_mapping(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{name}: {{worker_pod_spec: {{env: []}}}}\n")
+    assert json.loads(str(train(path).values["cluster_spec_json"])) == {"worker_pod_spec": {"env": []}}
 
 
 @pytest.mark.parametrize(
