@@ -291,7 +291,8 @@ class SnapshotReader:
         names = [str(name) for name in self._run(_WRAPPED.format("*", query.text) + " LIMIT 0", query).keys()]  # noqa: SIM118 (it is no mapping: this iterates over rows)
         folded = [name.lower() for name in names]
         for name in names:
-            first = _NUMBERED.sub("", name)  # SQLite calls the second of two columns `name:1`
+            is_numbered = self.dialect == "sqlite"  # it calls the second of two columns `name:1`
+            first = _NUMBERED.sub("", name) if is_numbered else name
             if names.count(name) > 1 or (first != name and first.lower() in folded):
                 raise StatementError(
                     f"Two columns of the SELECT are called {first!r}.",

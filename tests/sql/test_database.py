@@ -361,3 +361,7 @@ def test_two_columns_of_one_name_are_refused_as_one_would_be_a_feature_that_is_t
     named = parse_select("SELECT a.*, b.town AS other FROM staff AS a JOIN staff AS b ON a.id = b.id", dialect)
     with Database(url).snapshot() as reader:
         assert reader.columns(named) == ["id", "age", "town", "other"]
+    if dialect != "sqlite":  # the others number no names
+        numbered = parse_select(f"SELECT id AS h, age AS {Database(url).quoted('h:1')} FROM staff", dialect)
+        with Database(url).snapshot() as reader:
+            assert reader.columns(numbered) == ["h", "h:1"]
