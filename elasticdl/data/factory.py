@@ -128,7 +128,7 @@ def _kind(source: str, find: Callable[[str], list[str]]) -> str:
     if not is_remote(source) and os.path.isdir(source):
         if _is_saved_dataset(source):
             return "HuggingFace"
-        if holds_images(source):
+        if _holds_images(source):
             return "ImageFolder"
     found = {type_by_ending([path]): path for path in reversed(find(source))}
     if len(found) > 1:
@@ -143,7 +143,14 @@ def _kind(source: str, find: Callable[[str], list[str]]) -> str:
 
 def _has_classes(source: str) -> bool:
     """Whether a source is a directory of directories of images."""
-    return os.path.isdir(source) and holds_images(source) and bool(class_names(source))
+    return os.path.isdir(source) and _holds_images(source) and bool(class_names(source))
+
+
+def _holds_images(directory: str) -> bool:
+    try:
+        return holds_images(directory)
+    except OSError as error:
+        raise DataError(f"The directory {error.filename or directory} cannot be listed: {error.strerror}.") from error
 
 
 def _is_saved_dataset(directory: str) -> bool:

@@ -144,8 +144,11 @@ def test_folders_of_images_that_cannot_be_listed_are_said(tmp_path: Path, monkey
     (tmp_path / "train").mkdir()
     (tmp_path / "val").mkdir()
     spec = JobSpec(training_data=str(tmp_path / "train"), validation_data=str(tmp_path / "val"))
-    with pytest.raises(DataError, match=r"cannot be read: PermissionError: .*/train"):
+    with pytest.raises(DataError, match=r"/train cannot be listed: Permission denied") as caught:
         open_source(spec, spec.validation_data)
+    assert "remove it" not in caught.value.hint
+    with pytest.raises(DataError, match=r"/train cannot be listed: Permission denied"):
+        create_reader(spec.training_data)
 
 
 @pytest.mark.parametrize("source", ["", "*.txt", "b.txt"])
