@@ -144,7 +144,11 @@ def lose(path: Path) -> None:
     """Every read through what this process has open of a file fails with EIO, as after its server was replaced."""
     lost = os.open("/proc/self/mem", os.O_RDONLY)  # nothing is mapped at its beginning
     for link in Path("/proc/self/fd").iterdir():
-        if link.is_symlink() and os.readlink(link) == str(path):
+        try:
+            target = os.readlink(link)
+        except FileNotFoundError:  # another thread has closed it
+            continue
+        if target == str(path):
             os.dup2(lost, int(link.name))
     os.close(lost)
 
