@@ -163,10 +163,12 @@ class PsConnection:
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 
     def _explained(self, error: grpc.RpcError) -> Exception:
+        if error.code() is grpc.StatusCode.ABORTED:  # never by gRPC itself, whose own texts vary from call to call
+            return PsUnavailable(self._ps_id, f"PS {self._ps_id} at {self._address}: {error.details()}")
         codes = (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED)
         if is_transient(error) or error.code() in codes:
             said = error.code().name.lower()
-            if error.code() in (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNAVAILABLE):
+            if error.code() is grpc.StatusCode.DATA_LOSS:
                 said += f": {error.details()}"
             return PsUnavailable(self._ps_id, f"PS {self._ps_id} at {self._address}: {said}")
         return JobError(f"PS {self._ps_id} at {self._address} refuses a call: {error.details()}")

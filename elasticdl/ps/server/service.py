@@ -435,8 +435,11 @@ class _Answer:
         except (RequestError, ModelDefinitionError, CheckpointError) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
-        except (UnnamedError, StorageUnreachable) as error:
+        except UnnamedError as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise
+        except StorageUnreachable as error:  # its hint is for one that has given up
+            context.abort(grpc.StatusCode.ABORTED, error.what)
             raise
         except MemoryError:  # an update that fails in its middle raises StateDamagedError
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server is out of memory")
