@@ -38,11 +38,13 @@ _elasticdl() {
     esac
     if [ "$COMP_CWORD" -eq 1 ]; then
         words=$'@COMMANDS@'
-    elif [ -n "$flag" ]; then
+    else
         case "${COMP_WORDS[1]} $flag" in
 @VALUES@
         esac
-    else
+        [ "$words" = $'@BOOLEAN@' ] && [ -z "${COMP_WORDS[COMP_CWORD]}" ] && [ "$before" = "$flag" ] && flag=""
+    fi
+    if [ "$COMP_CWORD" -ne 1 ] && [ -z "$flag" ]; then
         case "${COMP_WORDS[1]}" in
 @FLAGS@
         esac
@@ -111,13 +113,14 @@ def _bash() -> str:
         of_command = flags_of(command)
         words = [f"{word} " for word in _words(command)]
         words += [f"--{name}{' ' if known == _BOOLEAN else '='}" for name, known in of_command.items()]
-        flags.append(f"            {command}) words=$'{_lines(words)}' ;;")
+        flags.append(f"            {command}) words+=$'\\n{_lines(words)}' ;;")
         values += [
             f"            '{command} --{name}') words=$'{_lines([f'{value} ' for value in known])}' ;;"
             for name, known in of_command.items()
             if known
         ]
     script = _BASH.replace("@COMMANDS@", _lines([f"{command} " for command in COMMANDS]))
+    script = script.replace("@BOOLEAN@", _lines([f"{value} " for value in _BOOLEAN]))
     return script.replace("@VALUES@", "\n".join(values)).replace("@FLAGS@", "\n".join(flags))
 
 

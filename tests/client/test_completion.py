@@ -65,6 +65,12 @@ def test_values_are_offered(bash: str, words: list[str], expected: list[str]) ->
     assert offered(bash, "elasticdl", "train", *words) == expected
 
 
+def test_flags_are_offered_after_a_bare_boolean_too(bash: str) -> None:
+    after = offered(bash, "elasticdl", "logs", "--follow", "")
+    assert after == ["true ", "false ", *offered(bash, "elasticdl", "logs", "")]
+    assert "--follow " in after
+
+
 def test_formats_are_those_of_the_command(bash: str) -> None:
     assert offered(bash, "elasticdl", "status", "--output", "=") == ["json ", "yaml "]
 
