@@ -5,8 +5,9 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from elasticdl_client.errors import DataError
@@ -65,19 +66,40 @@ def paths_matching(pattern: str) -> list[str]:
     """
     named = Path(pattern).parts
     paths = sorted(glob.glob(pattern, recursive=True))
-    return [path for path in paths if not any(is_hidden(part, named) for part in Path(path).parts)]
+    return [path for path in paths if not _has_hidden_part(Path(path).parts, named)]
+
+
+def _has_hidden_part(parts: Sequence[str], named: Sequence[str]) -> bool:
+    """Whether a part of a path is hidden from that of a pattern which it matches; between two `**`, from them all."""
+    if "**" not in named:
+        return any(is_hidden(part, [pattern]) for part, pattern in zip(parts, named, strict=True))
+    num_first, num_last = named.index("**"), named[::-1].index("**")
+    between = named[num_first : len(named) - num_last]
+    patterns = [
+        *([name] for name in named[:num_first]),
+        *[between] * (len(parts) - num_first - num_last),
+        *([name] for name in named[len(named) - num_last :]),
+    ]
+    return any(map(is_hidden, parts, patterns))
 
 
 def is_hidden(name: str, patterns: Iterable[str] = ()) -> bool:
     """Whether a name begins with a dot or an underscore, and no pattern means it.
 
     Args:
-        patterns: of names: `_*` and `[_]a` mean hidden ones, `*` and `[!a]*` do not.
+        patterns: of names: `_*` and `[_]a` mean hidden ones, `*`, `[!a]*` and `[A-z]*` do not.
     """
     return name.startswith((".", "_")) and not any(
-        pattern.startswith((".", "_", "[")) and not pattern.startswith("[!") and fnmatch.fnmatchcase(name, pattern)
-        for pattern in patterns
+        name[0] in _first_letters(pattern) and fnmatch.fnmatchcase(name, pattern) for pattern in patterns
     )
+
+
+def _first_letters(pattern: str) -> str:
+    """Return the first letters that a pattern names one by one, not those of a range or all but some."""
+    if not pattern.startswith("["):
+        return pattern[:1]
+    letters = pattern[1 : pattern.find("]", 2)]
+    return "" if letters.startswith("!") else re.sub(".-.", "", letters)
 
 
 def split_columns(text: str) -> tuple[str, ...]:

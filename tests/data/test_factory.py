@@ -12,6 +12,7 @@ import pytest
 from elasticdl.data.factory import create_reader, open_source
 from elasticdl.data.recordio import RecordIOReader, RecordIOWriter
 from elasticdl.data.text import TextReader
+from elasticdl_client.data_sources import is_hidden, paths_matching
 from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec
 
@@ -115,6 +116,22 @@ def test_a_pattern_may_name_a_hidden_directory(tmp_path: Path) -> None:
         ("**/_p*/*.csv", "b/_parts/b.csv"),
     ):
         assert [shard.name for shard in create_reader(str(tmp_path / pattern)).shards()] == [str(tmp_path / found)]
+
+
+@pytest.mark.parametrize("pattern", ["_*/**/*.csv", "**/_d*/**/*.csv", "_d*/*/*.csv"])
+def test_a_pattern_that_names_a_hidden_directory_shows_no_other_below_it(tmp_path: Path, pattern: str) -> None:
+    for name in ("_delta/day=1/a.csv", "_delta/_temporary/0/a.csv", "_delta/_temporary/a.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x\n1\n")
+    assert paths_matching(str(tmp_path / pattern)) == [str(tmp_path / "_delta/day=1/a.csv")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "means_it"),
+    [("[A-z]*", False), ("[!a]*", False), ("[A-_]*", False), ("[_a-z]*", True), ("[A-Z_-]*", True), ("[]_]*", True)],
+)
+def test_a_set_means_a_hidden_name_where_it_has_its_first_letter(pattern: str, means_it: bool) -> None:
+    assert is_hidden("_SUCCESS", [pattern]) is not means_it
 
 
 def test_folders_of_images_for_validation_have_the_classes_of_those_for_training(tmp_path: Path) -> None:
