@@ -44,7 +44,7 @@ from elasticdl_client.storage_kinds import is_remote
 
 _log = logging.getLogger(__name__)
 _KEPT_BYTES = 256 << 20
-_OPENED_AT_ONCE = 16  # to find the type of a column; in storage each file takes tens of milliseconds
+_OPENED_AT_ONCE = 16  # Parquet files, to find the type of a column; in storage each takes tens of milliseconds
 _HINT = "The file was cut off or changed after it was written, or is of another format: write it again or remove it."
 
 
@@ -230,11 +230,12 @@ def _reader(
     def schema() -> Any:
         """The first file's; of columns without a value in it, that of the next file which has one."""
         found = columns_of(first)
-        with ThreadPoolExecutor(_OPENED_AT_ONCE, "schemas") as threads:
-            for start in range(0, len(others), _OPENED_AT_ONCE):
+        at_once = _OPENED_AT_ONCE if open_file is ParquetFile else 1  # a stream of Arrow is read whole
+        with ThreadPoolExecutor(at_once, "schemas") as threads:
+            for start in range(0, len(others), at_once):
                 if not any(kinds.is_null(field.type) for field in found):
                     break
-                paths = others[start : start + _OPENED_AT_ONCE]
+                paths = others[start : start + at_once]
                 for path, fields in zip(paths, threads.map(columns_of, paths), strict=True):
                     found = pa.schema([_with_a_type(one, fields, path) for one in found])
         return with_texts_for_nothing(found, source)

@@ -184,6 +184,27 @@ def test_files_are_opened_together_to_find_the_type_of_an_empty_column(
     assert dict(create_reader(str(tmp_path)).metadata().column_dtypes)["s"] == "int64"
 
 
+def test_whole_streams_of_arrow_are_read_one_at_a_time_to_find_a_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = threading.Semaphore(1)
+    found_together = []
+
+    class Alone(arrow.ArrowFile):
+        def __init__(self, path: str) -> None:
+            found_together.append(not reading.acquire(blocking=False))
+            super().__init__(path)
+            reading.release()
+
+    monkeypatch.setattr(arrow, "ArrowFile", Alone)
+    for number in range(17):
+        table = pa.table({"s": [1] * 10_000 if number == 16 else pa.nulls(10_000)})
+        with pa.ipc.new_stream(str(tmp_path / f"{number:02}.arrow"), table.schema) as writer:
+            writer.write_table(table, max_chunksize=10)
+    assert dict(create_reader(str(tmp_path)).metadata().column_dtypes)["s"] == "int64"
+    assert found_together == [False] * 17
+
+
 def test_the_file_whose_column_differs_is_named(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", n=[1], s=pa.nulls(1))
     parquet(tmp_path / "b.parquet", n=[1], s=[[[1]]])
