@@ -179,7 +179,7 @@ class StateCheckpoints:
         def is_same(found: AnyPath) -> bool:
             has_manifest = _has_manifest(found, manifest)
             write.advance()
-            return has_manifest
+            return has_manifest and _has_state(found / self._kind.file, state, write)
 
         write.advance()
         directory = versions.begin_beside(self._directory, number, is_same)
@@ -337,6 +337,20 @@ def _has_manifest(directory: AnyPath, manifest: Mapping[str, Any]) -> bool:
     with suppress(FileNotFoundError, CheckpointError):
         return bool(read_manifest(directory / MANIFEST) == json.loads(json.dumps(manifest)))
     return False
+
+
+def _has_state(path: AnyPath, state: memoryview, write: _Write) -> bool:
+    """Whether a file holds a state: a manifest does not say that the file beside it is whole.
+
+    Raises:
+        OSError, StorageError: it cannot be read.
+    """
+    size_bytes, crc32 = 0, 0
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        while content := file.read(_SYNCED_BYTES):
+            size_bytes, crc32 = size_bytes + len(content), zlib.crc32(content, crc32)
+            write.advance()
+    return (size_bytes, crc32) == (len(state), zlib.crc32(state))
 
 
 def _write_arrays(file: io.BytesIO, arrays: Arrays, write: _Write) -> None:

@@ -384,6 +384,25 @@ def test_a_checkpoint_whose_manifest_names_no_job_is_passed_over(tmp_path: Path,
     assert found.directory.name == "version-3"
 
 
+@pytest.mark.parametrize("content", [b"damaged", None])
+def test_a_damaged_checkpoint_is_written_anew_by_the_same_training(tmp_path: Path, content: bytes | None) -> None:
+    for number in (3, 9):
+        checkpoints_in(tmp_path).save(number, Weights().state(), ledger_of(number))
+    state = tmp_path / "version-9" / "model.npz"
+    if content is None:
+        state.unlink()
+    else:
+        state.write_bytes(content)
+    successor = checkpoints_in(tmp_path)
+    restored = successor.newest()
+    assert restored is not None
+    assert restored.ledger.steps == 3
+    successor.save(9, Weights().state(), ledger_of(9))
+    newest = successor.newest()
+    assert newest is not None
+    assert newest.ledger.steps == 9
+
+
 def test_a_checkpoint_that_is_removed_while_it_is_read_gives_way_to_the_newer_one(tmp_path: Path) -> None:
     """A worker that ends may still be writing one when its successor begins."""
     kind = CheckpointKind("job", "AllreduceStrategy", "model.npz", {})
