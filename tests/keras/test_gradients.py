@@ -50,7 +50,7 @@ def _oracle(zoo: str, model_def: str, parameters: Parameters, images: Any, label
     "symbol",
     [
         *("custom_model", "CustomModel", "sequential_model", "spectral_model"),
-        *("RecomputingModel", "RecomputingAside"),
+        *("RecomputingModel", "RecomputingAside", "BorrowingModel", "OverridingModel"),
     ],
 )
 def test_gradients_are_those_of_a_gradient_tape(

@@ -313,22 +313,25 @@ def hidden_from_gradients(sources: Iterable[Any]) -> bool:
     wanted = {id(source.op) for source in sources}
     for op in tf.compat.v1.get_default_graph().get_operations():
         if op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr:
-            # Its inputs are the results, the arguments and the variables.
-            num_results = _num_results(op)
-            arguments = {tensor.name for tensor in op.inputs[num_results:]}
-            pairs = zip(op.inputs[:num_results], op.outputs, strict=False)
+            arguments = _arguments(op)
+            pairs = zip(op.inputs, op.outputs, strict=True)
             results = [tensor for tensor, output in pairs if output.consumers() and tensor.name not in arguments]
             if any(id(origin) in wanted for origin in _origins(results, arguments)):
                 return True
     return False
 
 
-def _num_results(op: Any) -> int:
-    """How many inputs of the operation that stands for a function with a gradient of its own are its results."""
-    gradient = gradient_registry.lookup(op.get_attr("_gradient_op_type").decode())
-    own = inspect.getclosurevars(gradient).nonlocals["tape_grad_fn"]
-    found: int = inspect.getclosurevars(own).nonlocals["flat_result_len"]
-    return found
+def _arguments(op: Any) -> set[str]:
+    """Name the inputs of the operation that stands for a function with a gradient of its own that are not its results.
+
+    They are its arguments and variables, and come after the results.
+    """
+    try:
+        gradient = gradient_registry.lookup(op.get_attr("_gradient_op_type").decode())
+        own = inspect.getclosurevars(gradient).nonlocals["tape_grad_fn"]
+        return {tensor.name for tensor in op.inputs[inspect.getclosurevars(own).nonlocals["flat_result_len"] :]}
+    except (LookupError, TypeError):  # of a graph that another process has made, or an operation's own
+        return {t.name for t, output in zip(op.inputs, op.outputs, strict=True) if not output.consumers()}
 
 
 def _origins(tensors: Iterable[Any], arguments: Collection[str] = ()) -> Iterator[Any]:

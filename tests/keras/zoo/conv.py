@@ -64,6 +64,42 @@ def as_it_is(values: tf.Tensor) -> tuple[tf.Tensor, object]:
     return values, lambda upstream: upstream
 
 
+class BorrowingModel(RecomputingModel):
+    """Its features come from a graph of another process, with a gradient of its own that is not known here."""
+
+    def call(self, images: tf.Tensor) -> tf.Tensor:
+        pixels = self.flatten(images)
+        if tf.executing_eagerly():
+            return self.score(self.hidden(tf.nn.silu(pixels)))
+        (features,) = tf.import_graph_def(_frozen_swish(), {"pixels": pixels}, ["features:0"])
+        return self.score(self.hidden(features))
+
+
+def _frozen_swish() -> tf.compat.v1.GraphDef:
+    with tf.Graph().as_default() as graph:
+        tf.identity(tf.nn.silu(tf.compat.v1.placeholder(tf.float32, [None, 64], "pixels")), "features")
+    frozen = graph.as_graph_def()
+    for node in frozen.node:
+        if "_gradient_op_type" in node.attr:
+            node.attr["_gradient_op_type"].s = b"CustomGradient-of-another-process"
+    return frozen
+
+
+class OverridingModel(RecomputingModel):
+    """Names the gradient of an operation."""
+
+    def call(self, images: tf.Tensor) -> tf.Tensor:
+        hidden = self.hidden(self.flatten(images))
+        with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": "Unchanged"}):
+            (hidden,) = tf.identity_n([hidden])
+        return self.score(hidden)
+
+
+@tf.RegisterGradient("Unchanged")
+def unchanged(operation: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor]:
+    return list(upstream)
+
+
 class Twice(keras.layers.Layer):
     """A dense layer, and in training another beside it."""
 
