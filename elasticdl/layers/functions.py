@@ -105,13 +105,14 @@ _Function = type(tf.function(lambda: None))
 def inlined() -> Iterator[None]:
     """Calls of a `tf.function` inside, by this thread, run its Python code as a part of what is being traced.
 
-    A trace of its own would be called again with the values of variables and the rows of its first call.  Where nothing
-    is traced it has its own: its code may need a graph.
+    A trace of its own would be called again with the values of variables and the rows of its first call, and takes no
+    symbolic inputs of a functional model.  Where nothing is traced it has its own: its code may need a graph.
     """
     call, own_thread = _Function.__call__, threading.get_ident()
 
     def called(function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if tf.executing_eagerly() or type(function) is not _Function or threading.get_ident() != own_thread:
+        is_traced = not tf.executing_eagerly() or _any_symbolic(args, kwargs)
+        if not is_traced or type(function) is not _Function or threading.get_ident() != own_thread:
             return call(function, *args, **kwargs)
         python, status = function.python_function, Status.DISABLED
         if function._autograph:

@@ -93,7 +93,11 @@ def test_a_model_with_moved_tables_has_the_gradients_of_the_model_as_it_is(
 
 
 @pytest.mark.parametrize(
-    "symbols", [("Subclass", "Compiled"), ("SlopingByHand", "Sloping"), ("WeighingPlainly", "Weighing")]
+    "symbols",
+    [
+        *(("Subclass", "Compiled"), ("SlopingByHand", "Sloping"), ("WeighingPlainly", "Weighing")),
+        ("joined_by_hand", "joined"),
+    ],
 )
 @pytest.mark.parametrize("threshold", [0, ORDINARY])
 def test_a_part_that_is_a_tf_function_gets_the_values_of_each_step(

@@ -112,6 +112,23 @@ class Compiled(Subclass):
         return scored
 
 
+def joined() -> keras.Model:
+    """A function of its own stands in a functional model."""
+    ids = _ids()
+    return _scored(ids, _with_square(_embedding("table")(ids)))
+
+
+def joined_by_hand() -> keras.Model:
+    ids = _ids()
+    vectors = _embedding("table")(ids)
+    return _scored(ids, vectors + vectors * vectors)
+
+
+@tf.function
+def _with_square(vectors: tf.Tensor) -> tf.Tensor:
+    return vectors + tf.square(vectors)
+
+
 class Sloping(Subclass):
     """A function of its own takes gradients, which it can in a graph alone."""
 
