@@ -3,7 +3,7 @@
 The archive lies in a directory with the parts of the job's ConfigMaps, or in storage.  An archive that differs from
 the submitted one is not run.  The requirements.txt of the code is installed.  An error ends the pod's log; a
 master is started all the same, and ends the job with the error: its pod would be restarted without end.  A job that
-has begun is not ended by an error of the node or of storage: its container is started again.
+has begun is not ended by an error of the node, of storage or of pip: its container is started again.
 
 `installed`: the requirements.txt of --code, installed by pip before the pod's process starts, once for each cache.
 
@@ -49,7 +49,7 @@ _UNPACKED = ".elasticdl-code"  # holds the digest of what was unpacked whole, fo
 
 
 class NodeError(JobError):
-    """The node or its volumes are at fault, not the code: the next start may succeed."""
+    """The node, its volumes or an index of packages may be at fault, not the code: the next start may succeed."""
 
 
 def unpack(source: AnyPath, target: Path, digest: str) -> None:
@@ -168,8 +168,7 @@ def installed(directory: Path, cache: Path) -> dict[str, str]:
         The variables with which processes find what was installed; empty without requirements.
 
     Raises:
-        JobError: pip has failed.
-        NodeError: the cache cannot be written.
+        NodeError: pip has failed, or the cache cannot be written.
     """
     requirements = directory / FILE
     if not requirements.is_file():
@@ -230,7 +229,7 @@ def _install(requirements: Path, environment: Path, cache: Path) -> None:
     if ended:
         shutil.rmtree(environment, ignore_errors=True)
         said = "\n".join(f"  {line}" for line in last)
-        raise JobError(f"{FILE} cannot be installed: pip has ended with {ended}:\n{said}", _HINT)
+        raise NodeError(f"{FILE} cannot be installed: pip has ended with {ended}:\n{said}", _HINT)
     (environment / _COMPLETE).touch()
     num = len(list(own.glob("*.dist-info")))
     _log.info("%s: %d packages installed in %.1f s", FILE, num, time.monotonic() - started)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from elasticdl.cluster.cluster import explained
 from elasticdl.rpc.unpack_code import installed
+from elasticdl_client.choices import CODE_ERROR_VARIABLE
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.requirements_file import check_installable, check_installed
 
@@ -96,6 +98,20 @@ def test_pips_last_lines_are_the_reason_of_a_failure_which_leaves_nothing(wheels
     assert "pip has ended with 1" in told
     assert "No matching distribution found for betapack>=99" in told
     assert [path for path in cache.glob("python*") if path.is_dir()] == []
+
+
+def test_a_failure_of_pip_does_not_end_a_job_that_has_begun(tmp_path: Path) -> None:
+    zoo = write_code(tmp_path, "no-such-package\n")
+    (zoo / ".elasticdl-code").write_text("digest")  # unpacked by an earlier life of the container
+    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "cache"), "ELASTICDL_JOB_NAME": "job"}
+    places = ["digest", str(tmp_path), str(zoo), str(tmp_path / "cache")]
+    master = [sys.executable, "-m", "elasticdl.rpc.unpack_code", *places, "printenv", CODE_ERROR_VARIABLE]
+    output = subprocess.run(
+        master, env={**os.environ, **settings}, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    what, _, may_pass = json.loads(output.splitlines()[-1])
+    assert "pip has ended with 1" in what
+    assert may_pass
 
 
 def test_a_pod_that_is_deleted_ends_while_pip_waits_for_an_index(tmp_path: Path) -> None:
