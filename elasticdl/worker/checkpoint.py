@@ -261,9 +261,9 @@ class StateCheckpoints:
     def _load(self, directory: AnyPath) -> tuple[Checkpoint, dict[str, Any]]:
         file = self._kind.file
         manifest = _read(directory / MANIFEST, read_manifest)
-        state = _read(directory / file, lambda path: path.read_bytes())
         if manifest.get("strategy") != self._kind.strategy:
             raise CheckpointError(f"the checkpoint in {directory} is not of the strategy {self._kind.strategy}")
+        state = _read(directory / file, lambda path: path.read_bytes())
         if (len(state), zlib.crc32(state)) != (manifest.get("size_bytes"), manifest.get("crc32")):
             raise CheckpointError(f"{directory / file} is damaged: size or checksum differs from its manifest")
         with np.load(io.BytesIO(state), allow_pickle=False) as arrays:

@@ -370,6 +370,17 @@ def test_a_directory_of_another_job_is_refused(tmp_path: Path) -> None:
     assert written(tmp_path) == ["version-3"]
 
 
+def test_a_checkpoint_of_another_strategy_is_called_so(tmp_path: Path) -> None:
+    checkpoints_in(tmp_path).save(3, Weights().state(), ledger_of(3))
+    of_local = StateCheckpoints(str(tmp_path), CheckpointKind("job", "Local", "local.npz", {}))
+    reason = f"the checkpoint in {tmp_path / 'version-3'} is not of the strategy Local"
+    with pytest.raises(versions.NoneIsWhole) as raised:
+        of_local.newest()
+    assert raised.value.damaged == (f"version-3: {reason}",)
+    with pytest.raises(CheckpointError, match=reason):
+        of_local.initial(str(tmp_path))
+
+
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_a_checkpoint_whose_manifest_names_no_job_is_passed_over(tmp_path: Path, is_damaged: bool) -> None:
     checkpoints = checkpoints_in(tmp_path)
