@@ -27,7 +27,11 @@ PATIENCE_S = 1800.0  # as of a part that a PS writes
 _PAUSE_S = 2.0  # a mount without its server fails at once
 _SAY_AGAIN_S = 60.0
 _OF_LOST_VOLUMES = frozenset(  # a network file system without its server, a disk that is being replaced
-    {errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO}
+    {
+        *(errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+        *(errno.EREMOTEIO, errno.ESHUTDOWN, errno.ECONNABORTED, errno.ECONNRESET, errno.ECONNREFUSED),
+        *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENODEV, errno.ENXIO),
+    }
 )
 
 _log = logging.getLogger("elasticdl.storage")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -284,6 +285,19 @@ def test_a_directory_whose_mount_is_not_connected_is_not_an_empty_one(tmp_path: 
         for read in (checkpoints_in(tmp_path).newest, lambda: checkpoints_in(tmp_path).initial(str(tmp_path))):
             with pytest.raises(StorageUnreachable, match="not connected"):
                 read()
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        *(errno.ESHUTDOWN, errno.ECONNABORTED, errno.ECONNRESET, errno.ECONNREFUSED),
+        *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENODEV, errno.ENXIO),
+    ],
+    ids=errno.errorcode.get,
+)
+def test_a_server_or_disk_that_is_gone_may_be_back(number: int) -> None:
+    error = versions.unreadable("a checkpoint", OSError(number, os.strerror(number)), "")
+    assert isinstance(error, StorageUnreachable)
 
 
 def test_only_the_time_between_two_reads_of_a_volume_is_that_of_a_checkpoint(tmp_path: Path) -> None:
