@@ -47,8 +47,9 @@ class NoneIsWhole(CheckpointError):
     def __init__(self, checkpoint_dir: AnyPath, damaged: Sequence[str]) -> None:
         super().__init__(
             f"no checkpoint in {checkpoint_dir} can be restored",
-            f"repair or restore one of them; to begin anew, move {checkpoint_dir} away or name another "
-            "--checkpoint_dir",
+            "repair one: a new job with --model_def, not of Local, takes it by --checkpoint_dir_for_init with another "
+            "--checkpoint_dir, and a script continues from it under the same --job_name and --checkpoint_dir; to begin "
+            f"anew, move {checkpoint_dir} away or name another --checkpoint_dir",
         )
         self.damaged = tuple(damaged)
 

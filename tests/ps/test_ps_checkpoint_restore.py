@@ -185,7 +185,8 @@ def test_each_checkpoint_that_is_passed_over_is_said(tmp_path: Path) -> None:
     with pytest.raises(NoneIsWhole, match="can be restored") as error:
         restore(tmp_path / "version-20", ALL_BUCKETS, take_it)
     assert [reason.split(":")[0] for reason in error.value.damaged] == ["version-20", "version-9", "version-8"]
-    assert "repair or restore one of them" in error.value.hint
+    assert "repair one: a new job with --model_def" in error.value.hint
+    assert f"move {tmp_path} away" in error.value.hint
 
 
 def test_a_checkpoint_that_was_pruned_meanwhile_has_a_newer_one_beside_it(tmp_path: Path) -> None:

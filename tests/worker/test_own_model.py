@@ -464,6 +464,7 @@ def test_a_model_of_which_all_checkpoints_are_damaged_does_not_begin_anew(tmp_pa
     assert f"version-7: {tmp_path / 'version-7' / 'model.npz'} cannot be read: No such file or directory" in text
     assert f"version-5: {tmp_path / 'version-5' / 'model.npz'} is damaged: size or checksum" in text
     assert f"version-3: {tmp_path / 'version-3' / 'MANIFEST.json'} is damaged: " in text
+    assert "by --checkpoint_dir_for_init with another --checkpoint_dir" in raised.value.hint
     assert f"move {tmp_path} away" in raised.value.hint
     assert written(tmp_path) == ["version-3", "version-5", "version-7"]
 
