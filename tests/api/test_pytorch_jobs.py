@@ -148,12 +148,14 @@ def test_scripts_whose_last_checkpoint_cannot_be_written_have_failed(tmp_path: P
 def test_a_script_of_which_all_checkpoints_are_damaged_ends_the_job(tmp_path: Path) -> None:
     job = job_of(tmp_path, "--hold-worker 0 --hold-at 9", num_workers=1, checkpoint_steps=2).start()
     job.wait_until("worker 0 to hold", (tmp_path / "notes" / "held").exists, 90)
-    states = list((tmp_path / "checkpoints").glob("version-*/model.npz"))
-    assert states
+    (worker,) = job.victims(Role.WORKER)
+    job.stop(worker)  # it may be writing one
+    manifests = list((tmp_path / "checkpoints").glob("version-*/MANIFEST.json"))
+    assert manifests
+    states = [manifest.with_name("model.npz") for manifest in manifests]
     for state in states:
         state.write_bytes(b"damaged")
-    (worker,) = job.pods(Role.WORKER)
-    os.kill(worker.pid, signal.SIGKILL)
+    job.kill(worker)
     assert job.wait(150) == 1, job.story()
     status = job.status()
     assert status is not None
