@@ -89,13 +89,13 @@ def _printed(connection: Connection, job: JobInfo, request: LogRequest) -> Itera
                 response = _open(connection, pod, **options)
                 yield from (_line(name, text, request.timestamps) for text in _split(response))
         except ClusterError as error:
-            if not request.is_of_many or error.status in _OF_ALL_PODS:
-                raise
-            what = error.what  # it is gone since it was listed, or its node does not answer
             if error.status == 0:
                 read_pod(connection, job.namespace, name)  # raises if it is the cluster that does not answer
                 what = f"The log of pod {name} has broken off, or its node does not answer."
-            _note(what)
+                error = ClusterError(what, f"See `elasticdl status {job.name}`.")
+            if not request.is_of_many or error.status in _OF_ALL_PODS:
+                raise error
+            _note(error.what)  # it is gone since it was listed, or its node does not answer
 
 
 def _line(pod: str, text: str, has_stamp: bool) -> LogLine:

@@ -107,6 +107,8 @@ def test_a_pod_whose_log_breaks_off_hides_no_log_of_others(
     captured = capsys.readouterr()
     assert (found, captured.out) == (0, "[elasticdl-job-worker-3] loss 1\n")
     assert "note: The log of pod elasticdl-job-worker-0" in captured.err
+    with pytest.raises(ClusterError, match="elasticdl-job-worker-0 has broken off, or its node does not answer"):
+        run("logs", "job", "--pod=worker-0")
 
     def end(name: str) -> bool:
         cluster.stop()
@@ -116,6 +118,9 @@ def test_a_pod_whose_log_breaks_off_hides_no_log_of_others(
     try:
         with pytest.raises(ClusterError, match="cannot be reached"):
             run("logs", "job", "--role=worker")
+        cluster.start()
+        with pytest.raises(ClusterError, match="cannot be reached"):
+            run("logs", "job", "--pod=worker-0")
     finally:
         cluster.start()
 
