@@ -27,7 +27,12 @@ TENSORFLOW: tuple[Name, ...] = (
     ("tensorflow", "__internal__.autograph.control_status_ctx"),
     ("tensorflow", "__internal__.autograph.tf_convert"),
     ("tensorflow", "__internal__.dispatch.GlobalOpDispatcher"),
+    ("tensorflow.python.autograph.core.ag_ctx", "ControlStatusCtx"),
+    ("tensorflow.python.autograph.core.ag_ctx", "Status"),
     ("tensorflow.python.data.ops.map_op", "_MapDataset"),
+    ("tensorflow.python.eager.polymorphic_function.autograph_util", "py_func_from_autograph"),
+    ("tensorflow.python.eager.polymorphic_function.function_type_utils", "bind_function_inputs"),
+    ("tensorflow.python.framework.ops", "gradient_registry"),
 )
 
 

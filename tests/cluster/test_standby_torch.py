@@ -11,6 +11,7 @@ from local_agent import LocalAgent, Observer
 
 from elasticdl.cluster.cluster import PodSpec
 from elasticdl.protocol import Role
+from elasticdl_client.choices import RUN_MODULE
 
 pytest.importorskip("torch")
 
@@ -40,7 +41,7 @@ def test_a_pod_of_pytorch_is_forked_and_computes(tmp_path: Path) -> None:
     try:
         for number in range(2):
             env = {"PYTHONPATH": f"{tmp_path}:{os.getcwd()}", "ELASTICDL_POD_NAME": f"w-{number}"}
-            command = (sys.executable, "-m", "step")
+            command = (sys.executable, *RUN_MODULE, "step")
             agent.cluster.create(PodSpec(f"w-{number}", Role.WORKER, number, command, env=env, framework="torch"))
             assert observer.ended_pod(f"w-{number}").exit_code == 0, agent.cluster.logs(f"w-{number}")
             agent.cluster.wait_for_standby(READY_S)
