@@ -11,12 +11,20 @@ import pytest
 import torch
 from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, loop, loss_of, plain_loop
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 from elasticdl.api.pytorch import create_elastic_controller
 from elasticdl.api.pytorch.registration import _scaler_of_step
 from elasticdl_client.errors import DataError, JobError, ModelDefinitionError
 from tests.chaos.job import LocalJob
+
+
+@pytest.fixture(autouse=True)
+def step_of_plateaus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back what a loop that ends by an error leaves in PyTorch, where a script's process ends."""
+    monkeypatch.setattr(ReduceLROnPlateau, "step", ReduceLROnPlateau.step)
+
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,5 +1,7 @@
 """Convolution, batch normalisation, dropout and a regulariser on 8 × 8 images; a record is 64 pixels and a label."""
 
+import uuid
+
 import keras
 import tensorflow as tf
 
@@ -85,17 +87,20 @@ def _frozen_swish() -> tf.compat.v1.GraphDef:
     return frozen
 
 
+UNCHANGED = f"Unchanged-{uuid.uuid4()}"  # tests import copies of this module into one process
+
+
 class OverridingModel(RecomputingModel):
     """Names the gradient of an operation."""
 
     def call(self, images: tf.Tensor) -> tf.Tensor:
         hidden = self.hidden(self.flatten(images))
-        with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": "Unchanged"}):
+        with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": UNCHANGED}):
             (hidden,) = tf.identity_n([hidden])
         return self.score(hidden)
 
 
-@tf.RegisterGradient("Unchanged")
+@tf.RegisterGradient(UNCHANGED)
 def unchanged(operation: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor]:
     return list(upstream)
 
