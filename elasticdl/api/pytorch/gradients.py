@@ -15,6 +15,7 @@ return: it does so without any gradient, for which an optimizer does nothing, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,23 @@ from elasticdl.frameworks.torch.undo import change_of, masks_among
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl_client.errors import JobError, ModelDefinitionError
+
+
+def items_of(num_items: Any) -> float:
+    """Return the divisor of the loss of a batch.
+
+    Raises:
+        JobError: it is no number of items.
+    """
+    try:
+        items = float(num_items)
+    except (TypeError, ValueError, RuntimeError):  # the last one is of a tensor of several numbers
+        items = math.nan
+    if not 0 <= items < math.inf:
+        raise JobError(
+            f"num_items of a step is {num_items}", "give the number of items that the batch's loss is a mean of"
+        )
+    return items
 
 
 class PartDone(BaseException):

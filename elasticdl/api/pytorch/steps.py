@@ -11,7 +11,6 @@ members do the same to model, optimizer, scheduler and whatever else is register
 from __future__ import annotations
 
 import logging
-import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from typing import Any, NoReturn
 from elasticdl.api.data import DataShardService, Minibatch
 from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.api.pytorch.evaluation import ScriptEvaluation
-from elasticdl.api.pytorch.gradients import PartDone, ScriptGradients, StepDropped, StepPosition
+from elasticdl.api.pytorch.gradients import PartDone, ScriptGradients, StepDropped, StepPosition, items_of
 from elasticdl.api.pytorch.pipeline import LoaderPipeline, cause_of, joined
 from elasticdl.api.pytorch.plateau import AgreedMetrics, PlateauMetrics
 from elasticdl.api.pytorch.registration import OptimizerCheck, named_things
@@ -581,7 +580,7 @@ class ScriptSteps:
             if plan is not None and part is not None:
                 weight = sum(map(plan.scale, plan.own if is_joined else [part]))
                 if num_items is not None:
-                    weight = _checked(num_items) / plan.num_records
+                    weight = items_of(num_items) / plan.num_records
             position = StepPosition(weight, is_first, is_last, is_own, num_items is not None)
             parts.gradients.begin(position, parts.world)
         except Exception as error:
@@ -666,23 +665,6 @@ class ScriptSteps:
             link.report_model(pb.ModelReport(error=str(error), error_details=details))
         elif part is not None and parts.data.holds(minibatch):
             parts.data.failed(minibatch, cause_of(error), details)
-
-
-def _checked(num_items: Any) -> float:
-    """Return the divisor of the loss of a batch.
-
-    Raises:
-        JobError: it is no number of items.
-    """
-    try:
-        items = float(num_items)
-    except (TypeError, ValueError, RuntimeError):  # the last one is of a tensor of several numbers
-        items = math.nan
-    if not 0 <= items < math.inf:
-        raise JobError(
-            f"num_items of a step is {num_items}", "give the number of items that the batch's loss is a mean of"
-        )
-    return items
 
 
 @dataclass(frozen=True, slots=True)
