@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
+from elasticdl_client.checkpoint_manifest import MANIFEST, NewerFormat, read_manifest
 from elasticdl_client.choices import DistributionStrategy, FrameworkName
 from elasticdl_client.errors import CheckpointError, FlagError
 from elasticdl_client.storage_kinds import AnyPath
@@ -110,6 +110,8 @@ def look_at(path: AnyPath) -> TrainedModel:
     for version in versions:
         try:
             return _version(version)
+        except NewerFormat:
+            raise
         except CheckpointError as error:
             errors.append(error.what)
     if errors:

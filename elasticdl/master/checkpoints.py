@@ -29,11 +29,10 @@ from elasticdl.rpc.channels import connect
 from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of
 from elasticdl.storage.versions import PREFIX, complete, is_complete
-from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
+from elasticdl_client.checkpoint_manifest import MANIFEST, SERVERS_FORMAT, NewerFormat, read_manifest
 from elasticdl_client.errors import CheckpointError, ElasticDLError, StorageError
 from elasticdl_client.storage_kinds import AnyPath
 
-FORMAT = 2
 _TAIL = struct.Struct("<QII8s")  # of a part: size and checksum of the index before it, format, magic
 _MAGIC = b"ELDLPS02"
 
@@ -77,7 +76,7 @@ class Manifest:
     variables: tuple[dict[str, Any], ...] = ()
     tables: tuple[dict[str, Any], ...] = ()
     optimizer: str = ""
-    format: int = FORMAT
+    format: int = SERVERS_FORMAT
 
 
 def commit(directory: AnyPath, manifest: Manifest) -> None:
@@ -93,14 +92,15 @@ def read(directory: AnyPath) -> Manifest:
     """The manifest of a checkpoint.
 
     Raises:
+        NewerFormat: a later version wrote it.
         CheckpointError: there is none, it is damaged, or a part is missing, of another size or without its index.
     """
     path = directory / MANIFEST
     try:
         values = read_manifest(path)
-        if values.get("format") != FORMAT:
+        if values.get("format") != SERVERS_FORMAT:
             raise CheckpointError(
-                f"{path} has format {values.get('format')!r}; this version reads {FORMAT}",
+                f"{path} has format {values.get('format')!r}; this version reads {SERVERS_FORMAT}",
                 "read it with the version that wrote it, or begin without it",
             )
         values["parts"] = tuple(_part(part) for part in values["parts"])
@@ -138,10 +138,16 @@ def initial(path: AnyPath) -> AnyPath:
 
 
 def newest(checkpoint_dir: AnyPath) -> AnyPath | None:
-    """The newest checkpoint whose manifest and parts are whole; damaged ones are skipped and logged."""
+    """The newest checkpoint whose manifest and parts are whole; damaged ones are skipped and logged.
+
+    Raises:
+        NewerFormat: a later version wrote it.
+    """
     for path in reversed(complete(checkpoint_dir)):
         try:
             read(path)
+        except NewerFormat:
+            raise
         except CheckpointError as error:
             logger.warning("The checkpoint %s is skipped: %s", path, error.what)
             continue
@@ -175,6 +181,9 @@ def still_there(directory: str) -> str:
         if not directory or is_complete(path_of(directory)):
             return directory
         found = newest(path_of(directory).parent)
+    except NewerFormat as error:  # a server that restores refuses it, too, and its error ends the job
+        logger.warning("%s", error.what)
+        return directory
     except (StorageError, OSError) as error:  # it may be back before a server needs it
         logger.warning(
             "The checkpoint %s cannot be looked at, and stays the one to restore: %s", directory, versions.reason(error)

@@ -24,6 +24,7 @@ from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.protocol import Role, Shard
 from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of
+from elasticdl_client.checkpoint_manifest import NewerFormat
 from elasticdl_client.errors import CheckpointError, ElasticDLError, StorageError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.secret_values import hide
@@ -272,6 +273,8 @@ def _last_good(checkpoint_dir: AnyPath) -> str:
         last = checkpoints.newest(checkpoint_dir)
     except (StorageError, OSError):
         return "the last good one is unknown, as its storage does not answer"
+    except NewerFormat as error:
+        return error.what
     return f"the last good one is {last}" if last else "there is none yet"
 
 

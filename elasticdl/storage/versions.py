@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from elasticdl.storage.paths import make_directory, remove_directory, remove_file, remove_if_empty, writing
-from elasticdl_client.checkpoint_manifest import MANIFEST, with_checksum
-from elasticdl_client.errors import CheckpointError, StorageError, StorageUnreachable
+from elasticdl_client.checkpoint_manifest import MANIFEST, NewerFormat, read_manifest, with_checksum
+from elasticdl_client.errors import CheckpointError, ElasticDLError, StorageError, StorageUnreachable
 from elasticdl_client.storage_kinds import AnyPath, is_remote
 
 PREFIX = "version-"
@@ -247,20 +247,31 @@ def prune(checkpoint_dir: AnyPath, keep_max: int, newest: int | None = None) -> 
         _log.warning("The old checkpoints in %s cannot be removed: %s", checkpoint_dir, reason(error))
 
 
-def reason(error: OSError | StorageError) -> str:
-    """Return the message of an error of a file system or of storage, without the path."""
-    return error.what if isinstance(error, StorageError) else error.strerror or str(error)
+def reason(error: OSError | ElasticDLError) -> str:
+    """Return the message of an error of a file system, without the path, or of one of ours."""
+    return error.what if isinstance(error, ElasticDLError) else error.strerror or str(error)
 
 
 def _remove_old(directory: AnyPath) -> None:
     try:
         _remove(directory)
-    except (OSError, StorageError) as error:
+    except (OSError, StorageError, NewerFormat) as error:
         _log.warning("The old checkpoint %s cannot be removed: %s", directory, reason(error))
 
 
 def _remove(directory: AnyPath) -> None:
-    """The manifest goes first: without it, it is no checkpoint any more, whatever interrupts the rest."""
+    """The manifest goes first: without it, it is no checkpoint any more, whatever interrupts the rest.
+
+    Raises:
+        OSError, StorageError: it cannot be removed.
+        NewerFormat: a later version wrote it.
+    """
+    try:
+        read_manifest(directory / MANIFEST)
+    except NewerFormat:
+        raise
+    except (OSError, CheckpointError):  # there is none, or it is damaged
+        pass
     remove_file(directory / MANIFEST)
     remove_directory(directory)
 

@@ -27,7 +27,7 @@ from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of, writing
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.ledger import Ledger
-from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
+from elasticdl_client.checkpoint_manifest import MANIFEST, STATE_FORMAT, NewerFormat, read_manifest
 from elasticdl_client.errors import CheckpointError, StorageError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.storage_kinds import AnyPath, is_remote
@@ -168,6 +168,7 @@ class StateCheckpoints:
         _write_arrays(buffer, arrays, write)
         state = buffer.getbuffer()
         manifest = {
+            "format": STATE_FORMAT,
             "job_name": self._kind.job_name,
             "strategy": self._kind.strategy,
             **ledger.to_manifest(),
@@ -212,6 +213,7 @@ class StateCheckpoints:
 
         Raises:
             NoneIsWhole: there are some, and all are damaged.
+            NewerFormat: a later version wrote the newest that is not damaged.
             CheckpointError: it is of other minibatches, or it or a newer one is of another job, which may be writing
                 there now; or the directory cannot be read.
             StorageUnreachable: the volume does not answer: what is on it may be newer.
@@ -225,6 +227,8 @@ class StateCheckpoints:
                 found, manifest = self._load(directory)
                 if manifest.get("job_name") is None:
                     raise CheckpointError(f"the checkpoint in {directory} names no job: it may be another one's")
+            except NewerFormat:
+                raise
             except CheckpointError as error:
                 if not _read(directory, versions.is_complete):
                     return self.newest()  # its writer has written a newer one since, and has removed it
@@ -250,6 +254,8 @@ class StateCheckpoints:
         for directory in candidates:
             try:
                 return self._load(directory)[0]
+            except NewerFormat:
+                raise
             except CheckpointError as error:
                 _log.warning("%s", error)
                 errors.append(error.what)
@@ -333,10 +339,15 @@ def _has_manifest(directory: AnyPath, manifest: Mapping[str, Any]) -> bool:
 
     Raises:
         OSError, StorageError: it cannot be read.
+        NewerFormat: a later version wrote it.
     """
-    with suppress(FileNotFoundError, CheckpointError):
-        return bool(read_manifest(directory / MANIFEST) == json.loads(json.dumps(manifest)))
-    return False
+    try:
+        found = {"format": STATE_FORMAT} | read_manifest(directory / MANIFEST)
+        return bool(found == json.loads(json.dumps(manifest)))
+    except NewerFormat:
+        raise
+    except (FileNotFoundError, CheckpointError):
+        return False
 
 
 def _has_state(path: AnyPath, state: memoryview, write: _Write) -> bool:

@@ -18,10 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticdl.master import checkpoints
 from elasticdl.ps.part_file import PartReader, write_part
 from elasticdl.ps.partition import ALL_BUCKETS, Buckets, PartSnapshot, Piece, even_buckets
 from elasticdl.ps.server.restoring import RestoredCheckpoint, open_checkpoint, restore, restore_other
-from elasticdl.storage.versions import NoneIsWhole
+from elasticdl.storage import versions
+from elasticdl.storage.versions import NoneIsWhole, is_complete
+from elasticdl_client.checkpoint_manifest import MANIFEST, NewerFormat, read_manifest, with_checksum
 from elasticdl_client.errors import CheckpointError
 from tests.ps.parts import applied_set, assert_is, commit, even_parts, flip, part, write_checkpoint
 
@@ -168,6 +171,24 @@ def test_the_next_older_checkpoint_is_taken_if_the_newest_is_damaged(
     (snapshot,) = taken
     assert_is(snapshot, ALL_BUCKETS, even_parts(1, 9)[0].pieces)
     snapshot.close()
+
+
+def test_a_checkpoint_of_a_newer_format_gives_no_way_to_an_older_one(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 3, even_parts(1))
+    newer = write_checkpoint(tmp_path, 4, even_parts(1))
+    manifest = newer / MANIFEST
+    values = read_manifest(manifest)
+    tmp_path.joinpath("version-4", MANIFEST).write_text(json.dumps(with_checksum(values | {"format": 3})))
+    for wanted in newer, tmp_path / "version-2":
+        with pytest.raises(NewerFormat, match="has format 3; this version reads 2"):
+            restore(wanted, ALL_BUCKETS, lambda snapshot: None)
+    with pytest.raises(NewerFormat):
+        checkpoints.initial(tmp_path)
+    gone = str(tmp_path / "version-2")
+    assert checkpoints.still_there(gone) == gone, "the server that restores it ends the job"
+    with pytest.raises(NewerFormat):
+        versions.begin(tmp_path, 4)
+    assert is_complete(newer)
 
 
 def test_each_checkpoint_that_is_passed_over_is_said(tmp_path: Path) -> None:

@@ -24,9 +24,10 @@ from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.checkpoint import Checkpoint, CheckpointKind, HangLimits, StateCheckpoints, read_from
 from elasticdl.worker.ledger import UNKNOWN, Ledger, packed, unpacked
-from elasticdl_client.checkpoint_manifest import read_manifest, with_checksum
+from elasticdl_client.checkpoint_manifest import NewerFormat, read_manifest, with_checksum
 from elasticdl_client.errors import CheckpointError, StorageUnreachable
 from elasticdl_client.storage_kinds import AnyPath
+from elasticdl_client.trained_model import look_at
 from tests.storage.lost_files import lost, lost_until_asked_again, not_connected
 
 EVERY = 10
@@ -407,6 +408,39 @@ def test_a_checkpoint_whose_manifest_names_no_job_is_passed_over(tmp_path: Path,
     found = checkpoints.newest()
     assert found is not None
     assert found.directory.name == "version-3"
+
+
+def test_a_checkpoint_without_a_format_number_is_one_of_the_first_format(tmp_path: Path) -> None:
+    checkpoints = checkpoints_in(tmp_path)
+    checkpoints.save(3, Weights().state(), ledger_of(3))
+    manifest = tmp_path / "version-3" / "MANIFEST.json"
+    values = read_manifest(manifest)
+    assert values.pop("format") == 1
+    manifest.write_text(json.dumps(with_checksum(values)))
+    written = manifest.read_bytes()
+    found = checkpoints.newest()
+    assert found is not None
+    assert found.ledger.steps == 3
+    checkpoints.save(3, Weights().state(), ledger_of(3))
+    assert manifest.read_bytes() == written, "it is the same: nothing is written"
+
+
+def test_a_checkpoint_of_a_newer_format_is_neither_passed_over_nor_removed(tmp_path: Path) -> None:
+    checkpoints = StateCheckpoints(str(tmp_path), CheckpointKind("job", "AllreduceStrategy", "model.npz", {}), keep=1)
+    checkpoints.save(5, Weights().state(), ledger_of(5))
+    manifest = tmp_path / "version-5" / "MANIFEST.json"
+    manifest.write_text(json.dumps(with_checksum(read_manifest(manifest) | {"format": 2})))
+    with pytest.raises(NewerFormat, match=r"version-5/MANIFEST.json has format 2; this version reads 1") as raised:
+        checkpoints.newest()
+    assert "the version of ElasticDL that wrote it" in raised.value.hint
+    with pytest.raises(NewerFormat):
+        checkpoints.initial(str(tmp_path))
+    with pytest.raises(NewerFormat):
+        look_at(tmp_path)
+    with pytest.raises(NewerFormat):
+        checkpoints.save(5, Weights().state(), ledger_of(5))
+    checkpoints.save(6, Weights().state(), ledger_of(6))
+    assert manifest.exists(), "its number of checkpoints is 1, and yet it stays"
 
 
 @pytest.mark.parametrize("content", [b"damaged", None])

@@ -32,11 +32,10 @@ from elasticdl.ps.partition import (
     slices_within,
 )
 from elasticdl.storage.versions import PATIENCE_S, NoneIsWhole, complete, unreadable, when_reachable
-from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
+from elasticdl_client.checkpoint_manifest import MANIFEST, SERVERS_FORMAT, NewerFormat, read_manifest
 from elasticdl_client.errors import CheckpointError, StorageUnreachable
 from elasticdl_client.storage_kinds import AnyPath
 
-FORMAT = 2
 _SECTOR_PATIENCE_S = 180.0  # a mount whose server is away keeps what it has of a manifest for less, mostly a minute
 
 
@@ -65,6 +64,7 @@ def restore(
 
     Raises:
         NoneIsWhole: says what is wrong with each.
+        NewerFormat: a later version wrote the newest that is not damaged.
     """
     damaged: list[str] = []
     deadline = time.monotonic() + patience_s
@@ -72,10 +72,14 @@ def restore(
         for directory in _candidates(wanted, deadline):
             try:
                 when_reachable(_tries(directory, wanted, own, take, sector_patience_s), deadline - time.monotonic())
+            except NewerFormat:
+                raise
             except (CheckpointError, StorageUnreachable) as error:
                 damaged.append(f"{directory.name}: {error.what}")
                 continue
             return RestoredCheckpoint(directory, tuple(damaged))
+    except NewerFormat:
+        raise
     except (CheckpointError, StorageUnreachable) as error:  # of the list of the others
         damaged.append(error.what)
     raise NoneIsWhole(wanted.parent, damaged)
@@ -196,8 +200,8 @@ def _parts(directory: AnyPath) -> list[tuple[PartFile, Buckets, int]]:
     path = directory / MANIFEST
     try:
         manifest = read_manifest(path)
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(f"{path} has format {manifest['format']}; this version reads {FORMAT}", HINT)
+        if manifest["format"] != SERVERS_FORMAT:
+            raise CheckpointError(f"{path} has format {manifest['format']}; this version reads {SERVERS_FORMAT}", HINT)
         parts = [
             (
                 PartFile(part["file"], part["size_bytes"], part["index_crc32"]),
