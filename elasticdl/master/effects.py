@@ -238,7 +238,7 @@ class Effects:
             self.inbox.post(events.CheckpointFailed(command.version, reason))
             return
         self.inbox.post(events.CheckpointSaved(command.version, str(directory)))
-        versions.prune(checkpoint_dir, self._spec.keep_checkpoint_max)
+        versions.prune(checkpoint_dir, self._spec.keep_checkpoint_max, command.version)
 
     def _write_parts(
         self, checkpoint_dir: AnyPath, command: commands.SaveCheckpoint, layout: Mapping[str, object]
