@@ -21,6 +21,7 @@ from elasticdl.frameworks.devices import DeviceMeter
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
+Ranges = tuple[tuple[int, int], ...]  # of a flat vector, [start, end), ascending
 
 
 class Mode(StrEnum):
@@ -144,14 +145,19 @@ class Step:
     """The result of a minibatch: mean loss with regularisation, gradients, the change of non-trainable variables.
 
     Attributes:
+        row_gradients: table to [n, dim], in the order of Batch.ids; repeated ids are not summed.  A table that the loss
+            does not depend on is left out: its rows stay as they are.
         not_finite: describes for the user which of loss and gradients are not finite; empty: none.
+        unreached: elements [start, end) of the trainable vector that stay as they are, ascending: a variable that the
+            loss does not depend on has no gradient, so it does not decay, either.
     """
 
     loss: float
     gradient: Floats  # [T]
     change: Floats  # [N]
-    row_gradients: Mapping[str, Floats]  # table to [n, dim], in the order of Batch.ids; repeated ids are not summed
+    row_gradients: Mapping[str, Floats]
     not_finite: str = ""
+    unreached: Ranges = ()
 
 
 class NotFiniteStep(ArithmeticError):

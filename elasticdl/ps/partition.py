@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.frameworks.framework import Floats, Ids, Table
+from elasticdl.frameworks.framework import Floats, Ids, Ranges, Table
 from elasticdl.kernels import _native
 from elasticdl.rpc import elasticdl_pb2 as pb
 
@@ -76,6 +76,17 @@ class Partition:
     def dense_part(self, ps_id: int, vector: Floats) -> Floats:
         """The elements of a flat vector that a PS holds; a view if they lie together."""
         return joined([vector[part] for part in self.dense_slices(ps_id, len(vector))])
+
+    def ranges_within(self, ps_id: int, ranges: Ranges, size: int) -> Ranges:
+        """Return what a PS holds of ranges of a flat vector of `size` floats, counted in its own part."""
+        found = []
+        before = 0
+        for part in self.dense_slices(ps_id, size):
+            shift = before - part.start
+            cut = ((max(start, part.start) + shift, min(end, part.stop) + shift) for start, end in ranges)
+            found += [(start, end) for start, end in cut if start < end]
+            before += part.stop - part.start
+        return tuple(found)
 
     def dense_whole(self, parts: Sequence[Floats], size: int) -> Floats:
         """The flat vector of `size` floats, from what each PS holds of it."""
@@ -139,6 +150,20 @@ def slices_within(share: Buckets, own: Buckets, size: int) -> tuple[slice, ...]:
                 found.append(slice(start * size // NUM_BUCKETS + shift, end * size // NUM_BUCKETS + shift))
         before += own_end * size // NUM_BUCKETS - first
     return tuple(found)
+
+
+def slices_outside(parts: Iterable[slice], ranges: Ranges) -> list[slice]:
+    """Return the slices without the elements of ascending ranges."""
+    found = []
+    for part in parts:
+        start = part.start
+        for first, end in ranges:
+            if start < min(first, part.stop):
+                found.append(slice(start, min(first, part.stop)))
+            start = max(start, end)
+        if start < part.stop:
+            found.append(slice(start, part.stop))
+    return found
 
 
 def joined_buckets(spans: Iterable[tuple[int, int]]) -> Buckets:

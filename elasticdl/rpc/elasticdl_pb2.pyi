@@ -972,7 +972,7 @@ class ExchangeHeader(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., partition_version: _Optional[int] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., wire_type: _Optional[_Union[WireType, str]] = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("lease", "epoch", "task", "minibatch", "dense", "tables", "pulled_version", "learning_rate", "num_records")
+    __slots__ = ("lease", "epoch", "task", "minibatch", "dense", "tables", "pulled_version", "learning_rate", "num_records", "unreached")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -982,6 +982,7 @@ class Push(_message.Message):
     PULLED_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     NUM_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    UNREACHED_FIELD_NUMBER: _ClassVar[int]
     lease: int
     epoch: int
     task: int
@@ -991,7 +992,16 @@ class Push(_message.Message):
     pulled_version: int
     learning_rate: float
     num_records: int
-    def __init__(self, lease: _Optional[int] = ..., epoch: _Optional[int] = ..., task: _Optional[int] = ..., minibatch: _Optional[int] = ..., dense: bool = ..., tables: _Optional[_Iterable[str]] = ..., pulled_version: _Optional[int] = ..., learning_rate: _Optional[float] = ..., num_records: _Optional[int] = ...) -> None: ...
+    unreached: _containers.RepeatedCompositeFieldContainer[FloatRange]
+    def __init__(self, lease: _Optional[int] = ..., epoch: _Optional[int] = ..., task: _Optional[int] = ..., minibatch: _Optional[int] = ..., dense: bool = ..., tables: _Optional[_Iterable[str]] = ..., pulled_version: _Optional[int] = ..., learning_rate: _Optional[float] = ..., num_records: _Optional[int] = ..., unreached: _Optional[_Iterable[_Union[FloatRange, _Mapping]]] = ...) -> None: ...
+
+class FloatRange(_message.Message):
+    __slots__ = ("start", "end")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Pull(_message.Message):
     __slots__ = ("dense", "tables", "read_only")

@@ -139,6 +139,7 @@ FIELDS: Mapping[str, Rule] = {
     "Push.minibatch": _MINIBATCH,
     "Pull.tables": Rule(max_items=1 << 16),
     "Push.tables": Rule(max_items=1 << 16),
+    "Push.unreached": Rule(max_items=1 << 16),
     "ReadyForWorldRequest.address": _OWN_ADDRESS,
     "ReadyForWorldRequest.reason": _LONG,
     "RegisterPsRequest.address": _OWN_ADDRESS,

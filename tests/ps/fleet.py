@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elasticdl.frameworks.framework import Floats, Ids, Table
+from elasticdl.frameworks.framework import Floats, Ids, Ranges, Table
 from elasticdl.ps.applied import AppliedSet, MinibatchName
 from elasticdl.ps.optim.optimizers import OptimizerConfig
 from elasticdl.ps.partition import Partition, PartSnapshot
@@ -37,6 +37,7 @@ class Minibatch:
     change: Floats
     rows: Mapping[str, tuple[Ids, Floats]]
     num_records: int = 0
+    unreached: Ranges = ()
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,8 @@ class Fleet:
         for table, (ids, gradients) in minibatch.rows.items():
             mine = self._mine(ps_id, ids)
             rows.append((table, ids[mine], gradients[mine]))
+        unreached = self.partition.ranges_within(ps_id, minibatch.unreached, NUM_TRAINABLE)
+        header.unreached.extend(pb.FloatRange(start=start, end=end) for start, end in unreached)
         gradient = self.partition.dense_part(ps_id, minibatch.gradient)
         return PushCall(header, gradient, self.partition.dense_part(ps_id, minibatch.change), tuple(rows))
 

@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,7 @@ from elasticdl_client.errors import JobError
 from tests.ps.scenes import (
     ADAM,
     LAYOUT,
+    NUM_TRAINABLE,
     TABLES,
     TOKEN,
     assert_same_model,
@@ -141,6 +143,26 @@ def test_a_successor_learns_what_all_ps_have_and_locks_its_predecessor_out() -> 
             cluster.client.standing(1, 0, 0)
         assert cluster.client.exchange(make_push(3, lease=2), None).repeated_push == (True, False)
         cluster.client.exchange(make_push(0, lease=1, task=1), None)
+
+
+@pytest.mark.parametrize("num_ps", [1, 3])
+def test_what_the_loss_does_not_reach_stays_on_the_servers_and_in_the_workers_copy(num_ps: int) -> None:
+    """Momentum from the push before would move it."""
+    unreached = ((3, 7), (7, 9), (35, 40))
+    reached = np.array([not any(start <= n < end for start, end in unreached) for n in range(NUM_TRAINABLE)])
+    with ps_cluster(num_ps) as cluster:
+        local = LocalDenseValues(ADAM, period=4)
+        local.replace(initial_parameters(), (0,))
+        push_all(cluster.client, [0])
+        local.apply(make_push(0))
+        before = cluster.client.exchange(None, whole_pull()).parameters
+        push = replace(make_push(1), unreached=unreached)
+        after = cluster.client.exchange(push, whole_pull()).parameters
+        local.apply(push)
+        assert before is not None
+        assert after is not None
+        np.testing.assert_array_equal(after.trainable == before.trainable, ~reached)
+        np.testing.assert_array_equal(local.parameters.trainable, after.trainable)
 
 
 def test_with_ftrl_a_worker_continues_from_the_dense_values_that_it_pulled() -> None:

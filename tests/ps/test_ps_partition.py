@@ -20,6 +20,7 @@ from elasticdl.ps.partition import (
     joined_buckets,
     num_floats,
     owners_of,
+    slices_outside,
     slices_within,
 )
 from elasticdl.ps.server.service import PsService
@@ -67,6 +68,25 @@ def test_dense_vectors_are_cut_and_put_together_again(divided: list[Buckets], si
     parts = [partition.dense_part(ps_id, vector) for ps_id in range(partition.num_ps)]
     assert [len(part) for part in parts] == [num_floats(server.buckets, size) for server in partition.servers]
     np.testing.assert_array_equal(partition.dense_whole(parts, size), vector)
+
+
+@given(divided=shares(), bounds=st.lists(st.integers(0, 3000), max_size=12))
+def test_ranges_of_a_vector_are_found_in_the_parts_of_all_ps(divided: list[Buckets], bounds: list[int]) -> None:
+    partition = Partition.from_message(message([share for share in divided if share]))
+    bounds = sorted(bounds)
+    ranges = tuple(zip(bounds[::2], bounds[1::2], strict=False))
+    vector = np.zeros(3000, np.float32)
+    for start, end in ranges:
+        vector[start:end] = 1.0
+    for ps_id in range(partition.num_ps):
+        part = partition.dense_part(ps_id, vector)
+        in_part = partition.ranges_within(ps_id, ranges, 3000)
+        assert all(part[start:end].all() for start, end in in_part)
+        assert sum(end - start for start, end in in_part) == part.sum()
+        halves = [slice(0, len(part) // 2), slice(len(part) // 2, len(part))]
+        outside = slices_outside(halves, in_part)
+        assert not any(part[one].any() for one in outside)
+        assert sum(one.stop - one.start for one in outside) == len(part) - part.sum()
 
 
 @given(own=shares(), wanted=shares(), size=st.integers(0, 5000))

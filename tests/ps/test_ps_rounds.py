@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from elasticdl.ps.server.synchronous import Confirmed, UpdateSettings
 from elasticdl.ps.wire import RequestError
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.fleet import (
+    NUM_TRAINABLE,
     TABLES,
     Fleet,
     Minibatch,
@@ -91,6 +93,20 @@ def test_a_round_is_the_mean_weighted_by_records(num_ps: int) -> None:
         assert_close(fleet.read(), oracle.read())
     assert fleet.versions == [5] * num_ps
     assert [name.n for name in fleet.names(num_ps - 1)] == list(range(10))
+
+
+def test_a_round_updates_the_variables_that_one_of_its_minibatches_reaches() -> None:
+    fleet = Fleet.begin(3, ADAM, PAIRS)
+    common, once = (100, 900), (1200, 1300)
+    for n in range(0, 4, 2):
+        before = fleet.read()
+        unreached = ((common, once), (common,)) if n else ((), ())
+        for one, ranges in zip((reals(n), reals(n + 1)), unreached, strict=True):
+            fleet.push(replace(one, unreached=ranges))
+            confirmed = fleet.confirm(one, known_round=n // 2)
+        fleet.carry(closed(confirmed))
+    stays = fleet.read().trainable == before.trainable
+    np.testing.assert_array_equal(stays, [common[0] <= n < common[1] for n in range(NUM_TRAINABLE)])
 
 
 def test_two_ps_are_bit_equal_to_one_in_rounds() -> None:

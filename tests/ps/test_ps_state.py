@@ -293,6 +293,7 @@ def test_a_push_that_does_not_fit_is_refused() -> None:
         (replace(good, change=good.change[1:]), "shapes"),
         (replace(good, rows={"deep": (good.rows["deep"][0], np.ones((12, 3), np.float32))}), "table deep"),
         (replace(good, rows={"other": good.rows["deep"]}), "no table 'other'"),
+        (replace(good, unreached=((5, 9), (8, 12))), "ascending ranges"),
     ):
         with pytest.raises(RequestError, match=said):
             fleet.push(bad)

@@ -291,6 +291,8 @@ class PsClient:
         )
         if push.gradient is None or push.change is None:
             return PushCall(header, None, None, rows)
+        unreached = self.partition.ranges_within(ps_id, push.unreached, len(push.gradient))
+        header.unreached.extend(pb.FloatRange(start=start, end=end) for start, end in unreached)
         gradient = self.partition.dense_part(ps_id, push.gradient)
         return PushCall(header, gradient, self.partition.dense_part(ps_id, push.change), rows)
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.frameworks.framework import Floats, Ids, Parameters, Table
+from elasticdl.frameworks.framework import Floats, Ids, Parameters, Ranges, Table
 from elasticdl.kernels import _native
 from elasticdl.ps.optim.optimizers import OptimizerConfig
-from elasticdl.ps.partition import Partition
+from elasticdl.ps.partition import Partition, slices_outside
 
 
 class PsUninitialized(Exception):
@@ -57,6 +57,7 @@ class Push:
         pulled_versions: of the `Pulled` that the gradients were computed on.
         learning_rate: instead of the optimizer's own; None: that.
         num_records: its weight in a round of synchronous mode.
+        unreached: see `Step`.
     """
 
     lease: int
@@ -69,6 +70,7 @@ class Push:
     pulled_versions: Sequence[int] = ()
     learning_rate: float | None = None
     num_records: int = 0
+    unreached: Ranges = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,9 @@ class LocalDenseValues:
         if self._config.kind == "Ftrl" and self._num_updates == 1 and pulled:  # before any update slots are fresh there
             accumulator, linear = self._slots
             linear[:] = self._config.ftrl_linear(weights, accumulator, scalars)
-        self._optimizer.apply(weights, self._slots, push.gradient, scalars, self._config.clip_value)
+        for part in slices_outside([slice(0, len(weights))], push.unreached):
+            slots = [slot[part] for slot in self._slots]
+            self._optimizer.apply(weights[part], slots, push.gradient[part], scalars, self._config.clip_value)
         np.add(self.parameters.non_trainable, push.change, out=self.parameters.non_trainable)
 
 

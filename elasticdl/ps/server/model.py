@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from elasticdl.frameworks.framework import Floats, Ids, Table
+from elasticdl.frameworks.framework import Floats, Ids, Ranges, Table
 from elasticdl.kernels import _native
 from elasticdl.ps.optim.initializers import build_initializer
 from elasticdl.ps.optim.optimizers import OptimizerConfig
@@ -34,6 +34,7 @@ from elasticdl.ps.partition import (
     TableChunk,
     joined_buckets,
     num_floats,
+    slices_outside,
     slices_within,
 )
 from elasticdl.ps.wire import InitializeCall, PullCall, PushCall, RequestError, table_from_message
@@ -51,16 +52,18 @@ class Update:
         gradient, change: of this PS's dense values; None: they stay.
         rows: table, ids [U], gradients [U, dim]; ids may repeat.
         learning_rate: 0: the optimizer's own.
+        unreached: elements [start, end) of this PS's trainable values that stay, ascending.
     """
 
     gradient: Floats | None
     change: Floats | None
     rows: tuple[tuple[str, Ids, Floats], ...]
     learning_rate: float = 0.0
+    unreached: Ranges = ()
 
     @classmethod
     def of(cls, push: PushCall) -> Update:
-        return cls(push.gradient, push.change, push.rows, push.header.learning_rate)
+        return cls(push.gradient, push.change, push.rows, push.header.learning_rate, unreached(push))
 
     def divided(self, divisor: int) -> Update:
         """Return the update with all its gradients divided; the change of non-trainable values stays."""
@@ -73,6 +76,11 @@ class Update:
 def is_empty(push: PushCall) -> bool:
     """Whether it only brings its name, because its minibatch was skipped: no update, so the step count stays."""
     return not push.header.dense and not push.rows
+
+
+def unreached(push: PushCall) -> Ranges:
+    """Return the elements of this PS's trainable values that a push leaves as they are."""
+    return tuple((part.start, part.end) for part in push.header.unreached)
 
 
 class ModelPart:
@@ -126,6 +134,9 @@ class ModelPart:
                 raise RequestError(f"dense gradient and change have shapes {shapes}, not those of this PS's part")
             if not (_native.all_finite(push.gradient) and _native.all_finite(push.change)):
                 raise RequestError("the gradient or change of the dense values is not finite")
+            bounds = [bound for part in unreached(push) for bound in part]
+            if bounds != sorted(bounds) or (bounds and bounds[-1] > len(push.gradient)):
+                raise RequestError("the parts without a gradient are not ascending ranges of this PS's part")
         for name, ids, gradients in push.rows:
             table = self._table(name)
             if gradients.shape != (len(ids), table.dim):
@@ -156,7 +167,11 @@ class ModelPart:
             num_trainable, num_non_trainable = self._origin[2:]
             own = self._buckets
             parts = [
-                (slices_within(share, own, num_trainable), slices_within(share, own, num_non_trainable), numbers)
+                (
+                    slices_outside(slices_within(share, own, num_trainable), update.unreached),
+                    slices_within(share, own, num_non_trainable),
+                    numbers,
+                )
                 for (share, _), numbers in zip(work, scalars, strict=True)
             ]
             self._dense.apply(update.gradient, update.change, parts)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.ps.server.model import Update, is_empty
+from elasticdl.ps.server.model import Update, is_empty, unreached
 from elasticdl.ps.wire import PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 
@@ -85,6 +85,7 @@ class RoundsOfPs0:
 def mean(pushes: Mapping[MinibatchName, PushCall]) -> Update | None:
     """One update by several minibatches: the mean of their gradients, weighted by their records; None: all are empty.
 
+    A variable that one of them reaches is updated; it has no gradient by the others.
     Rows of the same id are left to the update, which sums them.
     """
     given = [push for push in pushes.values() if not is_empty(push)]
@@ -110,7 +111,8 @@ def mean(pushes: Mapping[MinibatchName, PushCall]) -> Update | None:
         ids, sums = zip(*of_table, strict=True)
         rows.append((table, np.concatenate(ids), np.concatenate(sums)))
     rates = [push.header.learning_rate * float(weight) for push, weight in weighted]
-    return Update(gradient, change, tuple(rows), sum(rates) if all(rates) else 0.0)
+    in_none = set.intersection(*(set(unreached(push)) for push in given if push.header.dense)) if dense else set()
+    return Update(gradient, change, tuple(rows), sum(rates) if all(rates) else 0.0, tuple(sorted(in_none)))
 
 
 def _message(number: int, names: Iterable[MinibatchName]) -> pb.Round:

@@ -370,6 +370,7 @@ class Gradients:
             pulled_versions=versions,
             learning_rate=self._framework.learning_rate(lease.epoch, max(versions, default=0)),
             num_records=batch.size,
+            unreached=step.unreached,
         )
 
 

@@ -145,15 +145,14 @@ def feed_letters(dataset, mode, metadata):
     return feed(dataset, mode, metadata).map(lambda x, y: (tf.cast(x, tf.uint8), y))
 
 
-def half_used() -> keras.Model:
+def half_used(optimizer: object = None) -> keras.Model:
     """One of its two outputs has no loss, so its weights get no gradient."""
     x = keras.Input((4,))
     used = keras.layers.Dense(3, activation="softmax", name="used")(x)
     unused = keras.layers.Dense(2, name="unused")(x)
     model = keras.Model(x, {"used": used, "unused": unused})
-    model.compile(
-        optimizer=keras.optimizers.AdamW(0.05, weight_decay=0.1), loss={"used": "sparse_categorical_crossentropy"}
-    )
+    chosen = keras.optimizers.get(optimizer) if optimizer else keras.optimizers.AdamW(0.05, weight_decay=0.1)
+    model.compile(optimizer=chosen, loss={"used": "sparse_categorical_crossentropy"})
     return model
 
 

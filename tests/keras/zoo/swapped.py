@@ -75,6 +75,18 @@ def cloned() -> keras.Model:
     return keras.models.clone_model(column())
 
 
+class Cut(keras.layers.Layer):
+    """No gradient comes through it."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return tf.stop_gradient(inputs)
+
+
+def partly_frozen() -> keras.Model:
+    ids = _ids()
+    return _scored(ids, keras.layers.Concatenate()([_embedding("table")(ids), Cut()(_embedding("frozen")(ids))]))
+
+
 class Stranger(keras.layers.Layer):
     """Calls a layer that Keras does not know of."""
 
@@ -414,6 +426,10 @@ keras_sum = keras.losses.MeanSquaredError(reduction="sum")
 
 def optimizer() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.1)
+
+
+def decaying() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.1)
 
 
 def clipping() -> keras.optimizers.Optimizer:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from elasticdl.frameworks.framework import Floats, Ids, Mode, Parameters, Step
+from elasticdl.frameworks.framework import Floats, Ids, Mode, Parameters, Ranges, Step
 from elasticdl.frameworks.keras.losses import TotalLoss
 from elasticdl.frameworks.keras.model import BuiltModel, as_int64, assign_flat, flat_tensor, split_flat
 from elasticdl.frameworks.keras.operations import (
@@ -29,6 +29,7 @@ from elasticdl.frameworks.keras.optimizer import Clipping
 from elasticdl.frameworks.keras.samples import take_apart
 from elasticdl.layers.functions import inlined
 from elasticdl.layers.placement import Given
+from elasticdl_client.errors import ModelDefinitionError
 
 
 class GivenValues(keras.StatelessScope):  # type: ignore[misc]
@@ -87,13 +88,15 @@ class GradientGraph:
         self._counted = [
             name for name, table in self._tables.items() if clipping.by_norm or table.regularizer is not None
         ]
-        self._parts = ["the gradient", *(f"the row gradients of table {name!r}" for name in self._tables)]
         self._lookups = IdWatch()
+        self._unreached: Ranges = ()
+        self._reached_tables: list[str] = []
         self._no_rows = {name: np.zeros((0, table.dim), np.float32) for name, table in self._tables.items()}
         self._no_change = np.zeros(0, np.float32)
         self._takes_seed = built.seeds.are_needed
         self._assigns = False
         self._call = self._traced(jit_compile)
+        self._parts = ["the gradient", *(f"the row gradients of table {name!r}" for name in self._reached_tables)]
 
     def _traced(self, jit_compile: bool) -> _FlatCall:
         """The compiled function; its other inputs beside values and samples are known once it has been traced."""
@@ -104,7 +107,19 @@ class GradientGraph:
             call = _FlatCall(function.get_concrete_function())
             self._takes_seed |= self._built.seeds.are_needed
             if known == (self._takes_seed, self._assigns):
+                self._check_reached()
                 return call
+
+    def _check_reached(self) -> None:
+        """As `fit` does, of a loss that nothing is trained by."""
+        built = self._built
+        num_unreached = sum(end - start for start, end in self._unreached)
+        num_trained = len(built.initial.trainable) - num_unreached + len(self._reached_tables)
+        if num_trained == 0 and (num_unreached or self._tables):
+            raise ModelDefinitionError(
+                f"{built.definition.path}: no trainable variable has a gradient: the loss depends on none of them.",
+                "A loss through tf.stop_gradient, argmax, round or an integer has no gradient.",
+            )
 
     @property
     def operations(self) -> set[str]:
@@ -150,7 +165,8 @@ class GradientGraph:
         self._check_ids(told)
         loss, row_gradients = float(told[0]), results[2:]
         not_finite = self._wrong(loss, [gradient, *row_gradients])
-        return Step(loss, gradient, change, dict(zip(self._tables, row_gradients, strict=True)), not_finite)
+        of_tables = dict(zip(self._reached_tables, row_gradients, strict=True))
+        return Step(loss, gradient, change, of_tables, not_finite, self._unreached)
 
     def _check_ids(self, told: Floats) -> None:
         for bound, in_range in zip(self._lookups.bounds, told[1:], strict=True):
@@ -211,8 +227,12 @@ class GradientGraph:
             loss += self._regularization(rows, places)
         self._assigns = self._assigns or given.are_assigned or hidden_from_gradients(given.sources)
         sources = [v.value for v in built.trainable] if self._assigns else given.sources
-        found = tape.gradient(loss, [sources, rows], unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        dense, sparse = tf.nest.map_structure(tf.convert_to_tensor, found)
+        found, of_rows = tape.gradient(loss, [sources, rows])
+        self._unreached = _without_gradient(found, sources)
+        given_zero = [tf.zeros_like(own) if part is None else part for part, own in zip(found, sources, strict=True)]
+        dense = [tf.convert_to_tensor(part) for part in given_zero]
+        sparse = {name: tf.convert_to_tensor(part) for name, part in of_rows.items() if part is not None}
+        self._reached_tables = list(sparse)
         dense, sparse = self._clipping.apply(dense, sparse, {name: place for name, (place, _) in places.items()})
         parts = [tf.reshape(part, [-1]) for part in dense]
         gradient = tf.concat(parts, 0) if parts else tf.zeros([0])
@@ -228,6 +248,13 @@ class GradientGraph:
                 is_first = places[name][1]
                 total += tf.cast(tf.reduce_sum(table.regularizer(rows[name] * is_first[:, None])), tf.float32)
         return total
+
+
+def _without_gradient(gradients: Sequence[Any], sources: Sequence[Any]) -> Ranges:
+    """The ranges of the flat vector of the sources whose gradient is None."""
+    bounds = np.cumsum([0, *(math.prod(source.shape) for source in sources)]).tolist()
+    ranges = zip(bounds[:-1], bounds[1:], gradients, strict=True)
+    return tuple((start, end) for start, end, gradient in ranges if gradient is None and start < end)
 
 
 class _FlatCall:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Protocol
 
 import keras
@@ -297,9 +298,10 @@ class Padding:
                 return None
             step = graph(parameters, given, ids, copies, presence, seed)
             gradients = {
-                name: _returned(step.row_gradients[name], place, len(rows[name])) for name, place in where.items()
+                name: _returned(of_copies, where[name], len(rows[name]))
+                for name, of_copies in step.row_gradients.items()
             }
-            return Step(step.loss, step.gradient, step.change, gradients, step.not_finite)
+            return replace(step, row_gradients=gradients)
 
         if self._is_exact is False or (self._is_exact is None and count == 1):
             return None
