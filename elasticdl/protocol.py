@@ -1,4 +1,6 @@
-"""Values that all processes of a job share: roles of pods, devices, ranges of records, the order of tasks, seeds."""
+"""Values that all processes of a job share: roles of pods, activities of workers, devices, ranges of records, the order
+of tasks, seeds.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,23 @@ class Role(StrEnum):
     MASTER = "master"
     PS = "ps"
     WORKER = "worker"
+
+
+class Activity(StrEnum):
+    """The activity of a worker's main thread; heartbeats carry it to the master."""
+
+    START = "start"  # importing, loading and building the model
+    COMPILE = "compile"  # the first minibatch
+    COMPUTE = "compute"  # minibatches, and work between the other activities
+    REPEAT = "repeat"  # computing a minibatch again whose gradient came too late
+    PS = "ps"  # waiting for parameter servers
+    WORLD = "world"  # AllReduce: waiting for the other members in a step
+    JOIN = "join"  # AllReduce: waiting for a group, and taking its model over
+    INPUT = "input"  # waiting for records and the user's feed
+    EVALUATE = "evaluate"
+    EXPORT = "export"
+    CHECKPOINT = "checkpoint"
+    IDLE = "idle"  # waiting for a task
 
 
 @dataclass(frozen=True, slots=True)

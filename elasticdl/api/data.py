@@ -30,9 +30,9 @@ from elasticdl.api.session import AloneLink, ScriptSession
 from elasticdl.api.source import ScriptSource, read_records
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import TaskRecords
+from elasticdl.protocol import Activity
 from elasticdl.ps.applied import AppliedSet, MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import Activity
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.tasks import HeldLease, TaskStream

@@ -1,6 +1,6 @@
 """Where a worker's time goes: the present activity of its main thread, and cumulative seconds by activity.
 
-The master makes goodput of it (master/core/slot_time.py knows the same names).
+The master makes goodput of it (master/core/slot_time.py).
 """
 
 from __future__ import annotations
@@ -9,25 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from types import TracebackType
 
-
-class Activity(StrEnum):
-    """The activity of the main thread; heartbeats carry it to the master."""
-
-    START = "start"  # importing, loading and building the model
-    COMPILE = "compile"  # the first minibatch
-    COMPUTE = "compute"  # minibatches, and work between the other activities
-    REPEAT = "repeat"  # computing a minibatch again whose gradient came too late
-    PS = "ps"  # waiting for parameter servers
-    WORLD = "world"  # AllReduce: waiting for the other members in a step
-    JOIN = "join"  # AllReduce: waiting for a group, and taking its model over
-    INPUT = "input"  # waiting for records and the user's feed
-    EVALUATE = "evaluate"
-    EXPORT = "export"
-    CHECKPOINT = "checkpoint"
-    IDLE = "idle"  # waiting for a task
+from elasticdl.protocol import Activity
 
 
 class _During:

@@ -23,9 +23,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from elasticdl.protocol import Activity
 from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of, writing
-from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.ledger import Ledger
 from elasticdl_client.checkpoint_manifest import MANIFEST, STATE_FORMAT, NewerFormat, read_manifest
 from elasticdl_client.errors import CheckpointError, StorageError

@@ -11,10 +11,10 @@ import threading
 import time
 
 from elasticdl.frameworks.framework import Framework, NotFiniteStep, TableRows
-from elasticdl.protocol import derive_seed
+from elasticdl.protocol import Activity, derive_seed
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints, read_from
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.tasks import Commit, HeldLease, NotFinite, TaskBatches, Values

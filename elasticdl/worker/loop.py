@@ -10,9 +10,9 @@ import logging
 import grpc
 
 from elasticdl.frameworks.framework import FeedError
+from elasticdl.protocol import Activity
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.resource_use import keep_large_buffers
-from elasticdl.worker.activity import Activity
 from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.tasks import HeldLease, LeaseLost, NotFinite, Strategy, TaskBatches, TaskStream
 from elasticdl.worker.termination import Termination

@@ -18,8 +18,8 @@ from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 
+from elasticdl.protocol import Activity
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import Activity
 from elasticdl.worker.child_stacks import ChildThread
 
 MAX_TEXT = 16_000  # characters of an answer: a heartbeat stays a small message

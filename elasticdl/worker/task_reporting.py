@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from elasticdl.frameworks.framework import FeedError, Framework, Inference, LabelError, MetricState
+from elasticdl.protocol import Activity
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import Activity
 from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter

@@ -27,9 +27,9 @@ from elasticdl.frameworks.framework import (
     TableRows,
     TaskRecords,
 )
-from elasticdl.protocol import Shard, derive_seed
+from elasticdl.protocol import Activity, Shard, derive_seed
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from elasticdl.protocol import Activity
 from elasticdl.rpc.signals import on_signals
-from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.activity import ActivityClock
 
 EXIT_CODE = 128 + signal.SIGTERM
 # All since SIGTERM: a pod has 10 s before SIGKILL.

@@ -216,6 +216,8 @@ def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pytest.Mon
 
 def test_parts_that_another_job_has_left_are_not_counted_in_silence(tmp_path: Path) -> None:
     class Link:
+        clock = ActivityClock()
+
         def confirm(self, number: int) -> bool:
             return True
 
@@ -226,7 +228,7 @@ def test_parts_that_another_job_has_left_are_not_counted_in_silence(tmp_path: Pa
         analysis = Analysis()
         analysis.add(ROWS.cells([b"1,2,a"]), 1)
         (directory / f"part-{number:05d}.sketch").write_bytes(analysis.dump())
-    work = AnalysisWork(cast(MasterLink, Link()), spec, ActivityClock())
+    work = AnalysisWork(cast(MasterLink, Link()), spec)
     with pytest.raises(DataError, match=r"s\.json\.parts are of 2 records, those of this job are of 1"):
         work.end(HeldLease(pb.Lease(shard=pb.ShardMessage(end=1))))
     assert not output.exists()

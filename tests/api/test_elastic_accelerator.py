@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from elasticdl.api.pytorch import join_job
-from elasticdl.protocol import Role
-from elasticdl.worker.activity import Activity
+from elasticdl.protocol import Activity, Role
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from tests.chaos.job import LocalJob

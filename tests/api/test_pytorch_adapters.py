@@ -13,7 +13,7 @@ from elasticdl.api.pytorch import create_elastic_controller, join_job
 from elasticdl.api.pytorch.alone import LoneGroup
 from elasticdl.api.pytorch.state import RegisteredState
 from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size
-from elasticdl.worker.activity import Activity
+from elasticdl.protocol import Activity
 from elasticdl_client.errors import CheckpointError, JobError
 from elasticdl_client.job_spec import JobSpec
 

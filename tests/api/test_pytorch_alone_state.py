@@ -17,7 +17,7 @@ from torch import nn
 from elasticdl.api.pytorch import create_elastic_controller
 from elasticdl.api.pytorch.alone import LoneGroup
 from elasticdl.api.pytorch.gradients import StepDropped
-from elasticdl.worker.activity import Activity
+from elasticdl.protocol import Activity
 from elasticdl.worker.allreduce.replica import CheckpointWriter
 from elasticdl_client.errors import CheckpointError, LastCheckpointError, ModelDefinitionError
 from tests.master.small_disk import small_disk

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from elasticdl.api.pytorch import ElasticController, join_job
-from elasticdl.worker.activity import Activity
+from elasticdl.protocol import Activity
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 

@@ -133,10 +133,13 @@ def test_a_lease_that_is_lost_writes_nothing(database: str) -> None:
 def test_a_prediction_ends_well_where_each_record_has_a_row(server: str, tmp_path: Path) -> None:
     """The master says how many there are: files may have come since it planned them."""
     (tmp_path / "rows.csv").write_text("id,x\n1,2\n")
-    url, link = f"{server}&table=ended", SimpleNamespace(worker_id=0, confirm=lambda number: True)
+    url, link = (
+        f"{server}&table=ended",
+        SimpleNamespace(worker_id=0, confirm=lambda number: True, clock=ActivityClock()),
+    )
     spec = JobSpec(prediction_data=str(tmp_path), prediction_columns="id", prediction_outputs=url)
     definition = SimpleNamespace(prediction_outputs_processor=None, custom_data_reader=None)
-    work = PredictionWork(cast(Any, link), cast(Any, None), spec, cast(Any, definition), ActivityClock())
+    work = PredictionWork(cast(Any, link), cast(Any, None), spec, cast(Any, definition))
     OutputTable(url, "id").replace(rows(0, 3))
     work.end(HeldLease(pb.Lease(type=pb.TRAIN_END, shard=pb.ShardMessage(end=3))))
     with pytest.raises(DataError, match="3 rows for 4 records"):

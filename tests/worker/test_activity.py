@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.protocol import Activity
+from elasticdl.worker.activity import ActivityClock
 
 
 def test_a_worker_that_waits_for_input_without_a_task_is_idle() -> None:

@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 import pytest
 
 from elasticdl.frameworks.memory_file import create_memory_file
+from elasticdl.protocol import Activity
 from elasticdl.worker import child_stacks, stacks
-from elasticdl.worker.activity import Activity
 from elasticdl.worker.child_stacks import ChildThread
 
 METHODS = ("fork", "spawn", "forkserver")

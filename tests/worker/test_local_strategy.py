@@ -12,9 +12,10 @@ import numpy.typing as npt
 import pytest
 
 from elasticdl.frameworks.framework import Batch, Framework, NotFiniteStep
+from elasticdl.protocol import Activity
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.storage.versions import NoneIsWhole
-from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import Checkpoint, CheckpointKind, StateCheckpoints
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.tasks import HeldLease, LeaseLost, NotFinite, TaskBatches

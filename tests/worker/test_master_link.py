@@ -15,11 +15,11 @@ import grpc
 import pytest
 
 from elasticdl.frameworks.devices import DeviceMeter
-from elasticdl.protocol import HEARTBEAT_S, Device
+from elasticdl.protocol import HEARTBEAT_S, Activity, Device
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
-from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.tasks import HeldLease, LeaseLost, TaskProgress, TaskStream

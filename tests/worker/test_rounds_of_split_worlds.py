@@ -6,7 +6,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.protocol import Activity
+from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.loop import AllReduceLoop
 from elasticdl.worker.allreduce.step_header import StepFlag, StepPlan
 from elasticdl.worker.ledger import Ledger

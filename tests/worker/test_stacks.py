@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.protocol import Activity
 from elasticdl.worker import stacks
-from elasticdl.worker.activity import Activity
 from elasticdl.worker.stacks import MAX_TEXT, StackFrame, ThreadStack, describe, take
 
 THREADING = StackFrame(threading.__file__, 327, "Condition.wait")

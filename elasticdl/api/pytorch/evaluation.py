@@ -11,7 +11,8 @@ import torch
 
 from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.api.pytorch.state import RegisteredState
-from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.protocol import Activity
+from elasticdl.worker.activity import ActivityClock
 
 _log = logging.getLogger("elasticdl.api")
 

@@ -29,7 +29,8 @@ from elasticdl.frameworks.torch.buckets import Buckets
 from elasticdl.frameworks.torch.computation import Computation, device_meter
 from elasticdl.frameworks.torch.model import BuiltModule, buffers_of, plain_name
 from elasticdl.frameworks.torch.undo import change_of, masks_among
-from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.protocol import Activity
+from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl_client.errors import JobError, ModelDefinitionError
 

@@ -29,10 +29,9 @@ from elasticdl.api.pytorch.state import Arrays, RegisteredState
 from elasticdl.api.pytorch.trainers import LightningTrainer
 from elasticdl.cluster.cluster import frames_of_user
 from elasticdl.frameworks.torch.randomness import seed_script
-from elasticdl.protocol import derive_seed
+from elasticdl.protocol import Activity, derive_seed
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channels import MasterGone
-from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint, Replica
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from elasticdl.api.session import ScriptSession
-from elasticdl.worker.activity import Activity
+from elasticdl.protocol import Activity
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 

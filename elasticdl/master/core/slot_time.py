@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from elasticdl.protocol import pod_and_process
+from elasticdl.protocol import Activity, pod_and_process
 from elasticdl_client.goodput import PodTimes, SlotState
 
 SECOND = 1_000_000  # microseconds
@@ -29,19 +29,19 @@ _SILENCE = (
     2 * SECOND
 )  # of a lost worker, for which it counts as doing what it did: heartbeats come every one or two seconds
 
-_STATES = {  # of worker/activity.py
-    "start": SlotState.STARTING,
-    "compile": SlotState.STARTING,
-    "compute": SlotState.USEFUL,
-    "repeat": SlotState.REPEATED,
-    "ps": SlotState.WAITING_PS,
-    "world": SlotState.WAITING_GROUP,
-    "join": SlotState.WAITING_GROUP,
-    "input": SlotState.INPUT,
-    "evaluate": SlotState.EVALUATING,
-    "export": SlotState.SAVING,
-    "checkpoint": SlotState.SAVING,
-    "idle": SlotState.IDLE,
+_STATES: Mapping[str, SlotState] = {
+    Activity.START: SlotState.STARTING,
+    Activity.COMPILE: SlotState.STARTING,
+    Activity.COMPUTE: SlotState.USEFUL,
+    Activity.REPEAT: SlotState.REPEATED,
+    Activity.PS: SlotState.WAITING_PS,
+    Activity.WORLD: SlotState.WAITING_GROUP,
+    Activity.JOIN: SlotState.WAITING_GROUP,
+    Activity.INPUT: SlotState.INPUT,
+    Activity.EVALUATE: SlotState.EVALUATING,
+    Activity.EXPORT: SlotState.SAVING,
+    Activity.CHECKPOINT: SlotState.SAVING,
+    Activity.IDLE: SlotState.IDLE,
 }
 
 
@@ -251,11 +251,11 @@ class SlotTimes:
         weights: dict[SlotState, int] = {}
         for activity, us in by_activity.items():
             state = _STATES.get(activity, SlotState.UNKNOWN)
-            if activity == "idle" and self._servers_missed_at >= slot.settled:
+            if activity == Activity.IDLE and self._servers_missed_at >= slot.settled:
                 state = SlotState.WAITING_PS
-            elif activity == "join" and self._group_broken_at >= slot.settled:
+            elif activity == Activity.JOIN and self._group_broken_at >= slot.settled:
                 state = SlotState.RECOVERING
-            elif activity == "evaluate" and self._evaluates:
+            elif activity == Activity.EVALUATE and self._evaluates:
                 state = SlotState.USEFUL
             weights[state] = weights.get(state, 0) + max(0, us)
         return weights

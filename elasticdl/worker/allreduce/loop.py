@@ -15,10 +15,9 @@ import grpc
 
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.framework import ComputeGradient, FeedError, LocalGradient, Share
-from elasticdl.protocol import derive_seed
+from elasticdl.protocol import Activity, derive_seed
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.batch_source import BatchSource
 from elasticdl.worker.allreduce.group_session import GroupEnded, GroupSession
 from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint

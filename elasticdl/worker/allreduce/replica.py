@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from elasticdl.frameworks.framework import KeepsState, ShardsOptimizer, TableRows, TakesSnapshots
-from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.protocol import Activity
+from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl.worker.allreduce.step_header import StepFlag
 from elasticdl.worker.checkpoint import Arrays, Checkpoint, StateCheckpoints, read_from

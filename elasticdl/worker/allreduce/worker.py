@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from elasticdl.collective import ElasticGroup
 from elasticdl.data.reader import Reader
 from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, ShardsOptimizer, Share, TaskRecords
-from elasticdl.protocol import Shard, derive_seed
+from elasticdl.protocol import Activity, Shard, derive_seed
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.addresses import own_host
 from elasticdl.rpc.job_secret import read_token
-from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.batch_source import BatchSource, LeasedBatches
 from elasticdl.worker.allreduce.global_batch_source import GlobalBatches
 from elasticdl.worker.allreduce.group_session import GroupSession

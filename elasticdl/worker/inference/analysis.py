@@ -12,9 +12,9 @@ from elasticdl.analysis.analysis import Analysis, check_library
 from elasticdl.analysis.cells import Cells, Columns
 from elasticdl.data.reader import Metadata, Reader
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Mode, TaskRecords
+from elasticdl.protocol import Activity
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.storage.paths import path_of
-from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.inference.output_parts import Parts
 from elasticdl.worker.inference.worker import OnePassLoop
 from elasticdl.worker.master_link import MasterLink
@@ -46,10 +46,9 @@ class TableInput:
 class AnalysisWork:
     """See `PassWork`."""
 
-    def __init__(self, link: MasterLink, spec: JobSpec, clock: ActivityClock) -> None:
-        self._link = link
+    def __init__(self, link: MasterLink, spec: JobSpec) -> None:
+        self._link, self._clock = link, link.clock
         self._spec = spec
-        self._clock = clock
         self._parts = Parts(path_of(spec.prediction_outputs), _EXTENSION, link.confirm)
         self._has_ended_job = False
 
@@ -119,7 +118,7 @@ def make_analysis_loop(link: MasterLink, reader: Callable[[pb.TaskType], Reader]
     check_library()
     metadata = reader(pb.PREDICTION).metadata()
     tasks = TaskStream.of(spec, link, reader, link.clock)
-    work = AnalysisWork(link, spec, link.clock)
+    work = AnalysisWork(link, spec)
     return OnePassLoop(
         link,
         tasks,

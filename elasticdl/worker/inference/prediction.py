@@ -28,9 +28,8 @@ from elasticdl.data.table_encoder import exact_fractions
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Surplus
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
-from elasticdl.protocol import Shard
+from elasticdl.protocol import Activity, Shard
 from elasticdl.storage.paths import DONE_FILE, path_of
-from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.inference.output_parts import Columns, Parts, RowWriter, columns_of, format_of, open_rows
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.tasks import HeldLease, LeaseLost, TaskBatches, Values
@@ -48,16 +47,13 @@ _ONE_A_RECORD = "Let feed keep every record when its mode is 'prediction', and r
 class PredictionWork:
     """See `PassWork`."""
 
-    def __init__(
-        self, link: MasterLink, model: Inference, spec: JobSpec, definition: ModelDefinition, clock: ActivityClock
-    ) -> None:
+    def __init__(self, link: MasterLink, model: Inference, spec: JobSpec, definition: ModelDefinition) -> None:
         """
         Raises:
             JobError, ModelDefinitionError: predictions can go nowhere.
         """
-        self._link = link
+        self._link, self._clock = link, link.clock
         self._model = model
-        self._clock = clock
         self._process = make_process(definition, link.worker_id)
         self._parts: Parts | None = None
         self._table: TableParts | None = None

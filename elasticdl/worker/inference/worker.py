@@ -21,10 +21,10 @@ import numpy as np
 
 from elasticdl.frameworks.framework import FeedError, Framework, Inference, ModelReport, Parameters, TrainsWithServers
 from elasticdl.model_def import ModelDefinition
+from elasticdl.protocol import Activity
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.resource_use import keep_large_buffers
 from elasticdl.storage.paths import on_this_machine, path_of
-from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.factories import MODES, TASK_TYPES, Readers, load_framework
 from elasticdl.worker.inference.output_parts import confirmed_file
 from elasticdl.worker.inference.prediction import PredictionWork
@@ -91,9 +91,9 @@ def make_one_pass_loop(
     """The loop of a worker whose model is loaded."""
     work: PassWork
     if spec.job_type is JobType.PREDICT:
-        work = PredictionWork(link, model, spec, definition, link.clock)
+        work = PredictionWork(link, model, spec, definition)
     else:
-        work = EvaluationWork(link, model, spec.metrics_output, link.clock)
+        work = EvaluationWork(link, model, spec.metrics_output)
     tasks = TaskStream.of(spec, link, readers.of, link.clock)
     if not spec.num_ps_pods:
         return OnePassLoop(link, tasks, model, lambda held: Values(), work)
@@ -158,11 +158,10 @@ class PassWork(Protocol):
 class EvaluationWork:
     """See `PassWork`."""
 
-    def __init__(self, link: MasterLink, model: Inference, metrics_output: str, clock: ActivityClock) -> None:
-        self._link = link
+    def __init__(self, link: MasterLink, model: Inference, metrics_output: str) -> None:
+        self._link, self._clock = link, link.clock
         self._model = model
         self._output = metrics_output
-        self._clock = clock
 
     def run(self, held: HeldLease, values: Values, batches: TaskBatches, check: Callable[[], None]) -> None:
         with self._clock.during(Activity.EVALUATE):

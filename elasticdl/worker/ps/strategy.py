@@ -26,9 +26,9 @@ from elasticdl.frameworks.framework import (
     Table,
     TableRows,
 )
-from elasticdl.protocol import derive_seed
+from elasticdl.protocol import Activity, derive_seed
 from elasticdl.ps.client import LocalDenseValues, PsClient, Pull, Pulled, Push, TooStale
-from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.ps.session import PsSession
 from elasticdl.worker.tasks import Commit, HeldLease, LeaseLost, NotFinite, TaskBatches, Values

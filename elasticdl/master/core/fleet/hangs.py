@@ -22,7 +22,7 @@ from elasticdl.master.core.ledger.work import Work
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level, Position, Stacks, TaskType
 from elasticdl.master.core.workers import Worker
-from elasticdl.protocol import Role
+from elasticdl.protocol import Activity, Role
 from elasticdl_client.choices import Remedy
 from elasticdl_client.job_events import EventKind
 
@@ -32,12 +32,11 @@ SILENCE = 3.0  # heartbeats that fail: it cannot be said whether it moves
 MAX_TEXT = 1900  # of the stacks in an event; the whole text is in the log
 LOOK_BACK = 2.5  # what a main thread does is seen in so many seconds: it may wait for input for one at a time
 _NO_STACKS = Stacks("", "")
-OWN_WORK = frozenset({"compute", "repeat", "input", "evaluate"})  # activities; else it compiles, waits, saves
-IN_COLLECTIVE = ("world",)
-SAVING, EVALUATING = "checkpoint", "evaluate"
-WAITING = frozenset({*IN_COLLECTIVE, "join"})
-STARTING = ("start", "compile")
-UNBOUNDED_WORK = frozenset({*STARTING, "export", SAVING})  # says nothing of the next minibatch
+# Of a minibatch; else the worker compiles, waits or saves.
+OWN_WORK = frozenset({Activity.COMPUTE, Activity.REPEAT, Activity.INPUT, Activity.EVALUATE})
+WAITING = frozenset({Activity.WORLD, Activity.JOIN})
+STARTING = (Activity.START, Activity.COMPILE)
+UNBOUNDED_WORK = frozenset({*STARTING, Activity.EXPORT, Activity.CHECKPOINT})  # says nothing of the next minibatch
 
 
 @dataclass(slots=True)
@@ -93,7 +92,7 @@ class Hangs:
         self._work = work
         self._worlds = worlds
         # Slow storage is no hang, however slow, nor is a script's own evaluation; that of a module has minibatches.
-        self._without_limit = {SAVING, EVALUATING} if self._settings.runs_command else {SAVING}
+        self._without_limit = {Activity.CHECKPOINT} | ({Activity.EVALUATE} if self._settings.runs_command else set())
         self._watches: dict[int, _Watch] = {}
 
     # Heartbeats --------------------------------------------------------------------------------------------------
@@ -169,7 +168,7 @@ class Hangs:
     def _behind(self, worker: Worker, clock: float) -> float:
         """For how long a worker has waited in a group that is over, whose other members wait for it no longer."""
         watch, newest = self._watch(worker), self._worlds.newest_version
-        if worker.activity not in IN_COLLECTIVE or not 0 < worker.world_version < newest:
+        if worker.activity != Activity.WORLD or not 0 < worker.world_version < newest:
             watch.behind_since = None
         elif watch.behind_since is None:
             watch.behind_since = clock
@@ -362,7 +361,7 @@ def _front(positions: Sequence[Position]) -> Position | None:
 def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> frozenset[str]:
     """Activities of the main thread between two moments; idle is waiting for input that waits for a task."""
     grown = {activity for activity, seconds in now.items() if seconds > before.get(activity, 0.0)}
-    return frozenset("input" if activity == "idle" else activity for activity in grown)
+    return frozenset(Activity.INPUT if activity == Activity.IDLE else activity for activity in grown)
 
 
 def _the_only(activities: frozenset[str]) -> str:

@@ -16,6 +16,7 @@ from elasticdl.master.core.events import HeartbeatReceived
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import CpuUse, Level
 from elasticdl.master.core.workers import Worker
+from elasticdl.protocol import Activity
 from elasticdl_client.choices import Remedy
 from elasticdl_client.job_events import EventKind
 
@@ -82,7 +83,7 @@ class Stragglers:
             series = self._series[worker.id] = _Series(worker.incarnation)
         every = self._settings.straggler_window / SAMPLES
         if not series.samples or clock - series.samples[-1].at >= every:
-            compute = event.seconds.get("compute", 0.0)
+            compute = event.seconds.get(Activity.COMPUTE, 0.0)
             series.samples.append(_Sample(clock, compute, worker.num_minibatches, event.cpu))
 
     def find(self, clock: float) -> Straggler | None:
