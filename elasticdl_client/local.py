@@ -147,7 +147,7 @@ def go_on(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER
         ElasticDLError: it could not be started.
     """
     require_runtime()
-    print(f"Job {spec.job_name} keeps running on this machine; its directory is {job_dir.path}", flush=True)
+    print(f"Job {spec.job_name} continues on this machine; its directory is {job_dir.path}", flush=True)
     return _run_to_its_end(spec, job_dir, master_command, _news_of_earlier_runs(job_dir), Shown.GLANCE)
 
 

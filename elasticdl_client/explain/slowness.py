@@ -261,10 +261,10 @@ def stragglers(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def input_bound(facts: Facts) -> Iterator[Diagnosis]:
-    """Workers that wait for records more than they should."""
+    """Workers that wait for records more than they should; a job that ended before it trained had other troubles."""
     seconds = facts.job.status.worker_seconds
     share = _share(seconds, SlotState.INPUT)
-    if share >= _SHARE:
+    if share >= _SHARE and (seconds.get(SlotState.USEFUL) or not facts.is_over):
         yield Diagnosis(
             Trouble.INPUT_SLOW,
             ("job",),

@@ -421,7 +421,7 @@ def test_a_killed_client_s_job_continues_from_its_journal(flags: dict[str, str],
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
-    assert "Job job keeps running on this machine" in done.stdout
+    assert "Job job continues on this machine" in done.stdout
     assert "epoch 1: records 100, committed 100" in done.stdout
     assert ((job_dir / "token").read_text(), (job_dir / "spec.json").read_text()) == (token, spec)
     assert not (job_dir / "previous").exists()

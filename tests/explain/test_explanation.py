@@ -277,6 +277,22 @@ def test_where_the_time_goes_is_reported_when_it_is_much() -> None:
 
 
 @pytest.mark.parametrize(
+    ("phase", "seconds", "troubles"),
+    [
+        (Phase.FAILED, {"input": 40.0}, set()),
+        (Phase.FAILED, {"input": 40.0, "useful": 40.0}, {Trouble.INPUT_SLOW}),
+        (Phase.RUNNING, {"input": 40.0}, {Trouble.INPUT_SLOW}),
+    ],
+)
+def test_input_is_not_slow_in_a_job_that_failed_before_it_trained(
+    phase: Phase, seconds: dict[str, float], troubles: set[Trouble]
+) -> None:
+    job = replace(RUNNING, phase=phase, status=replace(RUNNING.status, worker_seconds=seconds))
+    found = {one.trouble for one in diagnosed(Log(), job, Question(slow=True))}
+    assert found & {Trouble.INPUT_SLOW} == troubles
+
+
+@pytest.mark.parametrize(
     ("servers", "cause"),
     [
         ((PsStatus(0, busy=0.9), PsStatus(1, busy=0.8)), PsLoad.BUSY),
