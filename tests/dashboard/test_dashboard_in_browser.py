@@ -77,7 +77,9 @@ def long_job(directory: Path) -> None:
     story = Story()
     for day in range(10):
         story.add(day * 86_400, EventKind.EPOCH_STARTED, f"epoch-{day + 1}", records=1)
-    status = JobStatus("long", JobPhase.SUCCEEDED, exit_code=0, started_at=BEGAN, updated_at=BEGAN + 10 * 86_400)
+    status = JobStatus(
+        "long", JobPhase.SUCCEEDED, exit_code=0, loss=2.527e-5, started_at=BEGAN, updated_at=BEGAN + 10 * 86_400
+    )
     write_job(directory, status, story.events)
 
 
@@ -238,6 +240,14 @@ def test_a_link_on_a_page_of_another_site_opens_it(chrome: Browser, dashboard: R
     page.get_by_role("link").click()
     expect(page.get_by_role("heading", name="Jobs")).to_be_visible(timeout=15_000)
     context.close()
+
+
+def test_a_small_loss_is_there_whole_on_a_phone(chrome: Browser, dashboard: RunningDashboard) -> None:
+    with opened(chrome, dashboard, 360) as page:
+        open_job(page, "long")
+        loss = page.locator(".figures > div", has_text="Loss").locator("dd")
+        expect(loss).to_contain_text("2.53e-5")
+        assert loss.evaluate("it => it.scrollWidth <= it.clientWidth")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -68,7 +68,7 @@ export class Chart {
       height: HEIGHT,
       legend: { show: false },
       cursor: { points: { size: 6 }, y: false, drag: { x: true, y: false } },
-      padding: [8, 8, 0, 0],
+      padding: [8, 28, 0, 0], // right: half of the last time
       scales: { x: { time: axis === "time" }, y: { range: this.range ?? ((_, low, high) => [Math.min(0, low), high > 0 ? high * 1.08 : 1]) } },
       axes: [
         { ...axes, size: 26, space: 80, values: (_, ticks) => ticks.map((tick) => (axis === "time" ? clock(tick, ticks.at(-1) - ticks[0]) : compact(tick))) },

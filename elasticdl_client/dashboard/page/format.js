@@ -4,10 +4,16 @@ const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
 export const count = (value) => whole.format(value);
 export const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
-export const number = (value) => (value === null || value === undefined ? "–" : String(Number(value.toPrecision(4))));
+export const number = (value) => (value === null || value === undefined ? "–" : digits(value, 4));
+
+// JavaScript writes 0.00002527: 2.53e-5 has the room of a phone.
+function digits(value, precision) {
+  const isSmall = value !== 0 && Math.abs(value) < 1e-4;
+  return isSmall ? Number(value.toPrecision(3)).toExponential() : String(Number(value.toPrecision(precision)));
+}
 
 export function compact(value) {
-  if (Math.abs(value) < 1000) return String(Number(value.toPrecision(3)));
+  if (Math.abs(value) < 1000) return digits(value, 3);
   const unit = Math.abs(value) >= 1e9 ? ["G", 1e9] : Math.abs(value) >= 1e6 ? ["M", 1e6] : ["k", 1e3];
   return `${Number((value / unit[1]).toPrecision(3))}${unit[0]}`;
 }
