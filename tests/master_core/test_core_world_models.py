@@ -10,6 +10,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.ledger.failures import RetryBudget
 from elasticdl.master.core.values import DataKind, PodState, ReportedLease, ScriptPlan, TaskType
 from elasticdl.protocol import Role, Shard
+from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_status import JobPhase
 
 
@@ -107,6 +108,19 @@ def test_a_restarted_master_calls_the_living_to_a_new_world_and_no_model_moves()
     script.forms({(0, lease.task): (0,)})
     assert script.stands
     assert "the master has restarted" in script.log()[-1]
+
+
+def test_a_group_that_a_resumed_job_leaves_follows_from_that_and_not_from_an_earlier_restart() -> None:
+    script = standing(2)
+    script.restarts(0, 1)
+    script.worker_joins(0)
+    script.worker_joins(1)
+    script.moment()
+    script.forms({})
+    script.restart_master(resumed_at=script.now + 5.0)
+    newest = {event.kind: event for event in script.job.events.events}
+    assert newest[EventKind.GROUP_BROKEN].cause == newest[EventKind.JOB_RESUMED].number
+    assert newest[EventKind.MASTER_RESTARTED].number < newest[EventKind.JOB_RESUMED].number
 
 
 def test_a_world_that_formed_is_written_down_before_it_is_acknowledged() -> None:

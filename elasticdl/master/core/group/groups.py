@@ -509,7 +509,8 @@ class WorkerGroups:
         if saved["members"]:
             self.formed = self.planned = WorkerGroup(saved["version"], tuple(Member(*one) for one in saved["members"]))
             self._candidates = {one[0]: Candidate(*one) for one in saved["members"]}
-            self._break_knowingly("the master has restarted", clock, self._out.events.newest("master"))
+            began = self._out.events.newest_of(EventKind.MASTER_RESTARTED, EventKind.JOB_RESUMED)
+            self._break_knowingly("the master has restarted", clock, began)
 
     def validate(self) -> None:
         """Check that the newest world is not older than the last that formed, and that no worker is in it twice.
