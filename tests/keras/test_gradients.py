@@ -49,7 +49,7 @@ def _oracle(zoo: str, model_def: str, parameters: Parameters, images: Any, label
 @pytest.mark.parametrize(
     "symbol",
     [
-        *("custom_model", "CustomModel", "sequential_model", "spectral_model"),
+        *("custom_model", "CustomModel", "sequential_model"),
         *("RecomputingModel", "RecomputingAside", "BorrowingModel", "OverridingModel"),
     ],
 )
@@ -69,6 +69,17 @@ def test_gradients_are_those_of_a_gradient_tape(
         np.testing.assert_allclose(step.gradient, gradient, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(step.change, change, rtol=1e-4, atol=1e-6)
     assert start == 100
+
+
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_a_model_that_assigns_a_trainable_variable_is_refused(
+    framework: Any, rows_of: Any, minibatches: Any, digits: Any, jit_compile: bool
+) -> None:
+    """The assignment would not come to the servers, and the model that they hold is another than the trained one."""
+    tested = framework("conv.spectral_model", minibatch_size=32, jit_compile=jit_compile)
+    batch = minibatches(tested, rows_of(digits))[0]
+    with pytest.raises(ModelDefinitionError, match=r"assigns its trainable variable .*kernel in a training step"):
+        tested.gradients(batch, tested.initial(), {}, seed=1)
 
 
 @pytest.mark.parametrize("symbol", ["twice", "TwiceModel"])

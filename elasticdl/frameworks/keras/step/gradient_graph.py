@@ -38,18 +38,19 @@ class GivenValues(keras.StatelessScope):  # type: ignore[misc]
     Variables other than the trainable ones stay as they are: a model may keep state of its own.
 
     Attributes:
-        are_assigned: the model has assigned one of them: then it wants variables.
+        assigned: paths of those that the model has assigned.
     """
 
     def __init__(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         super().__init__(zip(variables, values, strict=True), collect_losses=True, initialize_variables=False)
         self.sources = [self.state_mapping[id(variable)] for variable in variables]
-        self.are_assigned = False
+        self.assigned: list[str] = []
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         """A variable is assigned."""
         variable, value = update
-        self.are_assigned |= id(variable) in self.state_mapping
+        if id(variable) in self.state_mapping:
+            self.assigned.append(variable.path)
         variable._direct_assign(value)
 
     def get_current_value(self, variable: Any) -> Any:
@@ -109,6 +110,15 @@ class GradientGraph:
             if known == (self._takes_seed, self._assigns):
                 self._check_reached()
                 return call
+
+    def _check_assigned(self, paths: Sequence[str]) -> None:
+        """Refuse what would be lost: the servers are sent a gradient of these variables, not their new values."""
+        if paths:
+            raise ModelDefinitionError(
+                f"{self._built.definition.path}: the model assigns its trainable variable {paths[0]} in a training "
+                "step, as SpectralNormalization does, and parameter servers take gradients of such variables alone.",
+                "Use --distribution_strategy=Local, or a layer that computes with the new value and assigns nothing.",
+            )
 
     def _check_reached(self) -> None:
         """As `fit` does, of a loss that nothing is trained by."""
@@ -225,7 +235,8 @@ class GradientGraph:
             with nullcontext() if self._assigns else given, rows_given, lookups.watched(), inlined():
                 loss = self._loss(examples, presence)
             loss += self._regularization(rows, places)
-        self._assigns = self._assigns or given.are_assigned or hidden_from_gradients(given.sources)
+        self._check_assigned(given.assigned)
+        self._assigns = self._assigns or hidden_from_gradients(given.sources)
         sources = [v.value for v in built.trainable] if self._assigns else given.sources
         found, of_rows = tape.gradient(loss, [sources, rows])
         self._unreached = _without_gradient(found, sources)
