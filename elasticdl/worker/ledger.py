@@ -85,6 +85,15 @@ class Ledger:
         ledger.applied.num_applies = values.get("num_applies", ledger.steps)
         return ledger
 
+    def to_bytes(self) -> bytes:
+        """Return all of it, as it travels from the source of a model to other members."""
+        return json.dumps(self.to_manifest()).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Ledger:
+        """The inverse of `to_bytes`."""
+        return cls.from_manifest(json.loads(data))
+
 
 @dataclass(frozen=True, slots=True)
 class RestoredModel:
@@ -96,13 +105,3 @@ class RestoredModel:
 
     ledger: Ledger
     directory: str = ""
-
-
-def packed(ledger: Ledger) -> bytes:
-    """A ledger as it travels from the source of a model to other members."""
-    return json.dumps(ledger.to_manifest()).encode()
-
-
-def unpacked(data: bytes) -> Ledger:
-    """The inverse of `packed`."""
-    return Ledger.from_manifest(json.loads(data))

@@ -27,7 +27,7 @@ from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.loop import AllReduceLoop
 from elasticdl.worker.allreduce.worker import make_all_reduce_loop
 from elasticdl.worker.checkpoint import Arrays, Checkpoint
-from elasticdl.worker.ledger import Ledger, packed, unpacked
+from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import CheckpointError, ElasticDLError
@@ -88,7 +88,7 @@ class Written:
     def save(self, number: int, arrays: Arrays, ledger: Ledger) -> None:
         path: Any = f"{self.place}/{number}"
         state = {name: array.copy() for name, array in arrays.items()}
-        made = Checkpoint(path, state, unpacked(packed(ledger)))
+        made = Checkpoint(path, state, Ledger.from_bytes(ledger.to_bytes()))
         begun = (self.scheduler.running.process, number, ledger.steps)
         if begun == self.begun:
             raise Violation(f"checkpoint {number} is written twice, without a step between")
@@ -111,7 +111,7 @@ class Written:
 
     @staticmethod
     def _is_same(one: Checkpoint, other: Checkpoint) -> bool:
-        are_equal = one.arrays.keys() == other.arrays.keys() and packed(one.ledger) == packed(other.ledger)
+        are_equal = one.arrays.keys() == other.arrays.keys() and one.ledger.to_bytes() == other.ledger.to_bytes()
         return are_equal and all((array == other.arrays[name]).all() for name, array in one.arrays.items())
 
     @staticmethod

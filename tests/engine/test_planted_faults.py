@@ -14,7 +14,7 @@ from elasticdl.protocol import Shard
 from elasticdl.worker.allreduce.batch_source import LeasedBatches
 from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher
-from elasticdl.worker.ledger import packed, unpacked
+from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.tasks import HeldLease
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_spec import JobSpec
@@ -170,10 +170,10 @@ def _is_inside(member: Any) -> bool:
 def receive_unmarked(session: Any, source: int, is_needed: bool) -> None:
     gives = session._rank == source
     arrays = session._group.broadcast(session._state.arrays() if gives else None, source)
-    data = session._group.broadcast_bytes(packed(session.ledger) if gives else None, source)
+    data = session._group.broadcast_bytes(session.ledger.to_bytes() if gives else None, source)
     if is_needed and not gives:
         session._state.load(arrays)
-        session.ledger = unpacked(data)
+        session.ledger = Ledger.from_bytes(data)
 
 
 def synchronize_and_hold(session: Any, world: Any) -> None:

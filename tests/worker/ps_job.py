@@ -179,11 +179,11 @@ class Worker:
         self.link.learn_partition(job.known_partition())
         framework: Any = self.framework
         self.session = PsSession(self.link, framework, REPORT, token, JobSpec(seed=1), timeout_s)
-        gradients = Gradients(framework, self.link, 1, skips, clock)
+        gradients = Gradients(framework, self.link, 1, skips)
         training = (
-            PipelinedTraining(self.session, gradients, get_model_steps, clock)
+            PipelinedTraining(self.session, gradients, get_model_steps)
             if job.updates.use_async
-            else SynchronousTraining(self.session, gradients, clock)
+            else SynchronousTraining(self.session, gradients)
         )
         self.strategy = ParameterServerStrategy(self.link, self.session, training)
         self.committed: list[tuple[int, int, float | None]] = []

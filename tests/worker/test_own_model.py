@@ -24,7 +24,7 @@ from elasticdl.storage import versions
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.checkpoint import Checkpoint, CheckpointKind, HangLimits, StateCheckpoints, read_from
-from elasticdl.worker.ledger import UNKNOWN, Ledger, packed, unpacked
+from elasticdl.worker.ledger import UNKNOWN, Ledger
 from elasticdl_client.checkpoint_manifest import NewerFormat, read_manifest, with_checksum
 from elasticdl_client.errors import CheckpointError, StorageUnreachable
 from elasticdl_client.storage_kinds import AnyPath
@@ -208,7 +208,7 @@ def test_a_checkpoint_knows_the_samples_of_its_minibatches_and_an_older_one_that
     framework: Any = Weights()
     restored = Replica(framework, checkpoints, "", ActivityClock()).start_over().ledger
     assert restored.num_samples == {(0, 0): 7}
-    assert unpacked(packed(restored)).num_samples == restored.num_samples
+    assert Ledger.from_bytes(restored.to_bytes()).num_samples == restored.num_samples
     manifest = tmp_path / "version-3" / "MANIFEST.json"
     values = json.loads(manifest.read_text())
     del values["manifest_crc32"], values["applied_runs"], values["applied_extras"]
@@ -559,7 +559,7 @@ def test_a_ledger_travels_in_runs_of_tasks_that_are_alike(
     ledger.num_samples.fill(5, 0, whole, 24)
     for name, num_samples, is_skipped in added:
         ledger.add(name, num_samples, is_skipped)
-    back = unpacked(packed(ledger))
+    back = Ledger.from_bytes(ledger.to_bytes())
     assert back.applied.has_same_names(ledger.applied)
     assert back.applied.skipped == ledger.applied.skipped
     assert (back.applied.num_names, back.applied.num_applies) == (ledger.applied.num_names, ledger.applied.num_applies)

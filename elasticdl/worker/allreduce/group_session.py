@@ -26,7 +26,7 @@ from elasticdl.protocol import pod_and_process
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.allreduce.step_header import BatchRef, Departures, StepFlag, StepPlan, StepProposal
-from elasticdl.worker.ledger import Ledger, RestoredModel, packed, unpacked
+from elasticdl.worker.ledger import Ledger, RestoredModel
 from elasticdl.worker.master_link import MasterLink
 from elasticdl_client.errors import JobError
 
@@ -614,11 +614,11 @@ class GroupSession:
         if is_needed and not gives and not self._world.members[self._rank].is_source:
             self._holds_model = False  # its model is of an older group, and must never be taken for the last one's
         arrays = self._group.broadcast(self._state.arrays() if gives else None, source)
-        data = self._group.broadcast_bytes(packed(self.ledger) if gives else None, source)
+        data = self._group.broadcast_bytes(self.ledger.to_bytes() if gives else None, source)
         if is_needed and not gives:
             held, self._holds_model = self._holds_model, False  # SIGTERM must not save a part of it
             self._state.load(arrays)
-            self.ledger = unpacked(data)
+            self.ledger = Ledger.from_bytes(data)
             self._holds_model = held
 
     def _tell(self, world: pb.World, restored_from: str) -> None:

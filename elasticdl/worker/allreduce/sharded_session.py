@@ -27,7 +27,7 @@ from elasticdl.frameworks.framework import ShardsOptimizer
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.allreduce.group_session import GroupSession, ReplicaState, digest_of, shown
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.ledger import packed, unpacked
+from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.master_link import MasterLink
 
 _PIECE_ELEMENTS = 8 << 20  # of parameters whose shards a member sends at once
@@ -341,11 +341,11 @@ class ShardedSession(GroupSession):
     def _receive_shared(self, source: int, is_needed: bool, has_ledger: bool) -> None:
         gives = self._rank == source
         arrays = self._group.broadcast(self._framework.shared_state() if gives else None, source)
-        data = self._group.broadcast_bytes(packed(self.ledger) if gives else None, source)
+        data = self._group.broadcast_bytes(self.ledger.to_bytes() if gives else None, source)
         if is_needed and not gives:
             self._framework.load_shared_state(arrays)
         if not has_ledger:
-            self.ledger = unpacked(data)
+            self.ledger = Ledger.from_bytes(data)
 
     def _begin_again(self) -> str:
         """Take the newest checkpoint, or initial values, to all members; return the directory of the checkpoint."""

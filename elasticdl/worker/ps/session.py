@@ -35,7 +35,12 @@ Answer = TypeVar("Answer")
 
 
 class PsSession:
-    """Thread-safe."""
+    """Thread-safe.
+
+    Attributes:
+        report: of the framework.
+        clock: of the worker's activities.
+    """
 
     def __init__(
         self,
@@ -51,7 +56,7 @@ class PsSession:
             timeout_s: deadline of one call.
         """
         self.report = report
-        self._link = link
+        self._link, self.clock = link, link.clock
         self._framework = framework
         self._token = token
         self._seed = spec.seed

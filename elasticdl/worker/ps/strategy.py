@@ -28,7 +28,6 @@ from elasticdl.frameworks.framework import (
 )
 from elasticdl.protocol import Activity, derive_seed
 from elasticdl.ps.client import LocalDenseValues, PsClient, Pull, Pulled, Push, TooStale
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.ps.session import PsSession
 from elasticdl.worker.tasks import Commit, HeldLease, LeaseLost, NotFinite, TaskBatches, Values
@@ -68,10 +67,10 @@ class ParameterServerStrategy:
             token: the job's.
         """
         session = PsSession(link, framework, report, token, spec)
-        gradients = Gradients(framework, link, spec.seed, spec.skips_not_finite, link.clock)
-        training: Training = SynchronousTraining(session, gradients, link.clock)
+        gradients = Gradients(framework, link, spec.seed, spec.skips_not_finite)
+        training: Training = SynchronousTraining(session, gradients)
         if spec.use_async:
-            training = PipelinedTraining(session, gradients, spec.get_model_steps, link.clock)
+            training = PipelinedTraining(session, gradients, spec.get_model_steps)
         return cls(link, session, training)
 
     def begin(self, held: HeldLease) -> None:
@@ -127,7 +126,7 @@ class PipelinedTraining:
     (--get_model_steps) it continues with its own updates of them.  For one thread.
     """
 
-    def __init__(self, session: PsSession, gradients: Gradients, get_model_steps: int, clock: ActivityClock) -> None:
+    def __init__(self, session: PsSession, gradients: Gradients, get_model_steps: int) -> None:
         """
         Args:
             get_model_steps: minibatches from one pull of dense values to the next.
@@ -135,7 +134,7 @@ class PipelinedTraining:
         self._session = session
         self._gradients = gradients
         self._dense = LocalDenseValues(session.report.optimizer, get_model_steps)
-        self._clock = clock
+        self._clock = session.clock
         self._calls = ThreadPoolExecutor(1, thread_name_prefix="exchange")
 
     def train_task(self, held: HeldLease, batches: TaskBatches, commit: Commit) -> None:
@@ -233,10 +232,10 @@ class SynchronousTraining:
     newer values.  Nothing is pipelined.  For one thread.
     """
 
-    def __init__(self, session: PsSession, gradients: Gradients, clock: ActivityClock) -> None:
+    def __init__(self, session: PsSession, gradients: Gradients) -> None:
         self._session = session
         self._gradients = gradients
-        self._clock = clock
+        self._clock = session.clock
 
     def train_task(self, held: HeldLease, batches: TaskBatches, commit: Commit) -> None:
         """See `Strategy.train_task`."""
@@ -307,19 +306,16 @@ class Computed:
 class Gradients:
     """Compute minibatches; values that are not finite never leave the worker."""
 
-    def __init__(
-        self, framework: Framework, link: MasterLink, seed: int, skips_not_finite: bool, clock: ActivityClock
-    ) -> None:
+    def __init__(self, framework: Framework, link: MasterLink, seed: int, skips_not_finite: bool) -> None:
         """
         Args:
             seed: the job's.
             skips_not_finite: a minibatch with a NaN or an infinity is left out of the model, otherwise it ends the job.
         """
         self._framework = framework
-        self._link = link
+        self._link, self._clock = link, link.clock
         self._seed = seed
         self._skips_not_finite = skips_not_finite
-        self._clock = clock
         self._compiled = False
 
     def compute(
