@@ -5,7 +5,10 @@ The ConfigMap `job_object` owns everything else of a job.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+from elasticdl_client.errors import FlagError
 
 MASTER_PORT = 50001
 PS_PORT = 2222
@@ -62,6 +65,20 @@ def token_object(job_name: str) -> str:
 def code_object(job_name: str, number: int) -> str:
     """A ConfigMap with a part of the code of --code."""
     return f"elasticdl-{job_name}-code-{number}"
+
+
+def check_own_names(job_name: str) -> None:
+    """Check that no other job has a ConfigMap of the name of this job's `job_object`.
+
+    Raises:
+        FlagError: it may.
+    """
+    found = re.fullmatch(r"(.+)-(state|code-\d+)", job_name)
+    if found is not None:
+        raise FlagError(
+            f"--job_name={job_name}: the ConfigMap {job_object(job_name)} would also be one of a job {found[1]}.",
+            f"On Kubernetes no name ends in -{found[2]}: choose another --job_name.",
+        )
 
 
 def env_key(variable: str) -> str:

@@ -45,6 +45,7 @@ def run(spec: JobSpec, *, shown: Shown = Shown.GLANCE) -> int:
         ElasticDLError: it could not be submitted.
     """
     if spec.yaml or spec.dry_run:
+        names.check_own_names(spec.job_name)
         spec = with_places(spec)
         for note in mount_notes(spec):
             _note(note)
@@ -134,6 +135,7 @@ def check_submission(spec: JobSpec) -> None:
 
 def _checked(spec: JobSpec) -> tuple[api.Connection, JobSpec, Archive | None, list[str]]:
     """Return the cluster, the job as it is there, its code, and warnings for the user."""
+    names.check_own_names(spec.job_name)
     spec = with_places(spec)
     stored = stored_job(spec)
     if stored is not None:

@@ -21,7 +21,7 @@ import yaml
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.jobs import commands
-from elasticdl_client.kubernetes import objects, rbac
+from elasticdl_client.kubernetes import names, objects, rbac, submit
 from elasticdl_client.kubernetes import rbac as rbac_command
 from elasticdl_client.kubernetes.api import ClusterError, connect, is_configured
 from elasticdl_client.kubernetes.objects import job_manifests, master_pod
@@ -106,6 +106,20 @@ def test_the_objects_of_a_job_in_their_order() -> None:
     assert manifests[2]["stringData"] == {"token": "secret-word", "secret_flags.json": "{}"}
     assert manifests[5]["metadata"]["labels"]["status"] == "Pending"
     assert "secret-word" not in json.dumps(manifests[:2] + manifests[3:])
+
+
+@pytest.mark.parametrize("flags", [{}, {"dry_run": True}, {"yaml": "/dev/stdout"}])
+@pytest.mark.parametrize("name", ["a-state", "a-code-0", "a-state-code-12"])
+def test_a_job_whose_config_map_would_be_one_of_another_job_is_refused(name: str, flags: dict[str, Any]) -> None:
+    owner = name.removesuffix("-state").removesuffix("-code-0").removesuffix("-code-12")
+    assert names.job_object(name) in (names.state_object(owner), *(names.code_object(owner, n) for n in (0, 12)))
+    with pytest.raises(FlagError, match=f"--job_name={name}: the ConfigMap elasticdl-{name} .* of a job {owner}"):
+        submit.run(JobSpec(job_name=name, **flags))
+
+
+@pytest.mark.parametrize("name", ["state", "a-states", "a-code", "a-code-x", "code-0", "a-worker-0", "a-token"])
+def test_a_job_whose_config_map_is_its_own_is_not_refused_for_its_name(name: str) -> None:
+    names.check_own_names(name)
 
 
 def test_services_lead_to_a_role_and_workers_are_found_by_their_slot() -> None:
