@@ -251,7 +251,7 @@ def read_in_order(directory: AnyPath, names: Sequence[str]) -> Iterator[bytes]:
 
     Raises:
         OSError: one cannot be read.
-        StorageError: the same, in storage.
+        StorageError: the same, in storage, or it is missing.
     """
     if not isinstance(directory, RemotePath):
         yield from ((directory / name).read_bytes() for name in names)
@@ -259,7 +259,7 @@ def read_in_order(directory: AnyPath, names: Sequence[str]) -> Iterator[bytes]:
     statuses = {_name(status): status for status in directory.storage.list(directory.url)}
     ahead: deque[list[Future[bytes]]] = deque()
     for name in names:
-        ahead.append(RemoteFile((directory / name).url, directory.storage, statuses[name]).fetch_all())
+        ahead.append(RemoteFile((directory / name).url, directory.storage, statuses.get(name)).fetch_all())
         if len(ahead) == _FILES_AHEAD:
             yield b"".join(part.result() for part in ahead.popleft())
     for parts in ahead:
@@ -271,7 +271,7 @@ def on_this_machine(path: AnyPath) -> Iterator[Path]:
     """The path itself, or for the time of the block a copy of what storage has there: for libraries that open files.
 
     Raises:
-        StorageError: it cannot be read.
+        StorageError: it cannot be read, or a name leads out of the copy.
     """
     if not isinstance(path, RemotePath):
         yield Path(str(path))
@@ -280,10 +280,21 @@ def on_this_machine(path: AnyPath) -> Iterator[Path]:
         copy = Path(directory, path.name)
         if path.is_dir():
             for name in path.files():
-                _fetch(path / name, copy / name)
+                _fetch(path / name, place_below(copy, name))
         else:
             _fetch(path, copy)
         yield copy
+
+
+def place_below(directory: Path, name: str) -> Path:
+    """Return the place in a directory of this machine for a name in storage, which may have any parts.
+
+    Raises:
+        StorageError: it is not below the directory.
+    """
+    if ".." in name.split("/") or name.startswith("/"):
+        raise StorageError(f"The name {name} leads out of its directory.", "Copy the file to another name.")
+    return directory / name
 
 
 def _fetch(path: RemotePath, copy: Path) -> None:

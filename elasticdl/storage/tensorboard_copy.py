@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
-from elasticdl.storage.paths import RemotePath
+from elasticdl.storage.paths import RemotePath, place_below
 from elasticdl.storage.remote_file import RemoteFile
 from elasticdl_client.errors import StorageError
 
@@ -31,11 +31,11 @@ def refresh(source: RemotePath, target: Path) -> int:
         How many files there are.
 
     Raises:
-        StorageError: the storage cannot be read.
+        StorageError: the storage cannot be read, or a name leads out of the copy.
     """
     names = [name for name in source.files() if "tfevents" in name]
     for name in names:
-        copy = target / name
+        copy = place_below(target, name)
         copy.parent.mkdir(parents=True, exist_ok=True)
         file = RemoteFile((source / name).url)
         known = copy.stat().st_size if copy.exists() else 0

@@ -17,10 +17,10 @@ from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.restoring import open_checkpoint, restore
 from elasticdl.storage import versions
 from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
-from elasticdl.storage.paths import RemotePath, on_this_machine, path_of, writing
+from elasticdl.storage.paths import RemotePath, on_this_machine, path_of, place_below, read_in_order, writing
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl.worker.ledger import Ledger
-from elasticdl_client.errors import CheckpointError, StorageError
+from elasticdl_client.errors import CheckpointError, StorageError, StorageFileMissing
 from elasticdl_client.storage_kinds import AnyPath
 from elasticdl_client.trained_model import ModelKind, look_at
 from tests.ps.parts import assert_is, even_parts, write_checkpoint
@@ -79,6 +79,21 @@ def test_a_path_of_storage_answers_as_one_of_a_file_system(proxy: FaultyProxy, t
         missing.open("rb")
     versions.abandon(directory / "version-1")
     assert not found.exists()
+
+
+def test_a_name_in_storage_leads_nowhere_out_of_its_copy(tmp_path: Path) -> None:
+    for name in ("../a", "a/../../b", "..", "/etc/a"):
+        with pytest.raises(StorageError, match="leads out of its directory"):
+            place_below(tmp_path, name)
+    for name in ("a/b", "a..b/..c", "a b%2F.."):
+        assert place_below(tmp_path, name) == tmp_path / name
+
+
+def test_a_file_that_is_missing_where_files_are_read_in_order_is_named(url: str, proxy: FaultyProxy) -> None:
+    storage_of(url).publish(f"{url}/a", b"first")
+    contents = read_in_order(path_of(url), ["a", "b"])
+    with pytest.raises(StorageFileMissing, match="/c/b does not exist"):
+        list(contents)
 
 
 def test_a_workers_checkpoint_is_read_back_and_old_ones_go(url: str, proxy: FaultyProxy) -> None:
