@@ -288,6 +288,7 @@ class FileJournal:
     def _write(self, data: bytes) -> None:
         if data == self._on_disk:
             return
+        self._on_disk = b""  # the attempt may take effect, however it ends
         try:
             replace_file(self._path, self._temporary, data)
         except OSError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.master import local_environment
 from elasticdl.master.journal import JournalWriteError, Superseded
 from elasticdl.master.local_environment import FileJournal
 from elasticdl.storage.paths import make_directory, sync_directory
@@ -174,6 +175,20 @@ def test_a_full_disk_keeps_the_journal_before(tmp_path: Path) -> None:
         assert outage.message.startswith("No space left on device")
         assert outage.seconds > 0
         assert journal.take_outages() == []
+
+
+def test_a_failed_write_that_took_effect_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with FileJournal(tmp_path) as journal:
+        journal.save({"n": 1})
+        with monkeypatch.context() as broken:
+            broken.setattr(local_environment, "sync_directory", refuse)
+            with pytest.raises(JournalWriteError, match="Input/output error"):
+                journal.save({"n": 2})
+        journal.save({"n": 1})
+        assert journal.load() == {"n": 1}
 
 
 def test_a_full_disk_is_one_warning_until_there_is_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -160,8 +160,10 @@ class ConfigMapJournal:
         if self._lost is not None:
             raise self._lost
         body: dict[str, Any] = {}
-        if data is not None and data != self._written:
-            body["binaryData"] = {names.JOURNAL_KEY: base64.b64encode(data).decode()}
+        written = self._written if data is None else data
+        if written != self._written:
+            self._written = b""  # the attempt may take effect, however it ends
+            body["binaryData"] = {names.JOURNAL_KEY: base64.b64encode(written).decode()}
         text = status.to_json() if status is not None else ""
         if text:
             body["data"] = {names.STATUS_KEY: text}
@@ -174,7 +176,7 @@ class ConfigMapJournal:
             self._outages.failed(error.what)
             raise self._write_error(error) from error
         self._outages.written()
-        self._written = data if data is not None else self._written
+        self._written = written
         self._status_text = text or self._status_text
 
     def _write_error(self, error: ClusterError) -> JournalWriteError:
