@@ -10,6 +10,7 @@ import torch
 
 from elasticdl.frameworks.framework import NUM_TOLD, Batch, LocalGradient, Share
 from elasticdl.frameworks.keras.operations import IdOutOfRange
+from elasticdl_client.errors import ModelDefinitionError
 
 
 @pytest.fixture
@@ -55,6 +56,17 @@ def test_a_world_of_one_is_local_training(
         member.apply_gradient(gradient, 0.01)
     for value, expected in zip(values(member), values(local), strict=True):
         np.testing.assert_allclose(value, expected, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_model_that_assigns_a_trainable_variable_is_refused(
+    framework: Any, rows_of: Any, minibatches: Any, digits: Any, jit_compile: bool
+) -> None:
+    """A member that computes no share of a step would keep the value that the others have replaced."""
+    member = framework("conv.spectral_model", on_parameter_server=False, jit_compile=jit_compile)
+    batch = minibatches(member, rows_of(digits))[0]
+    with pytest.raises(ModelDefinitionError, match=r"assigns its trainable variable .*kernel in a training step"):
+        computed(member, Share(batch, 100, 1.0))
 
 
 @pytest.mark.parametrize("symbol", ["Subclass", "Compiled"])

@@ -36,6 +36,7 @@ _log = logging.getLogger("elasticdl.keras")
 _STATEFUL_RANDOM = re.compile(
     r"Random(?!Dataset)|Rng|Multinomial|TruncatedNormal|SampleDistortedBoundingBox|Stateful(Uniform|Standard|Truncated)"
 )
+_ASSIGNMENT = re.compile(r"Assign\w*VariableOp$|Resource(Scatter|Strided)\w+")
 _PYTHON = re.compile(r"PyFunc")
 _CONTROL_FLOW = re.compile(r"(Stateless)?(If|Case|While)$|For$|(Ref)?(Switch|Merge|Enter|Exit|NextIteration)$")
 _DATASET = re.compile(r"_?(?:Parallel|Legacy)?(\w+?)(?:Dataset)?(?:V\d)?$")
@@ -54,6 +55,14 @@ def operations_of_graph(graph: Any) -> set[str]:
     for function in definition.library.function:
         found.update(node.op for node in function.node_def)
     return found
+
+
+def assigned_variables(graph: Any, variables: Iterable[Any]) -> list[str]:
+    """Paths of the Keras variables that a graph assigns, conditional parts and loops left out."""
+    captured = {id(outside): inside for outside, inside in graph.captures}
+    inputs = {id(captured[id(v.value.handle)]): v.path for v in variables if id(v.value.handle) in captured}
+    assigned = [op.inputs[0] for op in graph.get_operations() if _ASSIGNMENT.match(op.type)]
+    return [inputs[id(tensor)] for tensor in assigned if id(tensor) in inputs]
 
 
 def operations_of_dataset(dataset: Any) -> set[str]:

@@ -19,9 +19,17 @@ import tensorflow as tf
 from elasticdl.frameworks.framework import NUM_TOLD, Floats, LocalGradient, Mode, Share
 from elasticdl.frameworks.keras.computation import build_optimizer
 from elasticdl.frameworks.keras.model import BuiltModel, as_int64, flat_tensor
-from elasticdl.frameworks.keras.operations import IdOutOfRange, IdWatch, first_run, operations_of_graph, warn_of_chance
+from elasticdl.frameworks.keras.operations import (
+    IdOutOfRange,
+    IdWatch,
+    assigned_variables,
+    first_run,
+    operations_of_graph,
+    warn_of_chance,
+)
 from elasticdl.frameworks.keras.samples import KerasMinibatch, full_spec, take_apart
 from elasticdl.layers.functions import inlined
+from elasticdl_client.errors import ModelDefinitionError
 
 _FLAWS = ("the loss", "the gradient", "the change of the non-trainable variables")
 
@@ -171,6 +179,13 @@ class _AllReduceGraph:
             self._step, input_signature=signature, autograph=False, jit_compile=True if jit_compile else None
         )
         self._function = function.get_concrete_function()
+        assigned = assigned_variables(self._function.graph, built.trainable)
+        if assigned:  # a member without records assigns none, and one with two shares assigns twice
+            raise ModelDefinitionError(
+                f"{built.definition.path}: the model assigns its trainable variable {assigned[0]} in a training step, "
+                "as SpectralNormalization does, and the members of a group would no longer hold the same model.",
+                "Use --distribution_strategy=Local, or a layer that computes with the new value and assigns nothing.",
+            )
 
     @property
     def operations(self) -> set[str]:
