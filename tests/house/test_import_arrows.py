@@ -155,6 +155,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *SHARED,
         *BELOW,
         "elasticdl.api",
+        "elasticdl.cluster.local.framework_import",
         "elasticdl.worker",
         "elasticdl.ps.applied",
         "elasticdl.frameworks.torch",

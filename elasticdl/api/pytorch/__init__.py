@@ -24,15 +24,22 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import parent_process
 from typing import Any
 
-import torch
+from elasticdl.cluster.local.framework_import import no_garbage_collection
 
-from elasticdl.api.data import DataShardService, Minibatch
-from elasticdl.api.pytorch.controller import ElasticController, ElasticLoader
-from elasticdl.api.pytorch.wiring import TrainingOptions, make_loop
-from elasticdl.api.session import ScriptSession
-from elasticdl_client.errors import JobError
+with no_garbage_collection():  # at the script's exit, too, collections pass over all that is imported by now
+    import torch
+
+    if parent_process() is None:  # a child that only loads data does without
+        import torch._dynamo  # which PyTorch imports when the first optimizer is made
+
+    from elasticdl.api.data import DataShardService, Minibatch
+    from elasticdl.api.pytorch.controller import ElasticController, ElasticLoader
+    from elasticdl.api.pytorch.wiring import TrainingOptions, make_loop
+    from elasticdl.api.session import ScriptSession
+    from elasticdl_client.errors import JobError
 
 __all__ = ["ElasticController", "ElasticLoader", "Minibatch", "build_data_shard_service", "create_elastic_controller"]
 
