@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as kinds
 
 from elasticdl.data.files import Arrays, FileView, cached, open_file
+from elasticdl.data.partitions import Partitions
 from elasticdl.data.reader import Metadata, PartsReader
 from elasticdl.data.sources import check_directory, need
 from elasticdl.data.table_encoder import (
@@ -130,6 +131,37 @@ class ArrowFile:
         return DataError(f"Arrow file {self.path}: record batch {number} cannot be read: {_text(error)}.", _HINT)
 
 
+class PartitionedFile:
+    """A file with the columns that are in the names of its directories; one of its own of that name counts instead."""
+
+    def __init__(self, file: ParquetFile | ArrowFile, partitions: Partitions) -> None:
+        self._file = file
+        self.path = file.path
+        self.sizes = file.sizes
+        own = {name.partition(".")[0] for name in file.schema.names}
+        self._values = {
+            key: _scalar(value, key in partitions.whole)
+            for key, value in partitions.values[file.path].items()
+            if key not in own
+        }
+        self.schema = file.schema
+        for key, value in self._values.items():
+            self.schema = self.schema.append(pa.field(key, value.type))
+
+    def chunk(self, number: int, columns: Sequence[str]) -> Any:
+        """A row group or record batch as a table."""
+        table = self._file.chunk(number, [name for name in columns if name not in self._values])
+        size = self.sizes[number]
+        added = {name: pa.repeat(self._values[name], size) for name in columns if name in self._values}
+        return pa.Table.from_arrays([*table.columns, *added.values()], [*table.column_names, *added])
+
+
+def _scalar(value: str | None, is_whole: bool) -> Any:
+    if is_whole:
+        return pa.scalar(None if value is None else int(value), pa.int64())
+    return pa.scalar(value, pa.string())
+
+
 class Chunks:
     """Decoded chunks of all files of a reader, the last ones used, up to a limit."""
 
@@ -155,10 +187,13 @@ class Chunks:
         return table
 
 
+TableFile: TypeAlias = ParquetFile | ArrowFile | PartitionedFile
+
+
 class ArrowRows:
     """The records of one file."""
 
-    def __init__(self, file: ParquetFile | ArrowFile, selection: Selection, chunks: Chunks, known: Any) -> None:
+    def __init__(self, file: TableFile, selection: Selection, chunks: Chunks, known: Any) -> None:
         """
         Args:
             known: the schema of the source; a column that has no value in this file is of its type there.
@@ -203,34 +238,25 @@ class ArrowRows:
         return pa.Table.from_arrays(columns, table.column_names)
 
 
-def parquet_reader(source: str, paths: Sequence[str], selection: Selection, seed: int) -> PartsReader:
-    """The `Reader` over Parquet files."""
-    return _reader(source, paths, selection, seed, ParquetFile)
-
-
-def arrow_reader(source: str, paths: Sequence[str], selection: Selection, seed: int) -> PartsReader:
-    """The `Reader` over Arrow and Feather files."""
-    return _reader(source, paths, selection, seed, ArrowFile)
-
-
-def _reader(
-    source: str,
-    paths: Sequence[str],
-    selection: Selection,
-    seed: int,
-    open_file: Callable[[str], ParquetFile | ArrowFile],
+def table_reader(
+    source: str, paths: Sequence[str], partitions: Partitions, selection: Selection, seed: int, is_parquet: bool
 ) -> PartsReader:
+    """The `Reader` over Parquet files, or over Arrow and Feather files."""
     first, *others = sorted(paths)
     chunks = Chunks()
 
+    def opened(path: str) -> TableFile:
+        file = ParquetFile(path) if is_parquet else ArrowFile(path)
+        return PartitionedFile(file, partitions) if partitions.values.get(path) else file
+
     def columns_of(path: str) -> Any:
-        return _selected(open_file(path), selection)
+        return _selected(opened(path), selection)
 
     @functools.cache
     def schema() -> Any:
         """The first file's; of columns without a value in it, that of the next file which has one."""
         found = columns_of(first)
-        at_once = _OPENED_AT_ONCE if open_file is ParquetFile else 1  # a stream of Arrow is read whole
+        at_once = _OPENED_AT_ONCE if is_parquet else 1  # a stream of Arrow is read whole
         with ThreadPoolExecutor(at_once, "schemas") as threads:
             for start in range(0, len(others), at_once):
                 if not any(kinds.is_null(field.type) for field in found):
@@ -245,7 +271,7 @@ def _reader(
         return {field.name: column_type(field, first) for field in schema()}
 
     def open_rows(path: str) -> ArrowRows:
-        rows = ArrowRows(open_file(path), selection, chunks, schema())
+        rows = ArrowRows(opened(path), selection, chunks, schema())
         check_same(rows.types, path, types(), first)
         return rows
 
@@ -255,7 +281,7 @@ def _reader(
     return PartsReader(source, paths, open_rows, metadata)
 
 
-def _selected(file: ParquetFile | ArrowFile, selection: Selection) -> Any:
+def _selected(file: TableFile, selection: Selection) -> Any:
     """Return the schema of the columns that are read, without structs.
 
     Raises:

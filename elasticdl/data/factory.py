@@ -7,12 +7,14 @@ from what is in a directory, or from the ending of the files' names.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elasticdl.data.npz import npz_reader
+from elasticdl.data.partitions import Partitions
 from elasticdl.data.reader import Metadata, PartsReader, Reader
 from elasticdl.data.recordio import RecordIOReader
 from elasticdl.data.sample_files import check_same_classes, class_names, holds_images, image_reader, webdataset_reader
@@ -37,6 +39,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import is_remote
 
+_log = logging.getLogger("elasticdl.data")
 _DTYPES = ("int64", "float64", "string")
 
 
@@ -81,7 +84,9 @@ def create_reader(
     check_params(kind, params, data_origin)
     selection = replace(_selection(params, columns, label_column), is_exact=is_exact)
     with reading(hide(data_origin)):
-        reader = _create(_Wanted(data_origin, _parts(sources, kind, find), params, selection, seed), kind)
+        parts = _parts(sources, kind, find)
+        partitions = _partitions(sources, kind, find)
+        reader = _create(_Wanted(data_origin, parts, params, selection, seed, partitions), kind)
     return SlicedReader(reader, records_per_shard) if records_per_shard else reader
 
 
@@ -120,6 +125,7 @@ class _Wanted:
     params: Mapping[str, object]
     selection: Selection
     seed: int
+    partitions: Partitions
 
 
 def _kind(source: str, find: Callable[[str], list[str]]) -> str:
@@ -178,6 +184,23 @@ def _parts(sources: Sequence[str], kind: str, find: Callable[[str], list[str]]) 
     return found
 
 
+def _partitions(sources: Sequence[str], kind: str, find: Callable[[str], list[str]]) -> Partitions:
+    """The columns in the names of directories, which the files of some kinds can be given."""
+    if kind == "SQL" or kind in DIRECTORIES:
+        return Partitions({})
+    partitions = Partitions.of((source, path) for source in sources for path in find(source))
+    if partitions.keys and kind not in ("Parquet", "Arrow"):
+        _log.warning(
+            "%s in the names of directories of %s %s no column: %s files are read as they are",
+            ", ".join(partitions.keys),
+            hide(", ".join(sources)),
+            "is" if len(partitions.keys) == 1 else "are",
+            kind,
+        )
+        return Partitions({})
+    return partitions
+
+
 def _create(wanted: _Wanted, kind: str) -> Reader:
     match kind:
         case "RecordIO":
@@ -188,12 +211,10 @@ def _create(wanted: _Wanted, kind: str) -> Reader:
             return _text_reader(wanted, kind == "CSV")
         case "Parquet" | "Arrow":
             need("pyarrow", f"{kind} files", "pyarrow")
-            from elasticdl.data import arrow
+            from elasticdl.data.arrow import table_reader
 
-            open_files: Callable[[str, Sequence[str], Selection, int], Reader] = (
-                arrow.parquet_reader if kind == "Parquet" else arrow.arrow_reader
-            )
-            return open_files(wanted.source, wanted.parts, wanted.selection, wanted.seed)
+            partitions, selection = wanted.partitions, wanted.selection
+            return table_reader(wanted.source, wanted.parts, partitions, selection, wanted.seed, kind == "Parquet")
         case "JSONL":
             need("pyarrow", "JSON Lines files", "pyarrow")
             from elasticdl.data.jsonl import jsonl_reader

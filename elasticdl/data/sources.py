@@ -1,7 +1,8 @@
 """From the name of a data source to its files, their checksums, and the errors that every reader over files shares.
 
-A source is a file, a directory (its files, not those of its subdirectories), or a glob pattern.  Files whose names
-begin with a dot or an underscore are not data, nor are their checksums.  Files are found without being read.
+A source is a file, a directory (its files; those of its subdirectories where all are partitions), or a glob pattern.
+Files whose names begin with a dot or an underscore are not data, nor are their checksums.  Files are found without
+being read.
 
 `need` imports a package that only some readers use, with an error that names the package to install.
 
@@ -26,6 +27,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from elasticdl.data.partitions import is_partition
 from elasticdl.protocol import Shard
 from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.port import FileStatus, Storage
@@ -107,6 +109,10 @@ def _files_of_directory(directory: str) -> list[str]:
     if files:
         return files
     directories = [path for path in paths if os.path.isdir(path)]
+    if directories and all(is_partition(os.path.basename(path)) for path in directories):
+        files = [path for inner in directories for path in _files_of(sorted(paths_matching(_all_below(inner))))]
+        if files:
+            return files
     if directories:
         raise DataError(
             f"The data directory {directory} has no files, only directories.",
@@ -116,6 +122,10 @@ def _files_of_directory(directory: str) -> list[str]:
         f"The data directory {directory} is empty.",
         "Write data into it (scripts/gen_dataset.py makes example data) or name another one.",
     )
+
+
+def _all_below(directory: str) -> str:
+    return os.path.join(glob.escape(directory), "**", "*")
 
 
 def _files_of(paths: Iterable[str]) -> list[str]:
@@ -220,6 +230,10 @@ def find_remote_files(source: str) -> list[str]:
     if files and not all(url.lower().endswith(_IMAGES) for url in files):
         return files
     directories = [one.url for one in found if one.is_directory and is_data(one.url)]
+    if directories and not files and all(is_partition(url.rstrip("/").rpartition("/")[2]) for url in directories):
+        files = [url for directory in directories for url in _below(storage, directory)]
+        if files:
+            return files
     if files or _hold_images(storage, directories):
         raise DataError(
             f"The data directory {source} holds images, which are read from mounted directories alone.",
@@ -236,6 +250,13 @@ def find_remote_files(source: str) -> list[str]:
 @functools.cache  # a process opens a source several times
 def _warn_of_manifest(source: str) -> None:
     _log.warning("%s in %s is not compared: the files would have to be fetched whole", MANIFEST, source)
+
+
+def _below(storage: Storage, directory: str) -> Iterator[str]:
+    """The files of a directory and of those in it, sorted."""
+    for one in sorted(storage.list(directory), key=lambda one: one.url):
+        if is_data(one.url.rstrip("/")):
+            yield from _below(storage, one.url) if one.is_directory else (one.url,)
 
 
 def _hold_images(storage: Storage, directories: list[str]) -> bool:

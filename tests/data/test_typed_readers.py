@@ -38,6 +38,73 @@ def parquet(path: Path, **columns: Any) -> str:
     return str(path)
 
 
+PARTITIONS = ("dt=2026-01-01/shop=01", "dt=2026-01-01/shop=__HIVE_DEFAULT_PARTITION__", "dt=a%2Fb/shop=12")
+
+
+def partitioned(directory: Path, suffix: str) -> str:
+    """Write files of two rows as Spark leaves them, with its marker of success."""
+    for number, name in enumerate(PARTITIONS):
+        (directory / name).mkdir(parents=True)
+        table = pa.table({"price": [float(number), number + 0.5]})
+        if suffix == "parquet":
+            pq.write_table(table, directory / name / "part-0.parquet")
+        else:
+            write_feather(table, str(directory / name / "part-0.feather"))
+    (directory / "_SUCCESS").touch()
+    return str(directory)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "feather"])
+def test_names_of_directories_are_columns(tmp_path: Path, suffix: str) -> None:
+    source = partitioned(tmp_path / "clicks", suffix)
+    reader = create_reader(source)
+    metadata = reader.metadata()
+    assert dict(metadata.column_dtypes) == {"price": "float64", "dt": "string", "shop": "int64"}
+    records = everything(reader)
+    assert parse_examples(records, {"price": (), "dt": ()})["dt"].tolist() == [
+        *[b"2026-01-01"] * 4,
+        *[b"a/b"] * 2,
+    ]
+    whole = [records[row] for row in (0, 1, 4, 5)]
+    assert parse_examples(whole, {"shop": ()})["shop"].tolist() == [1, 1, 12, 12]
+    with pytest.raises(DataError, match="shop"):
+        parse_examples(records, {"shop": ()})
+    assert everything(create_reader(f"{source}/**/*.{suffix}")) == records
+    assert everything(create_reader(f"{source}/dt=*/shop=*/*.{suffix}")) == records
+    shops = create_reader(source, columns=("shop",)).metadata()
+    assert shops.column_names == ("shop",)
+    assert len(everything(create_reader(source, columns=("shop",)))) == 6
+
+
+def test_directories_that_are_named_are_no_columns(tmp_path: Path) -> None:
+    source = partitioned(tmp_path / "run=3" / "clicks", "parquet")
+    assert create_reader(source).metadata().column_names == ("price", "dt", "shop")
+    assert create_reader(f"{source}/dt=2026-01-01").metadata().column_names == ("price", "shop")
+    assert create_reader(f"{source}/{PARTITIONS[0]}").metadata().column_names == ("price",)
+    assert create_reader(f"{source}/{PARTITIONS[0]}/part-0.parquet").metadata().column_names == ("price",)
+
+
+def test_a_column_of_a_file_counts_before_the_name_of_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "dt=1").mkdir()
+    parquet(tmp_path / "dt=1" / "a.parquet", dt=[5, 6])
+    assert parse_examples(everything(create_reader(str(tmp_path))), {"dt": ()})["dt"].tolist() == [5, 6]
+
+
+def test_files_below_other_keys_are_refused(tmp_path: Path) -> None:
+    for name in ("dt=1", "day=1"):
+        (tmp_path / name).mkdir()
+        parquet(tmp_path / name / "a.parquet", price=[1.0])
+    with pytest.raises(DataError, match=r"The column (day|dt) of .* is not that of"):
+        create_reader(str(tmp_path)).shards()
+
+
+def test_partitions_that_a_kind_of_file_cannot_show_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "dt=1").mkdir()
+    (tmp_path / "dt=1" / "a.csv").write_text("price\n1.0\n")
+    assert len(everything(create_reader(str(tmp_path)))) == 1
+    assert "dt in the names of directories" in caplog.text
+
+
 def test_every_type_of_arrow_becomes_numbers_or_bytes(tmp_path: Path) -> None:
     moment = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
     path = parquet(

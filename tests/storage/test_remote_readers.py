@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import boto3
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from elasticdl.data import reader as reader_module
+from elasticdl.data.example import parse_examples
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
 from elasticdl.data.recordio import Compressor, RecordIOWriter
@@ -244,6 +248,20 @@ def test_patterns_files_and_hidden_names_are_those_of_directories(proxy: FaultyP
         create_reader(f"{url}/none")
     with pytest.raises(DataError, match=r"\*\* in it"):
         create_reader(f"{url}/**/x-1.txt")
+
+
+def test_names_of_directories_are_columns(proxy: FaultyProxy, tmp_path: Path) -> None:
+    url = f"s3://bucket/{tmp_path.name}"
+    storage = storage_of(url)
+    for name in ("dt=1/shop=x", "dt=2/shop=y"):
+        file = io.BytesIO()
+        pq.write_table(pa.table({"price": [0.5]}), file)
+        storage.publish(f"{url}/{name}/part-0.parquet", file.getvalue())
+    reader = create_reader(url)
+    assert reader.metadata().column_names == ("price", "dt", "shop")
+    records = [record for shard in reader.shards() for record in reader.read(shard)]
+    assert parse_examples(records, {"dt": ()})["dt"].tolist() == [1, 2]
+    assert create_reader(f"{url}/dt=*/shop=*/*").metadata().column_names == ("price", "dt", "shop")
 
 
 def test_what_needs_a_mounted_directory_is_refused_by_name(proxy: FaultyProxy, tmp_path: Path) -> None:
