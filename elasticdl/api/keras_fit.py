@@ -29,9 +29,15 @@ from elasticdl.api.fit_arguments import as_fitted, read_callbacks, split, write_
 from elasticdl.api.fit_results import BestWeights, WriteBack, take_back
 from elasticdl.data.samples import SampleRows, TextRows
 from elasticdl.frameworks.framework import Mode
-from elasticdl.frameworks.keras.compiled import check_compiled, check_complete, check_overrides, completed
+from elasticdl.frameworks.keras.compiled import (
+    check_compiled,
+    check_complete,
+    check_overrides,
+    completed,
+    may_do_without_loss,
+)
 from elasticdl.frameworks.keras.input.module_data import ModuleData
-from elasticdl.frameworks.keras.model import check_trainable
+from elasticdl.frameworks.keras.model import check_trainable, has_own_code
 from elasticdl.frameworks.keras.optimizer import make_optimizer
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.choices import JobType
@@ -253,7 +259,9 @@ def _checked(model: Any) -> ModelDefinition:
     bare = ModelDefinition("elasticdl.fit", "the model", lambda: model)
     check_overrides(bare.path, model, Mode.TRAINING)
     definition = completed(bare, model)
-    check_complete(definition, ("loss", "optimizer"))
+    # A worker traces the user's layers, and finds out whether they add the loss.
+    may_add_loss = may_do_without_loss(definition, model) and has_own_code(model)
+    check_complete(definition, ("optimizer",) if may_add_loss else ("loss", "optimizer"))
     check_compiled(bare, model, None, ())
     make_optimizer(definition, model, on_parameter_server=False)
     return definition

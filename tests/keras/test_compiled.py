@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Mode, Parameters, Share
@@ -74,6 +75,42 @@ def test_a_model_that_computes_its_loss_itself_may_be_compiled_without_one(
     model = tested._built().model
     wanted = float(np.abs(model(NUMBERS).numpy()[:, 0] - LABELS).mean())
     assert tested.train(batch, 1) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["Local", "AllReduce", "PS"])
+def test_what_layers_add_may_be_the_whole_loss(
+    framework: Any, rows_of: Any, minibatches: Any, request: Any, strategy: str
+) -> None:
+    tested = framework("compiled.reconstructing", minibatch_size=16, on_parameter_server=strategy == "PS")
+    tested.report()
+    plain = load(str(request.path.parent / "zoo"), "compiled.reconstructing", required=("feed",)).model()
+    plain(NUMBERS[:1])
+    start, flat = 0, tested.initial().trainable
+    for variable in plain.trainable_variables:
+        variable.assign(flat[start : (start := start + variable.value.shape.num_elements())].reshape(variable.shape))
+    for number, batch in enumerate(minibatches(tested, rows_of(ROWS))):  # the second one is half full
+        x = NUMBERS[16 * number : 16 * number + batch.size]
+        with tf.GradientTape() as tape:
+            plain(x, training=True)
+            loss = sum(plain.losses)
+        parts = tape.gradient(loss, plain.trainable_variables)
+        gradient = np.concatenate([np.ravel(part) for part in parts])
+        if strategy == "PS":
+            step = tested.gradients(batch, tested.initial(), {}, seed=1)
+            found, told = step.gradient, step.loss
+        elif strategy == "AllReduce":
+            share = tested.local_gradient([Share(batch, 1, 1.0)], lambda buffer: None)
+            found, told = np.asarray(share.buffers[0].tensor)[: len(gradient)], share.told()[0]
+        else:
+            found, told = None, tested.train(batch, 1)
+            plain.optimizer.apply(parts, plain.trainable_variables)
+            state = [value for name, value in tested.state().items() if name.startswith("model/")]
+            for value, expected in zip(state, plain.trainable_variables, strict=True):
+                np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+        assert told == pytest.approx(float(loss), rel=1e-5)
+        if found is not None:
+            np.testing.assert_allclose(found, gradient, rtol=1e-4, atol=1e-6)
+    assert (number, start) == (1, len(flat))
 
 
 def test_a_loss_that_neither_module_nor_compile_has_is_named(request: pytest.FixtureRequest) -> None:

@@ -36,7 +36,7 @@ def completed(definition: ModelDefinition, model: Any) -> ModelDefinition:
     if leaves_loss_to_compile(definition, model):
         taken = {"loss": given["loss"], "loss_weights": given.get("loss_weights")}
     elif definition.loss is None and given and is_overridden(model, "compute_loss"):
-        taken["loss"] = _no_loss
+        taken["loss"] = no_loss
     if definition.optimizer is None and given.get("optimizer") is not None:
         taken["optimizer"] = lambda: given["optimizer"]
     if definition.eval_metrics_fn is None and _flat(given.get("metrics")):
@@ -129,7 +129,13 @@ def leaves_loss_to_compile(definition: ModelDefinition, model: Any) -> bool:
     return definition.loss is None and _arguments(model).get("loss") is not None
 
 
-def _no_loss(labels: Any, predictions: Any) -> Any:
+def may_do_without_loss(definition: ModelDefinition, model: Any) -> bool:
+    """Return whether the model was compiled and nothing says its loss: then what its layers add is all of it."""
+    return definition.loss is None and bool(_arguments(model))
+
+
+def no_loss(labels: Any, predictions: Any) -> Any:
+    """The loss of a model that adds up all of it itself."""
     return tf.zeros(())
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras.src.trainers.compile_utils import CompileLoss
 
 from elasticdl.frameworks.framework import Floats
-from elasticdl.frameworks.keras.compiled import is_overridden
+from elasticdl.frameworks.keras.compiled import is_overridden, no_loss
 from elasticdl.frameworks.keras.samples import Examples
 from elasticdl.layers.placement import Placement, RowsNotFetched
 from elasticdl_client.errors import ModelDefinitionError
@@ -78,7 +78,7 @@ class TotalLoss:
         predictions = self._model(examples.features, training=True)
         weights = examples.weights
         if presence is not None:
-            may_heed = not self.is_of_model and not self._heeds_mask(predictions)
+            may_heed = not self.is_of_model and self._loss is not no_loss and not self._heeds_mask(predictions)
             self.heeds_presence = may_heed and self._is_exact(examples, predictions)
             if self.heeds_presence:
                 weights = presence if weights is None else _times(weights, presence)
@@ -128,6 +128,8 @@ class TotalLoss:
         return weights
 
     def _mean(self, labels: Any, predictions: Any, weights: Any) -> Any:
+        if self._loss is no_loss:  # as in Keras, weights are of this one alone
+            return no_loss(labels, predictions)
         labels = self._as_column(labels, predictions)
         if weights is None:
             return tf.reduce_mean(tf.convert_to_tensor(self._loss(labels, predictions)))

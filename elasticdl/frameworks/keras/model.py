@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -20,7 +20,13 @@ from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 
 from elasticdl.frameworks.framework import Floats, Mode, Parameters, Table, Variable
-from elasticdl.frameworks.keras.compiled import check_overrides, completed, leaves_loss_to_compile
+from elasticdl.frameworks.keras.compiled import (
+    check_overrides,
+    completed,
+    leaves_loss_to_compile,
+    may_do_without_loss,
+    no_loss,
+)
 from elasticdl.frameworks.keras.embedding import Swap, Unmovable, describe_table
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs, nested_models_checked
 from elasticdl.frameworks.keras.losses import TotalLoss
@@ -154,9 +160,11 @@ def _built(
             if not _is_built(model):
                 example = zeros_like_spec(examples(inputs).features)
                 user_call(lambda: model(example, training=False), f"{where}.call")
-            if _has_own_code(model):
+            if has_own_code(model):
                 features = examples(inputs).features
-                user_call(lambda: _trace_training(model, features), f"{where}.call")
+                adds_losses = user_call(lambda: _trace_training(model, features), f"{where}.call")
+                if adds_losses and may_do_without_loss(definition, model):
+                    definition = replace(definition, loss=no_loss)
             loss = _make_loss(definition, model, placement, is_of_compile, lambda: examples(inputs))
         if swap is not None:
             swap.keep_frozen(model)
@@ -216,14 +224,27 @@ def _size(variable: Any) -> int:
     return int(np.prod(variable.shape, dtype=np.int64))
 
 
-def _has_own_code(model: Any) -> bool:
+def has_own_code(model: Any) -> bool:
     """Whether the model or a layer is of a class of the user's."""
     return any(type(part).__module__.partition(".")[0] not in _KNOWN_PACKAGES for part in model._flatten_layers())
 
 
-def _trace_training(model: Any, features: Any) -> None:
-    """Makes the variables of layers that the user's code calls in training alone; it runs nothing."""
-    tf.function(lambda given: model(given, training=True), autograph=False).get_concrete_function(features)
+def _trace_training(model: Any, features: Any) -> bool:
+    """Makes the variables of layers that the user's code calls in training alone; it runs nothing.
+
+    Returns:
+        Whether `call` adds losses, beside the regularizers of variables.
+    """
+    num_losses = 0
+
+    def call(given: Any) -> Any:
+        nonlocal num_losses
+        outputs = model(given, training=True)
+        num_losses = len(model.losses)
+        return outputs
+
+    tf.function(call, autograph=False).get_concrete_function(features)
+    return num_losses > sum(getattr(one, "regularizer", None) is not None for one in model.trainable_variables)
 
 
 def _make_loss(

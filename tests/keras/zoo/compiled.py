@@ -68,6 +68,28 @@ def own() -> keras.Model:
     return model
 
 
+class Reconstructing(keras.Model):
+    """An autoencoder whose layers say the whole loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = keras.layers.Dense(2, activation="tanh", kernel_regularizer="l2")
+        self.out = keras.layers.Dense(4)
+
+    def call(self, x):
+        hidden = self.hidden(x)
+        found = self.out(hidden)
+        self.add_loss(tf.reduce_mean(tf.square(found - x)))
+        self.add_loss(0.1 * tf.reduce_mean(tf.abs(hidden)))
+        return found
+
+
+def reconstructing() -> keras.Model:
+    model = Reconstructing()
+    model.compile(optimizer=keras.optimizers.SGD(0.05))
+    return model
+
+
 def without_loss() -> keras.Model:
     model = described.number()
     model.compile(optimizer="sgd", metrics=["mae"])
