@@ -9,6 +9,8 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
+from elasticdl.activities import Activity as Activity
+
 HEARTBEAT_S = 1.0  # between two heartbeats of a worker of a small job
 REPORT_S = 0.1  # between two of its reports of progress: a call costs both sides as much as many a minibatch
 
@@ -19,23 +21,6 @@ class Role(StrEnum):
     MASTER = "master"
     PS = "ps"
     WORKER = "worker"
-
-
-class Activity(StrEnum):
-    """The activity of a worker's main thread; heartbeats carry it to the master."""
-
-    START = "start"  # importing, loading and building the model
-    COMPILE = "compile"  # the first minibatch
-    COMPUTE = "compute"  # minibatches, and work between the other activities
-    REPEAT = "repeat"  # computing a minibatch again whose gradient came too late
-    PS = "ps"  # waiting for parameter servers
-    WORLD = "world"  # AllReduce: waiting for the other members in a step
-    JOIN = "join"  # AllReduce: waiting for a group, and taking its model over
-    INPUT = "input"  # waiting for records and the user's feed
-    EVALUATE = "evaluate"
-    EXPORT = "export"
-    CHECKPOINT = "checkpoint"
-    IDLE = "idle"  # waiting for a task
 
 
 @dataclass(frozen=True, slots=True)

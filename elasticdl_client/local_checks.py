@@ -44,6 +44,7 @@ from elasticdl_client.data_sources import (
 from elasticdl_client.errors import CheckpointError, DataError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.model_source import check_model_source, reads_data_itself
+from elasticdl_client.partitions import partition_of
 from elasticdl_client.storage_kinds import check_installed, check_url, is_remote
 from elasticdl_client.trained_model import check_beginning, check_unused, look_at
 from elasticdl_client.zoo_modules import framework_of
@@ -294,6 +295,7 @@ def _check_kind(name: str, spec: JobSpec, source: str) -> None:
     if kind in ("Parquet", "Arrow") and files and _wanted_columns(spec):
         columns = _schema(kind, files[0])
         if columns:
+            columns = [*columns, *partition_of(source, files[0])]
             _check_columns(name, spec, files[0], columns)
     if is_packed or (kind in ("CSV", "JSONL", "Text") and files):
         _check_is_text(name, files[0])

@@ -25,7 +25,6 @@ import pyarrow.parquet as pq
 import pyarrow.types as kinds
 
 from elasticdl.data.files import Arrays, FileView, cached, open_file
-from elasticdl.data.partitions import Partitions
 from elasticdl.data.reader import Metadata, PartsReader
 from elasticdl.data.sources import check_directory, need
 from elasticdl.data.table_encoder import (
@@ -41,6 +40,7 @@ from elasticdl.data.table_encoder import (
     encode_table,
 )
 from elasticdl_client.errors import DataError
+from elasticdl_client.partitions import Partitions
 from elasticdl_client.storage_kinds import is_remote
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elasticdl.data.npz import npz_reader
-from elasticdl.data.partitions import Partitions
 from elasticdl.data.reader import Metadata, PartsReader, Reader
 from elasticdl.data.recordio import RecordIOReader
 from elasticdl.data.sample_files import check_same_classes, class_names, holds_images, image_reader, webdataset_reader
@@ -36,6 +35,7 @@ from elasticdl_client.data_sources import (
 )
 from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.partitions import Partitions
 from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import is_remote
 

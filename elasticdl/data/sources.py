@@ -27,12 +27,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from elasticdl.data.partitions import is_partition
 from elasticdl.protocol import Shard
 from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.port import FileStatus, Storage
 from elasticdl_client.data_sources import is_hidden, paths_matching
 from elasticdl_client.errors import DataError, ElasticDLError, StorageFileMissing
+from elasticdl_client.partitions import is_partition
 from elasticdl_client.storage_kinds import KINDS, is_remote, scheme_of
 
 _log = logging.getLogger("elasticdl.data")
@@ -110,7 +110,8 @@ def _files_of_directory(directory: str) -> list[str]:
         return files
     directories = [path for path in paths if os.path.isdir(path)]
     if directories and all(is_partition(os.path.basename(path)) for path in directories):
-        files = [path for inner in directories for path in _files_of(sorted(paths_matching(_all_below(inner))))]
+        below = [path for inner in directories for path in paths_matching(_all_below(inner))]
+        files = _files_of(path for path in below if os.path.basename(path) != MANIFEST)
         if files:
             return files
     if directories:
@@ -232,7 +233,7 @@ def find_remote_files(source: str) -> list[str]:
     directories = [one.url for one in found if one.is_directory and is_data(one.url)]
     if directories and not files and all(is_partition(url.rstrip("/").rpartition("/")[2]) for url in directories):
         files = [url for directory in directories for url in _below(storage, directory)]
-        if files:
+        if files and not all(url.lower().endswith(_IMAGES) for url in files):
             return files
     if files or _hold_images(storage, directories):
         raise DataError(

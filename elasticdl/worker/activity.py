@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from elasticdl.protocol import Activity
+from elasticdl.activities import Activity
 
 
 class _During:

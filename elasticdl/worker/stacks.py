@@ -18,7 +18,7 @@ from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 
-from elasticdl.protocol import Activity
+from elasticdl.activities import Activity
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.child_stacks import ChildThread
 

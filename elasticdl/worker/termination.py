@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from elasticdl.protocol import Activity
+from elasticdl.activities import Activity
 from elasticdl.rpc.signals import on_signals
 from elasticdl.worker.activity import ActivityClock
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import hashlib
 import os
 import threading
 from pathlib import Path
@@ -71,13 +72,17 @@ def test_names_of_directories_are_columns(tmp_path: Path, suffix: str) -> None:
         parse_examples(records, {"shop": ()})
     assert everything(create_reader(f"{source}/**/*.{suffix}")) == records
     assert everything(create_reader(f"{source}/dt=*/shop=*/*.{suffix}")) == records
+    assert everything(create_reader(f"{tmp_path}//clicks/dt=*/shop=*/*.{suffix}")) == records
+    part = tmp_path / "clicks" / PARTITIONS[0] / f"part-0.{suffix}"
+    (part.parent / "SHA256SUMS").write_text(f"{hashlib.sha256(part.read_bytes()).hexdigest()}  {part.name}\n")
+    assert len(create_reader(source).shards()) == 3
     shops = create_reader(source, columns=("shop",)).metadata()
     assert shops.column_names == ("shop",)
     assert len(everything(create_reader(source, columns=("shop",)))) == 6
 
 
 def test_directories_that_are_named_are_no_columns(tmp_path: Path) -> None:
-    source = partitioned(tmp_path / "run=3" / "clicks", "parquet")
+    source = partitioned(tmp_path / "run=3" / "clicks[1]", "parquet")
     assert create_reader(source).metadata().column_names == ("price", "dt", "shop")
     assert create_reader(f"{source}/dt=2026-01-01").metadata().column_names == ("price", "shop")
     assert create_reader(f"{source}/{PARTITIONS[0]}").metadata().column_names == ("price",)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OURS = ("elasticai_api", "elasticdl", "elasticdl_client", "elasticdl_preprocessing", "model_zoo")
 
 SHARED = (  # `choices` are the types of JobSpec's fields
+    "elasticdl.activities",
     "elasticdl.protocol",
     "elasticdl.task_numbers",
     "elasticdl_client.storage_kinds",
@@ -66,7 +67,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.kubernetes",
     ),
     "elasticdl": ("elasticdl_client.version", "elasticdl_client.sdk", "elasticdl.api.keras_fit"),  # on demand
-    "elasticdl.protocol": (),
+    "elasticdl.activities": (),
+    "elasticdl.protocol": ("elasticdl.activities",),
     "elasticdl.task_numbers": (),
     "elasticdl.kernels": (),
     "elasticdl.rpc": (*SHARED, "elasticdl.kernels", "elasticdl_client.kubernetes.names"),  # keys of the job's Secret
@@ -88,6 +90,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.kernels",
         "elasticdl.storage",
         "elasticdl_client.data_sources",
+        "elasticdl_client.partitions",
     ),
     "elasticdl.analysis": (*SHARED, "elasticdl.data"),
     "elasticdl.model_def": (

@@ -23,12 +23,17 @@ def is_partition(name: str) -> bool:
 
 def partition_of(source: str, path: str) -> dict[str, str | None]:
     """The values in the names of the directories between a source and one of its files, outermost first; None: null."""
-    names = source.rstrip("/").split("/")
-    if glob.has_magic(source):
-        names = names[: next(n for n, name in enumerate(names) if glob.has_magic(name))]
-    inner = path.split("/")[len(names) : -1]
+    names = _names(source)
+    is_named = path == source or path.startswith(source.rstrip("/") + "/")  # whatever is in its name
+    if not is_named and glob.has_magic(source):
+        names = names[: next((n for n, name in enumerate(names) if glob.has_magic(name)), 0)]
+    inner = _names(path)[len(names) : -1]
     pairs = [found.groups() for found in map(_KEY.fullmatch, inner) if found is not None]
     return {unquote(key): None if value == _NULL else unquote(value) for key, value in pairs}
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name]
 
 
 @dataclass(frozen=True, slots=True)
