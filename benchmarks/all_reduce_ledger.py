@@ -23,6 +23,7 @@ from benchmarks.all_reduce_training import BATCH, NETWORKS, Network
 from benchmarks.images import random_images
 from benchmarks.measured_job import ROOT
 from benchmarks.peers.launch import HOST, TOKEN
+from elasticdl.activities import ActivityClock
 from elasticdl.collective import ElasticGroup, Reduction
 from elasticdl.data.example import encode_examples
 from elasticdl.data.reader import Metadata
@@ -31,7 +32,6 @@ from elasticdl.model_def import load
 from elasticdl.protocol import derive_seed
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.allreduce.replica import Replica
 from elasticdl.worker.allreduce.step_header import BatchRef

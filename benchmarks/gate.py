@@ -1,7 +1,7 @@
 """The cost of a server's gate in small calls: token, deadline of the message, rules of the message.
 
-``python -m benchmarks.gate [--quick] [--json]``: heartbeats of a worker and of a parameter server, and reports of
-progress, from one caller to a server whose handlers do nothing, so that nothing else dilutes the figures.  The peer is
+``python -m benchmarks.gate [--quick] [--json]``: heartbeats of a worker and of a parameter server, and questions about
+a lease, from one caller to a server whose handlers do nothing, so that nothing else dilutes the figures.  The peer is
 the same server with an interceptor that compares the token alone.  Both run in a process of their own and are called by
 turns; compared is the processor time of both ends for a call, which other work on the machine disturbs less.
 """
@@ -63,10 +63,7 @@ CALLS: Mapping[str, tuple[str, Any]] = {
             ),
         ),
     ),
-    "progress_report": (
-        "ReportProgress",
-        pb.ProgressReport(worker_id=3, incarnation=1 << 61, lease=LEASE, committed=range(8), loss=0.5, has_loss=True),
-    ),
+    "lease_question": ("ConfirmLease", pb.LeaseQuestion(worker_id=3, incarnation=1 << 61, lease=LEASE)),
 }
 
 
@@ -76,7 +73,7 @@ class Idle(pb_grpc.MasterServicer):  # type: ignore[misc]
     def Heartbeat(self, _request: pb.HeartbeatRequest, _context: object) -> pb.HeartbeatReply:  # noqa: N802
         return pb.HeartbeatReply(known=True, generation=1)
 
-    def ReportProgress(self, _request: pb.ProgressReport, _context: object) -> pb.Ack:  # noqa: N802
+    def ConfirmLease(self, _request: pb.LeaseQuestion, _context: object) -> pb.Ack:  # noqa: N802
         return pb.Ack(accepted=True, generation=1)
 
 

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from elasticdl.activities import Activity, ActivityClock
 from elasticdl.frameworks.framework import Batch, Framework, Mode, TaskRecords
 from elasticdl.model_def import load_model_definition
-from elasticdl.protocol import Activity, Shard
+from elasticdl.protocol import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.factories import Readers, load_framework
 from elasticdl.worker.local import STATE_FILE, LocalStrategy

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.measured_job import ROOT, BenchmarkError
+from elasticdl.activities import ActivityClock
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, Share
 from elasticdl.frameworks.torch import TorchFramework
@@ -25,7 +26,6 @@ from elasticdl.model_def import load
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl.worker.ledger import Ledger

@@ -1,10 +1,9 @@
-"""``python -m benchmarks.master_clients PORT FIRST END STEP_S COMMITTED TRANSPORT``: workers of benchmarks/master.py.
+"""``python -m benchmarks.master_clients PORT FIRST END STEP_S COMMITTED``: workers of benchmarks/master.py.
 
 Each has a connection of its own, registers, and sends heartbeats as a real one; on a command it takes tasks,
-always asking for the next one while it has one, notes a minibatch every STEP_S seconds in the file COMMITTED, 16 bits
-for each task, which stands for the model, and then reports it, with others if the master wants fewer reports.
-TRANSPORT is ``stream``, as of a real worker, or ``unary``: heartbeats and reports are calls.  Commands are
-lines of standard input, each answered with a line of JSON.
+always asking for the next one while it has one, with the messages that it sends anyway, notes a minibatch every STEP_S
+seconds in the file COMMITTED, 16 bits for each task, which stands for the model, and then reports it, with others if
+the master wants fewer reports.  Commands are lines of standard input, each answered with a line of JSON.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ TIMEOUT_S = 10.0
 LONG_POLL_S = 20.0
 RETRY_S = 0.3
 STREAM_S = 3600.0
+MOST_HELD = 2  # leases of a worker without input processes
 VARIABLES = (pb.Variable(name="kernel", shape=[2, 3], trainable=True),)
 
 
@@ -58,23 +58,10 @@ class Tally:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How a worker works.
-
-    Attributes:
-        step_s: between two minibatches.
-        by_stream: heartbeats and reports go by a stream.
-    """
-
-    step_s: float
-    by_stream: bool
-
-
 class AioWorker:
     """One worker: the calls of `MasterLink`, without threads."""
 
-    def __init__(self, address: str, worker_id: int, pace: Pace, committed: int, tally: Tally) -> None:
+    def __init__(self, address: str, worker_id: int, step_s: float, committed: int, tally: Tally) -> None:
         certificate = read_certificate()
         assert certificate is not None
         credentials = grpc.ssl_channel_credentials(certificate.authority, certificate.key, certificate.certificate)
@@ -82,8 +69,7 @@ class AioWorker:
         self._stub: Any = pb_grpc.MasterStub(grpc.aio.secure_channel(address, credentials, options))  # type: ignore[no-untyped-call]
         self._token = token_metadata(read_token())
         self._id, self._incarnation = worker_id, random.getrandbits(60)
-        self._step_s = pace.step_s
-        self._by_stream = pace.by_stream
+        self._step_s = step_s
         self._stream: Any = None
         self._turn = asyncio.Lock()  # of one heartbeat or report
         self._committed = committed
@@ -91,6 +77,8 @@ class AioWorker:
         self._registration = asyncio.Lock()
         self._held: dict[int, list[int]] = {}  # by lease: the minibatches that are done
         self._drawn: asyncio.Queue[pb.Lease] = asyncio.Queue()
+        self._wants_lease = False  # each message asks for one
+        self._may_ask = asyncio.Event()  # a lease has come, or one has ended without another
         self._leases: dict[int, pb.Lease] = {}
         self._ended_at = 0.0  # its newest task; it may have one lease more when the master knows of the end
         self._told_at = 0.0  # of progress
@@ -145,6 +133,8 @@ class AioWorker:
                     if reply.WhichOneof("answer") == "lease":
                         self._tally.lease_s.append(time.perf_counter() - max(began, self._ended_at))
                 else:
+                    if method == "Exchange" and reply.lease.HasField("lease"):
+                        self._tally.lease_s.append(time.perf_counter() - began)
                     self._tally.call_s.append(time.perf_counter() - began)
                 return reply
 
@@ -164,28 +154,19 @@ class AioWorker:
         """Report, with a heartbeat if one is due before the next report; without reports a heartbeat alone."""
         async with self._turn:
             message = pb.WorkerMessage(reports=reports)
+            if self._wants_lease:
+                message.lease_request.CopyFrom(self._lease_request())
             if self._until_beat_s() <= (min(self._report_s, self._heartbeat_s / 2) if reports else 0.0):
                 message.heartbeat.CopyFrom(self._heartbeat())
             elif not reports:
                 return ()
-            answer = await (self._call("Exchange", message) if self._by_stream else self._call_each(message))
+            answer: pb.MasterMessage = await self._call("Exchange", message)
+            if answer.HasField("lease"):
+                await self._on_lease(answer.lease)
         self._tally.num_reports += bool(reports)
         if answer.HasField("heartbeat"):
             await self._on_heartbeat(answer.heartbeat)
         return answer.acks
-
-    async def _call_each(self, message: pb.WorkerMessage) -> pb.MasterMessage:
-        """The calls that a message stands for."""
-        answer = pb.MasterMessage()
-        if message.HasField("heartbeat"):
-            answer.heartbeat.CopyFrom(await self._call("Heartbeat", message.heartbeat))
-        for report in message.reports:
-            is_end = report.HasField("finished")
-            call = ("FinishTask", report.finished) if is_end else ("ReportProgress", report.progress)
-            answer.acks.append(await self._call(*call))
-            if not answer.acks[-1].accepted:
-                break
-        return answer
 
     async def _report(self, reports: Sequence[pb.TaskReport]) -> None:
         while reports:
@@ -240,21 +221,43 @@ class AioWorker:
         shard = self._leases[lease].shard
         return lease >> 32 < self.generation and len(self._held[lease]) == shard.end - shard.start
 
+    def _lease_request(self) -> pb.LeaseRequest:
+        return pb.LeaseRequest(worker_id=self._id, incarnation=self._incarnation)
+
     async def _draw(self) -> None:
-        request = pb.LeaseRequest(worker_id=self._id, incarnation=self._incarnation)
+        """With a message while a lease is held, as `MasterLink.request_lease` does; else by a long poll."""
         await self.may_train.wait()
         while True:
-            reply = await self._call("RequestLease", request, LONG_POLL_S)
-            match reply.WhichOneof("answer"):
-                case "unknown":
-                    await self.register()
-                case "lease":
-                    lease = reply.lease
-                    self._leases[lease.id] = lease
-                    self._held[lease.id] = list(range(lease.committed[-1] + 1)) if lease.committed else []
-                    self._drawn.put_nowait(lease)
-                case "end":
-                    raise SystemExit("the job is over: it had too few tasks for so long a measurement")
+            self._may_ask.clear()
+            if self._held:
+                self._wants_lease = True
+                if len(self._held) < MOST_HELD:
+                    await self._ask_now()
+                await self._may_ask.wait()
+            elif not self._wants_lease:
+                await self._on_lease(await self._call("RequestLease", self._lease_request(), LONG_POLL_S))
+            else:
+                self._wants_lease = False  # no message that asks is under way when the next one is answered
+                await self._ask_now()
+
+    async def _ask_now(self) -> None:
+        async with self._turn:
+            answer = await self._call("Exchange", pb.WorkerMessage(lease_request=self._lease_request()))
+            await self._on_lease(answer.lease)
+
+    async def _on_lease(self, reply: pb.LeaseReply) -> None:
+        match reply.WhichOneof("answer"):
+            case "unknown":
+                await self.register()
+            case "lease":
+                lease = reply.lease
+                self._wants_lease = False
+                self._leases[lease.id] = lease
+                self._held[lease.id] = list(range(lease.committed[-1] + 1)) if lease.committed else []
+                self._drawn.put_nowait(lease)
+                self._may_ask.set()
+            case "end":
+                raise SystemExit("the job is over: it had too few tasks for so long a measurement")
 
     async def _train(self) -> None:
         await self.may_train.wait()
@@ -295,6 +298,7 @@ class AioWorker:
             await self._report(reports)
             self._tally.num_reported += len(report.committed)
         del self._held[lease.id], self._leases[lease.id]
+        self._may_ask.set()
         return due
 
     def _apply(self, task: int, num_minibatches: int) -> None:
@@ -303,11 +307,11 @@ class AioWorker:
         os.pwrite(self._committed, max(held, num_minibatches).to_bytes(2, sys.byteorder), 2 * task)
 
 
-async def serve(port: int, first: int, end: int, pace: Pace, committed_file: Path) -> None:
+async def serve(port: int, first: int, end: int, step_s: float, committed_file: Path) -> None:
     """Runs the workers and does what standard input says until it ends."""
     committed = os.open(committed_file, os.O_RDWR)
     tally = Tally()
-    workers = [AioWorker(f"127.0.0.1:{port}", n, pace, committed, tally) for n in range(first, end)]
+    workers = [AioWorker(f"127.0.0.1:{port}", n, step_s, committed, tally) for n in range(first, end)]
     lives = asyncio.gather(*(worker.live() for worker in workers))
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[str] = asyncio.Queue()
@@ -343,8 +347,7 @@ async def serve(port: int, first: int, end: int, pace: Pace, committed_file: Pat
 
 def main() -> None:
     port, first, end = map(int, sys.argv[1:4])
-    pace = Pace(float(sys.argv[4]), sys.argv[6] == "stream")
-    asyncio.run(serve(port, first, end, pace, Path(sys.argv[5])))
+    asyncio.run(serve(port, first, end, float(sys.argv[4]), Path(sys.argv[5])))
 
 
 if __name__ == "__main__":

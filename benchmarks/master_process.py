@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ with no_garbage_collection():  # as in elasticdl/master/__main__.py
     import grpc
 
     from elasticdl.cluster.cluster import CannotResize, EventType, Pod, PodEvent, PodPhase, PodSpec
-    from elasticdl.cluster.local.adapter import pod_from_message, pod_to_message
-    from elasticdl.master.local_environment import FileJournal, LocalEnvironment, read_spec, replace_file
+    from elasticdl.cluster.local.adapter import pod_from_message
+    from elasticdl.master.environment import Endpoint
+    from elasticdl.master.local_environment import LOOPBACK, FileJournal, LocalEnvironment, read_spec, replace_file
     from elasticdl.master.master import Master
     from elasticdl.rpc import elasticdl_pb2 as pb
     from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
@@ -54,7 +56,7 @@ class ListedCluster:
         pod = Pod(spec.name, spec.role, spec.index, f"uid of {spec.name}", PodPhase.RUNNING, dict(spec.labels))
         with self._lock, self._path.open("a") as file:
             self._pods[pod.name] = pod
-            file.write(json.dumps(pod_to_message(pod)) + "\n")
+            file.write(json.dumps(asdict(pod)) + "\n")
         self._changes.put(PodEvent(EventType.ADDED, pod))
         return pod
 
@@ -113,12 +115,6 @@ class EmptyMaster(pb_grpc.MasterServicer):  # type: ignore[misc]
     def Heartbeat(self, _request: object, _context: object) -> pb.HeartbeatReply:  # noqa: N802
         return pb.HeartbeatReply(known=True, generation=1, newest_lease=1)
 
-    def ReportProgress(self, _request: object, _context: object) -> pb.Ack:  # noqa: N802
-        return pb.Ack(accepted=True, generation=1, model_version=1 << 20)
-
-    def FinishTask(self, _request: object, _context: object) -> pb.Ack:  # noqa: N802
-        return pb.Ack(accepted=True, generation=1, model_version=1 << 20)
-
     def RequestLease(self, _request: object, _context: object) -> pb.LeaseReply:  # noqa: N802
         number = next(self._tasks)
         task = number % self._num_tasks
@@ -129,8 +125,9 @@ class EmptyMaster(pb_grpc.MasterServicer):  # type: ignore[misc]
     def Exchange(self, messages: Iterator[pb.WorkerMessage], context: Any) -> Iterator[pb.MasterMessage]:  # noqa: N802
         for message in messages:
             beat = self.Heartbeat(message.heartbeat, context) if message.HasField("heartbeat") else None
-            acks = [self.ReportProgress(report, context) for report in message.reports]
-            yield pb.MasterMessage(heartbeat=beat, acks=acks)
+            acks = [pb.Ack(accepted=True, generation=1, model_version=1 << 20) for _ in message.reports]
+            lease = self.RequestLease(message.lease_request, context) if message.HasField("lease_request") else None
+            yield pb.MasterMessage(heartbeat=beat, acks=acks, lease=lease)
 
 
 class BareGate(grpc.ServerInterceptor):  # type: ignore[misc]
@@ -163,9 +160,8 @@ def run_master(job_dir: Path, port: int) -> int:
         spec=read_spec(job_dir),
         cluster=ListedCluster(job_dir / PODS),
         journal=CountingJournal(job_dir),
-        token=read_token(),
+        endpoint=Endpoint(LOOPBACK, port, read_token()),
         token_file=os.environ[TOKEN_FILE_VARIABLE],
-        port=port,
     )
     master = Master(environment)
     signal.signal(signal.SIGTERM, lambda number, frame: master.request_stop("SIGTERM"))

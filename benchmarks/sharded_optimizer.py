@@ -24,12 +24,12 @@ from typing import Any, cast
 from benchmarks.all_reduce_ledger import LONGEST_FORMING_S, OneWorld
 from benchmarks.measured_job import ROOT
 from benchmarks.peers.launch import HOST, TOKEN
+from elasticdl.activities import ActivityClock
 from elasticdl.collective import ElasticGroup
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, Share
 from elasticdl.model_def import load
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.allreduce.replica import Replica, ShardedReplica
 from elasticdl.worker.allreduce.sharded_session import ShardedSession

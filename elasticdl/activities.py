@@ -1,10 +1,15 @@
-"""The activities of a worker's main thread.
+"""Where a worker's time goes: the activities of its main thread, and the clock that measures each.
 
-Imports nothing that takes time: a worker has it before it catches SIGTERM.
+The master makes goodput of it (master/core/slot_time.py).  Imports nothing that takes time: a worker has it before it
+catches SIGTERM.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 
@@ -23,3 +28,79 @@ class Activity(StrEnum):
     EXPORT = "export"
     CHECKPOINT = "checkpoint"
     IDLE = "idle"  # waiting for a task
+
+
+class _During:
+    """A block whose time belongs to an activity; a class, since a generator would take twice as long."""
+
+    __slots__ = ("_activity", "_before", "_clock")
+
+    def __init__(self, clock: ActivityClock, activity: Activity) -> None:
+        self._clock = clock
+        self._activity = activity
+        self._before = activity
+
+    def __enter__(self) -> None:
+        self._before = self._clock.switch(self._activity)
+
+    def __exit__(self, *_: object) -> None:
+        self._clock.switch(self._before)
+
+
+class ActivityClock:
+    """Attributes the time of one thread to activities; read from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds: dict[Activity, float] = {}
+        self._now = Activity.START
+        self._since = time.monotonic()
+        self._asks_for_task = False
+        self._num_tasks = 0  # that are open
+
+    def switch(self, activity: Activity) -> Activity:
+        """Ends the present activity, begins another; returns the one that ended."""
+        with self._lock:
+            self._settle()
+            before, self._now = self._now, activity
+            return before
+
+    def during(self, activity: Activity) -> _During:
+        """Return a context: the time of its block belongs to `activity`."""
+        return _During(self, activity)
+
+    @contextmanager
+    def without_task(self) -> Iterator[None]:
+        """A thread waits for a task: a main thread that waits for input meanwhile is idle, if no other task is open."""
+        self._set_asking(True)
+        try:
+            yield
+        finally:
+            self._set_asking(False)
+
+    def _set_asking(self, value: bool) -> None:
+        with self._lock:
+            self._settle()
+            self._asks_for_task = value
+
+    def add_tasks(self, number: int) -> None:
+        """Count more open tasks, whose minibatches are made or computed; fewer if `number` is negative."""
+        with self._lock:
+            self._settle()
+            self._num_tasks += number
+
+    def _doing(self) -> Activity:
+        has_no_task = self._asks_for_task and not self._num_tasks
+        return Activity.IDLE if self._now is Activity.INPUT and has_no_task else self._now
+
+    def read(self) -> tuple[Activity, dict[str, float]]:
+        """The present activity, and seconds by activity so far."""
+        with self._lock:
+            self._settle()
+            return self._doing(), {str(activity): seconds for activity, seconds in self._seconds.items()}
+
+    def _settle(self) -> None:
+        now = time.monotonic()
+        doing = self._doing()
+        self._seconds[doing] = self._seconds.get(doing, 0.0) + now - self._since
+        self._since = now

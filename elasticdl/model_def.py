@@ -186,12 +186,15 @@ def _import(zoo: Path, name: str) -> ModuleType:
     _add_working_directory()
     _alias(zoo)
     importlib.invalidate_caches()
+    process = os.getpid()
     try:
         with _saying_where(file):
             return _import_file(name, file)
     except ModelDefinitionError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if os.getpid() != process:  # a child that the module has forked ends by it
+            raise
         raise ModelDefinitionError(
             f"{file} cannot be imported: {type(error).__name__}: {error}",
             _import_hint(error),
@@ -213,7 +216,7 @@ def _add_working_directory() -> None:
             sys.path.insert(max(behind, default=len(sys.path)), here)
 
 
-def _import_hint(error: Exception) -> str:
+def _import_hint(error: BaseException) -> str:
     top = _top(error.name or "") if isinstance(error, ModuleNotFoundError) else ""
     if not top or top in sys.modules or importlib.util.find_spec(top) is not None:
         return "Mend the module; its traceback is in the worker's log."

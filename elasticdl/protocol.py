@@ -1,15 +1,11 @@
-"""Values that all processes of a job share: roles of pods, activities of workers, devices, ranges of records, the order
-of tasks, seeds.
-"""
+"""Values that all processes of a job share: roles of pods, devices, ranges of records, the order of tasks, seeds."""
 
 from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-
-from elasticdl.activities import Activity as Activity
 
 HEARTBEAT_S = 1.0  # between two heartbeats of a worker of a small job
 REPORT_S = 0.1  # between two of its reports of progress: a call costs both sides as much as many a minibatch
@@ -21,6 +17,20 @@ class Role(StrEnum):
     MASTER = "master"
     PS = "ps"
     WORKER = "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCheckpoint:
+    """By a worker that holds a model of its own.
+
+    Attributes:
+        version: minibatches in the model.
+        error: why it could not be written; empty: it is whole.
+    """
+
+    version: int
+    directory: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +52,16 @@ class Device:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shard:
-    """Records ``start`` (inclusive) to ``end`` (exclusive) of the part of a source called ``name``."""
+    """Records ``start`` (inclusive) to ``end`` (exclusive) of the part of a source called ``name``.
+
+    Attributes:
+        identity: of the part when the job counted it (`elasticdl.data.identity`); empty: nothing says which one it is.
+    """
 
     name: str
     start: int
     end: int
+    identity: str = field(default="", compare=False)
 
     def __len__(self) -> int:
         return self.end - self.start

@@ -13,7 +13,8 @@ from elasticdl_client.choices import (
 )
 from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import FlagError
-from elasticdl_client.flag_groups import COMPUTATION_DEFAULTS
+from elasticdl_client.flag_groups import COMPUTATION
+from elasticdl_client.flags import Group, given_of, names_of
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.resources import exceeding, has_several_mig_devices
 from elasticdl_client.storage_kinds import is_remote
@@ -27,22 +28,6 @@ _REQUIRED = {
     "predict": ("job_name", "model_def", "prediction_data", "checkpoint_dir_for_init"),
     "analyze": ("job_name", "data", "output"),
 }
-_OF_PARAMETER_SERVERS = (
-    ("use_async", True),
-    ("grads_to_wait", 1),
-    ("sync_version_tolerance", 0),
-    ("get_model_steps", 1),
-    ("max_staleness", 0),
-    ("lr_staleness_modulation", False),
-    ("wire_dtype", "float32"),
-    ("embedding_threshold", "2MB"),
-)
-_OF_ALL_REDUCE = (
-    ("min_workers", 1),
-    ("fixed_global_batch", 0),
-    ("collective_timeout", 5.0),
-    ("shard_optimizer", False),
-)
 _EXAMPLES = {
     "job_name": "my-job",
     "model_def": "mnist.mnist_functional_api.custom_model",
@@ -145,13 +130,12 @@ def _check_strategy(spec: JobSpec) -> None:
 def _check_range(spec: JobSpec) -> None:
     """The number of workers follows the gain, or it is fixed."""
     if not spec.max_workers:
-        for name, default in (("min_gain", 0.3), ("scaling_window", 30.0)):
-            if getattr(spec, name) != default:
-                raise FlagError(
-                    f"--{name} is for a number of workers that follows the gain, and --num_workers={spec.num_workers} "
-                    "is fixed.",
-                    f"Give a range, such as --num_workers={spec.num_workers}:{4 * spec.num_workers}, or leave it out.",
-                )
+        for name in given_of(spec, ("min_gain", "scaling_window")):
+            raise FlagError(
+                f"--{name} is for a number of workers that follows the gain, and --num_workers={spec.num_workers} is "
+                "fixed.",
+                f"Give a range, such as --num_workers={spec.num_workers}:{4 * spec.num_workers}, or leave it out.",
+            )
         return
     if spec.max_workers < spec.num_workers:
         raise FlagError(
@@ -235,12 +219,11 @@ def _check_command(spec: JobSpec) -> None:
             f"--input_workers={spec.input_workers} is without effect with --job_command: the script reads its data.",
             "Leave it out, and give the loader of the script num_workers.",
         )
-    for name, default in COMPUTATION_DEFAULTS.items():
-        if getattr(spec, name) != default:
-            raise FlagError(
-                f"--{name} is without effect with --job_command: the script computes its steps itself.",
-                "Leave it out, and do it in the script.",
-            )
+    for name in given_of(spec, COMPUTATION):
+        raise FlagError(
+            f"--{name} is without effect with --job_command: the script computes its steps itself.",
+            "Leave it out, and do it in the script.",
+        )
     if spec.strict_feed:
         raise FlagError(
             "--strict_feed is without effect with --job_command: a script has no feed.",
@@ -321,12 +304,11 @@ def _check_output_file(spec: JobSpec) -> None:
 
 def _check_parameter_server(spec: JobSpec) -> None:
     if spec.distribution_strategy != "ParameterServerStrategy":
-        for name, default in _OF_PARAMETER_SERVERS:
-            if getattr(spec, name) != default:
-                raise FlagError(
-                    f"--{name} is for parameter servers, and {spec.distribution_strategy} has none.",
-                    f"Leave --{name} out, or --distribution_strategy=ParameterServerStrategy.",
-                )
+        for name in given_of(spec, names_of(type(spec), Group.PARAMETER_SERVER)):
+            raise FlagError(
+                f"--{name} is for parameter servers, and {spec.distribution_strategy} has none.",
+                f"Leave --{name} out, or --distribution_strategy=ParameterServerStrategy.",
+            )
     if spec.use_async and spec.grads_to_wait > 1:
         raise FlagError(
             f"--grads_to_wait={spec.grads_to_wait} is for synchronous training, and --use_async is on.",
@@ -338,12 +320,11 @@ def _check_parameter_server(spec: JobSpec) -> None:
             "Give --use_async=false, or leave --sync_version_tolerance out.",
         )
     if not spec.use_async:
-        for name, default in (("get_model_steps", 1), ("max_staleness", 0), ("lr_staleness_modulation", False)):
-            if getattr(spec, name) != default:
-                raise FlagError(
-                    f"--{name} is for asynchronous training, and --use_async is off.",
-                    f"Leave --use_async=false or --{name} out.",
-                )
+        for name in given_of(spec, ("get_model_steps", "max_staleness", "lr_staleness_modulation")):
+            raise FlagError(
+                f"--{name} is for asynchronous training, and --use_async is off.",
+                f"Leave --use_async=false or --{name} out.",
+            )
     if 0 < spec.max_staleness < spec.get_model_steps:
         raise FlagError(
             f"--max_staleness={spec.max_staleness} is below --get_model_steps={spec.get_model_steps}, "
@@ -354,13 +335,12 @@ def _check_parameter_server(spec: JobSpec) -> None:
 
 def _check_all_reduce(spec: JobSpec) -> None:
     if spec.distribution_strategy != "AllReduceStrategy":
-        for name, default in _OF_ALL_REDUCE:
-            if getattr(spec, name) != default:
-                raise FlagError(
-                    f"--{name} is for AllReduceStrategy, and this is {spec.distribution_strategy}.",
-                    f"Leave --{name} out, or --distribution_strategy=AllReduceStrategy.",
-                )
-    if spec.fixed_global_batch % spec.minibatch_size:
+        for name in given_of(spec, names_of(type(spec), Group.ALL_REDUCE)):
+            raise FlagError(
+                f"--{name} is for AllReduceStrategy, and this is {spec.distribution_strategy}.",
+                f"Leave --{name} out, or --distribution_strategy=AllReduceStrategy.",
+            )
+    if spec.fixed_global_batch % spec.minibatch_size and not spec.job_command:  # a script says its own batch size
         near = max(1, spec.fixed_global_batch // spec.minibatch_size) * spec.minibatch_size
         raise FlagError(
             f"--fixed_global_batch={spec.fixed_global_batch} is not a multiple of "

@@ -16,6 +16,8 @@ from elasticdl_client.storage_kinds import is_remote, scheme_of
 
 ROW = "elasticdl_row"  # the column by which a SQL statement numbers its rows
 OF_MODULE = "dataset()"  # the return value of the module's function
+MANIFEST = "SHA256SUMS"
+DESCRIPTIONS = frozenset({MANIFEST, "dataset_info.json", "dataset_infos.json"})  # of data; the latter by Hugging Face
 SQL_SCHEMES = ("sqlite", "postgresql", "postgres", "mysql", "mariadb")
 
 READER_PARAMS: Mapping[str, frozenset[str]] = {
@@ -23,17 +25,18 @@ READER_PARAMS: Mapping[str, frozenset[str]] = {
     "CSV": frozenset({"header", "delimiter", "column_dtypes"}),
     "Text": frozenset({"header"}),
     "TFRecord": frozenset(),
-    "Parquet": frozenset(),
-    "Arrow": frozenset(),
-    "JSONL": frozenset(),
+    "Parquet": frozenset({"column_dtypes"}),
+    "Arrow": frozenset({"column_dtypes"}),
+    "JSONL": frozenset({"column_dtypes"}),
     "NumPy": frozenset(),
     "WebDataset": frozenset({"image_size"}),
     "ImageFolder": frozenset({"image_size"}),
-    "HuggingFace": frozenset({"split"}),
-    "SQL": frozenset({"key"}),
+    "HuggingFace": frozenset({"split", "column_dtypes"}),
+    "SQL": frozenset({"key", "column_dtypes"}),
 }
 DIRECTORIES = ("ImageFolder", "HuggingFace")  # kinds of which a part is a directory
-_OF_ALL = frozenset({"columns", "label_col"})  # as the original's --data_reader_params had them
+# As the original's --data_reader_params had them, and the types of columns in the names of directories.
+_OF_ALL = frozenset({"columns", "label_col", "partition_dtypes"})
 
 _ENDINGS = {
     "csv": "CSV",
@@ -45,6 +48,7 @@ _ENDINGS = {
     "feather": "Arrow",
     "jsonl": "JSONL",
     "ndjson": "JSONL",
+    "json": "JSONL",  # as Spark and DuckDB call them
     "npz": "NumPy",
     "tar": "WebDataset",
     "tfrecord": "TFRecord",

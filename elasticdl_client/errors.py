@@ -65,8 +65,9 @@ class LastCheckpointError(CheckpointError):
     def __init__(self, reason: str) -> None:
         super().__init__(
             f"The last checkpoint was not written: {reason}",
-            "See that --checkpoint_dir has room and can be written. A job with --model_def, AllReduceStrategy and "
-            "another --checkpoint_dir begins with the newest whole checkpoint by --checkpoint_dir_for_init.",
+            "See that --checkpoint_dir has room and can be written. Then a job of Local with the same --job_name "
+            "continues from the newest whole checkpoint, and a job of AllReduceStrategy with --model_def and another "
+            "--checkpoint_dir begins with it by --checkpoint_dir_for_init.",
         )
 
 

@@ -16,8 +16,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from elasticdl_client.zoo_modules import framework_of
 PREFIX = "ELASTICDL_"
 FILE = ("-f", "--filename")
 SHORT = {"-n": "--namespace"}
+_NEAR = 0.93  # of the whole names, which begin alike
 _OF_ONE_JOB = ("job_name", "job_dir")
 _HINT = "It holds one flag a line: `num_workers: 4`."
 
@@ -89,7 +91,19 @@ def gather(job_type: str, arguments: Sequence[str], environment: Mapping[str, st
         for name, value in set_outside.items()
         if origins[name] == variables[name]
     ]
+    notes += _notes_on_slips(environment, variables.values())
     return GivenFlags(values, origins, tuple(notes))
+
+
+def _notes_on_slips(environment: Mapping[str, str], variables: Collection[str]) -> list[str]:
+    """Return notes on variables that are almost those of flags: in a pod there are others with this prefix."""
+    known = {f"{PREFIX}{field.name.upper()}" for field in fields(JobSpec)}
+    found = []
+    for name in sorted(name for name in environment if name.startswith(PREFIX) and name not in known):
+        near = get_close_matches(name, variables, n=1, cutoff=_NEAR)
+        if near and not name.startswith(f"{near[0]}_"):
+            found.append(f"{name} is the variable of no flag; {near[0]} would be.")
+    return found
 
 
 def _split_file(arguments: Sequence[str]) -> tuple[str, list[str]]:
@@ -210,7 +224,9 @@ def runtime_of_flags(command: str, given: GivenFlags) -> tuple[Runtime, str] | N
     """Return the runtime whose flags are given, not in the environment, and which is; None: none of one runtime is."""
     for name, field in flag_fields(command).items():
         flag = flag_of(field)
-        if flag is None or name not in given.values or name in _OF_BOTH or given.is_from_environment(name):
+        if flag is None or name in _OF_BOTH or given.is_from_environment(name):
+            continue
+        if str(given.values.get(name, "")) == "":  # left out, or as `--job_dir=$DIR` without DIR
             continue
         if flag.group is Group.LOCAL and not (name == "job_dir" and is_remote(str(given.values[name]))):
             return Runtime.LOCAL, f"--{name} is given"
@@ -270,7 +286,8 @@ def _check_local_strategy(spec: JobSpec) -> None:
         raise _missing(
             "--checkpoint_dir_for_init with --distribution_strategy=Local",
             "the one worker begins with the model's own initial values",
-            "Use ParameterServerStrategy; one worker and one server run on one machine, too.",
+            "Use AllReduceStrategy, which takes one worker, too; a model of Keras trains with "
+            "ParameterServerStrategy as well.",
         )
 
 

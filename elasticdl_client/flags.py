@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
@@ -53,6 +53,22 @@ class Group(StrEnum):
     LOCAL = "Local runtime (--runtime=local)"
     KUBERNETES = "Kubernetes (--runtime=kubernetes)"
 
+    def flag(self, default: T, help: str, *, jobs: frozenset[JobType] | None = None, check: Check | None = None) -> T:
+        """Return a dataclass field that is a flag of this group.
+
+        Args:
+            jobs: those that have it; None: those that have the flags of the group.
+        """
+        found = Flag(help, self, _JOBS.get(self, ALL_JOBS) if jobs is None else jobs, check)
+        value: T = dataclasses.field(default=default, metadata={"flag": found})
+        return value
+
+
+_JOBS = {
+    Group.MODEL: WITH_MODEL,
+    **dict.fromkeys((Group.TRAINING, Group.PARAMETER_SERVER, Group.ALL_REDUCE), TRAIN_ONLY),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Flag:
@@ -60,20 +76,30 @@ class Flag:
 
     help: str
     group: Group
-    jobs: frozenset[JobType] = ALL_JOBS
-    check: Check | None = None
-
-
-def flag(default: T, help: str, group: Group, *, jobs: frozenset[JobType] = ALL_JOBS, check: Check | None = None) -> T:
-    """A dataclass field that is a flag."""
-    value: T = dataclasses.field(default=default, metadata={"flag": Flag(help, group, jobs, check)})
-    return value
+    jobs: frozenset[JobType]
+    check: Check | None
 
 
 def flag_of(field: dataclasses.Field[Any]) -> Flag | None:
     """The metadata of a field; None if it is not a flag."""
     found = field.metadata.get("flag")
     return found if isinstance(found, Flag) else None
+
+
+def names_of(kind: type, group: Group) -> tuple[str, ...]:
+    """Return the names of the flags of a group, among the fields of a dataclass."""
+    found = {field.name: flag_of(field) for field in dataclasses.fields(kind)}
+    return tuple(name for name, flag in found.items() if flag is not None and flag.group is group)
+
+
+def given_of(flags: Any, names: Iterable[str]) -> list[str]:
+    """Return those of the names whose flags do not have their defaults.
+
+    Args:
+        flags: of a dataclass whose fields they are.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(flags)}
+    return [name for name in names if getattr(flags, name) != defaults[name]]
 
 
 def parse(name: str, value: object, default: T) -> T:

@@ -6,7 +6,7 @@ becomes a value is in flags.py, which flags go together in contradictions.py, wh
 
 from __future__ import annotations
 
-# ruff: noqa: RUF009 (`flag` is `dataclasses.field`)
+# ruff: noqa: RUF009 (`flag` gives a `dataclasses.field`)
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -39,14 +39,14 @@ from elasticdl_client.choices import (
 from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flag_groups import (
-    COMPUTATION_DEFAULTS,
+    COMPUTATION,
     ComputationFlags,
     ModelFlags,
     OnePassFlags,
     StrategyFlags,
     fields_of_analysis,
 )
-from elasticdl_client.flags import TRAIN_ONLY, WITH_MODEL, Flag, Group, flag, flag_of, nearest, parses
+from elasticdl_client.flags import TRAIN_ONLY, WITH_MODEL, Flag, Group, flag_of, nearest, parses
 from elasticdl_client.flags import check as check_flag
 from elasticdl_client.flags import parse as parse_flag
 from elasticdl_client.kubernetes.flags import KubernetesFlags
@@ -65,7 +65,7 @@ _NOT_OF_SCRIPTS = frozenset(  # set by run, or by the script itself
         *("job_command", "distribution_strategy", "num_ps_pods", "need_tf_config", "wait"),
         *("output", "checkpoint_dir_for_init", "label_column", "max_bad_records", "bad_records_dir", "strict_feed"),
         *("ps_resource_request", "ps_resource_limit", "ps_pod_priority"),
-        *COMPUTATION_DEFAULTS,
+        *COMPUTATION,
     }
 )
 _GROUPS_NOT_OF_SCRIPTS = (Group.MODEL, Group.PARAMETER_SERVER)
@@ -78,309 +78,241 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
     job_type: JobType = JobType.TRAIN
 
     # The job
-    job_name: str = flag(
-        "", "Name of the job, unique in its namespace; part of every pod's name.", Group.JOB, check=check_job_name
+    job_name: str = Group.JOB.flag(
+        "", "Name of the job, unique in its namespace; part of every pod's name.", check=check_job_name
     )
-    runtime: Runtime = flag(
+    runtime: Runtime = Group.JOB.flag(
         Runtime.KUBERNETES,
         "Where pods run: kubernetes, or local: processes of this machine, the default where no cluster is configured.",
-        Group.JOB,
     )
-    distribution_strategy: DistributionStrategy = flag(
+    distribution_strategy: DistributionStrategy = Group.JOB.flag(
         DistributionStrategy.PARAMETER_SERVER,
         "ParameterServerStrategy, AllReduceStrategy (also AllreduceStrategy), which PyTorch models have by default, or "
         "Local: one worker, no servers.",
-        Group.JOB,
         jobs=WITH_MODEL,
     )
-    num_workers: int = flag(
+    num_workers: int = Group.JOB.flag(
         2,
         "Number of workers; the job runs with those that are available. 1 with the Local strategy. A range, 2:16, or "
         "auto: the number follows what another worker adds to the rate.",
-        Group.JOB,
         check=between(1, MAX_WORKERS),
     )
-    max_workers: int = flag(
+    max_workers: int = Group.JOB.flag(
         0,
         "Most workers of a job whose number follows the gain from --num_workers on; --num_workers=2:16 is short for "
         "both. 0: the number is fixed.",
-        Group.JOB,
         check=between(0, MAX_WORKERS),
     )
-    min_gain: float = flag(
+    min_gain: float = Group.JOB.flag(
         0.3,
         "With a range of workers: another worker must add more than this share of what one computes alone.",
-        Group.JOB,
         check=between(0.01, 1),
     )
-    scaling_window: float = flag(
+    scaling_window: float = Group.JOB.flag(
         30.0,
         "With a range of workers: seconds over which the rate is measured before their number changes.",
-        Group.JOB,
         check=between(1, 86_400),
     )
-    processes_per_worker: int = flag(
+    processes_per_worker: int = Group.JOB.flag(
         0,
         "Processes in the pod of each worker, which share its GPUs; each is a member of the group; 0: one for each GPU "
         "of --worker_resource_request, or one. A --job_command without AllReduceStrategy has one.",
-        Group.JOB,
         check=between(0, 64),
     )
-    num_ps_pods: int = flag(
-        1,
-        "Parameter servers; 0 with the Local and AllReduce strategies.",
-        Group.JOB,
-        check=between(0, 1024),
-        jobs=WITH_MODEL,
+    num_ps_pods: int = Group.JOB.flag(
+        1, "Parameter servers; 0 with the Local and AllReduce strategies.", jobs=WITH_MODEL, check=between(0, 1024)
     )
-    job_command: str = flag(
+    job_command: str = Group.JOB.flag(
         "",
         'Workers run this command, a script of your own, instead of a --model_def: "python train.py --rate=0.1".',
-        Group.JOB,
         jobs=TRAIN_ONLY,
         check=check_job_command,
     )
-    need_tf_config: bool = flag(
+    need_tf_config: bool = Group.JOB.flag(
         False,
         "With --job_command: TensorFlow's own parameter servers (Estimator), found by TF_CONFIG.",
-        Group.JOB,
         jobs=TRAIN_ONLY,
     )
-    tls: Tls = flag(
+    tls: Tls = Group.JOB.flag(
         Tls.AUTO,
         "Encrypt calls between pods, which prove to each other by a certificate of the job that they belong to it: "
         "true, false, or auto: on Kubernetes, and with --encrypt.",
-        Group.JOB,
     )
-    encrypt: bool = flag(
-        False,
-        "Also encrypt what --tls does not: tensors to and from parameter servers, and the sums of AllReduce.",
-        Group.JOB,
+    encrypt: bool = Group.JOB.flag(
+        False, "Also encrypt what --tls does not: tensors to and from parameter servers, and the sums of AllReduce."
     )
-    seed: int = flag(
-        0, "Seed of initial values, task order, shuffles and dropout.", Group.JOB, check=between(0, 2**31 - 1)
+    seed: int = Group.JOB.flag(
+        0, "Seed of initial values, task order, shuffles and dropout.", check=between(0, 2**31 - 1)
     )
-    log_level: LogLevel = flag(LogLevel.INFO, "Log level of all pods.", Group.JOB)
-    log_format: LogFormat = flag(
-        LogFormat.TEXT, "Log entries of all pods as lines of text, or each as a JSON object in a line.", Group.JOB
+    log_level: LogLevel = Group.JOB.flag(LogLevel.INFO, "Log level of all pods.")
+    log_format: LogFormat = Group.JOB.flag(
+        LogFormat.TEXT, "Log entries of all pods as lines of text, or each as a JSON object in a line."
     )
-    metrics_port: int = flag(
-        0,
-        "Port at which the master serves metrics for Prometheus, as /metrics; 0: none.",
-        Group.JOB,
-        check=between(0, 65535),
+    metrics_port: int = Group.JOB.flag(
+        0, "Port at which the master serves metrics for Prometheus, as /metrics; 0: none.", check=between(0, 65535)
     )
-    on_end: str = flag(
+    on_end: str = Group.JOB.flag(
         "",
         "URL (http, https) to which the job's status is posted as JSON when it has ended, well or not.",
-        Group.JOB,
         check=check_endpoint,
     )
 
     # Data
-    training_data: str = flag(
+    training_data: str = Group.DATA.flag(
         "",
         "What to train on: files, a directory, a pattern, a table (sqlite:///…?table=…), or several, with commas.",
-        Group.DATA,
         jobs=TRAIN_ONLY,
     )
-    validation_data: str = flag(
-        "", "Data to evaluate on: the same kinds of sources as to train on.", Group.DATA, jobs=_EVALUATED
+    validation_data: str = Group.DATA.flag(
+        "", "Data to evaluate on: the same kinds of sources as to train on.", jobs=_EVALUATED
     )
-    prediction_data: str = flag(
-        "", "Data to predict for: the same kinds of sources as to train on.", Group.DATA, jobs=_PREDICTED
+    prediction_data: str = Group.DATA.flag(
+        "", "Data to predict for: the same kinds of sources as to train on.", jobs=_PREDICTED
     )
-    data_reader_params: str = flag(
+    data_reader_params: str = Group.DATA.flag(
         "",
         'Parameters of the reader: "k=v;k2=v2", like --model_params.',
-        Group.DATA,
         check=parses(partial(parse_params, "data_reader_params")),
     )
-    columns: str = flag(
-        "", "Columns of tables to read, with commas between; empty: all.", Group.DATA, check=check_columns
+    columns: str = Group.DATA.flag(
+        "", "Columns of tables to read, with commas between; empty: all.", check=check_columns
     )
-    label_column: str = flag(
-        "", "The column that is the label, where the module has no feed.", Group.DATA, jobs=WITH_MODEL
+    label_column: str = Group.DATA.flag(
+        "", "The column that is the label, where the module has no feed.", jobs=WITH_MODEL
     )
-    records_per_shard: int = flag(
-        0,
-        "Cut files and tables into shards of at most this many records; 0: do not cut.",
-        Group.DATA,
-        check=at_least(0),
+    records_per_shard: int = Group.DATA.flag(
+        0, "Cut files and tables into shards of at most this many records; 0: do not cut.", check=at_least(0)
     )
-    minibatch_size: int = flag(
-        64, "Records per minibatch of a worker.", Group.DATA, check=between(1, 2**31 - 1), jobs=WITH_MODEL
+    minibatch_size: int = Group.DATA.flag(
+        64, "Records per minibatch of a worker.", jobs=WITH_MODEL, check=between(1, 2**31 - 1)
     )
-    num_minibatches_per_task: int = flag(
-        8,
-        "Minibatches per task, the unit handed to a worker.",
-        Group.DATA,
-        check=between(1, 2**31 - 1),
-        jobs=WITH_MODEL,
+    num_minibatches_per_task: int = Group.DATA.flag(
+        8, "Minibatches per task, the unit handed to a worker.", jobs=WITH_MODEL, check=between(1, 2**31 - 1)
     )
-    shuffle: bool = flag(
-        False, "Also permute the records inside each task; tasks are always permuted.", Group.DATA, jobs=TRAIN_ONLY
+    shuffle: bool = Group.DATA.flag(
+        False, "Also permute the records inside each task; tasks are always permuted.", jobs=TRAIN_ONLY
     )
 
     # Training
-    num_epochs: int = flag(1, "Passes over the training data; 0 or less: endless.", Group.TRAINING, jobs=TRAIN_ONLY)
-    max_step: int = flag(
-        0, "End training after this many minibatches; 0: no limit.", Group.TRAINING, jobs=TRAIN_ONLY, check=at_least(0)
+    num_epochs: int = Group.TRAINING.flag(1, "Passes over the training data; 0 or less: endless.")
+    max_step: int = Group.TRAINING.flag(0, "End training after this many minibatches; 0: no limit.", check=at_least(0))
+    evaluation_steps: int = Group.TRAINING.flag(
+        0, "Also evaluate every N model versions; 0: only at the end.", check=at_least(0)
     )
-    evaluation_steps: int = flag(
-        0,
-        "Also evaluate every N model versions; 0: only at the end.",
-        Group.TRAINING,
-        jobs=TRAIN_ONLY,
-        check=at_least(0),
+    evaluation_throttle_secs: float = Group.TRAINING.flag(
+        0.0, "Also evaluate every N seconds; 0: never by time.", check=at_least(0)
     )
-    evaluation_throttle_secs: float = flag(
-        0.0,
-        "Also evaluate every N seconds; 0: never by time.",
-        Group.TRAINING,
-        jobs=TRAIN_ONLY,
-        check=at_least(0),
-    )
-    evaluation_start_delay_secs: float = flag(
+    evaluation_start_delay_secs: float = Group.TRAINING.flag(
         100.0,
         "With --evaluation_throttle_secs: seconds of training before the first such evaluation.",
-        Group.TRAINING,
-        jobs=TRAIN_ONLY,
         check=at_least(0),
     )
-    tensorboard_log_dir: str = flag(
+    tensorboard_log_dir: str = Group.TRAINING.flag(
         "",
         "Directory of event files for TensorBoard, also of storage (s3://…); empty: none, on the local runtime in the "
         "job's directory.",
-        Group.TRAINING,
-        jobs=TRAIN_ONLY,
         check=check_writable_directory,
     )
-    track: str = flag(
+    track: str = Group.TRAINING.flag(
         "",
         "Experiment trackers that the master feeds, with commas between: tensorboard, mlflow, wandb. Their addresses "
         "and credentials are in their own variables, by --envs.",
-        Group.TRAINING,
-        jobs=TRAIN_ONLY,
         check=parses(parse_trackers),
     )
-    log_loss_steps: int = flag(
-        100, "Log the loss every N model versions.", Group.TRAINING, jobs=TRAIN_ONLY, check=at_least(1)
-    )
-    nan_policy: NanPolicy = flag(
-        NanPolicy.FAIL,
-        "What to do if a loss or gradient is not finite: fail the job, or skip the minibatch.",
-        Group.TRAINING,
-        jobs=TRAIN_ONLY,
+    log_loss_steps: int = Group.TRAINING.flag(100, "Log the loss every N model versions.", check=at_least(1))
+    nan_policy: NanPolicy = Group.TRAINING.flag(
+        NanPolicy.FAIL, "What to do if a loss or gradient is not finite: fail the job, or skip the minibatch."
     )
 
     # Checkpoints and output
-    output: str = flag(
+    output: str = Group.CHECKPOINTS.flag(
         "",
         "Directory of the exported model, a URL of storage, too; or the file of an analysis; empty: none.",
-        Group.CHECKPOINTS,
         jobs=_WRITING,
         check=check_writable_directory,
     )
-    checkpoint_dir: str = flag(
+    checkpoint_dir: str = Group.CHECKPOINTS.flag(
         "",
         "Directory of checkpoints, a URL of storage, too; by default in the directory of --job_dir, if there is one.",
-        Group.CHECKPOINTS,
         jobs=TRAIN_ONLY,
         check=check_writable_directory,
     )
-    checkpoint_steps: int = flag(
-        0, "Checkpoint every N model versions; 0: every 60 s.", Group.CHECKPOINTS, jobs=TRAIN_ONLY, check=at_least(0)
+    checkpoint_steps: int = Group.CHECKPOINTS.flag(
+        0, "Checkpoint every N model versions; 0: every 60 s.", jobs=TRAIN_ONLY, check=at_least(0)
     )
-    keep_checkpoint_max: int = flag(
-        3, "Number of most recent checkpoints to keep; 0: all.", Group.CHECKPOINTS, jobs=TRAIN_ONLY, check=at_least(0)
+    keep_checkpoint_max: int = Group.CHECKPOINTS.flag(
+        3, "Number of most recent checkpoints to keep; 0: all.", jobs=TRAIN_ONLY, check=at_least(0)
     )
-    checkpoint_dir_for_init: str = flag(
+    checkpoint_dir_for_init: str = Group.CHECKPOINTS.flag(
         "",
         "Initial model: a checkpoint (a version directory, or a directory of versions); evaluate and predict "
         "also load what --output wrote, a .keras file, a .pt file with a state_dict. A path, or a URL of storage.",
-        Group.CHECKPOINTS,
         jobs=WITH_MODEL,
         check=check_readable_path,
     )
 
     # Faults
-    max_task_failures: int = flag(
+    max_task_failures: int = Group.FAULTS.flag(
         3,
         "Fail the job after this many failures of one task, or this many consecutive worker crashes; after two, if "
         "both are the same error in the code of a --job_command before the first step.",
-        Group.FAULTS,
         check=at_least(1),
     )
-    max_bad_records: int = flag(
-        0, "Number of records that may be excluded because feed raises on them.", Group.FAULTS, check=at_least(0)
+    max_bad_records: int = Group.FAULTS.flag(
+        0, "Number of records that may be excluded because feed raises on them.", check=at_least(0)
     )
-    bad_records_dir: str = flag(
+    bad_records_dir: str = Group.FAULTS.flag(
         "",
         "Directory for these records and their errors, also of storage (s3://…); by default in the directory "
         "of --job_dir, if there is one.",
-        Group.FAULTS,
         check=check_writable_directory,
     )
-    strict_feed: bool = flag(
+    strict_feed: bool = Group.FAULTS.flag(
         False,
         "Fail the job when feed makes more or fewer samples of a task than it has records, before they are trained on.",
-        Group.FAULTS,
         jobs=WITH_MODEL,
     )
-    lease_timeout: float = flag(
-        10.0,
-        "Seconds without a heartbeat after which a worker's task is given to another worker.",
-        Group.FAULTS,
-        check=above(0),
+    lease_timeout: float = Group.FAULTS.flag(
+        10.0, "Seconds without a heartbeat after which a worker's task is given to another worker.", check=above(0)
     )
-    step_timeout: float = flag(
+    step_timeout: float = Group.FAULTS.flag(
         600.0,
         "Seconds in one minibatch after which a worker hangs in any case: while it compiles or exports, too.",
-        Group.FAULTS,
         check=above(0),
     )
-    hang_timeout: float = flag(
+    hang_timeout: float = Group.FAULTS.flag(
         300.0,
         "Seconds in one minibatch after which a worker hangs that has finished others, unless 20 times the longest of "
         "them is more; at most --step_timeout.",
-        Group.FAULTS,
         check=above(0),
     )
-    hang_action: Remedy = flag(
+    hang_action: Remedy = Group.FAULTS.flag(
         Remedy.REPLACE,
         "What to do about a worker that hangs, after the stacks of its threads are in the master's log: replace it, or "
         "only report it.",
-        Group.FAULTS,
     )
-    straggler_action: Remedy = flag(
+    straggler_action: Remedy = Group.FAULTS.flag(
         Remedy.REPORT,
         "What to do about a worker that computes 1.5 times as long as the others for minutes: report it, or also "
         "replace it, at most one in 10 minutes.",
-        Group.FAULTS,
     )
-    master_timeout: float = flag(
-        300.0,
-        "Seconds that workers and parameter servers run without a master before they end.",
-        Group.FAULTS,
-        check=above(0),
+    master_timeout: float = Group.FAULTS.flag(
+        300.0, "Seconds that workers and parameter servers run without a master before they end.", check=above(0)
     )
 
     # Local runtime
-    job_dir: str = flag(
+    job_dir: str = Group.LOCAL.flag(
         "",
         "Directory of logs and state; empty: ~/.elasticdl/jobs/JOB. Or a URL of storage (s3://…) for state and "
         "checkpoints, on Kubernetes too, from which the job can be resumed on another machine or in another namespace.",
-        Group.LOCAL,
         check=check_writable_directory,
     )
-    local_slots: int = flag(
+    local_slots: int = Group.LOCAL.flag(
         0,
         "Maximum number of parameter servers and workers that run at once, others stay pending; 0: no limit.",
-        Group.LOCAL,
         check=at_least(0),
     )
-    master_port: int = flag(0, "Port of the master; 0: a free one.", Group.LOCAL, check=between(0, 65535))
+    master_port: int = Group.LOCAL.flag(0, "Port of the master; 0: a free one.", check=between(0, 65535))
 
     @classmethod
     def from_flags(cls, job_type: str, mapping: Mapping[str, object]) -> JobSpec:

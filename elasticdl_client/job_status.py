@@ -18,6 +18,10 @@ EXIT_SUPERSEDED = 3
 """The exit code of a master whose job another master has."""
 WAITS_FOR_STORAGE = "the job waits for its storage"
 """Begins the message of a job whose journal in storage cannot be written; other messages are of every job's start."""
+MASTER_RESTARTED = "the master has restarted"
+"""Begins the message of a job whose pods run, and are to register with the next generation of the master."""
+RUNS_AGAIN = "started again; "
+"""Begins the message of a pod whose container runs after an earlier run has ended."""
 _PASSES = {"evaluated": "evaluation", "predicted": "prediction", "analyzed": "analysis"}
 
 
@@ -102,6 +106,16 @@ class LostPod:
 
 
 @dataclass(frozen=True, slots=True)
+class UncreatedPods:
+    """Wanted pods of one role that could not be created, for a quota or another refusal; the master tries again."""
+
+    role: str  # ps or worker
+    count: int  # how many there are
+    name: str  # of the one that was tried last
+    message: str  # why, in the words of the API server; one line
+
+
+@dataclass(frozen=True, slots=True)
 class PsStatus:
     """The load of one parameter server in the last seconds, with rates per second, and totals over all incarnations."""
 
@@ -130,6 +144,17 @@ class DeviceStatus:
     kind: str  # the product, such as NVIDIA H100 80GB HBM3
     used_bytes: int = 0  # of its memory, by the worker's process
     total_bytes: int = 0  # of its memory; 0: not known
+    process: int = 0  # of the worker, from 0
+
+
+@dataclass(frozen=True, slots=True)
+class StandingWorker:
+    """A worker's process that has done the same for longer than usual; waiting for others does not count."""
+
+    worker: int  # its id
+    seconds: float  # for which it has done that
+    activity: str  # start, compile, compute, repeat, input, idle, evaluate, export, checkpoint
+    where: str = ""  # the innermost line of the user's code, "file:line in function"; empty: not known
     process: int = 0  # of the worker, from 0
 
 
@@ -176,9 +201,12 @@ class JobStatus:
     tasks_total: int = 0  # planned, over all epochs; 0 while unknown or endless
     pods: tuple[PodStatus, ...] = ()  # master, servers, workers; those that have ended too while the cluster shows them
     lost_pods: tuple[LostPod, ...] = ()  # since the master started; the newest 20, newest last
+    not_created: tuple[UncreatedPods, ...] = ()  # wanted pods that the API server has not taken, by role
     scaling: ScalingStatus | None = None  # null while the number of workers is fixed
     ps: tuple[PsStatus, ...] = ()  # each parameter server
     devices: tuple[DeviceStatus, ...] = ()  # each worker whose model is on an accelerator
+    standing: tuple[StandingWorker, ...] = ()  # workers that have done the same for half a minute or more; at most 16
+    num_standing: int = 0  # how many there are, with those that are not listed
     world: tuple[int, ...] = ()  # AllReduce: the group that stands, by rank: process P of N in worker W is W * N + P
     num_worlds: int = 0  # AllReduce: how many groups have formed
     engine: str = ""  # AllReduce: the engine of the current group, such as NCCL 2.28.9; empty: it has one member
@@ -190,7 +218,8 @@ class JobStatus:
     ps_seconds: dict[str, float] = field(default_factory=dict)  # by `goodput.PsState`, the same of parameter servers
     event_counts: dict[str, int] = field(default_factory=dict)  # of all events, by kind
     pods_lost: dict[str, dict[str, int]] = field(default_factory=dict)  # that ended unasked, by role and reason
-    checkpoint_at: float = 0.0  # when the parameter servers' newest checkpoint was complete; 0: there is none
+    saving_seconds: float = 0.0  # for which the parameter servers have been writing a checkpoint; 0: less than 30
+    checkpoint_at: float = 0.0  # when the newest checkpoint was complete; 0: there is none
     exit_code: int | None = None  # null until the job has ended
     started_at: float = 0.0  # first start of the master
     updated_at: float = 0.0  # last status of the master
@@ -214,8 +243,11 @@ class JobStatus:
         values["coverage"] = tuple(EpochCoverage(**_known(EpochCoverage, one)) for one in values.get("coverage", ()))
         values["pods"] = tuple(PodStatus(**_known(PodStatus, one)) for one in values.get("pods", ()))
         values["lost_pods"] = tuple(LostPod(**_known(LostPod, one)) for one in values.get("lost_pods", ()))
+        refused = values.get("not_created", ())
+        values["not_created"] = tuple(UncreatedPods(**_known(UncreatedPods, one)) for one in refused)
         values["ps"] = tuple(PsStatus(**_known(PsStatus, one)) for one in values.get("ps", ()))
         values["devices"] = tuple(DeviceStatus(**_known(DeviceStatus, one)) for one in values.get("devices", ()))
+        values["standing"] = tuple(StandingWorker(**_known(StandingWorker, one)) for one in values.get("standing", ()))
         if values.get("scaling") is not None:
             values["scaling"] = ScalingStatus(**_known(ScalingStatus, values["scaling"]))
         values["world"] = tuple(values.get("world", ()))

@@ -30,6 +30,7 @@ from elasticdl_client import requirements_file
 from elasticdl_client.checkpoint_manifest import MANIFEST
 from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.data_sources import (
+    DESCRIPTIONS,
     check_kind_of_storage,
     check_params,
     is_table,
@@ -286,7 +287,8 @@ def _check_kind(name: str, spec: JobSpec, source: str) -> None:
     given = params.pop("reader_type", None)
     files = _files(source)
     is_packed = bool(files) and all(path.lower().endswith(_PACKED) for path in files) and not _has_directories(source)
-    if given is None and (not files or (os.path.isdir(source) and type_by_ending(files) == "RecordIO")):
+    is_unclear = type_by_ending(files) == "RecordIO" or _describes_directories(source, files)
+    if given is None and (not files or (os.path.isdir(source) and is_unclear)):
         if is_packed:
             _check_is_text(name, files[0])
         return  # the content of a directory decides: images, a saved data set, RecordIO
@@ -308,7 +310,7 @@ def _check_kind(name: str, spec: JobSpec, source: str) -> None:
         if "delimiter" not in params and len(columns) == 1 and _wanted_columns(spec):
             _check_delimiter(name, files[0], columns[0])
         if columns:
-            _check_columns(name, spec, files[0], columns)
+            _check_columns(name, spec, files[0], [*columns, *partition_of(source, files[0])])
 
 
 def _files(source: str) -> list[str]:
@@ -317,7 +319,17 @@ def _files(source: str) -> list[str]:
         paths = [os.path.join(source, entry) for entry in sorted(os.listdir(source))]
     elif not os.path.exists(source):
         paths = paths_matching(source)
-    return [path for path in paths if os.path.isfile(path) and not os.path.basename(path).startswith((".", "_"))]
+    named = ((path, os.path.basename(path)) for path in paths)
+    return [
+        path
+        for path, name in named
+        if os.path.isfile(path) and not name.startswith((".", "_")) and (path == source or name not in DESCRIPTIONS)
+    ]
+
+
+def _describes_directories(source: str, files: list[str]) -> bool:
+    """Return whether files may describe directories beside them, such as dataset_dict.json or the names of classes."""
+    return all(path.lower().endswith(".json") for path in files) and _has_directories(source)
 
 
 def _has_directories(source: str) -> bool:
@@ -396,10 +408,10 @@ def _schema(kind: str, path: str) -> list[str]:
                 schema = pa.ipc.open_file(file).schema
     except (pa.ArrowException, OSError):  # the reader says what is wrong, or the file is an Arrow stream
         return []
-    table = schema.empty_table()
-    while any(pa.types.is_struct(field.type) for field in table.schema):
-        table = table.flatten()
-    return [str(name) for name in table.column_names]
+    fields = list(schema)
+    while any(pa.types.is_struct(field.type) for field in fields):
+        fields = [inner for field in fields for inner in field.flatten()]
+    return [str(field.name) for field in fields]
 
 
 def _check_table(name: str, spec: JobSpec, url: str) -> None:
@@ -417,11 +429,8 @@ def _check_table(name: str, spec: JobSpec, url: str) -> None:
             f"--{name}: the database {path} does not exist.", "sqlite:////data/data.db is an absolute path."
         )
     try:
-        connection = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
-        try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as connection:
             columns = [row[1] for row in connection.execute("select * from pragma_table_info(?)", (table,))]
-        finally:
-            connection.close()
     except sqlite3.Error as error:
         raise DataError(f"--{name}: {path} cannot be read: {error}.", "Name a database of SQLite.") from error
     if not columns:

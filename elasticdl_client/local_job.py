@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase, PodSpec, RestartPolicy
@@ -80,13 +81,11 @@ def start_master(spec: JobSpec, job_dir: JobDir, socket: str, command: Sequence[
 
 def find_master(spec: JobSpec, socket: str) -> int | None:
     """Return the process of the job's master; 0: it is started again; None: it has ended, or the agent has."""
-    cluster = ProcessCluster(socket)
     try:
-        pods = cluster.list()
+        with closing(ProcessCluster(socket)) as cluster:
+            pods = cluster.list()
     except ElasticDLError:
         return None
-    finally:
-        cluster.close()
     master = next((pod for pod in pods if pod.name == master_name(spec)), None)
     return None if master is None or master.phase in _ENDED else master.pid
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from urllib.parse import unquote
+
+from elasticdl_client.errors import DataError
 
 _KEY = re.compile(r"([^=]+)=(.*)", re.DOTALL)
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")  # of an int64, whatever the digits
+_WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
 def is_partition(name: str) -> bool:
@@ -22,18 +24,58 @@ def is_partition(name: str) -> bool:
 
 
 def partition_of(source: str, path: str) -> dict[str, str | None]:
-    """The values in the names of the directories between a source and one of its files, outermost first; None: null."""
+    """The values in the names of the directories between a source and one of its files, outermost first; None: null.
+
+    Raises:
+        DataError: two of the directories have one key.
+    """
+    found: dict[str, str | None] = {}
+    for key, value in _pairs(source, path):
+        if key in found:
+            raise DataError(
+                f"{path} is in several directories {key}=….",
+                "A key stands for one column: rename all but one of them, or name the innermost as the data.",
+            )
+        found[key] = value
+    return found
+
+
+def keys_of(files: Iterable[tuple[str, str]]) -> list[str]:
+    """The keys in the names of the directories between sources and their files, each once."""
+    directories = dict.fromkeys((source, path.rpartition("/")[0]) for source, path in files)
+    return sorted({key for source, directory in directories for key, _ in _pairs(source, f"{directory}/file")})
+
+
+def _pairs(source: str, path: str) -> Iterator[tuple[str, str | None]]:
     names = _names(source)
     is_named = path == source or path.startswith(source.rstrip("/") + "/")  # whatever is in its name
     if not is_named and glob.has_magic(source):
         names = names[: next((n for n, name in enumerate(names) if glob.has_magic(name)), 0)]
-    inner = _names(path)[len(names) : -1]
-    pairs = [found.groups() for found in map(_KEY.fullmatch, inner) if found is not None]
-    return {unquote(key): None if value == _NULL else unquote(value) for key, value in pairs}
+    for name in _names(path)[len(names) : -1]:
+        if (pair := _KEY.fullmatch(name)) is not None:
+            yield unquote(pair[1]), None if pair[2] == _NULL else unquote(pair[2])
 
 
 def _names(path: str) -> list[str]:
     return [name for name in path.split("/") if name]
+
+
+def dtypes_of(partitions: Iterable[Mapping[str, str | None]], given: Mapping[str, str]) -> dict[str, str]:
+    """The types of the values in the names of directories, by key: "int64" where all are whole numbers, else "string".
+
+    Args:
+        given: of keys whose type is said.
+    """
+    texts: dict[str, set[str]] = {}
+    for partition in partitions:
+        for key, value in partition.items():
+            texts.setdefault(key, set()).update(() if value is None else (value,))
+    found = {key: "int64" if values and all(map(_is_whole, values)) else "string" for key, values in texts.items()}
+    return found | {key: dtype for key, dtype in given.items() if key in found}
+
+
+def _is_whole(text: str) -> bool:
+    return _WHOLE.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +84,45 @@ class Partitions:
 
     Attributes:
         values: of each file, by key.
-        whole: keys of which each value is a whole number; the others hold texts.
+        dtypes: "int64" or "string", by key, of all files.
     """
 
     values: Mapping[str, Mapping[str, str | None]]
-    whole: frozenset[str] = frozenset()
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, files: Iterable[tuple[str, str]]) -> Partitions:
-        """Of pairs of a source and one of its files."""
-        values = {path: partition_of(source, path) for source, path in files}
-        texts: dict[str, set[str]] = {}
-        for partition in values.values():
-            for key, value in partition.items():
-                texts.setdefault(key, set()).update(() if value is None else (value,))
-        whole = {key for key, found in texts.items() if found and all(map(_WHOLE.fullmatch, found))}
-        return cls(values, frozenset(whole))
+    def of(cls, files: Iterable[tuple[str, str]], given: Mapping[str, str]) -> Partitions:
+        """Of pairs of a source and one of its files; `given`: see `dtypes_of`.
+
+        Raises:
+            DataError: see `partition_of`.
+        """
+        of_directories: dict[tuple[str, str], dict[str, str | None]] = {}
+        values: dict[str, Mapping[str, str | None]] = {}
+        for source, path in files:
+            directory = (source, path.rpartition("/")[0])
+            if directory not in of_directories:
+                of_directories[directory] = partition_of(source, path)
+            values[path] = of_directories[directory]
+        return cls(values, dtypes_of(of_directories.values(), given))
 
     @property
     def keys(self) -> list[str]:
         """Those of all files."""
-        return sorted({key for partition in self.values.values() for key in partition})
+        return sorted(self.dtypes)
+
+    def value(self, path: str, key: str) -> int | str | None:
+        """The value of a key for a file; None: null.
+
+        Raises:
+            DataError: it is not of the key's type.
+        """
+        text = self.values[path][key]
+        if text is None or self.dtypes[key] == "string":
+            return text
+        if not _is_whole(text):
+            raise DataError(
+                f"{path} is in the directory {key}={text}, and {key} holds whole numbers.",
+                f'Give --data_reader_params=\'partition_dtypes={{"{key}": "string"}}\', or rename the directory.',
+            )
+        return int(text)

@@ -5,6 +5,7 @@ Below it, text for the terminal: colors, none where they are not wanted, and len
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import time
@@ -14,7 +15,7 @@ from typing import IO, Protocol, TextIO
 
 from elasticdl_client import goodput
 from elasticdl_client.job_events import EventHistory
-from elasticdl_client.job_status import EpochCoverage, JobStatus
+from elasticdl_client.job_status import MASTER_RESTARTED, EpochCoverage, JobStatus
 from elasticdl_client.news import Headline, News, metrics_text
 
 _MIN_INTERVAL_S, _MAX_INTERVAL_S = 2.0, 600.0
@@ -60,6 +61,7 @@ def time_text(status: JobStatus, *, with_eta: bool = True) -> str:
 
 def _state(status: JobStatus) -> str:
     processes = processes_text(status)
+    status = with_running_pods(status)
     parts = [f"workers {status.workers_alive}/{status.workers_wanted}" + (f" of {processes}" if processes else "")]
     if status.num_worlds:
         parts.append(f"world {status.num_worlds} of {len(status.world)}" if status.world else "no world now")
@@ -76,6 +78,18 @@ def _state(status: JobStatus) -> str:
     if status.metrics:
         parts.append(metrics_text(status))
     return ", ".join(parts)
+
+
+def with_running_pods(status: JobStatus) -> JobStatus:
+    """Return the status with the pods that run, where its master has restarted and counts only the registered ones."""
+    if not status.message.startswith(MASTER_RESTARTED):
+        return status
+    running = [pod.role for pod in status.pods if pod.phase == "Running"]
+    return dataclasses.replace(
+        status,
+        workers_alive=max(status.workers_alive, running.count("worker")),
+        ps_alive=max(status.ps_alive, running.count("ps")),
+    )
 
 
 def staleness_text(status: JobStatus) -> str:

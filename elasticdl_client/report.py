@@ -44,12 +44,9 @@ def print_end(
     """
     status = ended.status
     if ended.exit_code != 0:
-        message = without_frames(ended.message) or "it reported no reason."
+        message = with_users_line(ended.message) or "it reported no reason."
         error = progress.paint("error:", progress.Color.RED, sys.stderr)
         print(f"{error} Job {spec.job_name} failed: {message}", file=sys.stderr)
-        for frame in frames_of_user(ended.message)[-1:]:
-            if f'File "{frame.path}", line {frame.line}' not in message:  # a `feed` of Keras names it in its error
-                print(f"  {frame}".replace("\n", "\n  "), file=sys.stderr)
         print(f"  → `elasticdl explain {spec.job_name} {_where(spec)}` says why. {hint}", file=sys.stderr, flush=True)
     for line in _results(status) if status is not None else ():
         print(line)
@@ -174,6 +171,15 @@ def _where(spec: JobSpec) -> str:
 
 
 _CHAINED = re.compile("The above exception was the direct cause|During handling of the above exception")
+
+
+def with_users_line(text: str) -> str:
+    """A message without the frames of tracebacks, but for the innermost one in a file of the user's."""
+    message = without_frames(text)
+    for frame in frames_of_user(text)[-1:]:
+        if f'File "{frame.path}", line {frame.line}' not in message:  # a `feed` of Keras names it in its error
+            message += "".join(f"\n  {line}" for line in str(frame).splitlines())
+    return message
 
 
 def without_frames(text: str) -> str:

@@ -132,26 +132,24 @@ def _as_json(head: Mapping[str, object], found: Mapping[str, Estimate]) -> str:
 
 
 def _as_table(spec: JobSpec, head: Mapping[str, object], found: Mapping[str, Estimate]) -> str:
+    most = max(spec.num_workers, spec.max_workers)
+    workers = WorkerRange(spec.num_workers, most)
     epochs = "1 epoch" if spec.num_epochs == 1 else f"{spec.num_epochs} epochs"
     lines = [
-        f"{head['cluster']}, seed {spec.seed}: {_range(spec)} workers, {head['records']:,} records, {epochs}",
+        f"{head['cluster']}, seed {spec.seed}: {workers} workers, {head['records']:,} records, {epochs}",
         f"Given: minibatches of {spec.minibatch_size} in {head['step_seconds']:g} s on a node of speed 1.",
         f"Assumed: {'; '.join(_ASSUMED)}.",
     ]
     if not spec.checkpoint_dir:
         lines.append("Without --checkpoint_dir a gang begins anew at each loss.")
     lines.append("")
-    columns = [_column(one, max(spec.num_workers, spec.max_workers)) for one in found.values()]
+    columns = [_column(one, most) for one in found.values()]
     rows = [("", *found), *zip(columns[0], *(column.values() for column in columns), strict=True)]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     for first, *others in rows:
         cells = [text.rjust(width + 2) for text, width in zip(others, widths[1:], strict=True)]
         lines.append(first.ljust(widths[0]) + "".join(cells))
     return "\n".join(lines)
-
-
-def _range(spec: JobSpec) -> str:
-    return str(WorkerRange(spec.num_workers, max(spec.num_workers, spec.max_workers)))
 
 
 def _column(one: Estimate, num_workers: int) -> dict[str, str]:

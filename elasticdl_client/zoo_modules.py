@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from elasticdl_client.choices import DistributionStrategy, FrameworkName
 from elasticdl_client.errors import ModelDefinitionError
-from elasticdl_client.flag_groups import COMPUTATION_DEFAULTS
+from elasticdl_client.flag_groups import COMPUTATION
+from elasticdl_client.flags import given_of
 
 if TYPE_CHECKING:
     from elasticdl_client.job_spec import JobSpec  # takes a while, and old import paths need none of it
@@ -74,9 +75,12 @@ def within(name: str) -> list[str]:
 
 def _file(zoo: Path, module: str) -> Path | None:
     for name in dict.fromkeys((module, module.removeprefix(f"{ALIAS}."))):
-        stem = zoo.joinpath(*name.split("."))
+        parts = name.split(".")
+        if not all(parts):  # of --model_def=model, whose form is checked later
+            continue
+        stem = zoo.joinpath(*parts)
         for file in (stem.with_suffix(".py"), stem / "__init__.py"):
-            if name and file.is_file():
+            if file.is_file():
                 return file
     return None
 
@@ -178,7 +182,7 @@ def check_framework(spec: JobSpec) -> None:
 
 
 def _check_computation(spec: JobSpec) -> None:
-    given = [name for name, default in COMPUTATION_DEFAULTS.items() if getattr(spec, name) != default]
+    given = given_of(spec, COMPUTATION)
     framework = framework_of(spec) if given else None
     if framework is FrameworkName.TENSORFLOW and "precision" in given:
         _check_precision_of_keras(spec)

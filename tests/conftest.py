@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests import durations, skips
 # The frameworks are a million objects that stay: collections would walk through all of them again and again.
 gc.disable()
 _GC_THRESHOLD = 50_000  # new objects; Python's own is 700
+_processor_s = 0.0  # of this process, when its last report was made
 
 import_less_with_keras()  # as workers do: plots, estimators and data frames are half of the time of the import
 
@@ -63,8 +65,20 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note in the report of a test's part, which pytest-xdist sends on, what it took of the processors."""
+    global _processor_s
+    report = yield
+    now = durations.processor_seconds()
+    vars(report)["processor_s"], _processor_s = now - _processor_s, now
+    return report
+
+
 def pytest_collection_finish() -> None:
     """Later collections skip all objects imported by the test files."""
+    global _processor_s
+    _processor_s = durations.processor_seconds()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     gc.enable()
@@ -77,8 +91,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if reporter is None or _is_xdist_worker(session.config):
         return
     if record := os.environ.get(durations.VARIABLE):
-        reports = (report for found in reporter.stats.values() for report in found if hasattr(report, "duration"))
-        durations.write(((report.nodeid, report.duration) for report in reports), Path(record))
+        reports = (report for found in reporter.stats.values() for report in found if hasattr(report, "processor_s"))
+        durations.write(((report.nodeid, report.duration, report.processor_s) for report in reports), Path(record))
     found = skips.unlisted(str(report.longrepr[2]) for report in reporter.stats.get("skipped", ()))
     if found and session.exitstatus == pytest.ExitCode.OK:
         reporter.write_line("")

@@ -16,7 +16,6 @@ reports says for all what is trained on, and in minibatches of what size.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -26,11 +25,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticdl.api.session import AloneLink, ScriptSession
+from elasticdl.activities import Activity
+from elasticdl.api.session import AloneLink, ScriptSession, at_exit, process_of_script
 from elasticdl.api.source import ScriptSource, read_records
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import TaskRecords
-from elasticdl.protocol import Activity
 from elasticdl.ps.applied import AppliedSet, MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.master_link import MasterLink
@@ -112,7 +111,7 @@ class DataShardService:
             DataError: there are no data, or none like this.
             JobError: the master cannot be reached, or the script has another service, or a controller.
         """
-        self._is_of_controller, self._process_id = session is not None, os.getpid()
+        self._is_of_controller, self._process_id = session is not None, process_of_script()
         self.session = session or ScriptSession.join()
         self._lock = threading.Lock()
         self._trained = AppliedSet()  # by this process
@@ -136,7 +135,7 @@ class DataShardService:
         self._fetching: Iterator[TaskRecords] | None = None
         self._one_fetches = threading.Lock()
         clock.switch(Activity.COMPUTE)
-        atexit.register(self.close)
+        at_exit(self.close)
 
     def __reduce__(self) -> Any:
         raise _of_another_process(self._process_id)
@@ -229,13 +228,16 @@ class DataShardService:
         """Whether its lease is still this worker's."""
         return self._link.leases.get(minibatch.lease) is not None
 
-    def records_of(self, shard: str, indices: Sequence[int]) -> list[bytes]:
+    def records_of(self, shard: str, indices: Sequence[int], identity: str = "") -> list[bytes]:
         """Records by their numbers in a part of files that ElasticDL reads; none where the script holds the data.
+
+        Args:
+            identity: of the part, which must still have it; empty: any.
 
         Raises:
             DataError: they cannot be read.
         """
-        return self._source.records(shard, indices)
+        return self._source.records(shard, indices, identity)
 
     @property
     def is_over(self) -> bool:
@@ -387,7 +389,8 @@ class DataShardService:
         """Check that data can come to this process: under AllReduce the master hands out none before a group stands.
 
         Raises:
-            JobError: no group will; or this process is a copy of that which has made the service.
+            JobError: no group will; or this process is a copy of that which has made the service, or has imported its
+                script.
         """
         if os.getpid() != self._process_id:
             raise _of_another_process(self._process_id)
@@ -414,9 +417,9 @@ class DataShardService:
         held = self._link.leases.get(task.lease)
         if held is None:
             return
-        if (error := self.tasks.errors.get(task.lease)) is not None:
-            self._link.fail(held.id, 0, str(error), "", [])
-            raise error
+        if held.unreadable is not None:
+            self._link.fail(held.id, 0, str(held.unreadable), "", [])
+            raise held.unreadable
         size, numbers = self.plan.minibatch_size, held.record_numbers
         starts = range(0, len(numbers), size)
         with self._lock:
@@ -435,8 +438,8 @@ class DataShardService:
             part = slice(starts[n], starts[n] + size)
             records = list(task.records[part]) if self.has_records else []
             lease = held.lease
-            name, is_last = lease.shard.name, n == todo[-1]
-            yield Minibatch(held.id, lease.epoch, lease.task, n, name, numbers[part], records, is_last)
+            name, identity, is_last = lease.shard.name, lease.shard.identity, n == todo[-1]
+            yield Minibatch(held.id, lease.epoch, lease.task, n, name, numbers[part], records, is_last, identity)
 
     def _finish(self, task: _Task) -> None:
         self.reporter.finished(task.held.id, len(task.sizes))
@@ -505,6 +508,7 @@ class Minibatch:
         indices: numbers of its records in that part.
         records: the records themselves, where ElasticDL reads them.
         ends_lease: the last one under its lease.
+        identity: of the part; see `Shard`.
     """
 
     lease: int
@@ -515,6 +519,7 @@ class Minibatch:
     indices: list[int]
     records: list[bytes] = field(default_factory=list, repr=False)
     ends_lease: bool = False
+    identity: str = ""
 
     @property
     def name(self) -> Name:

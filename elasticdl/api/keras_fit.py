@@ -151,18 +151,7 @@ def fit(
         KeyboardInterrupt: Ctrl-C, which ends the job, as the end of this process does.
     """
     _check_flags(flags)
-    if epochs < 1:
-        raise FlagError(
-            f"fit was given epochs={epochs}, and trains one or more.",
-            "Give 1 or more; max_step=N may end the job sooner.",
-        )
-    flags |= {
-        "num_workers": num_workers,
-        "minibatch_size": _minibatch_size(batch_size, num_workers),
-        "fixed_global_batch": batch_size,
-        "num_epochs": epochs,
-        "shuffle": shuffle,
-    }
+    flags |= _flags_of_steps(batch_size, epochs, num_workers) | {"shuffle": shuffle}
     definition = _checked(model)
     given = as_fitted(x, y, sample_weight, class_weight)
     if validation_data is None and validation_split:
@@ -179,11 +168,7 @@ def fit(
         _hand_over(model, training, validation, place / _MODULE_DIRECTORY)
         job = sdk.start(JobType.TRAIN, of_fit, progress=progress and verbose != 0, ends_with_caller=True)
     job.is_kept = bool(directory)
-    _ended(job, place)
-    history = take_back(model, place / _MODULE_DIRECTORY)
-    if not job.is_kept:
-        _remove(job, place)
-    return history
+    return _result(job, model, place)
 
 
 class HandedOver:
@@ -236,6 +221,25 @@ def _check_restores(callbacks: Sequence[Any], spec: JobSpec) -> None:
             f"{with_it} takes no {within[0]}.",
             f"The weights of the best epoch are kept: leave it (ELASTICDL_{within[0].upper()}) out.",
         )
+
+
+def _flags_of_steps(batch_size: int, epochs: int, num_workers: int) -> dict[str, FlagValue]:
+    """Return the flags by which the job's steps are those of Keras's `fit`.
+
+    Raises:
+        FlagError: there would be none, or a worker would have no sample of one.
+    """
+    if epochs < 1:
+        raise FlagError(
+            f"fit was given epochs={epochs}, and trains one or more.",
+            "Give 1 or more; max_step=N may end the job sooner.",
+        )
+    return {
+        "num_workers": num_workers,
+        "minibatch_size": _minibatch_size(batch_size, num_workers),
+        "fixed_global_batch": batch_size,
+        "num_epochs": epochs,
+    }
 
 
 def _minibatch_size(batch_size: int, num_workers: int) -> int:
@@ -466,14 +470,19 @@ def _loaded(saved: Any, directory: Path, mode: str) -> Any:
     return TextRows(texts) if texts.exists() else np.load(directory / f"{mode}-{saved}.npy", mmap_mode="r")
 
 
-def _ended(job: JobHandle, place: Path) -> JobHandle:
+def _result(job: JobHandle, model: Any, place: Path) -> Any:
+    """Wait for the job, give the model its weights, and return the history; remove the job, if it is not to stay."""
     try:
-        return job.wait()
+        job.wait()
     except KeyboardInterrupt:
         job.stop()
         if not job.is_kept:
             _remove(job, place)
         raise
+    history = take_back(model, place / _MODULE_DIRECTORY)
+    if not job.is_kept:
+        _remove(job, place)
+    return history
 
 
 def _remove(job: JobHandle, place: Path) -> None:

@@ -12,18 +12,19 @@ from __future__ import annotations
 import atexit
 import builtins
 import logging
+import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from elasticdl.activities import ActivityClock
 from elasticdl.protocol import REPORT_S, Shard, task_order
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channels import read_master_timeout_s
 from elasticdl.rpc.job_secret import read_token, whole_spec
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.tasks import HeldLease, LeaseBook, TaskProgress
 from elasticdl_client.errors import ElasticDLError, JobError
@@ -64,7 +65,7 @@ class ScriptSession:
 
         Raises:
             JobError: the master cannot be reached, has replaced this worker, or has registered it for the process that
-                has started this one.
+                has started this one, or will, since this one imports that one's script.
         """
         global _joined  # one in a process
         clock, address = ActivityClock(), os.environ.get("MASTER_ADDR", "")
@@ -80,11 +81,9 @@ class ScriptSession:
             _joined = holder, cls(None, JobSpec(), clock)
             return _joined[1]
         if before.startswith(place) and before != holder:
-            raise JobError(
-                f"{before.removeprefix(place)} is the process that has joined the job, and has started this one",
-                "a worker is one process: train in the main one (`if __name__ == '__main__':`), or join the job in the "
-                "process that trains alone",
-            )
+            raise _second_process(f"{before.removeprefix(place)} is the process that has joined the job, and has")
+        if (importer := process_of_script()) != os.getpid():
+            raise _second_process(f"{importer} is the process of the script, and has")
         link = MasterLink(
             address,
             read_token(),
@@ -121,6 +120,33 @@ class ScriptSession:
         self.takes_data = True
 
 
+def process_of_script() -> int:
+    """Return the id of this process, or of its parent while `multiprocessing` imports the script again in a child."""
+    # The script's module has this name in a child, and in no other process; the child knows its parent afterwards.
+    is_imported = getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__"
+    is_importing = is_imported and multiprocessing.parent_process() is None
+    return os.getppid() if is_importing else os.getpid()
+
+
+def at_exit(function: Callable[[], object]) -> None:
+    """Have a function called at the end of this process, but not of those that it forks, which inherit the call."""
+    process_id = os.getpid()
+
+    def call() -> None:
+        if os.getpid() == process_id:
+            function()
+
+    atexit.register(call)
+
+
+def _second_process(who: str) -> JobError:
+    return JobError(
+        f"{who} started this one",
+        "a worker is one process: train in the main one (`if __name__ == '__main__':`), or join the job in the "
+        "process that trains alone",
+    )
+
+
 class _ScriptExit(SystemExit):
     """The failure of a script by `sys.exit`: the interpreter reads its code when it ends the process with it."""
 
@@ -145,7 +171,7 @@ def _report_end(link: MasterLink) -> None:
     A failed one has an exit code, which is that of the pod: the supervisor of its processes ends the others.  That of a
     SystemExit which the script raises itself is not known here.
     """
-    process_id, end, failures = os.getpid(), sys.exit, list[object]()
+    end, failures = sys.exit, list[object]()
 
     def exit_with(status: Any = None, /) -> NoReturn:
         has_failed = status is not None and status != 0
@@ -155,13 +181,13 @@ def _report_end(link: MasterLink) -> None:
 
     def report() -> None:
         has_raised = getattr(sys, "last_value", None) is not None  # set when the interpreter prints an exception
-        if os.getpid() == process_id and not has_raised and not failures:  # not a process that the script has forked
+        if not has_raised and not failures:
             link.report_end()
 
     # The interpreter leaves no trace of the exit code to functions of atexit.
     for place, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
         setattr(place, name, exit_with)
-    atexit.register(report)  # the first registered, so the last to be called
+    at_exit(report)  # the first registered, so the last to be called
 
 
 def _end_with_our_threads() -> None:
@@ -225,7 +251,7 @@ class AloneLink:
             for task in task_order(self._seed, epoch, len(self._tasks)):
                 number += 1
                 shard = self._tasks[task]
-                message = pb.ShardMessage(name=shard.name, start=shard.start, end=shard.end)
+                message = pb.ShardMessage(name=shard.name, start=shard.start, end=shard.end, identity=shard.identity)
                 yield pb.Lease(id=number, type=pb.TRAINING, epoch=epoch, task=task, shard=message)
             epoch += 1
 
@@ -234,7 +260,7 @@ def tasks_of(shards: Sequence[Shard], plan: pb.Plan) -> list[Shard]:
     """The tasks of an epoch, as a master cuts them."""
     size = plan.minibatch_size * plan.num_minibatches_per_task
     return [
-        Shard(shard.name, start, min(start + size, shard.end))
+        Shard(shard.name, start, min(start + size, shard.end), shard.identity)
         for shard in sorted(shards)
         for start in range(shard.start, shard.end, size)
     ]

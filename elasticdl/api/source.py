@@ -69,7 +69,7 @@ class ScriptSource:
                 "The script does not say what to train on.",
                 "Give dataset_size=… or training_data=…, or start the job with --training_data.",
             )
-        self.reader: Reader = _Numbers() if dataset_size else open_source(spec, origin, reader_params)
+        self.reader: Reader = _Numbers() if dataset_size else open_source(spec, origin, reader_params, is_raw=True)
         self.shards: list[Shard] = []
         if is_our_own:
             self.shards = [Shard("", 0, dataset_size)] if dataset_size else self.reader.shards()
@@ -84,8 +84,11 @@ class ScriptSource:
         """Minibatches bring their records."""
         return not isinstance(self.reader, _Numbers)
 
-    def records(self, shard: str, indices: Sequence[int]) -> list[bytes]:
+    def records(self, shard: str, indices: Sequence[int], identity: str) -> list[bytes]:
         """Records by their numbers in a part; none where the script holds the data.
+
+        Args:
+            identity: of the part; see `Shard`.
 
         Raises:
             DataError: they cannot be read.
@@ -93,7 +96,7 @@ class ScriptSource:
         if not self.has_records or not indices:
             return []
         first = min(indices)
-        records = self.reader.read(Shard(shard, first, max(indices) + 1))
+        records = self.reader.read(Shard(shard, first, max(indices) + 1, identity))
         return [records[index - first] for index in indices]
 
     def plan_alone(self, wanted: pb.Plan) -> pb.Plan:
@@ -109,7 +112,7 @@ class ScriptSource:
             DataError: this script said another number of records than the first.
             JobError: the master cannot be reached.
         """
-        shards = [pb.ShardMessage(name=shard.name, start=shard.start, end=shard.end) for shard in self.shards]
+        shards = [pb.ShardMessage(name=s.name, start=s.start, end=s.end, identity=s.identity) for s in self.shards]
         report = pb.ModelReport(plan=wanted, has_training_shards=bool(shards), training_shards=shards)
         ack = link.report_model(report)
         if not ack.accepted:
@@ -146,5 +149,5 @@ def read_records(
     Raises:
         DataError: they cannot be read.
     """
-    reader = create_reader(origin, data_reader_params, columns=columns)
+    reader = create_reader(origin, data_reader_params, columns=columns, is_raw=True)
     return [record for shard in reader.shards() for record in reader.read(shard)]

@@ -510,6 +510,12 @@ class ElasticCallbacks(CallbackHandler):  # type: ignore[misc]
         self._training = training
         self._trains = False  # there are batches in the present epoch
 
+    def call_event(self, event: Any, args: Any, state: Any, *arguments: Any, **keywords: Any) -> Any:
+        """A Trainer that does not train follows the rank that another one of the script has got."""
+        if not self._training.is_open:
+            state.is_world_process_zero = state.is_local_process_zero = self._training.session.rank == 0
+        return super().call_event(event, args, state, *arguments, **keywords)
+
     def on_train_begin(self, args: Any, state: Any, control: Any) -> Any:
         """The worker joins first."""
         self._training.join(state)

@@ -38,6 +38,7 @@ class NcclLinks:
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # or its watchdog ends the process
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # it asks the store without end
         os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  # an abort is no fault to be written down
+        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "0"  # or the wait behind a collective holds up the thread, for days
         c10d = engine_module()
         torch.cuda.set_device(torch.device(device))
         options = c10d.ProcessGroupNCCL.Options()

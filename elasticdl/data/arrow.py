@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeAlias
@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as kinds
 
 from elasticdl.data.files import Arrays, FileView, cached, open_file
+from elasticdl.data.identity import identity_of_files
 from elasticdl.data.reader import Metadata, PartsReader
 from elasticdl.data.sources import check_directory, need
 from elasticdl.data.table_encoder import (
@@ -45,6 +46,7 @@ from elasticdl_client.storage_kinds import is_remote
 
 _log = logging.getLogger(__name__)
 _KEPT_BYTES = 256 << 20
+_LOADING = threading.Lock()  # load_from_disk makes and deletes a lock of tqdm's, which other threads then miss
 _OPENED_AT_ONCE = 16  # Parquet files, to find the type of a column; in storage each takes tens of milliseconds
 _HINT = "The file was cut off or changed after it was written, or is of another format: write it again or remove it."
 
@@ -138,28 +140,35 @@ class PartitionedFile:
         self._file = file
         self.path = file.path
         self.sizes = file.sizes
+        self._partitions = partitions
         own = {name.partition(".")[0] for name in file.schema.names}
-        self._values = {
-            key: _scalar(value, key in partitions.whole)
-            for key, value in partitions.values[file.path].items()
-            if key not in own
-        }
-        self.schema = file.schema
-        for key, value in self._values.items():
-            self.schema = self.schema.append(pa.field(key, value.type))
+        fields = [
+            field for field in partition_fields(partitions, partitions.values[file.path]) if field.name not in own
+        ]
+        self._keys = {field.name for field in fields}
+        self.schema = pa.schema([*file.schema, *fields], file.schema.metadata)
 
     def chunk(self, number: int, columns: Sequence[str]) -> Any:
         """A row group or record batch as a table."""
-        table = self._file.chunk(number, [name for name in columns if name not in self._values])
-        size = self.sizes[number]
-        added = {name: pa.repeat(self._values[name], size) for name in columns if name in self._values}
-        return pa.Table.from_arrays([*table.columns, *added.values()], [*table.column_names, *added])
+        table = self._file.chunk(number, [name for name in columns if name not in self._keys])
+        keys = [name for name in columns if name in self._keys]
+        return with_partition(table, self.sizes[number], self._partitions, self.path, keys)
 
 
-def _scalar(value: str | None, is_whole: bool) -> Any:
-    if is_whole:
-        return pa.scalar(None if value is None else int(value), pa.int64())
-    return pa.scalar(value, pa.string())
+def partition_fields(partitions: Partitions, keys: Iterable[str]) -> list[Any]:
+    """The fields of keys."""
+    return [pa.field(key, pa.int64() if partitions.dtypes[key] == "int64" else pa.string()) for key in keys]
+
+
+def with_partition(table: Any, num_rows: int, partitions: Partitions, path: str, keys: Sequence[str]) -> Any:
+    """Return a table with the values that keys have for a file.
+
+    Raises:
+        DataError: one is not of its key's type.
+    """
+    fields = partition_fields(partitions, keys)
+    added = [pa.repeat(pa.scalar(partitions.value(path, field.name), field.type), num_rows) for field in fields]
+    return pa.Table.from_arrays([*table.columns, *added], [*table.column_names, *keys])
 
 
 class Chunks:
@@ -206,7 +215,8 @@ class ArrowRows:
         among = {field.name: field for field in known}
         empty = [name for name, field in fields.items() if kinds.is_null(field.type)]
         self._empty = {name: among.get(name, pa.field(name, pa.string())) for name in empty}
-        self.types = {name: column_type(field, file.path) for name, field in (fields | self._empty).items()}
+        types = {name: column_type(field, file.path) for name, field in (fields | self._empty).items()}
+        self.types = selection.typed(types, file.path)
         roots = {name.partition(".")[0] for name in fields} | set(fields)
         self._roots = [name for name in file.schema.names if name in roots]
         self._ends = list(itertools.accumulate(file.sizes))
@@ -225,7 +235,7 @@ class ArrowRows:
                 pieces.append(chunk.slice(start - first, last - start))
                 start = last
             number += 1
-        return encode(pa.concat_tables(pieces), self._where, self._is_exact)
+        return encode(pa.concat_tables(pieces), self.types, self._where, self._is_exact)
 
     def _decoded(self, number: int) -> Any:
         table = flat_table(self._file.chunk(number, self._roots)).select(list(self.types))
@@ -268,7 +278,7 @@ def table_reader(
 
     @functools.cache
     def types() -> dict[str, ColumnType]:
-        return {field.name: column_type(field, first) for field in schema()}
+        return selection.typed({field.name: column_type(field, first) for field in schema()}, first)
 
     def open_rows(path: str) -> ArrowRows:
         rows = ArrowRows(opened(path), selection, chunks, schema())
@@ -334,7 +344,10 @@ _COLUMN_HINT = "Name the columns to read with --columns, or convert this one whe
 
 def flat_schema(schema: Any) -> Any:
     """A schema with structs taken apart."""
-    return flat_table(schema.empty_table()).schema
+    fields = list(schema)  # not those of an empty table, which pyarrow makes of few types
+    while any(kinds.is_struct(field.type) for field in fields):
+        fields = [inner for field in fields for inner in field.flatten()]
+    return pa.schema(fields)
 
 
 def flat_table(table: Any) -> Any:
@@ -363,21 +376,23 @@ def column_type(field: Any, where: str) -> ColumnType:
     return ColumnType(_dtype(kind, field, where), tuple(shape), _unit(kind))
 
 
-def encode(table: Any, where: str, is_exact: bool) -> list[bytes]:
+def encode(table: Any, types: Mapping[str, ColumnType], where: str, is_exact: bool) -> list[bytes]:
     """Each row as a serialized tf.train.Example.
 
+    Args:
+        table: without structs.
+        types: of its columns.
+
     Raises:
-        DataError: a type, or a value, that a record cannot hold.
+        DataError: a value that a record cannot hold.
     """
-    table = flat_table(table)
     columns: dict[str, TableColumn] = {}
-    for field in table.schema:
-        kind = column_type(field, where)
-        array = _one_array(table.column(field.name))
+    for name, kind in types.items():
+        array = _one_array(table.column(name))
         try:
-            columns[field.name] = _column(array, kind)
+            columns[name] = _column(array, kind)
         except pa.ArrowException as error:
-            raise DataError(f"{where}: column {field.name}: {error}.", _COLUMN_HINT) from error
+            raise DataError(f"{where}: column {name}: {error}.", _COLUMN_HINT) from error
     return encode_table(columns, table.num_rows, is_exact)
 
 
@@ -408,9 +423,16 @@ def _one_array(column: Any) -> Any:
     return array
 
 
+def _without_dictionary(array: Any) -> Any:
+    if not kinds.is_dictionary(array.type):
+        return array
+    if kinds.is_string_view(array.type.value_type):  # of Polars; no kernel takes values of those
+        array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(pa.large_string()))
+    return array.dictionary_decode()
+
+
 def _column(array: Any, kind: ColumnType) -> TableColumn:
-    if kinds.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = _without_dictionary(array)
     if not kind.shape:
         return Texts(_texts(array)) if kind.dtype == "string" else _numbers(array, kind)
     if kind.shape == (-1,):
@@ -432,9 +454,7 @@ def _column(array: Any, kind: ColumnType) -> TableColumn:
 def _lists(array: Any, kind: ColumnType) -> TableColumn:
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    flat = array.flatten()
-    if kinds.is_dictionary(flat.type):
-        flat = flat.dictionary_decode()
+    flat = _without_dictionary(array.flatten())
     if kind.dtype == "string":
         texts, places = _texts(flat), offsets.tolist()
         return TextLists([texts[begin:end] for begin, end in itertools.pairwise(places)])
@@ -498,7 +518,8 @@ class SavedDataset:
         self._path = path
         self._is_exact = selection.is_exact
         try:
-            found = datasets.load_from_disk(path)
+            with _LOADING:
+                found = datasets.load_from_disk(path)
         except Exception as error:  # any error of that package: the data cannot be read
             raise DataError(
                 f"The Hugging Face data set {path}, byte 0: {str(error).splitlines()[0] if str(error) else error!r}.",
@@ -514,7 +535,8 @@ class SavedDataset:
             found = found[split]
         flat = flat_schema(found.data.schema)
         wanted = selection.of(flat.names, path)
-        self.types = {name: column_type(flat.field(name), path) for name in wanted}
+        self.types = selection.typed({name: column_type(flat.field(name), path) for name in wanted}, path)
+        self.files: list[str] = [str(one["filename"]) for one in found.cache_files]
         self._rows: Any = found.with_format("arrow")
 
     def __len__(self) -> int:
@@ -524,7 +546,7 @@ class SavedDataset:
 
         table = self._rows[start:end]
         table.validate(full=True)
-        return encode(flat_table(table).select(list(self.types)), self._path, self._is_exact)
+        return encode(flat_table(table), self.types, self._path, self._is_exact)
 
 
 def huggingface_reader(source: str, paths: Sequence[str], selection: Selection, split: str, seed: int) -> PartsReader:
@@ -544,4 +566,7 @@ def huggingface_reader(source: str, paths: Sequence[str], selection: Selection, 
     def metadata() -> Metadata:
         return describe(types_of_first(), selection, seed)
 
-    return PartsReader(source, paths, open_set, metadata, check_directory)
+    def identify(path: str) -> str:
+        return identity_of_files(SavedDataset(path, split, selection).files)
+
+    return PartsReader(source, paths, open_set, metadata, check_directory, identify)

@@ -35,7 +35,7 @@ from elasticdl_client.data_sources import (
 )
 from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.partitions import Partitions
+from elasticdl_client.partitions import Partitions, keys_of
 from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import is_remote
 
@@ -52,6 +52,8 @@ def create_reader(
     label_column: str = "",
     records_per_shard: int = 0,
     is_exact: bool = False,
+    is_raw: bool = False,
+    find: Callable[[str], list[str]] | None = None,
 ) -> Reader:
     """The reader for a file, a directory, a glob pattern, a table, or several of them separated by commas.
 
@@ -63,6 +65,8 @@ def create_reader(
         label_column: of --label_column.
         records_per_shard: the most records of a shard; 0: a shard is a whole file or table.
         is_exact: see `Selection`.
+        is_raw: the user's code takes rows of CSV files apart, which are those of the files then, without partitions.
+        find: instead of `find_files`; asked once for each source.
 
     Raises:
         DataError: if there is no such data, or a parameter is wrong.
@@ -72,7 +76,7 @@ def create_reader(
     wanted = None if given_type is None else known_type(given_type)
     sources = split_sources(data_origin) or [""]
     with reading(hide(data_origin)):
-        find = functools.cache(find_files)  # one list of a directory for both questions
+        find = functools.cache(find or find_files)  # one list of a directory for both questions
         kinds = {source: wanted or _kind(source, find) for source in sources}
     kind = kinds[sources[0]]
     other = next((source for source in sources if kinds[source] != kind), None)
@@ -82,27 +86,40 @@ def create_reader(
             "All sources of a flag must be of one kind; reader_type=… in --data_reader_params names it.",
         )
     check_params(kind, params, data_origin)
-    selection = replace(_selection(params, columns, label_column), is_exact=is_exact)
+    partition_dtypes = _partition_dtypes(params)
+    dtypes = _column_dtypes(params, _DTYPES if kind == "CSV" else ("float64",))
+    selection = replace(_selection(params, columns, label_column), is_exact=is_exact, dtypes=dtypes)
     with reading(hide(data_origin)):
         parts = _parts(sources, kind, find)
-        partitions = _partitions(sources, kind, find)
+        why_none = _why_no_partitions(kind, params, is_raw)
+        partitions = _partitions(sources, kind, find, partition_dtypes, why_none)
         reader = _create(_Wanted(data_origin, parts, params, selection, seed, partitions), kind)
     return SlicedReader(reader, records_per_shard) if records_per_shard else reader
 
 
 def open_source(
-    spec: JobSpec, origin: str, reader_params: Mapping[str, object] | None = None, is_exact: bool = False
+    spec: JobSpec,
+    origin: str,
+    reader_params: Mapping[str, object] | None = None,
+    is_exact: bool = False,
+    is_raw: bool = False,
+    find: Callable[[str], list[str]] | None = None,
 ) -> Reader:
     """The reader of one of a job's data sources, with all that its flags say.
 
     Args:
         reader_params: instead of those of `--data_reader_params`.
         is_exact: see `Selection`.
+        is_raw: see `create_reader`.
+        find: see `create_reader`.
 
     Raises:
         DataError: see `create_reader`; or folders of images for validation have other classes than those for training.
     """
-    params = spec.data_reader_params_dict() if reader_params is None else reader_params
+    params = spec.data_reader_params_dict()
+    if reader_params is not None:
+        decided = {name: params[name] for name in ("partition_dtypes",) if name in params}  # by the job's master
+        params = decided | dict(reader_params)
     if origin == spec.validation_data and known_type(params.get("reader_type", "ImageFolder")) == "ImageFolder":
         with reading(hide(f"{spec.training_data}, {origin}")):
             sources = [*split_sources(spec.training_data), *split_sources(origin)]
@@ -115,6 +132,8 @@ def open_source(
         label_column=spec.label_column,
         records_per_shard=spec.records_per_shard,
         is_exact=is_exact,
+        is_raw=is_raw,
+        find=find,
     )
 
 
@@ -184,21 +203,40 @@ def _parts(sources: Sequence[str], kind: str, find: Callable[[str], list[str]]) 
     return found
 
 
-def _partitions(sources: Sequence[str], kind: str, find: Callable[[str], list[str]]) -> Partitions:
+def _why_no_partitions(kind: str, params: Mapping[str, object], is_raw: bool) -> str:
+    """Why files are read without columns in the names of their directories; empty: they are not."""
+    if kind in ("Parquet", "Arrow", "JSONL"):
+        return ""
+    if kind != "CSV":
+        return f"{kind} files are read as they are"
+    if not _header(params, True):
+        return "CSV files without a header are read as they are"
+    return "a feed or script of your own gets rows of CSV files as they are" if is_raw else ""
+
+
+def _partitions(
+    sources: Sequence[str],
+    kind: str,
+    find: Callable[[str], list[str]],
+    dtypes: Mapping[str, str],
+    why_none: str,
+) -> Partitions:
     """The columns in the names of directories, which the files of some kinds can be given."""
     if kind == "SQL" or kind in DIRECTORIES:
         return Partitions({})
-    partitions = Partitions.of((source, path) for source in sources for path in find(source))
-    if partitions.keys and kind not in ("Parquet", "Arrow"):
+    files = ((source, path) for source in sources for path in find(source))
+    if not why_none:
+        return Partitions.of(files, dtypes)
+    keys = keys_of(files)
+    if keys:
         _log.warning(
-            "%s in the names of directories of %s %s no column: %s files are read as they are",
-            ", ".join(partitions.keys),
+            "%s in the names of directories of %s %s no column: %s",
+            ", ".join(keys),
             hide(", ".join(sources)),
-            "is" if len(partitions.keys) == 1 else "are",
-            kind,
+            "is" if len(keys) == 1 else "are",
+            why_none,
         )
-        return Partitions({})
-    return partitions
+    return Partitions({})
 
 
 def _create(wanted: _Wanted, kind: str) -> Reader:
@@ -219,7 +257,7 @@ def _create(wanted: _Wanted, kind: str) -> Reader:
             need("pyarrow", "JSON Lines files", "pyarrow")
             from elasticdl.data.jsonl import jsonl_reader
 
-            return jsonl_reader(wanted.source, wanted.parts, wanted.selection, wanted.seed)
+            return jsonl_reader(wanted.source, wanted.parts, wanted.partitions, wanted.selection, wanted.seed)
         case "NumPy":
             return npz_reader(wanted.source, wanted.parts, wanted.selection, wanted.seed)
         case "ImageFolder":
@@ -239,9 +277,8 @@ def _create(wanted: _Wanted, kind: str) -> Reader:
 
 def _text_reader(wanted: _Wanted, is_csv: bool) -> TextReader:
     params = wanted.params
-    rules = TextRules(is_csv, _delimiter(params, wanted.parts) if is_csv else b",")
-    header = _header(params, is_csv)
-    return TextReader(wanted.source, wanted.parts, rules, header, wanted.seed, wanted.selection, _column_dtypes(params))
+    rules = TextRules(is_csv, _header(params, is_csv), _delimiter(params, wanted.parts) if is_csv else b",")
+    return TextReader(wanted.source, wanted.parts, rules, wanted.partitions, wanted.selection, wanted.seed)
 
 
 def _selection(params: dict[str, object], columns: Sequence[str], label_column: str) -> Selection:
@@ -277,13 +314,23 @@ def _delimiter(params: Mapping[str, object], paths: Sequence[str]) -> bytes:
     )
 
 
-def _column_dtypes(params: Mapping[str, object]) -> dict[str, str]:
+def _column_dtypes(params: Mapping[str, object], known: Sequence[str]) -> dict[str, str]:
     value = params.get("column_dtypes", {})
-    if isinstance(value, dict) and all(dtype in _DTYPES for dtype in value.values()):
+    if isinstance(value, dict) and all(dtype in known for dtype in value.values()):
         return {str(name): str(dtype) for name, dtype in value.items()}
     raise DataError(
         f"The data reader's parameter column_dtypes is {value!r}.",
-        f'Write column_dtypes={{"age": "float64"}}; a type is {", ".join(_DTYPES)}.',
+        f'Write column_dtypes={{"age": "float64"}}; a type is {", ".join(known)}.',
+    )
+
+
+def _partition_dtypes(params: dict[str, object]) -> dict[str, str]:
+    value = params.pop("partition_dtypes", {})
+    if isinstance(value, dict) and all(dtype in ("int64", "string") for dtype in value.values()):
+        return {str(key): str(dtype) for key, dtype in value.items()}
+    raise DataError(
+        f"The data reader's parameter partition_dtypes is {value!r}.",
+        'Write partition_dtypes={"dt": "string"}; a type is int64 or string.',
     )
 
 
@@ -317,14 +364,16 @@ class SlicedReader:
         for shard in self._reader.shards():
             width = len(str(shard.end))
             for start in range(0, shard.end, self._size):
-                found.append(Shard(f"{shard.name}#{start:0{width}}", 0, min(self._size, shard.end - start)))
+                name, length = f"{shard.name}#{start:0{width}}", min(self._size, shard.end - start)
+                found.append(Shard(name, 0, length, shard.identity))
         return sorted(found)
 
     def read(self, shard: Shard) -> Sequence[bytes]:
         name, _, number = shard.name.rpartition("#")
         if not name or not number.isdigit() or not 0 <= shard.start <= shard.end <= self._size:
             raise shard_not_of_source(shard, name or shard.name)
-        return self._reader.read(Shard(name, int(number) + shard.start, int(number) + shard.end))
+        first = int(number)
+        return self._reader.read(Shard(name, first + shard.start, first + shard.end, shard.identity))
 
     def metadata(self) -> Metadata:
         return self._reader.metadata()

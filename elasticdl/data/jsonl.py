@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -20,11 +20,20 @@ import pyarrow as pa
 import pyarrow.json as pj
 import pyarrow.types as kinds
 
-from elasticdl.data.arrow import column_type, encode, flat_schema, flat_table, with_texts_for_nothing
+from elasticdl.data.arrow import (
+    column_type,
+    encode,
+    flat_schema,
+    flat_table,
+    partition_fields,
+    with_partition,
+    with_texts_for_nothing,
+)
 from elasticdl.data.files import Arrays, DataFile, cached, open_file
 from elasticdl.data.reader import Metadata, PartsReader
 from elasticdl.data.table_encoder import ColumnType, Selection, describe
 from elasticdl_client.errors import DataError
+from elasticdl_client.partitions import Partitions
 
 _ROWS_BETWEEN_OFFSETS = 256
 _BLOCK_BYTES = 8 << 20  # of rows whose types are found at once
@@ -140,8 +149,13 @@ class JsonLinesFile:
         )
         number = min(number, len(rows) - 1)
         record = first + number
+        hint = _HINT
+        if record == 0 and rows[0].lstrip().startswith(b"["):
+            what, hint = "the file is one array, not an object a line", "Convert it: jq -c '.[]' FILE > NEW_FILE."
+        elif record == 0 and rows[0].strip() == b"{":
+            what, hint = "an object is on several lines", "Convert it: jq -c . FILE > NEW_FILE."
         text = rows[number][:100].decode(errors="replace")
-        return DataError(f"{self.path}, byte {self._byte_of(record)}, record {record}: {what}: {text}", _HINT)
+        return DataError(f"{self.path}, byte {self._byte_of(record)}, record {record}: {what}: {text}", hint)
 
     def _byte_of(self, record: int) -> int:
         """Where a record begins: for messages, by a pass over the file."""
@@ -184,22 +198,42 @@ class JsonLinesFile:
 class _Rows:
     """The records of one file, of the columns that are read."""
 
-    def __init__(self, file: JsonLinesFile, schema: Any, wanted: Sequence[str], is_exact: bool) -> None:
+    def __init__(
+        self,
+        file: JsonLinesFile,
+        schema: Any,
+        partitions: Partitions,
+        keys: Sequence[str],
+        types: Mapping[str, ColumnType],
+        is_exact: bool,
+    ) -> None:
+        """
+        Args:
+            keys: of the partitions, those that are columns.
+            types: of the columns that are read.
+        """
         self._file = file
         self._is_exact = is_exact
-        self._wanted = list(wanted)
-        roots = {name.partition(".")[0] for name in wanted} | set(wanted)
+        self._types = types
+        roots = {name.partition(".")[0] for name in types} | set(types)
         self._schema = pa.schema([field for field in schema if field.name in roots])
+        self._partitions = partitions
+        self._keys = [key for key in keys if key in types]
 
     def __len__(self) -> int:
         return len(self._file)
 
     def read(self, start: int, end: int) -> list[bytes]:
-        table = flat_table(self._file.table(start, end, self._schema))
-        return encode(table.select(self._wanted), self._file.path, self._is_exact)
+        table = pa.table({})
+        if len(self._schema) or not self._keys:
+            table = flat_table(self._file.table(start, end, self._schema))
+        table = with_partition(table, end - start, self._partitions, self._file.path, self._keys)
+        return encode(table, self._types, self._file.path, self._is_exact)
 
 
-def jsonl_reader(source: str, paths: Sequence[str], selection: Selection, seed: int) -> PartsReader:
+def jsonl_reader(
+    source: str, paths: Sequence[str], partitions: Partitions, selection: Selection, seed: int
+) -> PartsReader:
     """The `Reader` over files of JSON Lines; a column is of the type of all values in all files."""
 
     @functools.cache
@@ -220,17 +254,40 @@ def jsonl_reader(source: str, paths: Sequence[str], selection: Selection, seed: 
         return with_texts_for_nothing(known, source)
 
     @functools.cache
+    def keys() -> list[str]:
+        return _keys(partitions, schema())
+
+    @functools.cache
     def types() -> dict[str, ColumnType]:
         flat = flat_schema(schema())
-        return {name: column_type(flat.field(name), source) for name in selection.of(flat.names, source)}
+        for field in partition_fields(partitions, keys()):
+            flat = flat.append(field)
+        types = {name: column_type(flat.field(name), source) for name in selection.of(flat.names, source)}
+        return selection.typed(types, source)
 
     def open_rows(path: str) -> _Rows:
-        return _Rows(open_file(path), schema(), list(types()), selection.is_exact)
+        return _Rows(open_file(path), schema(), partitions, keys(), types(), selection.is_exact)
 
     def metadata() -> Metadata:
         return describe(types(), selection, seed)
 
     return PartsReader(source, paths, open_rows, metadata)
+
+
+def _keys(partitions: Partitions, schema: Any) -> list[str]:
+    """The keys of partitions that are columns; a key of the objects counts instead of one of that name.
+
+    Raises:
+        DataError: not all files are below directories of them.
+    """
+    keys = [key for key in partitions.keys if key not in schema.names]
+    for path, partition in partitions.values.items():
+        if missing := [key for key in keys if key not in partition]:
+            raise DataError(
+                f"{path} is in no directory {missing[0]}=…, as other files of the data source are.",
+                "All files of a data source must have the same columns.",
+            )
+    return keys
 
 
 def joined(schemas: Sequence[Any]) -> Any:

@@ -13,11 +13,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from elasticdl.data.sources import OncePerFile, check_file, no_records, reading, shard_not_of_source
+from elasticdl.data.identity import OncePerFile, identity_of_file
+from elasticdl.data.sources import check_file, no_records, reading, shard_not_of_source
 from elasticdl.protocol import Shard
+from elasticdl_client.storage_kinds import is_remote
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,14 @@ class Metadata:
 
 
 class Reader(Protocol):
-    """Three verbs.  Raise `DataError` naming file and offset for anything missing, empty or damaged."""
+    """Three verbs.  Raise `DataError` naming file and offset for anything missing, empty, damaged or replaced."""
 
     def shards(self) -> list[Shard]:
-        """All shards, sorted by name, each starting at 0; the same list every time."""
+        """All shards, sorted by name, each starting at 0, with their identity; the same list every time."""
         ...
 
     def read(self, shard: Shard) -> Sequence[bytes]:
-        """The records of a slice of a shard, in order: exactly ``len(shard)`` of them."""
+        """The records of a slice of a shard, in order: exactly ``len(shard)`` of them, of its identity."""
         ...
 
     def metadata(self) -> Metadata: ...
@@ -80,6 +82,7 @@ class PartsReader:
         open_part: Callable[[str], ShardPart],
         metadata: Callable[[], Metadata],
         check: Callable[[str], None] | None = check_file,
+        identify: Callable[[str], str] | None = identity_of_file,
     ) -> None:
         """Opens nothing yet.
 
@@ -89,13 +92,14 @@ class PartsReader:
             open_part: by its name.
             metadata: asked for once at most.
             check: of a part that is a file or directory, before its first record is given; None: there is none.
+            identify: returns the identity of such a part (see `elasticdl.data.identity`); None: it has none.
         """
         self._source = source
         self._names = sorted(names)
         self._known = frozenset(names)
         self._open_part = open_part
         self._make_metadata = metadata
-        self._check = None if check is None else OncePerFile(check)
+        self._check = None if check is None and identify is None else OncePerFile(check, identify)
         self._metadata: Metadata | None = None
         self._parts: OrderedDict[str, ShardPart] = OrderedDict()
         self._lock = threading.Lock()
@@ -104,6 +108,8 @@ class PartsReader:
         found = []
         for name in self._names:
             with reading(name):
+                if self._check is not None:
+                    self._check.begin_count(name)
                 count = len(self._open(name))
                 if not count and self._check is not None:
                     self._check(name)  # nothing of it will be read
@@ -111,16 +117,24 @@ class PartsReader:
                 found.append(Shard(name, 0, count))
         if not found:
             raise no_records(self._source)
-        return found
+        if self._check is None:
+            return found
+        identities = self._check.identities(shard.name for shard in found)
+        return [replace(shard, identity=identities[shard.name]) for shard in found]
 
     def read(self, shard: Shard) -> Sequence[bytes]:
         if shard.name not in self._known:
             raise shard_not_of_source(shard, self._source)
         with reading(shard.name):
-            part = self._checked(shard.name)
-            if not 0 <= shard.start <= shard.end <= len(part):
-                raise shard_not_of_source(shard, self._source, len(part))
-            return part.read(shard.start, shard.end) if len(shard) else []
+            try:
+                records = self._read(shard)
+            except Exception:
+                if self._check is not None and shard.identity:
+                    self._check(shard.name, False, shard.identity)  # of another file nearly any error comes
+                raise
+            if self._check is not None and not is_remote(shard.name):
+                self._check(shard.name, True, shard.identity)  # it was not replaced meanwhile
+            return records
 
     def metadata(self) -> Metadata:
         if self._metadata is None:
@@ -128,17 +142,24 @@ class PartsReader:
                 self._metadata = self._make_metadata()
         return self._metadata
 
-    def _checked(self, name: str) -> ShardPart:
+    def _read(self, shard: Shard) -> Sequence[bytes]:
+        part = self._checked(shard)
+        if not 0 <= shard.start <= shard.end <= len(part):
+            raise shard_not_of_source(shard, self._source, len(part))
+        return part.read(shard.start, shard.end) if len(shard) else []
+
+    def _checked(self, shard: Shard) -> ShardPart:
         """Return a part that was checked; one that is opened for it is checked before that, if it can be, and after."""
+        name = shard.name
         if self._check is None:
             return self._open(name)
         with self._lock:
             is_open = name in self._parts
         if is_open or self._check.can_tell(name):
-            self._check(name, is_open)
+            self._check(name, is_open, shard.identity)
         part = self._open(name)
         if not is_open:
-            self._check(name)  # the open file is the checked one
+            self._check(name, False, shard.identity)  # the open file is the checked one
         return part
 
     def _open(self, name: str) -> ShardPart:

@@ -14,8 +14,8 @@ import bisect
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 
@@ -125,9 +125,7 @@ class RecordIOFile:
     def __enter__(self) -> RecordIOFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _records(self, chunk: _OpenChunk, first: int, last: int) -> list[bytes]:
@@ -231,11 +229,8 @@ class RecordIOIndex:
         Raises:
             DataError: if the file cannot be opened, or a chunk is truncated or is none.
         """
-        file = open_file(path)
-        try:
+        with closing(open_file(path)) as file:
             return cls.of(file)
-        finally:
-            file.close()
 
     @classmethod
     def of(cls, file: DataFile) -> RecordIOIndex:
@@ -290,4 +285,9 @@ def _headers(file: DataFile) -> list[ChunkHeader]:
 def chunk_error(path: str, offset: int, what: str) -> DataError:
     """The error for a damaged chunk, naming file and byte offset."""
     hint = "The file was cut off or changed after it was written, or is no RecordIO file: write it again or remove it."
+    if offset == 0:
+        hint = (
+            "A file whose name does not end as those of another kind is read as RecordIO: name the kind, such as "
+            "--data_reader_params=reader_type=CSV; or the file is damaged: write it again or remove it."
+        )
     return DataError(f"RecordIO file {path}, byte {offset}: {what}.", hint)

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.data.files import Arrays, FileView, cached, open_file
+from elasticdl.data.identity import identity_of
 from elasticdl.data.reader import Metadata, PartsReader
 from elasticdl.data.sources import check_content, check_name, read_manifest
 from elasticdl.data.table_encoder import ColumnType, Numbers, Selection, TableColumn, Texts, describe, encode_table
@@ -70,6 +71,11 @@ class ImageFolder:
 
     def __len__(self) -> int:
         return len(self._paths)
+
+    @property
+    def identity(self) -> str:
+        """Of the files' names; see `elasticdl.data.identity`."""
+        return identity_of(len(self._paths), [self._paths.tobytes(), self._labels.tobytes()])
 
     def read(self, start: int, end: int) -> list[bytes]:
         paths = self._paths[start:end].tolist()
@@ -145,7 +151,11 @@ def image_reader(
         columns = ImageFolder(first, selection).columns
         return describe({name: kinds[name] for name in columns}, Selection(selection.features, label), seed)
 
-    return PartsReader(source, roots, open_folder, metadata, check=None)
+    @functools.cache
+    def identify(root: str) -> str:
+        return ImageFolder(root, selection).identity
+
+    return PartsReader(source, roots, open_folder, metadata, None, identify)
 
 
 def _index(root: str, classes: list[str]) -> Arrays:

@@ -23,16 +23,27 @@ import importlib
 import logging
 import os
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from elasticdl.protocol import Shard
 from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.port import FileStatus, Storage
-from elasticdl_client.data_sources import is_hidden, paths_matching
-from elasticdl_client.errors import DataError, ElasticDLError, StorageFileMissing
-from elasticdl_client.partitions import is_partition
+from elasticdl_client.data_sources import (
+    DESCRIPTIONS,
+    MANIFEST,
+    is_hidden,
+    is_url,
+    paths_matching,
+    split_sources,
+    type_by_ending,
+)
+from elasticdl_client.errors import DataError, ElasticDLError, StorageFileMissing, StorageUnreachable
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.params import split_params
+from elasticdl_client.partitions import Partitions, dtypes_of, is_partition
+from elasticdl_client.secret_values import hide_in_flag
 from elasticdl_client.storage_kinds import KINDS, is_remote, scheme_of
 
 _log = logging.getLogger("elasticdl.data")
@@ -79,7 +90,7 @@ def find_files(source: str) -> list[str]:
         check_name(source)
         return [source]
     if glob.has_magic(source):
-        paths = _files_of(path for path in paths_matching(source) if os.path.basename(path) != MANIFEST)
+        paths = _files_of(path for path in paths_matching(source) if os.path.basename(path) not in DESCRIPTIONS)
         if paths:
             return paths
         raise DataError(f"No file matches {source}.", "Check the pattern, and that the data is mounted where it says.")
@@ -90,6 +101,86 @@ def find_files(source: str) -> list[str]:
         f"The data source {source} does not exist ({there}).",
         "Check the path; in a pod, check that --volume mounts the data there.",
     )
+
+
+class FoundFiles:
+    """The files of sources, as `find_files` finds them, for a process that asks twice when a job begins."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[str]] = {}
+
+    def find(self, source: str) -> list[str]:
+        """Find the files of a source, and keep their list."""
+        found = self._found[source] = find_files(source)
+        return found
+
+    def take(self, source: str) -> list[str]:
+        """Return the list that is kept, once; else find the files."""
+        found = self._found.pop(source, None)
+        return find_files(source) if found is None else found
+
+
+def partition_dtypes(spec: JobSpec, find: Callable[[str], list[str]] | None = None) -> dict[str, str]:
+    """The types of the columns in the names of the directories of a job's data, by key, for all flags together.
+
+    A process that lists the files later may find others, and those for validation may have other values.
+
+    Args:
+        spec: of the job.
+        find: instead of `find_files`.
+
+    Raises:
+        DataError: the flags say a type that values are not of, or that of a column that is in no name.
+        StorageUnreachable: the storage does not answer.
+    """
+    origins = filter(None, (spec.training_data, spec.validation_data, spec.prediction_data))
+    sources = [source for origin in origins for source in split_sources(origin)]
+    try:
+        partitions = [
+            Partitions.of(((source, path) for path in (find or find_files)(source)), {})
+            for source in sources
+            if not is_url(source) and _may_have_partitions(source)
+        ]
+    except (ElasticDLError, OSError) as error:
+        if isinstance(error, StorageUnreachable) and not spec.job_command:  # it may answer the reader: no types for all
+            raise
+        return {}  # the reader of these data raises the error
+    given = spec.data_reader_params_dict().get("partition_dtypes", {})
+    if not isinstance(given, dict):
+        return {}  # as above
+    dtypes = dtypes_of((values for one in partitions for values in one.values.values()), given)
+    unknown = sorted(set(given) - set(dtypes))
+    if unknown:
+        raise DataError(
+            f"--data_reader_params: no directory of the data is named {unknown[0]}=…, which partition_dtypes names.",
+            f"There are: {', '.join(dtypes) or 'none'}.",
+        )
+    for one in partitions:
+        found = Partitions(one.values, dtypes)
+        for path, values in one.values.items():
+            for key in values:
+                found.value(path, key)
+    return dtypes
+
+
+def _may_have_partitions(source: str) -> bool:
+    """Whether to look at each file of a source, of which there may be millions."""
+    if is_remote(source) and not glob.has_magic(source):
+        return True
+    if os.path.isdir(source):
+        return any(map(is_partition, os.listdir(source)))
+    return glob.has_magic(source.rpartition("/")[0])
+
+
+def with_partition_dtypes(spec: JobSpec, dtypes: Mapping[str, str]) -> JobSpec:
+    """Return a job whose readers need not find these types."""
+    if not dtypes:
+        return spec
+    others = [part for part in split_params(spec.data_reader_params) if not part.strip().startswith("partition_dtypes")]
+    params = ";".join([*others, f"partition_dtypes={dict(dtypes)}"])
+    if hide_in_flag("data_reader_params", params) != params:  # workers take secret flags from elsewhere
+        return spec
+    return replace(spec, data_reader_params=params)
 
 
 def _files_of_directory(directory: str) -> list[str]:
@@ -107,11 +198,12 @@ def _files_of_directory(directory: str) -> list[str]:
     paths = [os.path.join(directory, name) for name in names if is_data(name)]
     files = _files_of(paths)
     if files:
+        partitions = [path for path in paths if is_partition(os.path.basename(path)) and os.path.isdir(path)]
+        _check_beside(directory, files, _paths_below(partitions))
         return files
     directories = [path for path in paths if os.path.isdir(path)]
     if directories and all(is_partition(os.path.basename(path)) for path in directories):
-        below = [path for inner in directories for path in paths_matching(_all_below(inner))]
-        files = _files_of(path for path in below if os.path.basename(path) != MANIFEST)
+        files = _files_of(path for path in _paths_below(directories) if os.path.basename(path) not in DESCRIPTIONS)
         if files:
             return files
     if directories:
@@ -125,8 +217,28 @@ def _files_of_directory(directory: str) -> list[str]:
     )
 
 
-def _all_below(directory: str) -> str:
-    return os.path.join(glob.escape(directory), "**", "*")
+def _paths_below(directories: Iterable[str]) -> Iterator[str]:
+    for directory in directories:
+        yield from paths_matching(os.path.join(glob.escape(directory), "**", "*"))
+
+
+def _check_beside(directory: str, files: Sequence[str], in_partitions: Iterable[str]) -> None:
+    """Check that files of a directory do not hide those of its partitions.
+
+    Raises:
+        DataError: partitions hold files of the same kind, or the files are of none that their names tell: one of JSON
+            may describe the data, such as metadata.json.
+    """
+    kind = type_by_ending(files)
+    is_any = kind == "RecordIO" or all(path.lower().endswith(".json") for path in files)
+    same = (path for path in in_partitions if (is_any or type_by_ending([path]) == kind) and not os.path.isdir(path))
+    hidden = next(same, None)
+    if hidden is not None:
+        raise DataError(
+            f"The data directory {directory} has {os.path.basename(files[0])} beside partitions with data, such as "
+            f"{hidden}.",
+            "Name the one or the other by a pattern, such as DIRECTORY/*.csv or DIRECTORY/*=*/*.csv, or move them.",
+        )
 
 
 def _files_of(paths: Iterable[str]) -> list[str]:
@@ -201,9 +313,9 @@ _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".
 
 
 def is_data(path: str, *patterns: str) -> bool:
-    """Whether a name is one of data: not hidden from patterns of names, and no list of checksums."""
+    """Whether a name is one of data: not hidden from patterns of names, and no description of data."""
     name = os.path.basename(path)
-    return name != MANIFEST and not is_hidden(name, patterns)
+    return name not in DESCRIPTIONS and not is_hidden(name, patterns)
 
 
 def find_remote_files(source: str) -> list[str]:
@@ -228,10 +340,12 @@ def find_remote_files(source: str) -> list[str]:
     if any(one.url.endswith(f"/{MANIFEST}") for one in found):
         _warn_of_manifest(source)
     files = [one.url for one in found if not one.is_directory and is_data(one.url)]
-    if files and not all(url.lower().endswith(_IMAGES) for url in files):
-        return files
     directories = [one.url for one in found if one.is_directory and is_data(one.url)]
-    if directories and not files and all(is_partition(url.rstrip("/").rpartition("/")[2]) for url in directories):
+    partitions = [url for url in directories if is_partition(url.rstrip("/").rpartition("/")[2])]
+    if files and not all(url.lower().endswith(_IMAGES) for url in files):
+        _check_beside(source, files, (url for directory in partitions for url in _below(storage, directory)))
+        return files
+    if directories and not files and len(partitions) == len(directories):
         files = [url for directory in directories for url in _below(storage, directory)]
         if files and not all(url.lower().endswith(_IMAGES) for url in files):
             return files
@@ -287,60 +401,8 @@ def _matching(storage: Storage, pattern: str) -> list[str]:
     return files
 
 
-MANIFEST = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 _HINT = f"The file was damaged or replaced: copy or write it again, or make {MANIFEST} anew where the change was meant."
-
-
-class OncePerFile:
-    """Checks a file before its first record is given, and again only when it is another file."""
-
-    def __init__(self, check: Callable[[str], None]) -> None:
-        """
-        Args:
-            check: of a path; raises a `DataError`.
-        """
-        self._check = check
-        self._checked: set[tuple[str, int, int, int]] = set()
-        self._etags: dict[str, str] = {}
-        self._lock = threading.Lock()
-
-    def __call__(self, path: str, is_open: bool = False) -> None:
-        """
-        Args:
-            is_open: it was open at an earlier check, and is read through what was opened then.
-
-        Raises:
-            DataError: the file is not what it should be, or not there.
-        """
-        if is_remote(path):
-            self._check_unchanged(path, is_open)
-            return
-        try:
-            status = os.stat(path)
-        except OSError as error:
-            raise DataError(f"The file {path} cannot be read: {error.strerror}.") from error
-        identity = (path, status.st_ino, status.st_size, status.st_mtime_ns)
-        with self._lock:
-            if identity not in self._checked:
-                self._check(path)
-                self._checked.add(identity)
-
-    def can_tell(self, path: str) -> bool:
-        """Whether a check may find something: not of a file of storage that none has seen."""
-        return not is_remote(path) or path in self._etags
-
-    def _check_unchanged(self, url: str, is_open: bool) -> None:
-        """Of storage: its etag is the one at the first read.  To compare a checksum the whole file would be fetched.
-
-        Storage that compares etags refuses the reads of an open file that has changed, without a request for that.
-        """
-        storage, first = storage_of(url), self._etags.get(url, "")
-        if is_open and first and storage.compares(first):
-            return
-        etag = storage.stat(url).etag
-        if self._etags.setdefault(url, etag) != etag:
-            raise DataError(f"The file {url} changed while the job reads it.", "Put new data into a new file.")
 
 
 def check_file(path: str) -> None:

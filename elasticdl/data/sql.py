@@ -74,7 +74,8 @@ class SqlTable:
             raise self._failed(error) from error
         self._key = self._find_key(key)
         self._is_exact = selection.is_exact
-        self.types = {name: self._type(name) for name in selection.of(self._table.columns.keys(), self.where)}
+        types = {name: self._type(name) for name in selection.of(self._table.columns.keys(), self.where)}
+        self.types = selection.typed(types, self.where)
         self._index: Arrays | None = None
         self._lock = threading.Lock()
 
@@ -141,7 +142,12 @@ class SqlTable:
                     return self._rows(statement)
                 time.sleep(pause_s)
             return self._rows(statement)
-        except (self._sql.exc.SQLAlchemyError, ValueError, TypeError) as error:  # those: of a date that is none
+        except (ValueError, TypeError) as error:  # SQLite keeps any value in a column of times
+            raise DataError(
+                f"{self.where}: a date or time cannot be read: {error}.",
+                "Name the columns to read with --columns, or read a view that converts it: CAST(x AS TEXT).",
+            ) from error
+        except self._sql.exc.SQLAlchemyError as error:
             raise self._failed(error) from error
 
     def _rows(self, statement: Any) -> list[Any]:
@@ -183,7 +189,10 @@ class SqlTable:
                 numbers = np.array([0 if value is None else _whole(value) for value in values], np.int64)
                 return Numbers(numbers, missing if missing.any() else None)
         except (TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"{self.where}: column {name} of type {self._table.c[name].type}: {error}.") from error
+            raise DataError(
+                f"{self.where}: column {name} of type {self._table.c[name].type}: {error}.",
+                "Name the columns to read with --columns, or read a view that converts it.",
+            ) from error
         return Texts([_bytes(value) for value in values])
 
     def _failed(self, error: Any) -> DataError:
@@ -210,7 +219,9 @@ def sql_reader(urls: Sequence[str], key: str, selection: Selection, seed: int) -
         return table
 
     names = list(by_name)
-    return PartsReader(",".join(names), names, open_table, lambda: describe(first.types, selection, seed), check=None)
+    return PartsReader(
+        ",".join(names), names, open_table, lambda: describe(first.types, selection, seed), check=None, identify=None
+    )
 
 
 def parse(url: str) -> tuple[Any, Any, dict[str, Any]]:
@@ -392,6 +403,8 @@ class OutputTable:
         return made
 
     def _values(self, name: str, values: npt.NDArray[Any]) -> list[Any]:
+        if values.dtype.kind == "f" and values.dtype.itemsize < 8:
+            values = values.astype(str).astype(np.float64)  # a float32 0.1 is 0.1, not 0.10000000149011612
         found: list[Any] = values.tolist()
         if values.dtype.kind in "OS":
             found = [one.decode(errors="backslashreplace") if isinstance(one, bytes) else one for one in found]

@@ -343,7 +343,8 @@ def wrong_row(num_fields: int, num_columns: int, row: str = "") -> DataError:
     shown = row[:_SHOWN].encode(errors="replace").decode()  # without the surrogates of what is not UTF-8
     return DataError(
         f"A row has {num_fields} fields, the header {num_columns}{row and ': '}{shown}",
-        "Quote fields that hold the delimiter; --max_bad_records=N leaves such rows out.",
+        "Quote fields that hold the delimiter, a backslash (escapechar of pandas) does not help; --max_bad_records=N "
+        "leaves such rows out.",
     )
 
 
@@ -351,5 +352,6 @@ def missing_number(column: str) -> DataError:
     """A record of a typed source without the value of a whole number."""
     return DataError(
         f"A record has no value of the column {column}, which holds whole numbers.",
-        "Give it a value, or read it as float64, where missing is NaN; --max_bad_records=N leaves such records out.",
+        f'Give it a value; or say --data_reader_params=\'column_dtypes={{"{column}": "float64"}}\', where missing is '
+        "NaN; --max_bad_records=N leaves such records out.",
     )

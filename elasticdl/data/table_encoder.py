@@ -6,10 +6,12 @@ the order of their names, so the same row gives the same bytes whatever it is re
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +22,8 @@ from elasticdl.data.reader import Metadata
 from elasticdl_client.errors import DataError
 
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+_EXACT_IN_FLOAT32, _EXACT_IN_FLOAT64 = 1 << 24, 1 << 53  # whole numbers up to these are
+_log = logging.getLogger("elasticdl.data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,9 @@ def encode_table(columns: Mapping[str, TableColumn], num_rows: int, is_exact: bo
     """
     if is_exact:
         columns = {name: _exact(column) for name, column in columns.items()}
+    for name, column in columns.items():
+        if isinstance(column, Numbers) and column.values.dtype == np.float64:
+            warn_if_rounded(name, column.values)
     if not columns:
         return [b"\x0a\x00"] * num_rows
     blocks = [name for name in sorted(columns) if _is_fixed(columns[name])]
@@ -118,17 +125,44 @@ def encode_table(columns: Mapping[str, TableColumn], num_rows: int, is_exact: bo
     return [heads[len(body)] + body for body in bodies]
 
 
-def exact_fractions(values: Sequence[bytes]) -> NDArray[np.float64]:
-    """Return the fractions [rows] of a column that was encoded with `is_exact`; a float32's shortest decimal."""
-    return np.frombuffer(b"".join(values), "<f8").astype(np.float64)
+def exact_fractions(values: Sequence[bytes]) -> NDArray[np.floating[Any]]:
+    """Return the fractions [rows] of a column that was encoded with `is_exact`, of the type that they have there."""
+    sizes = {len(value) for value in values}
+    if len(sizes) == 1:
+        return np.frombuffer(b"".join(values), f"<f{sizes.pop()}")
+    return np.concatenate([np.frombuffer(value, f"<f{len(value)}") for value in values] or [np.zeros(0)])
+
+
+def warn_if_rounded(name: str, values: NDArray[np.float64]) -> None:
+    """Warn once of a column of whole numbers of which a float32 rounds some, such as ids that were read as fractions.
+
+    Args:
+        values: NaN: missing.
+    """
+    sizes = np.abs(values)
+    if not (sizes > _EXACT_IN_FLOAT32).any():
+        return
+    known = values[sizes < _EXACT_IN_FLOAT64]  # larger ones are whole in any case
+    if (known.astype(np.float32) != known).any() and (known == np.floor(known)).all():
+        _warn_of_rounded(name)
+
+
+@functools.cache
+def _warn_of_rounded(name: str) -> None:
+    _log.warning(
+        "The column %s holds whole numbers as fractions, of which float32 rounds those beyond %d: if they are ids, "
+        "write them as whole numbers, none missing, or as texts",
+        name,
+        _EXACT_IN_FLOAT32,
+    )
 
 
 def _exact(column: TableColumn) -> TableColumn:
     if not isinstance(column, Numbers) or column.values.dtype.kind != "f" or column.values.ndim > 1:
         return column
-    is_short = column.values.dtype.itemsize <= 4  # a float32 0.1 is written as 0.1, not as 0.10000000149011612
-    data = (column.values.astype(str) if is_short else column.values).astype("<f8").tobytes()
-    return Texts([data[begin : begin + 8] for begin in range(0, len(data), 8)])
+    size = min(column.values.dtype.itemsize, 8)
+    data = column.values.astype(f"<f{size}").tobytes()
+    return Texts([data[begin : begin + size] for begin in range(0, len(data), size)])
 
 
 def _is_fixed(column: TableColumn) -> bool:
@@ -221,11 +255,14 @@ class Selection:
         features: of --columns, without the label; empty: all.
         label: of --label_column; may be empty.
         is_exact: single fractions are the bytes of a float64, not the float32 of a tf.train.Example.
+        dtypes: of column_dtypes: of CSV files those that are not to be guessed, of other files "float64" for whole
+            numbers of which some are missing.
     """
 
     features: tuple[str, ...] = ()
     label: str = ""
     is_exact: bool = False
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", tuple(name for name in self.features if name != self.label))
@@ -239,6 +276,12 @@ class Selection:
         Raises:
             DataError: a column is not there.
         """
+        unknown = next((name for name in self.dtypes if name not in available), None)
+        if unknown is not None:
+            raise DataError(
+                f"{where} has no column {unknown}, which column_dtypes names.",
+                f"It has: {', '.join(available) or 'none'}.",
+            )
         known, wanted = set(available), set(self.features or available)
         missing = next((name for name in self.features if name not in known), None)
         if missing is not None:
@@ -246,6 +289,23 @@ class Selection:
                 f"{where} has no column {missing}, which --columns names.", f"It has: {', '.join(available) or 'none'}."
             )
         return [name for name in available if name in wanted or name == self.label]
+
+    def typed(self, types: Mapping[str, ColumnType], where: str) -> dict[str, ColumnType]:
+        """Return types of columns, with fractions in the place of whole numbers where the user asks for them.
+
+        Raises:
+            DataError: a column holds something else.
+        """
+        found = dict(types)
+        for name in set(self.dtypes) & set(types):
+            if types[name] == ColumnType("int64"):
+                found[name] = ColumnType("float64")
+            elif types[name] != ColumnType("float64"):
+                raise DataError(
+                    f"{where}: column {name} is {types[name]}, and column_dtypes names it.",
+                    "Of this kind of data only whole numbers can be read as float64, where missing ones are NaN.",
+                )
+        return found
 
 
 def check_same(types: Mapping[str, ColumnType], path: str, expected: Mapping[str, ColumnType], first: str) -> None:

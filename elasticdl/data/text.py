@@ -1,7 +1,8 @@
 """The `Reader` over text files: CSV by the rules of RFC 4180, or one record a line.
 
-A record is the raw bytes of a row without its line end.  Rows are found by byte offsets through `TextIndex`, which one
-streaming pass builds; no file is ever held in memory.  Never splits a row into fields (the header excepted).
+A record is the raw bytes of a row without its line end, and the values of its partition.  Rows are found by byte
+offsets through `TextIndex`, which one streaming pass builds; no file is ever held in memory.  Never splits a row into
+fields (the header excepted).
 
 A quoted field begins with a quote right after a delimiter or at the start of a row; inside it, a doubled quote is a
 quote and a line end is data.  Elsewhere a quote is an ordinary character (as in Python's csv module).  Blank lines
@@ -19,26 +20,30 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elasticdl.data.files import Arrays, DataFile, cached, open_file
+from elasticdl.data.identity import OncePerFile
 from elasticdl.data.reader import Metadata
-from elasticdl.data.sources import OncePerFile, check_file, no_records, shard_not_of_source
-from elasticdl.data.table_encoder import ColumnType, Selection, describe
+from elasticdl.data.sources import check_file, no_records, shard_not_of_source
+from elasticdl.data.table_encoder import ColumnType, Selection, describe, warn_if_rounded
 from elasticdl.protocol import Shard
 from elasticdl_client.data_sources import names_in_header
 from elasticdl_client.errors import DataError
+from elasticdl_client.partitions import Partitions
+from elasticdl_client.storage_kinds import is_remote
 
 _log = logging.getLogger(__name__)
 _ROWS_BETWEEN_OFFSETS = 256
 _GUESSED_FROM = 1000
+_NUMBERS = ("int64", "float64")
 _SHOWN = 80  # bytes of a wrong row or field
-_ALL_COLUMNS = Selection()
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -64,7 +69,7 @@ class TextIndex:
         return self.offsets[number] if number < len(self.offsets) else self.size_bytes
 
     @classmethod
-    def find(cls, file: DataFile, rules: TextRules, has_header: bool) -> TextIndex:
+    def find(cls, file: DataFile, rules: TextRules) -> TextIndex:
         """The index of a file from its cache, or built.
 
         Raises:
@@ -72,19 +77,19 @@ class TextIndex:
         """
 
         def arrays() -> Arrays:
-            built = cls.build(file, rules, has_header)
+            built = cls.build(file, rules)
             numbers = np.array([built.num_records, built.size_bytes], np.int64)
             header = np.frombuffer(built.header or b"", np.uint8)
             return {"offsets": np.array(built.offsets, np.int64), "numbers": numbers, "header": header}
 
-        kind = f"text {rules.quoted} {rules.delimiter!r} {has_header}"
+        kind = f"text {rules.quoted} {rules.delimiter!r} {rules.has_header}"
         found = cached(file.path, kind, arrays, file.stamp)
         num_records, size_bytes = found["numbers"].tolist()
-        header = found["header"].tobytes() if has_header else None
+        header = found["header"].tobytes() if rules.has_header else None
         return cls(header, tuple(found["offsets"].tolist()), num_records, size_bytes)
 
     @classmethod
-    def build(cls, file: DataFile, rules: TextRules, has_header: bool) -> TextIndex:
+    def build(cls, file: DataFile, rules: TextRules) -> TextIndex:
         """Reads a file once.
 
         Raises:
@@ -97,7 +102,7 @@ class TextIndex:
             begin = len(_BYTE_ORDER_MARK) if stream.read(3) == _BYTE_ORDER_MARK else 0
             stream.seek(begin)
             rows = rows_from(stream, begin, rules, file.path)
-            if has_header:
+            if rules.has_header:
                 header = next((row for _, row in rows), None)
             for offset, _ in rows:
                 if num_records % _ROWS_BETWEEN_OFFSETS == 0:
@@ -115,10 +120,9 @@ class TextReader:
         source: str,
         paths: Sequence[str],
         rules: TextRules,
-        has_header: bool = False,
-        seed: int = 0,
-        selection: Selection = _ALL_COLUMNS,
-        column_dtypes: Mapping[str, str] | None = None,
+        partitions: Partitions,
+        selection: Selection,
+        seed: int,
     ) -> None:
         """Opens no file yet.
 
@@ -126,17 +130,15 @@ class TextReader:
             source: as the user named it; for messages.
             paths: of the files.
             rules: how rows are separated.
-            has_header: whether the first row of each file names the columns.
-            seed: of the job; for the metadata.
+            partitions: of CSV files with a header: rows end with those values that the header does not name.
             selection: of the columns, for the metadata: records are whole rows.
-            column_dtypes: of columns whose type is not to be guessed.
+            seed: of the job; for the metadata.
         """
+        self._partitions = partitions
         self._selection = selection
-        self._column_dtypes = column_dtypes or {}
         self._source = source
         self._paths = sorted(paths)
         self._rules = rules
-        self._has_header = has_header
         self._seed = seed
         self._indexes: dict[str, TextIndex] = {}
         self._remote: dict[str, DataFile] = {}
@@ -146,16 +148,18 @@ class TextReader:
     def shards(self) -> list[Shard]:
         shards: list[Shard] = []
         for path in self._paths:
+            self._check.begin_count(path)
             num_records = self._index(path).num_records
             if num_records:
                 shards.append(Shard(path, 0, num_records))
             else:
                 self._check(path)  # nothing of it will be read
         if not shards:
-            if self._has_header:
-                self._with_header()
+            if self._rules.has_header:
+                self._header_names(self._with_header()[0])
             raise no_records(self._source)
-        return shards
+        identities = self._check.identities(shard.name for shard in shards)
+        return [replace(shard, identity=identities[shard.name]) for shard in shards]
 
     def read(self, shard: Shard) -> list[bytes]:
         if shard.name not in self._paths:
@@ -165,7 +169,7 @@ class TextReader:
             raise shard_not_of_source(shard, self._source, index.num_records)
         if not len(shard):
             return []
-        self._check(shard.name, shard.name in self._remote)
+        self._check(shard.name, shard.name in self._remote, shard.identity)
         skipped = shard.start % _ROWS_BETWEEN_OFFSETS
         with self._opened(shard.name) as file:
             if file.size_bytes != index.size_bytes:
@@ -176,11 +180,15 @@ class TextReader:
             begin = index.offsets[shard.start // _ROWS_BETWEEN_OFFSETS]
             with _stream(file, begin, index.offset_after(shard.end)) as stream:
                 rows = rows_from(stream, begin, self._rules, shard.name)
-                return [row for _, row in islice(rows, skipped, skipped + len(shard))]
+                added = self._added(shard.name)
+                records = [row + added for _, row in islice(rows, skipped, skipped + len(shard))]
+        if not is_remote(shard.name):
+            self._check(shard.name, True, shard.identity)  # it was not replaced meanwhile
+        return records
 
     def metadata(self) -> Metadata:
         """Column names come from the header, which all files must share, types from the first rows of all together."""
-        if not self._has_header:
+        if not self._rules.has_header:
             return Metadata(seed=self._seed)
         first, *others = self._with_header()
         names = self._column_names(first)
@@ -193,17 +201,20 @@ class TextReader:
         if not self._rules.quoted:
             return Metadata(column_names=names, seed=self._seed)
         names = names_in_header(names, first)
-        for asked in self._column_dtypes:
-            if asked not in names:
-                raise DataError(
-                    f"{first} has no column {asked}, which column_dtypes names.", f"It has: {_listed(names)}."
-                )
-        wanted = self._selection.of(names, first)
-        guessed = guess_types(self._first_rows(), len(names), self._rules.delimiter.decode())
-        known = {name: self._column_dtypes.get(name, dtype) for name, dtype in zip(names, guessed, strict=True)}
+        wanted = dict.fromkeys(self._selection.of(names, first))  # of a table of many columns each is looked up
+        rows, delimiter = self._first_rows(), self._rules.delimiter.decode()
+        guessed = guess_types(rows, len(names), delimiter)
+        known = dict(zip(names, guessed, strict=True))
+        known.update({key: self._partitions.dtypes[key] for key in self._keys(first)})
+        known.update(self._selection.dtypes)
         self._warn_of(name for name in wanted if not known[name])
+        for name, texts in zip(names, _columns(rows, len(names), delimiter), strict=True):
+            if name in wanted and known[name] == "float64":
+                warn_if_rounded(name, _fractions(texts))
+            elif name in wanted and name not in self._selection.dtypes:
+                self._warn_of_missing(name, texts)
         types = {name: ColumnType(dtype or "string") for name, dtype in known.items()}
-        return describe(types, self._selection, self._seed, self._rules.delimiter.decode())
+        return describe(types, self._selection, self._seed, delimiter)
 
     def _with_header(self) -> list[str]:
         """Return the paths of the files that are not empty, as the files of a job may be that had no row for one."""
@@ -227,6 +238,21 @@ class TextReader:
                 name,
             )
 
+    def _warn_of_missing(self, name: str, texts: Sequence[str]) -> None:
+        """Warn of a column that is read as texts because of texts that others write for missing numbers."""
+        missing = next((text.strip() for text in texts if text.strip() in _MISSING), None)
+        if missing is not None and _guess([text for text in texts if text.strip() not in _MISSING]) in _NUMBERS:
+            _log.warning(
+                "The column %s holds %r beside numbers in the first %s rows of %s and is read as texts: write "
+                'missing numbers as empty fields; with --data_reader_params=\'column_dtypes={"%s": "float64"}\' such '
+                "rows are bad records",
+                name,
+                missing,
+                f"{_GUESSED_FROM:,}",
+                self._source,
+                name,
+            )
+
     def _first_rows(self) -> list[bytes]:
         rows: list[bytes] = []
         for path in self._paths:
@@ -234,20 +260,43 @@ class TextReader:
         return rows
 
     def _column_names(self, path: str) -> tuple[str, ...]:
+        return (*self._header_names(path), *self._keys(path))
+
+    def _keys(self, path: str) -> list[str]:
+        """Columns that are in the names of a file's directories alone; where the user names columns, those of them."""
+        partition = self._partitions.values.get(path)
+        if not partition:
+            return []
+        own, features = self._header_names(path), self._selection.features
+        wanted = {*features, self._selection.label} if features else set(partition)
+        return [key for key in partition if key in wanted and key not in own]
+
+    def _added(self, path: str) -> bytes:
+        """The values of its partition at the end of each row of a file."""
+        delimiter = self._rules.delimiter.decode()
+        values = [self._partitions.value(path, key) for key in self._keys(path)]
+        return "".join(delimiter + _quoted(value, delimiter) for value in values).encode()
+
+    def _header_names(self, path: str) -> tuple[str, ...]:
         header = self._index(path).header or b""
         try:
             text = header.decode()
         except UnicodeDecodeError as error:
             raise DataError(f"The header row of {path} is not UTF-8: {error.reason}.") from error
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=self._rules.delimiter.decode())
-        return tuple(name.strip() for name in next(rows, []))
+        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=self._rules.delimiter.decode()))
+        if len(rows) > 1 and self._rules.quoted:
+            raise DataError(
+                f"The rows of {path} end with CR alone, as on an old Macintosh.",
+                "Convert it: tr '\\r' '\\n' < FILE > NEW_FILE.",
+            )
+        return tuple(name.strip() for name in next(iter(rows), []))
 
     def _index(self, path: str) -> TextIndex:
         with self._lock:
             index = self._indexes.get(path)
             if index is None:
                 with self._opened(path) as file:
-                    index = self._indexes[path] = TextIndex.find(file, self._rules, self._has_header)
+                    index = self._indexes[path] = TextIndex.find(file, self._rules)
             return index
 
     @contextlib.contextmanager
@@ -270,8 +319,11 @@ def _stream(file: DataFile, begin: int, end: int) -> BinaryIO:
     return stream
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
+def _quoted(value: int | str | None, delimiter: str) -> str:
+    """A field of a CSV row."""
+    text = "" if value is None else str(value)
+    is_plain = not any(mark in text for mark in (delimiter, '"', "\r", "\n"))
+    return text if is_plain else '"' + text.replace('"', '""') + '"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,10 +332,12 @@ class TextRules:
 
     Attributes:
         quoted: CSV: quotes may hold line ends, and blank lines are skipped; else each line is a row.
+        has_header: the first row of each file names the columns.
         delimiter: one byte between the fields of a CSV row.
     """
 
     quoted: bool
+    has_header: bool
     delimiter: bytes = b","
 
 
@@ -352,6 +406,11 @@ def _without_line_end(line: bytes) -> bytes:
 
 
 csv.field_size_limit(2**31 - 1)  # a field may be a whole document
+# The texts that pandas.read_csv takes for missing values by default, but for those that Python takes for numbers.
+_MISSING = frozenset(
+    {"#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA", "NULL"}
+)
+_MISSING |= {"None", "n/a", "null"}
 _LEADING_ZEROS = re.compile(r"\s*[+-]?0\d+\s*")
 
 
@@ -365,13 +424,38 @@ def split_rows(rows: Sequence[bytes], delimiter: str) -> list[list[str]]:
 
 
 def _fields(row: bytes, delimiter: str) -> list[str]:
+    if b'\\"' in row and _escapes_quote(row, delimiter.encode()):
+        raise DataError(
+            f"A row is not CSV: a quote behind a backslash in a field without quotes around it: {row[:_SHOWN]!r}.",
+            "Put such fields into quotes and double the quotes inside: there is no escapechar; --max_bad_records=N "
+            "leaves such rows out.",
+        )
     try:
-        return next(csv.reader([row.decode(errors="surrogateescape")], delimiter=delimiter), [])
-    except csv.Error as error:  # a CR alone, at which the module ends a row
+        return next(csv.reader([row.decode(errors="surrogateescape")], delimiter=delimiter, strict=True), [])
+    except csv.Error as error:  # a CR alone, at which the module ends a row, or text behind a closing quote
         raise DataError(
             f"A row is not CSV: {str(error).partition(' - ')[0]}: {row[:_SHOWN]!r}.",
-            "Quote fields that hold line ends; --max_bad_records=N leaves such rows out.",
+            "Quote fields that hold line ends, and double quotes inside quoted fields: there is no escapechar; "
+            "--max_bad_records=N leaves such rows out.",
         ) from error
+
+
+def _escapes_quote(row: bytes, delimiter: bytes) -> bool:
+    """Whether a quote in a field without quotes around it follows a backslash: so writers with an escapechar make it.
+
+    Others put a field with a quote into quotes.
+    """
+    position = 0
+    while position >= 0:
+        if row.startswith(b'"', position):
+            position = _after_closing_quote(row, position + 1)
+            if position < 0:
+                return False
+        end = row.find(delimiter, position)
+        if row.find(b'\\"', position, end if end >= 0 else len(row)) >= 0:
+            return True
+        position = end + 1 if end >= 0 else -1
+    return False
 
 
 def encoded(column: str, texts: Iterable[str]) -> list[bytes]:
@@ -392,12 +476,25 @@ def encoded(column: str, texts: Iterable[str]) -> list[bytes]:
 
 def guess_types(rows: Sequence[bytes], num_columns: int, delimiter: str) -> list[str]:
     """For each column its `common_type`; whole numbers of which some are missing are "float64", nothing is ""."""
+    return [_guess(column) for column in _columns(rows, num_columns, delimiter)]
+
+
+def _columns(rows: Sequence[bytes], num_columns: int, delimiter: str) -> list[list[str]]:
     columns: list[list[str]] = [[] for _ in range(num_columns)]
     for row in rows:
         with contextlib.suppress(DataError):  # a `feed` may read what is not CSV for us
             for column, field in zip(columns, _fields(row, delimiter), strict=False):
                 column.append(field)
-    return [_guess(column) for column in columns]
+    return columns
+
+
+def _fractions(texts: Iterable[str]) -> NDArray[np.float64]:
+    """The numbers among texts."""
+    found = []
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            found.append(float(text))
+    return np.array(found, np.float64)
 
 
 def common_type(values: Iterable[str]) -> str:

@@ -198,10 +198,10 @@ class LocalGradient:
 
     Attributes:
         buffers: float32, one dimension, contiguous, writable; NumPy arrays or objects with `__dlpack__`.  Equal in
-            number and length in every process.  The last one ends with the changes of non-trainable variables (of all
-            shares, each times its scale), and then `NUM_TOLD` numbers: the sum of the losses (each times its scale),
-            the sum of the scales of the finite shares, the number of shares that are not finite.  Empty: nothing is to
-            be reduced, the one share of the step being alone.
+            number and length in every process.  The last one ends with the changes of variables that the model itself
+            assigns (of all shares, each times its scale), and then `NUM_TOLD` numbers: the sum of the losses (each
+            times its scale), the sum of the scales of the finite shares, the number of shares that are not finite.
+            Empty: nothing is to be reduced, the one share of the step being alone.
         told: reads those numbers as they are now: of this member before the reduction, of the step after it.
         not_finite: of this member's own shares, by their position: describes for the user what is not finite; complete
             once `told` has been called.
@@ -275,20 +275,24 @@ class FeedError(Exception):
         details: the traceback of the user's code; empty: nothing was raised there, or the message says it all.
     """
 
-    def __init__(self, lease: int, n: int, message: str, is_explained: bool = False) -> None:
+    def __init__(self, lease: int, n: int, message: str, is_explained: bool = False, frames: str = "") -> None:
         """
         Args:
             is_explained: the message says it all.
+            frames: of the user's code, as in a traceback, where the cause has none.
         """
         super().__init__(message)
         self.lease = lease
         self.n = n
         self.bad_records: tuple[int, ...] = ()
         self._is_explained = is_explained
+        self._frames = frames
 
     @property
     def details(self) -> str:
         cause = self.__cause__ if not self._is_explained else None
+        if cause is not None and self._frames:
+            return f"Traceback (most recent call last):\n{self._frames}{self}\n"
         return "".join(traceback.format_exception(self)) if cause is not None else ""
 
 
@@ -349,6 +353,15 @@ class TakesSnapshots(Protocol):
 
     def snapshot(self) -> Callable[[], dict[str, npt.NDArray[Any]]]:
         """Return a function that gives the present `Framework.state`, once, in any thread, while training continues."""
+        ...
+
+
+@runtime_checkable
+class DescribesSums(Protocol):
+    """A framework of which equal names and shapes in `Framework.state` do not say that members sum up the same."""
+
+    def sums(self) -> Sequence[str]:
+        """Describe the parts of the buffers of `LocalGradient`, in order."""
         ...
 
 
@@ -473,7 +486,7 @@ class TrainsByAllReduce(Protocol):
     def local_gradient(self, shares: Sequence[Share], ready: Callable[[Any], None]) -> LocalGradient:
         """AllReduce: gradients at the framework's own variables, each share times its scale, summed.
 
-        Every share starts from the same values of the non-trainable variables, and leaves them unchanged.
+        Every share starts from the same values of the variables, and leaves them unchanged.
 
         Args:
             shares: may be empty: then everything is zero, of the same shapes.
@@ -483,7 +496,7 @@ class TrainsByAllReduce(Protocol):
         ...
 
     def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
-        """AllReduce: after the reduction, one update with the user's own optimizer, then the non-trainable changes.
+        """AllReduce: after the reduction, the summed changes, and one update with the user's own optimizer.
 
         `learning_rate` None: the optimizer's own.
         """

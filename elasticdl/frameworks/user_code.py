@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,12 +13,15 @@ from elasticdl_client.errors import ElasticDLError, ModelDefinitionError
 
 
 def user_call(function: Callable[[], Any], what: str) -> Any:
-    """Call user code; raise its exceptions as a `ModelDefinitionError` with their traceback."""
+    """Call user code; raise its exceptions, `sys.exit` too, as a `ModelDefinitionError` with their traceback."""
+    process = os.getpid()
     try:
         return function()
     except ElasticDLError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if os.getpid() != process:  # a child that the code has forked ends by it
+            raise
         message = f"{what} raised {type(error).__name__}: {error}"
         raise ModelDefinitionError(message, details=traceback.format_exc()) from error
 

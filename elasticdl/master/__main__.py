@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import closing
 
 from elasticdl.cluster.local.framework_import import no_garbage_collection
 from elasticdl.cluster.local.process_title import name_process
@@ -46,10 +47,8 @@ class MasterProcess:
         except ElasticDLError as error:
             logger.error("%s", error)
             return 1
-        try:
+        with closing(environment):
             return self._run(environment)
-        finally:
-            environment.close()
 
     def on_signal(self, number: int) -> None:
         """SIGUSR1 asks for a checkpoint, the others end the job, or this generation of its master."""

@@ -30,8 +30,10 @@ from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of
 from elasticdl.storage.versions import PREFIX, complete, is_complete
 from elasticdl_client.checkpoint_manifest import MANIFEST, SERVERS_FORMAT, NewerFormat, read_manifest
-from elasticdl_client.errors import CheckpointError, ElasticDLError, StorageError
+from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.errors import CheckpointError, ElasticDLError, FlagError, StorageError
 from elasticdl_client.storage_kinds import AnyPath
+from elasticdl_client.trained_model import check_beginning
 
 _TAIL = struct.Struct("<QII8s")  # of a part: size and checksum of the index before it, format, magic
 _MAGIC = b"ELDLPS02"
@@ -155,19 +157,51 @@ def newest(checkpoint_dir: AnyPath) -> AnyPath | None:
     return None
 
 
-def check_unused(checkpoint_dir: AnyPath) -> None:
-    """That a job which begins has the directory to itself: versions of two jobs in one place would be mixed up.
+def check_unused(checkpoint_dir: AnyPath, strategy: DistributionStrategy, job_name: str) -> None:
+    """Check that a job which begins has the directory to itself: versions of two jobs in one place would be mixed up.
+
+    The worker of a job of the Local strategy continues from checkpoints of the job's own name.
 
     Raises:
         CheckpointError: an earlier job's checkpoints are in it.
     """
     found = complete(checkpoint_dir)
-    if found:
-        raise CheckpointError(
-            f"--checkpoint_dir={checkpoint_dir} holds the checkpoints of an earlier job, {found[-1].name} the newest",
-            f"name another --checkpoint_dir, or remove that one; with "
-            f"--checkpoint_dir_for_init={found[-1]} the new job begins with that model",
+    if not found:
+        return
+    is_local = strategy is DistributionStrategy.LOCAL
+    if is_local and all(_may_be_of(one, job_name) for one in found):
+        logger.info(
+            "The job continues from the checkpoints of the job %s in %s, %s the newest; to begin anew, move them away",
+            *(job_name, checkpoint_dir, found[-1].name),
         )
+        return
+    hint = "name another --checkpoint_dir, or remove that one"
+    if is_local:
+        hint += "; a job of Local continues from checkpoints of Local with its own --job_name alone"
+    elif _may_begin_with(found[-1], strategy):
+        hint += f"; with --checkpoint_dir_for_init={found[-1]} the new job begins with that model"
+    raise CheckpointError(
+        f"--checkpoint_dir={checkpoint_dir} holds the checkpoints of an earlier job, {found[-1].name} the newest", hint
+    )
+
+
+def _may_be_of(directory: AnyPath, local_job: str) -> bool:
+    """Whether a checkpoint is of this job of the Local strategy; the worker passes over damaged ones, and says so."""
+    try:
+        manifest = read_manifest(directory / MANIFEST)
+    except NewerFormat:
+        raise
+    except CheckpointError:
+        return True
+    return (manifest.get("job_name"), manifest.get("strategy")) == (local_job, DistributionStrategy.LOCAL.value)
+
+
+def _may_begin_with(directory: AnyPath, strategy: DistributionStrategy) -> bool:
+    try:
+        check_beginning(directory, strategy)
+    except FlagError:
+        return False
+    return True
 
 
 def still_there(directory: str) -> str:

@@ -67,7 +67,12 @@ class Effects:
         ps_calls: PsCalls,
         inbox: Inbox,
         num_pod_threads: int = 1,
+        find_files: Callable[[str], list[str]] | None = None,
     ) -> None:
+        """
+        Args:
+            find_files: finds the files of a data source; None: as `elasticdl.data.sources` does.
+        """
         self._spec = spec
         self.cluster = cluster
         self._pod_specs = pod_specs
@@ -76,6 +81,7 @@ class Effects:
         self._pod_threads = PodThreads(num_pod_threads)
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="effect")
         self._resizing = ThreadPoolExecutor(4, thread_name_prefix="resize")  # which may take long
+        self._find_files = find_files
         self._listed: set[DataKind] = set()
         self._is_closed = threading.Event()
 
@@ -205,11 +211,22 @@ class Effects:
             changed = sorted(set(found) ^ set(known))[0].name
             what = f"it has changed since the job began: {changed} does not hold the same records any more"
             self.inbox.post(events.ShardsUnreadable(kind, f"{what}\n  → start a new job on the new data"))
+            return
+        from elasticdl.data.identity import find_changed
+
+        if (replaced := find_changed(known, found)) is not None:
+            self.inbox.post(events.ShardsUnreadable(kind, str(replaced)))
+        elif any(shard.identity for shard in found) and not any(shard.identity for shard in known):
+            logger.warning(
+                "The journal does not say which content the %s files had (there are too many, or it is of an earlier "
+                "version): those that were replaced by others with as many records are not noticed",
+                kind,
+            )
 
     def _read_shards(self, kind: DataKind) -> tuple[Shard, ...]:
         from elasticdl.data.factory import open_source  # NumPy, which a job without such data does not need
 
-        reader = open_source(self._spec, getattr(self._spec, f"{kind}_data"))
+        reader = open_source(self._spec, getattr(self._spec, f"{kind}_data"), find=self._find_files)
         return tuple(reader.shards())
 
     def _read_applied_sets(self, command: commands.ReadAppliedSets) -> None:

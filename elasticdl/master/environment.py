@@ -31,8 +31,54 @@ class UserRequest:
     is_stop: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a master listens.
+
+    Attributes:
+        port: 0: any free one, the same in each generation.
+        token: the job's, that every call must carry.
+    """
+
+    host: str
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """The masters of one submission, or of one `elasticdl resume`.
+
+    Attributes:
+        name: of this run; clocks do not tell it from one that follows within a second.  Empty: not known.
+        submitted_at: when the job was submitted, in seconds since the Unix epoch by this machine's clock; 0: unknown.
+        resumed_at: when this run was asked for, likewise.
+    """
+
+    name: str = ""
+    submitted_at: float = 0.0
+    resumed_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeTraits:
+    """What a runtime can do, and how a master behaves in it.
+
+    Attributes:
+        num_pod_threads: pods that are created and deleted at once.
+        patience_s: how long cluster and journal may be away while a generation begins or writes the job's end.
+        sigterm_ends_job: SIGTERM ends the job, not only this generation of its master.
+        read_api_calls: return the answers of the Kubernetes API so far, by HTTP method and status; from any thread.
+    """
+
+    num_pod_threads: int
+    patience_s: float
+    sigterm_ends_job: bool
+    read_api_calls: Callable[[], Mapping[tuple[str, str], int]] = dict
+
+
 class RuntimeEnvironment(Protocol):
-    """Eight verbs, and the master's collaborators."""
+    """Seven verbs, and the master's collaborators."""
 
     @property
     def spec(self) -> JobSpec: ...
@@ -46,48 +92,13 @@ class RuntimeEnvironment(Protocol):
         ...
 
     @property
-    def token(self) -> str:
-        """The job's."""
-        ...
+    def endpoint(self) -> Endpoint: ...
 
     @property
-    def host(self) -> str:
-        """To listen on."""
-        ...
+    def run(self) -> JobRun: ...
 
     @property
-    def port(self) -> int:
-        """To listen on; 0: any free one, the same in each generation."""
-        ...
-
-    @property
-    def num_pod_threads(self) -> int:
-        """How many pods are created and deleted at once."""
-        ...
-
-    @property
-    def patience_s(self) -> float:
-        """How long cluster and journal may be away while a generation begins, and while the job's end is written."""
-        ...
-
-    @property
-    def sigterm_ends_job(self) -> bool:
-        """Whether it is the job that is ended by SIGTERM, or only this generation of its master."""
-        ...
-
-    @property
-    def submitted_at(self) -> float:
-        """When the job was submitted, in seconds since the Unix epoch by this machine's clock; 0: unknown."""
-        ...
-
-    @property
-    def resumed_at(self) -> float:
-        """When this run of the job was asked for, likewise: by its submission, or the newest `elasticdl resume`."""
-        ...
-
-    def api_calls(self) -> Mapping[tuple[str, str], int]:
-        """Answers of the Kubernetes API so far, by HTTP method and status; from any thread."""
-        ...
+    def traits(self) -> RuntimeTraits: ...
 
     def pod_specs(self, port: int) -> PodSpecs:
         """For pods that reach this master at a port."""

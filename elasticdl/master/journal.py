@@ -36,6 +36,10 @@ class ResumedElsewhere(Superseded):
     """The job was given to another machine or namespace; what is left of it here ends."""
 
 
+class JournalDeleted(Superseded):
+    """The journal of a job that is there was deleted: without it the job cannot continue, under no master."""
+
+
 class JournalWriteError(JobError):
     """A snapshot could not be written; the one before it is still whole.  Saving again may succeed."""
 

@@ -19,12 +19,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from elasticdl.cluster.cluster import Cluster
 from elasticdl.cluster.local.adapter import ProcessCluster
-from elasticdl.master.environment import UserRequest
+from elasticdl.master.environment import Endpoint, JobRun, RuntimeTraits, UserRequest
 from elasticdl.master.journal import Journal, JournalWriteError, Outage, Outages, Superseded, decode, encode
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.master.storage_journal import StorageJournal, place_of
@@ -42,7 +41,10 @@ from elasticdl_client.worker_range import FILE as NUM_WORKERS_FILE
 
 STORAGE_PATIENCE_S = 300.0
 _LOOK_S = 0.5  # at a file that only the user writes
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
+# The agent does one thing at a time.  A disk answers at once; storage may be away.
+_TRAITS = RuntimeTraits(num_pod_threads=1, patience_s=0.0, sigterm_ends_job=True)
+_UNKNOWN_RUN = JobRun()
 _THREADS_VARIABLES = {FrameworkName.TENSORFLOW: "TF_NUM_INTRAOP_THREADS", FrameworkName.TORCH: "OMP_NUM_THREADS"}
 
 
@@ -57,32 +59,26 @@ class LocalEnvironment:
     spec: JobSpec
     cluster: Cluster
     journal: Journal
-    token: str
+    endpoint: Endpoint
     token_file: str
-    port: int = 0
-    host: str = _LOOPBACK
-    num_pod_threads: int = 1  # the agent does one thing at a time
-    patience_s: float = 0.0
-    sigterm_ends_job: bool = True
-    submitted_at: float = 0.0
-    resumed_at: float = 0.0
-
-    def api_calls(self) -> Mapping[tuple[str, str], int]:
-        return {}
+    run: JobRun = _UNKNOWN_RUN
+    traits: RuntimeTraits = _TRAITS
 
     def pod_specs(self, port: int) -> PodSpecs:
         env = {TOKEN_FILE_VARIABLE: self.token_file, **shares_of_machine(self.spec, os.environ)}
         tf_addresses = self._tf_addresses() if self.spec.job_command and self.spec.need_tf_config else None
-        ps_env = {"PS_HOST": self.host}
-        return PodSpecs(self.spec, sys.executable, written(self.host, port), env, ps_env, tf_addresses=tf_addresses)
+        ps_env = {"PS_HOST": self.endpoint.host}
+        address = written(self.endpoint.host, port)
+        return PodSpecs(self.spec, sys.executable, address, env, ps_env, tf_addresses=tf_addresses)
 
     def _tf_addresses(self) -> dict[str, list[str]]:
         """Of TensorFlow's own servers and workers: chosen once, for all restarts of the job's master and pods."""
 
         def choose() -> str:
             sizes = {"ps": self.spec.num_ps_pods, "worker": self.spec.num_workers}
-            ports = iter(free_ports(self.host, sum(sizes.values())))
-            return json.dumps({role: [written(self.host, next(ports)) for _ in range(n)] for role, n in sizes.items()})
+            host = self.endpoint.host
+            ports = iter(free_ports(host, sum(sizes.values())))
+            return json.dumps({role: [written(host, next(ports)) for _ in range(n)] for role, n in sizes.items()})
 
         return dict(json.loads(chosen_once(Path(self.token_file).parent / "tf_addresses.json", choose)))
 
@@ -144,13 +140,15 @@ def open_environment() -> LocalEnvironment:
         return LocalEnvironment(
             spec=spec,
             cluster=ProcessCluster(_environment("ELASTICDL_AGENT_SOCKET")),
-            token=token,
+            endpoint=Endpoint(LOOPBACK, port or (port_here(job_dir) if is_stored else 0), token),
             token_file=os.environ[TOKEN_FILE_VARIABLE],
-            port=port or (port_here(job_dir) if is_stored else 0),
-            patience_s=STORAGE_PATIENCE_S if is_stored else 0.0,
+            traits=dataclasses.replace(_TRAITS, patience_s=STORAGE_PATIENCE_S) if is_stored else _TRAITS,
             journal=StorageJournal(spec.job_dir, place_of(token), journal) if is_stored else journal,
-            submitted_at=(job_dir / "spec.json").stat().st_mtime,  # the client writes it once
-            resumed_at=_time(os.environ.get("ELASTICDL_RESUMED_AT", "") or "0"),
+            run=JobRun(
+                os.environ.get("ELASTICDL_RESUMED_AT", ""),
+                submitted_at=(job_dir / "spec.json").stat().st_mtime,  # the client writes it once
+                resumed_at=_time(os.environ.get("ELASTICDL_RESUMED_AT", "") or "0"),
+            ),
         )
     except Superseded:
         raise
@@ -197,7 +195,7 @@ def port_here(job_dir: Path) -> int:
     Raises:
         JobError: see `chosen_once`.
     """
-    return port_of(chosen_once(job_dir / "master_port", lambda: str(free_ports(_LOOPBACK, 1)[0])))
+    return port_of(chosen_once(job_dir / "master_port", lambda: str(free_ports(LOOPBACK, 1)[0])))
 
 
 def chosen_once(path: Path, choose: Callable[[], str]) -> str:
@@ -328,9 +326,7 @@ class FileJournal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -343,13 +339,10 @@ class StatusFile:
         self._complained = False
 
     def write(self, status: JobStatus) -> None:
-        """Write it now, whole or not at all.  A failure is logged once; the job continues."""
+        """Write it now, whole or not at all, such that it survives a crash.  A failure is logged once."""
         try:
-            self._temporary.write_text(status.to_json() + "\n")
-            self._temporary.replace(self._path)
+            replace_file(self._path, self._temporary, (status.to_json() + "\n").encode())
         except OSError as error:
-            with suppress(OSError):  # of a file system that is read-only now
-                self._temporary.unlink()
             if not self._complained:
                 logger.warning("The status %s cannot be written: %s", self._path, error.strerror)
             self._complained = True

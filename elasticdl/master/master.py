@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +84,7 @@ class Master:
         self._is_pausing = False  # the job stops, to be resumed
         self._shell_lock = threading.Lock()
         self._stop = threading.Event()
+        self._find_files: Callable[[str], list[str]] | None = None  # with the lists that were made to begin with
 
     def request_stop(self, by: str) -> None:
         """Ends the job in order, or only this generation where another one follows; from any thread."""
@@ -101,7 +102,7 @@ class Master:
             self._is_checkpoint_requested = self._shell is None
 
     def _stop_shell(self, shell: Shell) -> None:
-        if self._environment.sigterm_ends_job:
+        if self._environment.traits.sigterm_ends_job:
             shell.request_stop(f"the job was ended by {self._stopped_by}")
         else:
             shell.request_leave()
@@ -113,7 +114,7 @@ class Master:
 
     @property
     def _is_leaving(self) -> bool:
-        return self._stop.is_set() and not self._environment.sigterm_ends_job
+        return self._stop.is_set() and not self._environment.traits.sigterm_ends_job
 
     def run(self) -> int:
         """Runs the job to its end; the exit code."""
@@ -135,15 +136,28 @@ class Master:
         if self._spec.encrypt:
             check_encryption()  # the image is that of all pods
         check_packages(self._spec)
-        state = _next_state(self._environment, saved)
+        state = _next_state(self._environment, saved, self._journal.read_status())
         if saved is None:
             state |= _initial_model(self._spec, self._settings)
+            state["partition_dtypes"] = self._partition_dtypes()
+        self._spec = _with_partition_dtypes(self._spec, state.get("partition_dtypes", {}))
         chosen: dict[str, Any] = {"checkpoint_dir_for_init": state["initial_checkpoint"]}
         if self._spec.job_type is not JobType.TRAIN:
             self._spec = dataclasses.replace(self._spec, **chosen)  # workers load it, too: all the same
             chosen["model_version"] = state["initial_version"]
         self._settings = dataclasses.replace(self._settings, **chosen)
         return state
+
+    def _partition_dtypes(self) -> dict[str, str]:
+        """See `elasticdl.data.sources`: each worker would find those of the files that are there when it begins."""
+        spec = self._spec
+        if not spec.job_command and reads_data_itself(spec, Path(spec.model_zoo or ".")):
+            return {}
+        from elasticdl.data.sources import FoundFiles, partition_dtypes  # not needed by a job without such data
+
+        found = FoundFiles()
+        self._find_files = found.take
+        return partition_dtypes(spec, found.find)
 
     def _run(self, saved: dict[str, Any] | None) -> int:
         state = self._prepare(saved)
@@ -152,11 +166,12 @@ class Master:
             self._metrics = self._serve_metrics(is_patient=saved is not None)
         for line in describe(self._spec):
             logger.info("%s", line)
-        job = self._make_job(state)
+        job = self._make_job(state, "" if saved is None else saved.get("run", ""))
         # Before the first answer, so that no two masters ever have the same generation.
         first = {**state, "core": job.snapshot()}
-        patience_s = self._environment.patience_s if saved is None else float("inf")  # a job that runs waits for a disk
-        save_patiently(self._journal, first, None, patience_s, self._stop)
+        patience_s = self._environment.traits.patience_s
+        begin_s = patience_s if saved is None else float("inf")  # a job that runs waits for a disk
+        save_patiently(self._journal, first, None, begin_s, self._stop)
         inbox = Inbox()
         effects = self._make_effects(inbox, generation, state["port"])
         watching = Watchers(
@@ -165,7 +180,7 @@ class Master:
                 *trackers(self._spec, f"{self._spec.job_name}-{state['run_id']}"),
             ]
         )
-        shell = Shell(job, effects, self._journal, state, self._environment.patience_s, watching)
+        shell = Shell(job, effects, self._journal, state, patience_s, watching)
         self._environment.publish(lambda: shell.history)
         servicer = self._servicer(inbox, generation, shell)
         server = self._serve(servicer, generation, state["port"])
@@ -241,25 +256,38 @@ class Master:
         except (JournalWriteError, Superseded) as error:  # another generation would post it once more
             logger.warning("%s", error)
 
-    def _make_job(self, state: dict[str, Any]) -> Job:
+    def _make_job(self, state: dict[str, Any], earlier_run: str) -> Job:
+        """
+        Args:
+            state: the shell's part of the journal, with the core's, which is taken out of it.
+            earlier_run: that of the generation before; empty: there is none, or its version did not write it down.
+        """
         snapshot = state.pop("core", None)
         now = time.monotonic()
         unix_offset = time.time() - now
         if snapshot is None:
             if self._settings.checkpoint_dir:
-                checkpoints.check_unused(path_of(self._settings.checkpoint_dir))
+                place = path_of(self._settings.checkpoint_dir)
+                checkpoints.check_unused(place, self._settings.strategy, self._spec.job_name)
             return Job(self._settings, state["generation"], now, unix_offset, state["submitted_at"])
         logger.info("Generation %d of the master takes over from the journal", state["generation"])
         written = snapshot["checkpoints"]
         written["newest"] = checkpoints.still_there(written["newest"])
-        resumed_at = self._environment.resumed_at
-        return Job.restore(self._settings, snapshot, state["generation"], now, unix_offset, resumed_at)
+        is_resumed = state["run"] != earlier_run if state["run"] and earlier_run else None
+        resumed_at = self._environment.run.resumed_at
+        return Job.restore(self._settings, snapshot, state["generation"], now, unix_offset, resumed_at, is_resumed)
 
     def _make_effects(self, inbox: Inbox, generation: int, port: int) -> Effects:
         environment = self._environment
-        ps_calls = PsCalls(environment.token, generation)
+        ps_calls = PsCalls(environment.endpoint.token, generation)
         return Effects(
-            self._spec, environment.cluster, environment.pod_specs(port), ps_calls, inbox, environment.num_pod_threads
+            self._spec,
+            environment.cluster,
+            environment.pod_specs(port),
+            ps_calls,
+            inbox,
+            environment.traits.num_pod_threads,
+            self._find_files,
         )
 
     def _follow_user(self, inbox: Inbox, shell: Shell, has_ended: threading.Event) -> None:
@@ -322,14 +350,15 @@ class Master:
         def register(server: grpc.Server) -> None:
             pb_grpc.add_MasterServicer_to_server(servicer, server)
 
-        num_polls = 2 if self._settings.has_worlds else 1  # of a worker at a time, besides its stream and other calls
+        num_polls = 2 if self._settings.has_groups else 1  # of a worker at a time, besides its stream and other calls
         num_workers = max(self._settings.num_workers, _MAX_SCALED_WORKERS)  # threads are made when they are needed
         num_workers *= self._settings.processes_per_worker
         max_threads = (num_polls + 2) * num_workers + 2 * self._settings.num_ps + 16
         deadline = time.monotonic() + (_PORT_RETRY_S if generation > 1 else 0.0)
+        endpoint = self._environment.endpoint
         while True:
             try:
-                server, bound = serve(register, self._environment.host, port, self._environment.token, max_threads)
+                server, bound = serve(register, endpoint.host, port, endpoint.token, max_threads)
             except JobError as error:
                 # Pods know this port from the generation before; a process that has taken it may release it.
                 if time.monotonic() > deadline:
@@ -359,8 +388,8 @@ class Master:
             ) from error
 
         environment = self._environment
-        collector = JobCollector(environment.spec, self._journal.read_status, environment.api_calls)
-        return MetricsServer(environment.host, environment.spec.metrics_port, collector, is_patient=is_patient)
+        collector = JobCollector(environment.spec, self._journal.read_status, environment.traits.read_api_calls)
+        return MetricsServer(environment.endpoint.host, environment.spec.metrics_port, collector, is_patient=is_patient)
 
     def _list_data(self, effects: Effects, saved: Mapping[str, Any] | None) -> None:
         """Begins to list what the master can list itself, and to check what an earlier generation has listed."""
@@ -374,6 +403,14 @@ class Master:
                 effects.verify_shards(DataKind(kind), [Shard(*shard) for shard in known[kind]])
             else:
                 effects.list_shards(kind)
+
+
+def _with_partition_dtypes(spec: JobSpec, dtypes: Mapping[str, str]) -> JobSpec:
+    if not dtypes:
+        return spec
+    from elasticdl.data.sources import with_partition_dtypes
+
+    return with_partition_dtypes(spec, dtypes)
 
 
 def _ended(status: JobStatus, exit_code: int, message: str) -> JobStatus:
@@ -495,21 +532,44 @@ def _initial_checkpoint(settings: JobSettings) -> str:
     return settings.checkpoint_dir_for_init
 
 
-def _next_state(environment: RuntimeEnvironment, saved: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the shell's part of the journal, for the generation that begins."""
-    spec = environment.spec
+def _next_state(
+    environment: RuntimeEnvironment, saved: Mapping[str, Any] | None, status: JobStatus | None
+) -> dict[str, Any]:
+    """Return the shell's part of the journal, for the generation that begins.
+
+    Args:
+        environment: of the job.
+        saved: the journal; None: there is none.
+        status: written last, always after a journal of the same generation.
+    """
+    spec, run, endpoint = environment.spec, environment.run, environment.endpoint
     if saved is None:
         now = time.time()
         return {
             "job_name": spec.job_name,
             "fixed_flags": fixed_flags(spec),
             "generation": 1,
-            "port": environment.port or free_ports(environment.host, 1)[0],
+            "port": endpoint.port or free_ports(endpoint.host, 1)[0],
             "started_at": now,
-            "submitted_at": min(environment.submitted_at or now, now),
+            "submitted_at": min(run.submitted_at or now, now),
             "model": None,
             "run_id": secrets.token_hex(6),
+            "run": run.name,
         }
     check_fixed_flags(saved["fixed_flags"], spec)
-    run_id = saved.get("run_id") or secrets.token_hex(6)  # of a job that an older version has begun
-    return {**saved, "run_id": run_id, "generation": saved["generation"] + 1, "port": environment.port or saved["port"]}
+    newest: int = max(saved["generation"], status.generation if status is not None else 0)
+    if newest > saved["generation"]:
+        logger.warning(
+            "The journal is older than the job's status: it is of generation %d of the master, the status of %d. Was "
+            "a copy of it put back? Lost pods, failures and evaluations since are not known; which records are in the "
+            "model is known by its checkpoint",
+            saved["generation"],
+            newest,
+        )
+    return {
+        **saved,
+        "run_id": saved.get("run_id") or secrets.token_hex(6),  # of a job that an older version has begun
+        "run": run.name,
+        "generation": newest + 1,  # leases of an earlier one must not pass for this one's
+        "port": endpoint.port or saved["port"],
+    }

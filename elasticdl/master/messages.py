@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 from elasticdl.master.core import commands, events
 from elasticdl.master.core.applied import CommittedSet
@@ -43,7 +44,7 @@ def applied_set(message: pb.AppliedSet) -> CommittedSet:
 
 
 def shard(message: pb.ShardMessage) -> Shard:
-    return Shard(message.name, message.start, message.end)
+    return Shard(message.name, message.start, message.end, message.identity)
 
 
 def metric_state(message: pb.MetricState) -> MetricArrays:
@@ -77,7 +78,9 @@ def worker_joined(call: int, message: pb.RegisterWorkerRequest) -> events.Worker
         message.incarnation,
         message.pod_name,
         tuple(ReportedLease(lease(held.lease), tuple(held.committed)) for held in message.held),
-        applied_set(message.applied),
+        applied_set(message.applied) if message.HasField("applied") else None,
+        message.restored_from,
+        message.restored_records,
     )
 
 
@@ -145,7 +148,15 @@ def heartbeat_received(call: int, message: pb.HeartbeatRequest) -> events.Heartb
         message.ended,
         message.optimizer_share,
         message.ending,
+        _written_checkpoint(message.checkpoint) if message.HasField("checkpoint") else None,
+        message.checkpoint.attempt,
     )
+
+
+def _written_checkpoint(message: pb.WrittenCheckpoint) -> events.CheckpointSaved | events.CheckpointFailed:
+    if message.error:
+        return events.CheckpointFailed(message.version, message.error)
+    return events.CheckpointSaved(message.version, message.directory)
 
 
 def _cpu_use(message: pb.CpuUse) -> CpuUse:
@@ -158,7 +169,17 @@ def _device(message: pb.Device) -> Device:
 
 def lease_requested(call: int, message: pb.LeaseRequest) -> events.LeaseRequested:
     only = TaskType(pb.TaskType.Name(message.only)) if message.only else None
-    return events.LeaseRequested(call, message.worker_id, message.incarnation, message.at_once, only, message.ahead)
+    return events.LeaseRequested(
+        call,
+        message.worker_id,
+        message.incarnation,
+        message.at_once,
+        only,
+        message.ahead,
+        message.number,
+        message.oldest,
+        tuple(message.held),
+    )
 
 
 def ready_for_world(call: int, message: pb.ReadyForWorldRequest) -> events.ReadyForWorld:
@@ -228,10 +249,12 @@ def message_received(call: int, message: pb.WorkerMessage) -> events.MessageRece
     Raises:
         InvalidMessage: there is nothing in it.
     """
-    if not message.HasField("heartbeat") and not message.reports:
-        raise InvalidMessage("WorkerMessage: it holds neither a heartbeat nor a report")
-    beats = (heartbeat_received(call, message.heartbeat),) if message.HasField("heartbeat") else ()
-    return events.MessageReceived(call, (*beats, *(_task_report(call, report) for report in message.reports)))
+    has_heartbeat, has_request = message.HasField("heartbeat"), message.HasField("lease_request")
+    if not has_heartbeat and not message.reports and not has_request:
+        raise InvalidMessage("WorkerMessage: it holds neither a heartbeat nor a report nor a request for a lease")
+    beats = (heartbeat_received(call, message.heartbeat),) if has_heartbeat else ()
+    request = replace(lease_requested(call, message.lease_request), at_once=True) if has_request else None
+    return events.MessageReceived(call, (*beats, *(_task_report(call, report) for report in message.reports)), request)
 
 
 def _task_report(call: int, report: pb.TaskReport) -> events.ProgressReported | events.TaskFinished:
@@ -352,7 +375,7 @@ def occasion_message(value: Occasion) -> pb.Occasion:
 
 
 def shard_message(value: Shard) -> pb.ShardMessage:
-    return pb.ShardMessage(name=value.name, start=value.start, end=value.end)
+    return pb.ShardMessage(name=value.name, start=value.start, end=value.end, identity=value.identity)
 
 
 def world_message(value: WorkerGroup) -> pb.World:
@@ -439,12 +462,16 @@ def heartbeat_reply(answer: commands.Answer, generation: int) -> pb.HeartbeatRep
 
 def message_reply(answer: commands.Answer, generation: int) -> pb.MasterMessage:
     match answer:
-        case commands.MessageAnswer((commands.HeartbeatAnswer() as beat, *acks)):
-            reply = heartbeat_reply(beat, generation)
-            return pb.MasterMessage(heartbeat=reply, acks=[ack(one, generation) for one in acks])
-        case commands.MessageAnswer(acks):
-            return pb.MasterMessage(acks=[ack(one, generation) for one in acks])
-    raise AssertionError(f"{answer} does not answer Exchange")
+        case commands.MessageAnswer((commands.HeartbeatAnswer() as beat, *acks), lease):
+            reply = pb.MasterMessage(heartbeat=heartbeat_reply(beat, generation))
+        case commands.MessageAnswer(acks, lease):
+            reply = pb.MasterMessage()
+        case _:
+            raise AssertionError(f"{answer} does not answer Exchange")
+    reply.acks.extend(ack(one, generation) for one in acks)
+    if lease is not None:
+        reply.lease.CopyFrom(lease_reply(lease, generation))
+    return reply
 
 
 def sample_reply(answer: commands.Answer) -> pb.SampleReply:

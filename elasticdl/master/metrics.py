@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -66,15 +67,15 @@ class MetricFamily:
 
     Attributes:
         name: as queries have it; of a histogram without `_bucket`.
-        labels: beside `JOB_LABEL`.
         samples: its values; none: the job has no such thing, or not yet.
+        labels: beside `JOB_LABEL`.
     """
 
-    name: str
     type: MetricType
+    name: str
     help: str
-    labels: tuple[str, ...]
     samples: Callable[[Snapshot], Iterable[Sample]]
+    labels: tuple[str, ...] = ()
 
     def collected(self, snapshot: Snapshot) -> Metric | None:
         """Return it with its values; None: there are none."""
@@ -209,266 +210,180 @@ def _refused(snapshot: Snapshot) -> Iterator[Sample]:
         yield (), snapshot.status.gradients_refused
 
 
-def _api_calls(snapshot: Snapshot) -> Iterator[Sample]:
-    yield from snapshot.api_calls.items()
-
-
-_COUNTER, _GAUGE = MetricType.COUNTER, MetricType.GAUGE
+_counter, _gauge = partial(MetricFamily, MetricType.COUNTER), partial(MetricFamily, MetricType.GAUGE)
 FAMILIES: tuple[MetricFamily, ...] = (
-    MetricFamily(
-        "elasticdl_job_info",
-        _GAUGE,
-        "Always 1; the kind of the job.",
-        ("job_type", "strategy", "runtime", "version"),
-        _info,
+    _gauge(
+        "elasticdl_job_info", "Always 1; the kind of the job.", _info, ("job_type", "strategy", "runtime", "version")
     ),
-    MetricFamily(
-        "elasticdl_job_phase", _GAUGE, "1 for the phase that the job is in, else 0.", ("phase",), _each(_phases)
-    ),
-    MetricFamily(
+    _gauge("elasticdl_job_phase", "1 for the phase that the job is in, else 0.", _each(_phases), ("phase",)),
+    _gauge(
         "elasticdl_job_start_time_seconds",
-        _GAUGE,
         "When the master started first, since the Unix epoch.",
-        (),
         _one(lambda status: status.started_at or None),
     ),
-    MetricFamily(
+    _gauge(
         "elasticdl_status_time_seconds",
-        _GAUGE,
         "When these values were journalled, since the Unix epoch.",
-        (),
         _one(lambda status: status.updated_at or None),
     ),
-    MetricFamily(
-        "elasticdl_master_restarts_total",
-        _COUNTER,
-        "Restarts of the master.",
-        (),
-        _one(lambda status: max(0, status.generation - 1)),
+    _counter(
+        "elasticdl_master_restarts_total", "Restarts of the master.", _one(lambda status: max(0, status.generation - 1))
     ),
-    MetricFamily(
-        "elasticdl_events_total", _COUNTER, "Events of the job, by kind.", ("kind",), _each(lambda s: s.event_counts)
+    _counter("elasticdl_events_total", "Events of the job, by kind.", _each(lambda s: s.event_counts), ("kind",)),
+    _gauge(
+        "elasticdl_records", "Records of all epochs so far, by fate.", _each(lambda status: status.records), ("fate",)
     ),
-    MetricFamily(
-        "elasticdl_records",
-        _GAUGE,
-        "Records of all epochs so far, by fate.",
-        ("fate",),
-        _each(lambda status: status.records),
-    ),
-    MetricFamily(
+    _counter(
         "elasticdl_records_processed_total",
-        _COUNTER,
         "Records that went into the model, were skipped or filtered; each time, if that is done again.",
-        (),
         _one(lambda status: status.records_processed),
     ),
-    MetricFamily(
+    _gauge(
         "elasticdl_records_planned",
-        _GAUGE,
         "Records of all epochs; absent if there is no end.",
-        (),
         _one(lambda status: status.records_total or None),
     ),
-    MetricFamily(
-        "elasticdl_tasks_done", _GAUGE, "Tasks that are complete, over all epochs.", (), _one(lambda s: s.tasks_done)
-    ),
-    MetricFamily(
+    _gauge("elasticdl_tasks_done", "Tasks that are complete, over all epochs.", _one(lambda s: s.tasks_done)),
+    _gauge(
         "elasticdl_tasks_planned",
-        _GAUGE,
         "Tasks of all epochs; absent if there is no end.",
-        (),
         _one(lambda status: status.tasks_total or None),
     ),
-    MetricFamily("elasticdl_epoch", _GAUGE, "The newest epoch that has begun, from 1.", (), _one(lambda s: s.epoch)),
-    MetricFamily(
+    _gauge("elasticdl_epoch", "The newest epoch that has begun, from 1.", _one(lambda s: s.epoch)),
+    _gauge(
         "elasticdl_epochs_planned",
-        _GAUGE,
         "Epochs; absent if there is no end.",
-        (),
         _one(lambda status: status.num_epochs if status.num_epochs > 0 else None),
     ),
-    MetricFamily(
-        "elasticdl_model_steps", _GAUGE, "Minibatches in the model.", (), _one(lambda status: status.model_version)
-    ),
-    MetricFamily("elasticdl_loss", _GAUGE, "The newest finite loss.", (), _one(lambda status: status.loss)),
-    MetricFamily(
+    _gauge("elasticdl_model_steps", "Minibatches in the model.", _one(lambda status: status.model_version)),
+    _gauge("elasticdl_loss", "The newest finite loss.", _one(lambda status: status.loss)),
+    _gauge(
         "elasticdl_learning_rate",
-        _GAUGE,
         "The learning rate in use, of the first group of parameters.",
-        (),
         _one(lambda status: status.learning_rate),
     ),
-    MetricFamily(
+    _gauge(
         "elasticdl_evaluation_metric",
-        _GAUGE,
         "Metrics of the newest evaluation.",
-        ("metric",),
         _each(lambda status: status.metrics),
+        ("metric",),
     ),
-    MetricFamily(
+    _gauge(
         "elasticdl_evaluation_steps",
-        _GAUGE,
         "Minibatches in the model that was evaluated last.",
-        (),
         _one(lambda status: status.metrics_step if status.metrics else None),
     ),
-    MetricFamily(
+    _gauge(
         "elasticdl_worker_seconds",
-        _GAUGE,
         "Where the time of the wanted workers has gone; it moves from useful to repeated when the model loses it.",
-        ("state",),
         _each(lambda status: status.worker_seconds),
-    ),
-    MetricFamily(
-        "elasticdl_ps_seconds",
-        _GAUGE,
-        "Where the time of the wanted parameter servers has gone.",
         ("state",),
-        _each(lambda status: status.ps_seconds),
     ),
-    MetricFamily(
+    _gauge(
+        "elasticdl_ps_seconds",
+        "Where the time of the wanted parameter servers has gone.",
+        _each(lambda status: status.ps_seconds),
+        ("state",),
+    ),
+    _gauge(
         "elasticdl_goodput_ratio",
-        _GAUGE,
         "Useful share of the time of the wanted workers, since the job began.",
-        (),
         _one(lambda status: goodput(status.worker_seconds) if status.worker_seconds else None),
     ),
-    MetricFamily("elasticdl_pods", _GAUGE, "Pods that the cluster shows.", ("role", "phase"), _pods),
-    MetricFamily(
+    _gauge("elasticdl_pods", "Pods that the cluster shows.", _pods, ("role", "phase")),
+    _gauge(
         "elasticdl_pods_wanted",
-        _GAUGE,
         "Pods that the job asks for.",
-        ("role",),
         _of_roles(lambda status: (status.workers_wanted, status.ps_wanted)),
-    ),
-    MetricFamily(
-        "elasticdl_pods_ready",
-        _GAUGE,
-        "Workers that are registered, parameter servers that serve.",
         ("role",),
+    ),
+    _gauge(
+        "elasticdl_pods_ready",
+        "Workers that are registered, parameter servers that serve.",
         _of_roles(lambda status: (status.workers_alive, status.ps_alive)),
+        ("role",),
     ),
-    MetricFamily(
+    _counter(
         "elasticdl_pods_lost_total",
-        _COUNTER,
         "Pods that ended unasked or were given up, and got a successor.",
-        ("role", "reason"),
         _pods_lost,
+        ("role", "reason"),
     ),
-    MetricFamily(
+    _gauge(
         "elasticdl_device_memory_used_bytes",
-        _GAUGE,
         "Bytes of the accelerator's memory that a worker's process takes.",
-        ("worker", "process", "device", "kind"),
         _of_devices(lambda device: device.used_bytes),
-    ),
-    MetricFamily(
-        "elasticdl_device_memory_limit_bytes",
-        _GAUGE,
-        "Bytes of the accelerator's memory; absent if not known.",
         ("worker", "process", "device", "kind"),
-        _of_devices(lambda device: device.total_bytes),
     ),
-    MetricFamily(
+    _gauge(
+        "elasticdl_device_memory_limit_bytes",
+        "Bytes of the accelerator's memory; absent if not known.",
+        _of_devices(lambda device: device.total_bytes),
+        ("worker", "process", "device", "kind"),
+    ),
+    _gauge(
         "elasticdl_group_members",
-        _GAUGE,
         "Workers of the current AllReduce group; 0: there is none.",
-        (),
         _of_groups(lambda status: len(status.world)),
     ),
-    MetricFamily(
+    _counter(
         "elasticdl_group_changes_total",
-        _COUNTER,
         "AllReduce groups that have formed.",
-        (),
         _of_groups(lambda status: status.num_worlds),
     ),
-    MetricFamily(
+    _counter(
         "elasticdl_group_change_seconds_total",
-        _COUNTER,
         "Seconds from a group's end, or the call for the first one, until the next one formed.",
-        (),
         _of_groups(lambda status: status.world_seconds),
     ),
-    MetricFamily(
-        "elasticdl_ps_pushes_total",
-        _COUNTER,
-        "Gradients that a server received.",
-        ("ps",),
-        _of_ps(lambda ps: ps.pushes),
-    ),
-    MetricFamily(
-        "elasticdl_ps_pulls_total", _COUNTER, "Times that a server sent values.", ("ps",), _of_ps(lambda ps: ps.pulls)
-    ),
-    MetricFamily(
+    _counter("elasticdl_ps_pushes_total", "Gradients that a server received.", _of_ps(lambda ps: ps.pushes), ("ps",)),
+    _counter("elasticdl_ps_pulls_total", "Times that a server sent values.", _of_ps(lambda ps: ps.pulls), ("ps",)),
+    _counter(
         "elasticdl_ps_received_bytes_total",
-        _COUNTER,
         "Bytes of tensors that a server received.",
-        ("ps",),
         _of_ps(lambda ps: ps.received_bytes),
+        ("ps",),
     ),
-    MetricFamily(
+    _counter(
         "elasticdl_ps_sent_bytes_total",
-        _COUNTER,
         "Bytes of tensors that a server sent.",
-        ("ps",),
         _of_ps(lambda ps: ps.sent_bytes),
+        ("ps",),
     ),
-    MetricFamily(
+    _counter(
         "elasticdl_ps_busy_seconds_total",
-        _COUNTER,
         "Seconds of a server's threads in calls.",
-        ("ps",),
         _of_ps(lambda ps: ps.busy_seconds),
-    ),
-    MetricFamily(
-        "elasticdl_ps_table_rows",
-        _GAUGE,
-        "Rows of all embedding tables of a server.",
         ("ps",),
-        _of_ps(lambda ps: ps.rows),
     ),
-    MetricFamily(
+    _gauge("elasticdl_ps_table_rows", "Rows of all embedding tables of a server.", _of_ps(lambda ps: ps.rows), ("ps",)),
+    _gauge(
         "elasticdl_ps_table_bytes",
-        _GAUGE,
         "Bytes of all embedding tables of a server.",
-        ("ps",),
         _of_ps(lambda ps: ps.table_bytes),
+        ("ps",),
     ),
     MetricFamily(
-        "elasticdl_gradient_staleness",
         MetricType.HISTOGRAM,
+        "elasticdl_gradient_staleness",
         "Gradients that servers took, by the updates that each had missed.",
-        (),
         _staleness,
     ),
-    MetricFamily(
+    _counter(
         "elasticdl_gradients_refused_total",
-        _COUNTER,
         "Gradients that were too stale or too late, and are computed again.",
-        (),
         _refused,
     ),
-    MetricFamily(
-        "elasticdl_checkpoints_total",
-        _COUNTER,
-        "Checkpoints of the parameter servers.",
-        ("result",),
-        _each(_checkpoints),
-    ),
-    MetricFamily(
+    _counter("elasticdl_checkpoints_total", "Checkpoints, as the events count them.", _each(_checkpoints), ("result",)),
+    _gauge(
         "elasticdl_checkpoint_time_seconds",
-        _GAUGE,
         "When the newest checkpoint was complete, since the Unix epoch.",
-        (),
         _one(lambda status: status.checkpoint_at or None),
     ),
-    MetricFamily(
+    _counter(
         "elasticdl_kubernetes_requests_total",
-        _COUNTER,
         "Answers of the Kubernetes API since this master started.",
+        lambda snapshot: snapshot.api_calls.items(),
         ("method", "code"),
-        _api_calls,
     ),
 )

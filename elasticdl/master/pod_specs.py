@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elasticdl.cluster.cluster import PodSpec
+from elasticdl.cluster.local.script import COMMAND_MODULE
 from elasticdl.cluster.local.standby import ENGINE, FRAMEWORK_VARIABLE
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.master.core.events import PodChanged, PodsListed
@@ -33,7 +34,6 @@ from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.pods import tf_config
 
 _MODULES = {Role.PS: "elasticdl.ps", Role.WORKER: "elasticdl.worker"}
-_COMMAND_MODULE = "elasticdl.worker.command"
 _PROCESSES_MODULE = "elasticdl.worker.processes"
 # The steps are TensorFlow's; KERAS_BACKEND and keras.json of the user or of an image may name another backend.
 _KERAS = {"KERAS_BACKEND": "tensorflow"}
@@ -113,7 +113,7 @@ class PodSpecs:
         """Of a role's pods; a user's own command is given word by word."""
         module: tuple[str, ...] = (_MODULES[role],)
         if self.spec.job_command:
-            module = (_COMMAND_MODULE, self.spec.model_zoo or ".", *shlex.split(self.spec.job_command))
+            module = (COMMAND_MODULE, self.spec.model_zoo or ".", *shlex.split(self.spec.job_command))
         if role is Role.WORKER and self.spec.num_processes_per_worker > 1:
             numbers = (str(self.spec.num_processes_per_worker), str(self.spec.num_gpus_per_worker))
             module = (_PROCESSES_MODULE, *numbers, *module)

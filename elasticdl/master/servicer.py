@@ -48,7 +48,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
     def RegisterWorker(
         self, request: pb.RegisterWorkerRequest, context: grpc.ServicerContext
     ) -> pb.RegisterWorkerReply:
-        answer = self._ask(lambda call: messages.worker_joined(call, request), context)
+        _, answer = self._ask(lambda call: messages.worker_joined(call, request), context)
         return messages.registration_reply(answer, self._generation, self._job_spec)
 
     def ReportModel(self, request: pb.ModelReport, context: grpc.ServicerContext) -> pb.Ack:
@@ -99,14 +99,8 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         return call, answer
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:
-        answer = self._ask(lambda call: messages.heartbeat_received(call, request), context)
+        _, answer = self._ask(lambda call: messages.heartbeat_received(call, request), context)
         return messages.heartbeat_reply(answer, self._generation)
-
-    def ReportProgress(self, request: pb.ProgressReport, context: grpc.ServicerContext) -> pb.Ack:
-        return self._ack(lambda call: messages.progress_reported(call, request), context)
-
-    def FinishTask(self, request: pb.FinishedTask, context: grpc.ServicerContext) -> pb.Ack:
-        return self._ack(lambda call: messages.task_finished(call, request), context)
 
     def FailTask(self, request: pb.FailedTask, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(lambda call: messages.task_failed(call, request), context)
@@ -129,7 +123,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         return self._ack(lambda call: messages.session_reported(call, request), context)
 
     def RegisterPs(self, request: pb.RegisterPsRequest, context: grpc.ServicerContext) -> pb.RegisterPsReply:
-        answer = self._ask(lambda call: messages.ps_joined(call, request), context)
+        _, answer = self._ask(lambda call: messages.ps_joined(call, request), context)
         return messages.ps_registration_reply(answer, self._generation, self._job_spec)
 
     def PsReady(self, request: pb.PsReadyRequest, context: grpc.ServicerContext) -> pb.Ack:
@@ -144,8 +138,11 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
             self._streams.discard(context)
 
     def _answer(self, message: pb.WorkerMessage, context: grpc.ServicerContext) -> pb.MasterMessage:
-        answer = self._ask(lambda call: messages.message_received(call, message), context)
-        return messages.message_reply(answer, self._generation)
+        call, answer = self._ask(lambda n: messages.message_received(n, message), context)
+        reply = messages.message_reply(answer, self._generation)
+        if reply.lease.HasField("lease") and not context.is_active():
+            self._inbox.post(CallAbandoned(call))  # no worker will receive this lease
+        return reply
 
     def close_streams(self) -> None:
         """Ends the streams of all workers: none of them ends by itself."""
@@ -153,14 +150,16 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
             context.cancel()
 
     def _ack(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> pb.Ack:
-        return messages.ack(self._ask(make_event, context), self._generation)
+        return messages.ack(self._ask(make_event, context)[1], self._generation)
 
-    def _ask(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> Answer:
+    def _ask(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> tuple[int, Answer]:
+        """The number of a call, and its answer."""
         call, future = self._post(make_event, context)
         try:
-            return future.result(min(_ASK_S, _wait_s(context)))
+            return call, future.result(min(_ASK_S, _wait_s(context)))
         except TimeoutError:
             self._inbox.abandon(call)
+            self._inbox.post(CallAbandoned(call))  # a lease that it is granted, or was granted at this moment
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the master is busy or cannot write its journal")
         except InboxClosed:
             _refuse_closed(context)

@@ -248,7 +248,7 @@ class EventFiles:
             self._takes_over_at = None
 
     def _names(self) -> list[str]:
-        """What TensorBoard finds."""
+        """The files that TensorBoard finds."""
         return [path.name for path in self._directory.iterdir()]
 
     def _write(self, event: Any) -> None:

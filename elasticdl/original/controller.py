@@ -20,6 +20,7 @@ from elasticdl.api.session import ScriptSession
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.errors import DataError, FlagError, JobError
 
+_AVERAGE = 0  # Horovod's number of it
 LOADER_HINT = "Write controller.loader(…) in the place of DataLoader(…): it takes the same arguments."
 
 
@@ -95,12 +96,14 @@ class AllReduceController(ElasticController):
         """Register it.
 
         Raises:
-            FlagError: it is to keep the global batch, and the job's flag does not say so.
+            FlagError: it is to keep the global batch, and the job's flag does not say so, or another one.
         """
         spec = self._session.spec
         is_fixed = getattr(optimizer, "fixed_global_batch_size", False)
-        if is_fixed and not self._session.is_alone and not spec.fixed_global_batch:
-            records = spec.num_workers * (self._wishes.batch_size or spec.minibatch_size)
+        num_batches = getattr(optimizer, "global_batch_num_per_step", None)
+        records = (num_batches or spec.num_workers) * (self._wishes.batch_size or spec.minibatch_size)
+        is_kept = spec.fixed_global_batch == records if num_batches else spec.fixed_global_batch > 0
+        if is_fixed and not self._session.is_alone and not is_kept:
             raise FlagError(
                 "DistributedOptimizer(…, fixed_global_batch_size=True) keeps the global batch, which is a flag here.",
                 f"Start the job with --fixed_global_batch={records}: the records of a step, for any number of "
@@ -181,15 +184,43 @@ def all_reduce_controller(*arguments: Any, data_shard_service: Any = None, maste
 
 
 def distributed_optimizer(
-    optimizer: Any, named_parameters: Any = None, fixed_global_batch_size: bool = False, **keywords: Any
+    optimizer: Any,
+    named_parameters: Any = None,
+    compression: Any = None,
+    backward_passes_per_step: int = 1,
+    op: int | None = None,
+    gradient_predivide_factor: float = 1.0,
+    global_batch_num_per_step: int | None = None,
+    fixed_global_batch_size: bool = False,
 ) -> Any:
-    """Return the optimizer: the controller sums the gradients itself, for any optimizer.
+    """Return the optimizer: the controller averages the gradients itself, for any optimizer.
 
     Args:
+        optimizer: of PyTorch.
+        named_parameters: not needed.
+        compression: not needed: gradients travel as they are.
+        backward_passes_per_step: with `fixed_global_batch_size` the job's flag decides on it.
+        op: of Horovod; None: its Average.
+        gradient_predivide_factor: does not change an average.
+        global_batch_num_per_step: batches of a step with `fixed_global_batch_size`; None: the number of workers.
         fixed_global_batch_size: to be checked by `AllReduceController.set_broadcast_optimizer`.
+
+    Raises:
+        FlagError: the arguments ask for other gradients than averages over one batch of each worker.
     """
+    if op not in (None, _AVERAGE):
+        raise FlagError(
+            f"DistributedOptimizer(…, op={op!r}) is not supported: gradients are averaged.", "Leave op out."
+        )
     if fixed_global_batch_size:
         optimizer.fixed_global_batch_size = True
+        optimizer.global_batch_num_per_step = global_batch_num_per_step
+    elif backward_passes_per_step != 1:
+        raise FlagError(
+            f"DistributedOptimizer(…, backward_passes_per_step={backward_passes_per_step}) is not supported: workers "
+            "join and leave between two batches.",
+            "Start the job with --fixed_global_batch=N, N records for each update, and leave the argument out.",
+        )
     return optimizer
 
 

@@ -103,7 +103,7 @@ class OriginalRecordIOReader:
             size = len(self._shards[file])
             first, last = max(start - begin, 0), min(end - begin, size)
             if first < last:
-                yield from self._reader.read(Shard(file, first, last))
+                yield from self._reader.read(Shard(file, first, last, self._shards[file].identity))
             begin += size
 
 

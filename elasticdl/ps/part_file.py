@@ -18,7 +18,6 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -57,11 +56,6 @@ class PartFile:
     crc32: int
 
 
-def file_name(ps_id: int, num_ps: int) -> str:
-    """The name of a part within its directory."""
-    return f"variables-{ps_id}-of-{num_ps}.ckpt"
-
-
 def part_directory(named: str, checkpoint_dir: str) -> AnyPath:
     """Return the directory of a checkpoint that is being written: ``<checkpoint_dir>/version-<N>``, without a manifest.
 
@@ -92,7 +86,7 @@ def write_part(directory: AnyPath, ps_id: int, num_ps: int, incarnation: int, sn
     Raises:
         CheckpointError: it cannot be written; no file of ours is left.
     """
-    name = file_name(ps_id, num_ps)
+    name = f"variables-{ps_id}-of-{num_ps}.ckpt"
     try:
         with writing(directory / name, f"{incarnation}.tmp") as file:
             written = _Writer(file.fileno()).write(ps_id, num_ps, incarnation, snapshot)
@@ -252,9 +246,7 @@ class PartReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @contextlib.contextmanager

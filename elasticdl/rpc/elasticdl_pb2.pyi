@@ -70,12 +70,14 @@ FLOAT16: WireType
 BFLOAT16: WireType
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("heartbeat", "reports")
+    __slots__ = ("heartbeat", "reports", "lease_request")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     heartbeat: HeartbeatRequest
     reports: _containers.RepeatedCompositeFieldContainer[TaskReport]
-    def __init__(self, heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[TaskReport, _Mapping]]] = ...) -> None: ...
+    lease_request: LeaseRequest
+    def __init__(self, heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[TaskReport, _Mapping]]] = ..., lease_request: _Optional[_Union[LeaseRequest, _Mapping]] = ...) -> None: ...
 
 class TaskReport(_message.Message):
     __slots__ = ("progress", "finished")
@@ -86,12 +88,14 @@ class TaskReport(_message.Message):
     def __init__(self, progress: _Optional[_Union[ProgressReport, _Mapping]] = ..., finished: _Optional[_Union[FinishedTask, _Mapping]] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("heartbeat", "acks")
+    __slots__ = ("heartbeat", "acks", "lease")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ACKS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
     heartbeat: HeartbeatReply
     acks: _containers.RepeatedCompositeFieldContainer[Ack]
-    def __init__(self, heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., acks: _Optional[_Iterable[_Union[Ack, _Mapping]]] = ...) -> None: ...
+    lease: LeaseReply
+    def __init__(self, heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., acks: _Optional[_Iterable[_Union[Ack, _Mapping]]] = ..., lease: _Optional[_Union[LeaseReply, _Mapping]] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("accepted", "reason", "generation", "model_version")
@@ -172,18 +176,22 @@ class AppliedSet(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[AppliedTask, _Mapping]]] = ..., num_applies: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[AppliedRun, _Mapping]]] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "pod_name", "held", "applied")
+    __slots__ = ("worker_id", "incarnation", "pod_name", "held", "applied", "restored_from", "restored_records")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     POD_NAME_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_RECORDS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     incarnation: int
     pod_name: str
     held: _containers.RepeatedCompositeFieldContainer[HeldLease]
     applied: AppliedSet
-    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., pod_name: _Optional[str] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., applied: _Optional[_Union[AppliedSet, _Mapping]] = ...) -> None: ...
+    restored_from: str
+    restored_records: int
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., pod_name: _Optional[str] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., applied: _Optional[_Union[AppliedSet, _Mapping]] = ..., restored_from: _Optional[str] = ..., restored_records: _Optional[int] = ...) -> None: ...
 
 class HeldLease(_message.Message):
     __slots__ = ("lease", "committed")
@@ -252,14 +260,16 @@ class Table(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[str] = ..., input_dim: _Optional[int] = ..., constraint: _Optional[str] = ...) -> None: ...
 
 class ShardMessage(_message.Message):
-    __slots__ = ("name", "start", "end")
+    __slots__ = ("name", "start", "end", "identity")
     NAME_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     name: str
     start: int
     end: int
-    def __init__(self, name: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+    identity: str
+    def __init__(self, name: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., identity: _Optional[str] = ...) -> None: ...
 
 class ModelReport(_message.Message):
     __slots__ = ("worker_id", "incarnation", "error", "error_details", "variables", "tables", "optimizer", "metrics", "has_training_shards", "training_shards", "has_validation_shards", "validation_shards", "has_prediction_shards", "prediction_shards", "has_callbacks", "plan", "callbacks")
@@ -316,18 +326,24 @@ class Plan(_message.Message):
     def __init__(self, minibatch_size: _Optional[int] = ..., num_minibatches_per_task: _Optional[int] = ..., has_num_epochs: bool = ..., num_epochs: _Optional[int] = ..., num_records: _Optional[int] = ..., num_minibatches: _Optional[int] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "at_once", "only", "ahead")
+    __slots__ = ("worker_id", "incarnation", "at_once", "only", "ahead", "number", "oldest", "held")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     AT_ONCE_FIELD_NUMBER: _ClassVar[int]
     ONLY_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     incarnation: int
     at_once: bool
     only: TaskType
     ahead: int
-    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., at_once: bool = ..., only: _Optional[_Union[TaskType, str]] = ..., ahead: _Optional[int] = ...) -> None: ...
+    number: int
+    oldest: int
+    held: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., at_once: bool = ..., only: _Optional[_Union[TaskType, str]] = ..., ahead: _Optional[int] = ..., number: _Optional[int] = ..., oldest: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("id", "type", "epoch", "task", "shard", "excluded", "model_version", "merged", "committed", "occasion")
@@ -393,7 +409,7 @@ class Position(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., minibatch: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load", "world_version", "waiting_seconds", "memory_share", "stacks", "cpu", "device", "ended", "optimizer_share", "ending")
+    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load", "world_version", "waiting_seconds", "memory_share", "stacks", "cpu", "device", "ended", "optimizer_share", "ending", "checkpoint")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -419,6 +435,7 @@ class HeartbeatRequest(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_SHARE_FIELD_NUMBER: _ClassVar[int]
     ENDING_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     role: Role
     id: int
     incarnation: int
@@ -437,7 +454,20 @@ class HeartbeatRequest(_message.Message):
     ended: bool
     optimizer_share: float
     ending: bool
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ..., world_version: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., memory_share: _Optional[float] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., cpu: _Optional[_Union[CpuUse, _Mapping]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., ended: bool = ..., optimizer_share: _Optional[float] = ..., ending: bool = ...) -> None: ...
+    checkpoint: WrittenCheckpoint
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ..., world_version: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., memory_share: _Optional[float] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., cpu: _Optional[_Union[CpuUse, _Mapping]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., ended: bool = ..., optimizer_share: _Optional[float] = ..., ending: bool = ..., checkpoint: _Optional[_Union[WrittenCheckpoint, _Mapping]] = ...) -> None: ...
+
+class WrittenCheckpoint(_message.Message):
+    __slots__ = ("version", "directory", "error", "attempt")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    directory: str
+    error: str
+    attempt: int
+    def __init__(self, version: _Optional[int] = ..., directory: _Optional[str] = ..., error: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Stacks(_message.Message):
     __slots__ = ("where", "text")

@@ -34,16 +34,6 @@ class MasterStub(object):
                 request_serializer=elasticdl__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=elasticdl__pb2.HeartbeatReply.FromString,
                 )
-        self.ReportProgress = channel.unary_unary(
-                '/elasticdl.Master/ReportProgress',
-                request_serializer=elasticdl__pb2.ProgressReport.SerializeToString,
-                response_deserializer=elasticdl__pb2.Ack.FromString,
-                )
-        self.FinishTask = channel.unary_unary(
-                '/elasticdl.Master/FinishTask',
-                request_serializer=elasticdl__pb2.FinishedTask.SerializeToString,
-                response_deserializer=elasticdl__pb2.Ack.FromString,
-                )
         self.FailTask = channel.unary_unary(
                 '/elasticdl.Master/FailTask',
                 request_serializer=elasticdl__pb2.FailedTask.SerializeToString,
@@ -129,7 +119,7 @@ class MasterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RequestLease(self, request, context):
-        """Waits (long poll, at most the deadline of the call) for a task.
+        """Waits (long poll, at most the deadline of the call) for a task: from a worker that holds none, or asks for a type.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,22 +132,9 @@ class MasterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReportProgress(self, request, context):
-        """Minibatches of a lease that every PS has applied.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def FinishTask(self, request, context):
-        """The end of a task: done, or failed in user code.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def FailTask(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A task has failed in user code.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -240,8 +217,7 @@ class MasterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request_iterator, context):
-        """A worker's frequent calls on one stream: each message is answered by one, in order, as the calls that it replaces
-        would be.  A message on a stream costs the master a third of a call, and several times what its content does.
+        """All that a worker says often, on one stream: each message is answered by one, in order.  A message on a stream costs the master a third of a call, and several times what its content does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -269,16 +245,6 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=elasticdl__pb2.HeartbeatRequest.FromString,
                     response_serializer=elasticdl__pb2.HeartbeatReply.SerializeToString,
-            ),
-            'ReportProgress': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReportProgress,
-                    request_deserializer=elasticdl__pb2.ProgressReport.FromString,
-                    response_serializer=elasticdl__pb2.Ack.SerializeToString,
-            ),
-            'FinishTask': grpc.unary_unary_rpc_method_handler(
-                    servicer.FinishTask,
-                    request_deserializer=elasticdl__pb2.FinishedTask.FromString,
-                    response_serializer=elasticdl__pb2.Ack.SerializeToString,
             ),
             'FailTask': grpc.unary_unary_rpc_method_handler(
                     servicer.FailTask,
@@ -420,40 +386,6 @@ class Master(object):
         return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/Heartbeat',
             elasticdl__pb2.HeartbeatRequest.SerializeToString,
             elasticdl__pb2.HeartbeatReply.FromString,
-            options, channel_credentials,
-            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
-
-    @staticmethod
-    def ReportProgress(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/ReportProgress',
-            elasticdl__pb2.ProgressReport.SerializeToString,
-            elasticdl__pb2.Ack.FromString,
-            options, channel_credentials,
-            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
-
-    @staticmethod
-    def FinishTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/FinishTask',
-            elasticdl__pb2.FinishedTask.SerializeToString,
-            elasticdl__pb2.Ack.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

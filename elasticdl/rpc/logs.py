@@ -15,6 +15,7 @@ import traceback
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
+from typing import TextIO
 
 from elasticdl_client.choices import LOG_FORMAT_VARIABLE, PROCESS_VARIABLE, LogFormat
 from elasticdl_client.secret_values import hide_in_ends
@@ -49,13 +50,25 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
+class _StdoutHandler(logging.StreamHandler[TextIO]):
+    """Writes on once the user's code has closed `sys.stdout`, which leaves the descriptor open."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.stream.closed:
+            try:
+                self.stream = open(1, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115  to the process's end
+            except OSError:  # the code has closed the descriptor, too: there is nowhere to write to
+                return
+        super().emit(record)
+
+
 def log_to_stdout() -> None:
     """Make the root logger of this process, and the hook that prints an exception that ends it; call once at start."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # the locale may lack a letter of an entry
             with suppress(OSError):  # of a file that has become a pipe (dup2): asked for its position when all is set
                 stream.reconfigure(errors="backslashreplace")
-    handler = logging.StreamHandler(sys.stdout)
+    handler = _StdoutHandler(sys.stdout)
     is_json = os.environ.get(LOG_FORMAT_VARIABLE) == LogFormat.JSON
     text = _HidingFormatter("%(asctime)s %(levelname)s %(message)s")
     origin = (os.environ.get("ELASTICDL_POD_NAME", ""), os.environ.get(PROCESS_VARIABLE, ""))

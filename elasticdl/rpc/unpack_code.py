@@ -221,8 +221,8 @@ def _install(requirements: Path, environment: Path, cache: Path) -> None:
     (own / "image.pth").write_text("".join(f"import site; site.addsitedir({place!r})\n" for place in _packages()))
     _log.info("%s: pip installs what the image lacks", FILE)
     command = [str(environment / "bin" / "python"), "-m", "pip", "install", "--no-input", "--progress-bar=off"]
-    ended, last = _run(
-        [*command, "--disable-pip-version-check", "--requirement", requirements.name],
+    ended, last = _run(  # --compile: with the image's PYTHONDONTWRITEBYTECODE=1 each start of a pod would do that again
+        [*command, "--compile", "--disable-pip-version-check", "--requirement", requirements.name],
         requirements.parent,
         {"PIP_CACHE_DIR": str(cache / "pip"), **os.environ},
     )

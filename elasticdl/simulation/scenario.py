@@ -147,7 +147,6 @@ class Scenario:
         priorities: the value of each PriorityClass, by its name; a pod without one has 0.
         image_pull: seconds that a node takes for the job's image, once.
         start: seconds from the start of a worker's or a server's container to its first call of the master.
-        regroup: seconds in which a new AllReduce group forms.
         node_lost: seconds after which Kubernetes gives up a node that is gone without notice.
         api_latency: seconds between a change of a pod and the master's knowledge of it, and the other way round.
         worker_failures: of the whole job for an hour, on average: a worker's process is killed.
@@ -159,7 +158,6 @@ class Scenario:
     priorities: Mapping[str, int] = dataclasses.field(default_factory=dict, metadata={"map": _priority})
     image_pull: float = _key(_seconds, 30.0)
     start: float = _key(_seconds, 15.0)
-    regroup: float = _key(_seconds, 1.0)
     node_lost: float = _key(_seconds, 50.0)
     api_latency: float = _key(_seconds, 0.1)
     api_outages: tuple[ApiOutage, ...] = _list_of(ApiOutage)

@@ -48,8 +48,8 @@ class NoneIsWhole(CheckpointError):
         super().__init__(
             f"no checkpoint in {checkpoint_dir} can be restored",
             "repair one: a new job with --model_def, not of Local, takes it by --checkpoint_dir_for_init with another "
-            "--checkpoint_dir, and a script continues from it under the same --job_name and --checkpoint_dir; to begin "
-            f"anew, move {checkpoint_dir} away or name another --checkpoint_dir",
+            "--checkpoint_dir, and a script or a job of Local continues from it under the same --job_name and "
+            f"--checkpoint_dir; to begin anew, move {checkpoint_dir} away or name another --checkpoint_dir",
         )
         self.damaged = tuple(damaged)
 
@@ -234,7 +234,7 @@ def prune(checkpoint_dir: AnyPath, keep_max: int, newest: int | None = None) -> 
             they are damaged: they are left alone, and do not count.  None: the highest.
     """
     try:
-        found = [path for path in versions(checkpoint_dir) if newest is None or _number_of(path) <= newest]
+        found = [path for path in versions(checkpoint_dir) if newest is None or number_of(path) <= newest]
         whole = [path for path in found if is_complete(path)]
         older = found[: found.index(whole[-1])] if whole else []
         kept = whole[-keep_max:] if keep_max > 0 else whole
@@ -286,7 +286,7 @@ def _remove_temporary(directory: AnyPath) -> None:
             remove_file(directory / name)
 
 
-def _number_of(directory: AnyPath) -> int:
+def number_of(directory: AnyPath) -> int:
     return int(directory.name.removeprefix(PREFIX))
 
 

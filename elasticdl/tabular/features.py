@@ -135,11 +135,9 @@ class PartFeatures:
 
     Attributes:
         numbers: [batch, n], scaled; None: there are none.
-        num_numbers: n.
     """
 
     numbers: keras.KerasTensor | None
-    num_numbers: int
     categories: tuple[Category, ...]
 
 
@@ -177,7 +175,7 @@ class FeatureInputs:
             if one["kind"] != "number":
                 ids, num_ids = self._ids(one["ids"])
                 categories.append(Category(ids, num_ids, one["kind"], one.get("dimension", 0)))
-        return PartFeatures(scaled, len(numbers), tuple(categories))
+        return PartFeatures(scaled, tuple(categories))
 
     def _input(self, column: str, form: str) -> keras.KerasTensor:
         return self.inputs[self._names[column, form]]

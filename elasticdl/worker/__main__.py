@@ -3,10 +3,11 @@
 import logging
 import os
 import sys
+from contextlib import suppress
 
+from elasticdl.activities import ActivityClock
 from elasticdl.cluster.local.framework_import import import_less_with_keras, no_garbage_collection
 from elasticdl.cluster.local.process_title import name_process
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.termination import Termination
 
 if __name__ == "__main__":
@@ -21,5 +22,6 @@ if __name__ == "__main__":
 
     exit_code = main(clock, termination)
     logging.shutdown()
-    sys.stdout.flush()
+    with suppress(ValueError, OSError):  # the user's code has closed it, or its descriptor
+        sys.stdout.flush()
     os._exit(exit_code)  # threads of gRPC and of the framework may still wait for something

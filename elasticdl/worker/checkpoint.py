@@ -17,20 +17,22 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.protocol import Activity
+from elasticdl.activities import Activity, ActivityClock
+from elasticdl.protocol import WrittenCheckpoint
 from elasticdl.storage import versions
 from elasticdl.storage.paths import path_of, writing
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.ledger import Ledger
 from elasticdl_client.checkpoint_manifest import MANIFEST, STATE_FORMAT, NewerFormat, read_manifest
+from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import CheckpointError, StorageError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import AnyPath, is_remote
 
 _log = logging.getLogger("elasticdl.worker")
@@ -77,11 +79,16 @@ def names_depend_on(
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that was read."""
+    """One that was read.
+
+    Attributes:
+        epoch_records: of an epoch of the data for which the ledger is valid; 0: its manifest does not say.
+    """
 
     directory: AnyPath
     arrays: dict[str, npt.NDArray[Any]]
     ledger: Ledger
+    epoch_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +105,19 @@ class HangLimits:
 
 
 class StateCheckpoints:
-    """The checkpoints in one directory."""
+    """The checkpoints in one directory.
+
+    Attributes:
+        newest_try: how the newest attempt to write one has ended, for the master; None: there was none.
+    """
 
     @classmethod
     def of_module(cls, spec: JobSpec, file: str) -> StateCheckpoints:
         """Return those of a job whose model a module defines."""
         valid_for = names_depend_on(spec.minibatch_size, spec.num_minibatches_per_task, spec.seed, spec.shuffle)
+        if spec.distribution_strategy is DistributionStrategy.LOCAL:  # a later job of this name continues from them
+            valid_for["training_data"] = hide(spec.training_data)
+            valid_for["records_per_shard"] = spec.records_per_shard  # tasks end where shards do
         kind = CheckpointKind(spec.job_name, spec.distribution_strategy.value, file, valid_for)
         limits = HangLimits(spec.hang_timeout, spec.step_timeout)
         return cls(spec.checkpoint_dir, kind, spec.keep_checkpoint_max, limits)
@@ -122,6 +136,8 @@ class StateCheckpoints:
         self._tag = secrets.token_hex(4)  # of temporary files, beside those of other members
         self._write: _Write | None = None
         self._is_requested = threading.Event()
+        self._restored: tuple[AnyPath, Mapping[str, Any]] | None = None  # the newest as it was read, and its manifest
+        self.newest_try: WrittenCheckpoint | None = None
 
     def request(self) -> None:
         """Asks for one after the next step; from any thread."""
@@ -152,8 +168,23 @@ class StateCheckpoints:
             number: minibatches in the model.
 
         Raises:
-            CheckpointError: it could not be written; what is left goes with the next one, as another member may use it.
+            CheckpointError: it could not be written; its files go with the next one, as another member may use them.
         """
+        try:
+            self._save_within_limits(number, arrays, ledger)
+        except Exception as error:
+            self.note_failure(number, error)
+            raise
+        assert self._directory is not None
+        place = versions.directory_of(self._directory, number)
+        self.newest_try = WrittenCheckpoint(number, str(place))
+
+    def note_failure(self, number: int, error: Exception) -> None:
+        """Keep for the master why one could not be written."""
+        what = error.what if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+        self.newest_try = WrittenCheckpoint(number, error=what)
+
+    def _save_within_limits(self, number: int, arrays: Arrays, ledger: Ledger) -> None:
         assert self._directory is not None
         place = versions.directory_of(self._directory, number)
         if self._write is not None and self._write.is_alive():
@@ -237,10 +268,21 @@ class StateCheckpoints:
                 damaged.append(f"{directory.name}: {error.what}")
                 continue
             self._check_names(directory, manifest)
+            self._restored = (directory, manifest)
             return found
         if damaged:
             raise versions.NoneIsWhole(self._directory, damaged)
         return None
+
+    def depend_on(self, **names: Any) -> None:
+        """Note what else decides which records a minibatch of a name holds; it is known after a checkpoint was read.
+
+        Raises:
+            CheckpointError: of that checkpoint it was something else.
+        """
+        self._kind = replace(self._kind, names_depend_on={**self._kind.names_depend_on, **names})
+        if self._restored is not None:
+            self._check_names(*self._restored)
 
     def initial(self, path: str) -> Checkpoint:
         """Another job's, to begin with: a checkpoint, or a directory of them, of which the newest whole one counts.
@@ -277,9 +319,10 @@ class StateCheckpoints:
             read = dict(arrays)
         try:
             ledger = Ledger.from_manifest(manifest)
+            epoch_records = int(dict(manifest.get("names_depend_on") or {}).get("num_records", 0))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{directory / MANIFEST} is damaged: {error!r}") from error
-        return Checkpoint(directory, read, ledger), manifest
+        return Checkpoint(directory, read, ledger, epoch_records), manifest
 
     def _check_owner(self, directory: AnyPath) -> None:
         """Raise for another job's, of any strategy, whole or not: this job would remove it as an old one of its own."""
@@ -294,6 +337,15 @@ class StateCheckpoints:
                 "Local, takes its model by --checkpoint_dir_for_init",
             )
 
+    @property
+    def _without_ledger(self) -> str:
+        if self._kind.strategy == DistributionStrategy.LOCAL.value:
+            return " to begin a new model"
+        return (
+            "; a job with --model_def and AllReduceStrategy takes the model without that record by "
+            "--checkpoint_dir_for_init"
+        )
+
     def _check_names(self, directory: AnyPath, manifest: Mapping[str, Any]) -> None:
         theirs = manifest.get("names_depend_on") or {}
         for name, value in self._kind.names_depend_on.items():
@@ -301,8 +353,7 @@ class StateCheckpoints:
                 raise CheckpointError(
                     f"the checkpoint in {directory} was written with {name}={theirs[name]}, not {value}: its record "
                     "of which minibatches the model holds does not fit",
-                    f"train with {name}={theirs[name]} again, or name another checkpoint_dir; a job with --model_def "
-                    "and AllReduceStrategy takes the model without that record by --checkpoint_dir_for_init",
+                    f"train with {name}={theirs[name]} again, or name another checkpoint_dir" + self._without_ledger,
                 )
 
 

@@ -32,6 +32,13 @@ def main(directory: str, command: Sequence[str]) -> int:
     environment = environment_of(os.environ, directory)
     try:
         os.chdir(directory)
+    except OSError as error:
+        sys.stderr.write(
+            f"--job_command: the directory {directory} cannot be entered: {error.strerror}\n"
+            "  → The command runs in --model_zoo: name a directory of the image, or give --code.\n"
+        )
+        return NOT_STARTED
+    try:
         os.execvpe(command[0], list(command), environment)
     except OSError as error:
         sys.stderr.write(

@@ -18,6 +18,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.logs import log_to_stdout
 from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType
 from elasticdl_client.data_sources import split_columns
+from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec
 
 TASK_TYPES = {JobType.TRAIN: pb.TRAINING, JobType.EVALUATE: pb.EVALUATION, JobType.PREDICT: pb.PREDICTION}
@@ -50,8 +51,35 @@ class Readers:
             if self._definition is not None and self._definition.dataset is not None:
                 self._readers[task_type] = self._of_module(self._definition, _MODES_OF_TASKS[task_type])
             else:
-                self._readers[task_type] = self._open(origins[task_type])
+                reader = self._open(origins[task_type])
+                if task_type == pb.EVALUATION and spec.job_type is JobType.TRAIN:
+                    self._check_validation(reader)
+                self._readers[task_type] = reader
         return self._readers[task_type]
+
+    def _check_validation(self, reader: Reader) -> None:
+        """Check that the default feed of the training data reads the validation data.
+
+        Raises:
+            DataError: the one are rows of CSV and the others not, or rows with other columns, which have no names.
+        """
+        definition = self._definition
+        if definition is None:
+            return
+        if definition.feed or definition.custom_data_reader or definition.framework:  # which read records themselves
+            return
+        found, known = reader.metadata(), self.of(pb.TRAINING).metadata()
+        if found.delimiter != known.delimiter:
+            raise DataError(
+                f"--training_data {_kind_of(known)}, and --validation_data {_kind_of(found)}.",
+                "Write both as files of one kind.",
+            )
+        if known.delimiter and found.column_names != known.column_names:
+            raise DataError(
+                f"The columns of --validation_data are {', '.join(found.column_names)}; those of --training_data are "
+                f"{', '.join(known.column_names)}.",
+                "Rows of CSV files are read by the order of their columns: write both with the same ones.",
+            )
 
     def _of_module(self, definition: ModelDefinition, mode: Mode) -> Reader:
         from elasticdl.frameworks.keras.input.module_data import dataset_reader
@@ -61,7 +89,8 @@ class Readers:
 
     def _open(self, origin: str) -> Reader:
         if self._definition is None or self._definition.custom_data_reader is None:
-            return open_source(self._spec, origin)
+            own = self._definition is not None and (self._definition.feed or self._definition.framework)
+            return open_source(self._spec, origin, is_raw=bool(own))
         spec = self._spec
         return adapt_reader(
             self._definition.custom_data_reader,
@@ -71,6 +100,10 @@ class Readers:
             spec.seed,
             Selection(split_columns(spec.columns), spec.label_column),
         )
+
+
+def _kind_of(metadata: Metadata) -> str:
+    return f"has rows of CSV with {metadata.delimiter!r} between fields" if metadata.delimiter else "has no rows of CSV"
 
 
 def on_parameter_servers(spec: JobSpec) -> bool:
@@ -167,5 +200,6 @@ def _keras_framework(spec: JobSpec, definition: ModelDefinition, metadata: Metad
             precision=spec.precision,
             evaluates=bool(spec.validation_data),
             fixed_global_batch=bool(spec.fixed_global_batch),
+            in_groups=spec.distribution_strategy is DistributionStrategy.ALL_REDUCE,
         ),
     )

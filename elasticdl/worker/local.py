@@ -9,16 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
+from elasticdl.activities import Activity, ActivityClock
 from elasticdl.frameworks.framework import Framework, NotFiniteStep, TableRows
-from elasticdl.protocol import Activity, derive_seed
+from elasticdl.protocol import WrittenCheckpoint, derive_seed
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints, read_from
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.tasks import Commit, HeldLease, NotFinite, TaskBatches, Values
-from elasticdl_client.errors import CheckpointError, LastCheckpointError
+from elasticdl_client.errors import CheckpointError, JobError, LastCheckpointError
+from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
 _CHECKPOINT_PERIOD_S = 60.0
@@ -26,7 +28,12 @@ STATE_FILE = "local.npz"
 
 
 class LocalStrategy:
-    """One worker trains with the user's own optimizer."""
+    """One worker trains with the user's own optimizer.
+
+    Attributes:
+        restored_from: the checkpoint with which the model began; empty: initial values.
+        restored_records: of an epoch of that checkpoint's data; 0: not known.
+    """
 
     def __init__(
         self,
@@ -35,22 +42,43 @@ class LocalStrategy:
         checkpoint_steps: int,
         seed: int,
         clock: ActivityClock,
+        num_records: Callable[[], int] = lambda: 0,
     ) -> None:
         """
         Args:
             checkpoint_steps: minibatches between two; 0: one a minute.
+            num_records: of an epoch, which is known when there is a task; 0: it does not matter.
         """
         self._framework = framework
         self._seed = seed
         self._checkpoints = checkpoints
         self._checkpoint_steps = checkpoint_steps
         self._clock = clock
+        self._num_records = num_records
+        self._has_checked_records = False
         self._compiled = False
         self._lock = threading.Lock()  # the heartbeat reads the ledger when the master has a new generation
         self._ledger = Ledger()
+        self.restored_from, self.restored_records = "", 0
         self._saved_at = (0, time.monotonic())
         self._has_failed = False  # the newest checkpoint
         self._is_spoiled = False  # the model has taken a step that is not finite
+
+    @classmethod
+    def of(
+        cls, spec: JobSpec, framework: Framework, clock: ActivityClock, num_records: Callable[[], int]
+    ) -> LocalStrategy:
+        """Return that of a job, with initial values."""
+        checkpoints = StateCheckpoints.of_module(spec, STATE_FILE)
+        return cls(framework, checkpoints, spec.checkpoint_steps, spec.seed, clock, num_records)
+
+    def request_checkpoint(self) -> None:
+        """Write one when the present minibatch is in the model; from any thread."""
+        self._checkpoints.request()
+
+    def newest_try(self) -> WrittenCheckpoint | None:
+        """Return how the newest attempt to write one has ended."""
+        return self._checkpoints.newest_try
 
     def restore(self) -> None:
         """Loads this job's newest whole checkpoint, if there is one."""
@@ -59,6 +87,7 @@ class LocalStrategy:
             return
         self._framework.load_state(found.arrays)
         self._ledger = found.ledger
+        self.restored_from, self.restored_records = str(found.directory), found.epoch_records
         self._saved_at = (self._ledger.steps, time.monotonic())
         _log.info("Restored the model at step %d from %s", self._ledger.steps, found.directory)
 
@@ -73,6 +102,7 @@ class LocalStrategy:
             held.committed.update(range(known.watermark), known.extras)
 
     def train_task(self, held: HeldLease, batches: TaskBatches, commit: Commit) -> None:
+        self._check_records()
         lease = held.lease
         for batch in batches:
             held.minibatch = batch.n
@@ -91,6 +121,20 @@ class LocalStrategy:
                 self._ledger.num_records += batch.size
             commit(batch.n, loss)
             self._checkpoint_if_due()
+
+    def _check_records(self) -> None:
+        """Check once, before the first minibatch, that the restored ledger speaks of as many records.
+
+        Raises:
+            JobError: an earlier job of this name had others.
+        """
+        if self._has_checked_records or not self._checkpoints.is_wanted:
+            return
+        try:
+            self._checkpoints.depend_on(num_records=self._num_records())
+        except CheckpointError as error:
+            raise JobError(error.what, error.hint) from error
+        self._has_checked_records = True
 
     def values(self, held: HeldLease) -> Values:
         return Values()

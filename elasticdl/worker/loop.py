@@ -1,57 +1,207 @@
 """The worker's loop: take a lease, work it off, say so, until the job is over.
 
 User code fails the task it belongs to, never the worker; everything else that goes wrong here is a bug and ends it.
+The port `TaskWork` differs between jobs; `TrainingWork` is that of training tasks one by one, by a `Strategy`.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 import grpc
 
-from elasticdl.frameworks.framework import FeedError
-from elasticdl.protocol import Activity
+from elasticdl.activities import Activity
+from elasticdl.data.reader import Reader
+from elasticdl.frameworks.framework import FeedError, Framework, Inference
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.resource_use import keep_large_buffers
-from elasticdl.worker.task_reporting import TaskReporter
-from elasticdl.worker.tasks import HeldLease, LeaseLost, NotFinite, Strategy, TaskBatches, TaskStream
+from elasticdl.worker.evaluation import EvaluationWork
+from elasticdl.worker.export.exporter import Exporter, ExportTasks
+from elasticdl.worker.reporter import TaskFailures
+from elasticdl.worker.tasks import HeldLease, LeaseLost, ReadableModel, Strategy, TaskBatches, TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import JobError
+from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
+
+
+class TaskWork(Protocol):
+    """The work on the tasks of a job, and the reports on it.
+
+    `run` and `alone` end the lease at the master.  They may raise `LeaseLost`, and any error of user code: then the
+    task has failed.
+
+    Attributes:
+        model: makes the minibatches of tasks.
+        failures: reports the tasks on which an error was raised.
+    """
+
+    @property
+    def model(self) -> Inference: ...
+
+    @property
+    def failures(self) -> TaskFailures: ...
+
+    def run(self, held: HeldLease, batches: TaskBatches) -> None:
+        """Work the minibatches of a task off."""
+        ...
+
+    def alone(self, held: HeldLease) -> None:
+        """Do what one worker does for all, a task without minibatches: TRAIN_END, CALLBACK, the results of metrics."""
+        ...
+
+    def close(self) -> None:
+        """The job is over."""
+        ...
 
 
 class WorkerLoop:
     """Everything a worker does between its registration and its end."""
 
-    def __init__(
-        self,
-        tasks: TaskStream,
-        strategy: Strategy,
-        outcomes: TaskReporter,
-        termination: Termination,
-    ) -> None:
-        self._link, self._framework = outcomes.link, outcomes.framework
-        self._reporter, self._clock = outcomes.reporter, outcomes.clock
+    def __init__(self, tasks: TaskStream, work: TaskWork, termination: Termination) -> None:
         self._tasks = tasks
-        self._strategy = strategy
-        self._outcomes = outcomes
+        self._work = work
+        self._failures = work.failures
+        self._clock = work.failures.clock
         self._termination = termination
+
+    @classmethod
+    def of(
+        cls,
+        spec: JobSpec,
+        reader: Callable[[pb.TaskType], Reader],
+        work: TaskWork,
+        termination: Termination,
+        begin: Callable[[HeldLease], None] = lambda held: None,
+    ) -> WorkerLoop:
+        """Return that of a job whose tasks come from the master.
+
+        Args:
+            reader: see `TaskStream`, as `begin`.
+        """
+        link = work.failures.link
+        return cls(TaskStream.of(spec, link, reader, link.clock, begin), work, termination)
 
     def run(self) -> None:
         """Returns when the master says that the job is over."""
         self._clock.switch(Activity.COMPUTE)
         while (held := self._next()) is not None:
-            if held.lease.type == pb.TRAIN_END:
-                self._outcomes.end_training(held, self._save_last)
-                self._tasks.close(held)
-            elif held.lease.type == pb.CALLBACK:
-                self._outcomes.occasion(held)
-                self._tasks.close(held)
-            elif held.lease.merged:
-                self._outcomes.merge(held, self._tasks)
-            else:
-                self._work_off(held.lease.type)
+            self._begin_with(held)
+        self._work.close()
+
+    def run_at_once(self, task_type: pb.TaskType, first: HeldLease | None = None) -> None:
+        """Work off the tasks of a type that the master has now, and wait for none; begin none after SIGTERM.
+
+        Args:
+            first: a lease that is held already.
+        """
+        if first is not None:
+            self._tasks.reopen([first])
+        while not self._termination.is_asked:
+            held = self._tasks.peek_at_once(task_type)
+            if held is None:
+                return
+            self._begin_with(held, may_wait=False)
+
+    def _next(self) -> HeldLease | None:
+        with self._clock.during(Activity.IDLE):
+            return self._tasks.peek()
+
+    def _begin_with(self, held: HeldLease, may_wait: bool = True) -> None:
+        """Work off the oldest open lease, and those like it that follow."""
+        if held.lease.merged or held.lease.type in (pb.TRAIN_END, pb.CALLBACK):
+            self._guarded(held, partial(self._work.alone, held))
+        else:
+            self._work_off(held.lease.type, may_wait)
+
+    def _work_off(self, task_type: pb.TaskType, may_wait: bool) -> None:
+        """Consecutive tasks of a type through one run of the input pipeline."""
+        is_leaving = (lambda: self._termination.is_asked) if task_type == pb.TRAINING else (lambda: False)
+        try:
+            for held, taken in self._tasks.by_task(self._work.model, task_type, is_leaving, lambda: may_wait):
+                keep_large_buffers()  # once more: TensorFlow tunes malloc when its pipeline gives the first minibatch
+                self._guarded(held, partial(self._work.run, held, taken))
+        except FeedError as error:
+            self._failures.feed_failed(error, self._tasks)
+
+    def _guarded(self, held: HeldLease, action: Callable[[], None]) -> None:
+        """Do something under a lease and close it; an error is the task's failure."""
+        try:
+            action()
+        except LeaseLost:
+            _log.info("Lease %d (%s) is lost; its minibatches go to another worker", held.id, held.task_name)
+            self._failures.link.leases.revoke((held.id,))
+        except (FeedError, JobError, grpc.RpcError):
+            raise
+        except Exception as error:  # noqa: BLE001  the user's model, loss, metrics and processor run in here
+            self._failures.failed(held, error)
+        self._tasks.close(held)
+
+
+class TrainingTasks:
+    """The tasks of a job that trains, beside the training: failures, evaluations, exports.
+
+    Attributes:
+        model: of the user's module.
+        failures: reports failed tasks.
+        evaluation: the work on EVALUATION tasks.
+        exports: TRAIN_END and CALLBACK.
+    """
+
+    def __init__(self, failures: TaskFailures, model: Framework, source: ReadableModel, exporter: Exporter) -> None:
+        """
+        Args:
+            source: the model as evaluations read it.
+        """
+        self.model = model
+        self.failures = failures
+        self.evaluation = EvaluationWork(
+            failures, model, source, lambda held, results: model.end_evaluation(held.lease.model_version, results)
+        )
+        self.exports = ExportTasks(failures, exporter)
+
+    @classmethod
+    def of(cls, spec: JobSpec, failures: TaskFailures, model: Framework, source: ReadableModel) -> TrainingTasks:
+        """Return that of a job whose model a module defines.
+
+        Args:
+            source: the model as evaluations and exports read it.
+        """
+        return cls(failures, model, source, Exporter(model, source, failures.link.confirm, spec))
+
+
+class TrainingWork:
+    """See `TaskWork`: the tasks of a job that trains by a `Strategy`."""
+
+    def __init__(self, tasks: TrainingTasks, strategy: Strategy, termination: Termination) -> None:
+        self.model: Inference = tasks.model
+        self.failures = tasks.failures
+        self._reporter = tasks.failures.reporter
+        self._evaluation = tasks.evaluation
+        self._exports = tasks.exports
+        self._strategy = strategy
+        self._termination = termination
+
+    def run(self, held: HeldLease, batches: TaskBatches) -> None:
+        if held.lease.type == pb.TRAINING:
+            with self._termination.unbroken():
+                self._train(held, batches)
+        else:
+            self._evaluation.run(held, batches)
+
+    def alone(self, held: HeldLease) -> None:
+        if held.lease.type == pb.TRAIN_END:
+            self._exports.end_training(held, self._save_last)
+        elif held.lease.type == pb.CALLBACK:
+            self._exports.occasion(held)
+        else:
+            self._evaluation.alone(held)
+
+    def close(self) -> None:
         self._reporter.drain()
         self._strategy.close()
 
@@ -62,45 +212,13 @@ class WorkerLoop:
             is_idle: nothing is being computed, so the model is whole.
         """
         self._reporter.drain(self._termination.reports_s)
-        self._link.say_farewell()
+        self.failures.link.say_farewell()
         if is_idle:
             self._strategy.close()
-
-    def _next(self) -> HeldLease | None:
-        with self._clock.during(Activity.IDLE):
-            return self._tasks.peek()
 
     def _save_last(self) -> None:
         with self._termination.unbroken():
             self._strategy.save_last()
-
-    def _work_off(self, task_type: pb.TaskType) -> None:
-        """Consecutive tasks of a type through one run of the input pipeline."""
-        is_leaving = (lambda: self._termination.is_asked) if task_type == pb.TRAINING else (lambda: False)
-        try:
-            for held, taken in self._tasks.by_task(self._framework, task_type, is_leaving):
-                self._run_task(held, taken)
-        except FeedError as error:
-            self._outcomes.feed_failed(error, self._tasks)
-
-    def _run_task(self, held: HeldLease, batches: TaskBatches) -> None:
-        keep_large_buffers()  # once more: TensorFlow tunes malloc, too, when its pipeline gives the first minibatch
-        try:
-            if held.lease.type == pb.TRAINING:
-                with self._termination.unbroken():
-                    self._train(held, batches)
-            else:
-                self._evaluate(held, batches)
-        except LeaseLost:
-            _log.info("Lease %d (%s) is lost; its minibatches go to another worker", held.id, held.task_name)
-            self._link.leases.revoke((held.id,))
-        except NotFinite as error:
-            self._outcomes.not_finite(held, error)
-        except (FeedError, JobError, grpc.RpcError):
-            raise
-        except Exception as error:  # noqa: BLE001  the user's model, loss and metrics run in here
-            self._outcomes.user_code_failed(held, error)
-        self._tasks.close(held)
 
     def _train(self, held: HeldLease, batches: TaskBatches) -> None:
         def commit(minibatch: int, loss: float | None) -> None:
@@ -109,14 +227,8 @@ class WorkerLoop:
         for minibatch in sorted(held.committed):
             commit(minibatch, None)
         self._strategy.train_task(held, batches, commit)
-        if self._outcomes.is_unreadable(held, self._tasks):
-            return
+        held.check_read()
         if batches.num_minibatches is not None:
             self._reporter.finished(held.id, batches.num_minibatches, batches.surplus)
         else:
             assert batches.is_cut_short, "the strategy left minibatches of the task"
-
-    def _evaluate(self, held: HeldLease, batches: TaskBatches) -> None:
-        with self._clock.during(Activity.EVALUATE):
-            values = self._strategy.values(held)
-        self._outcomes.evaluate(held, values, batches, self._tasks)

@@ -3,9 +3,8 @@
 It registers (again, at every new generation of the master), keeps leases alive by heartbeats, and repeats calls until
 the master has answered or has been gone for too long.  It decides nothing about the work itself.
 
-`MasterStream` carries heartbeats, progress and the ends of tasks, all that there are at a moment in one message.  One
-message is under way at a time.  A stream that breaks, or whose answer is late, is given up, and the next message opens
-another; nothing is repeated here, because only the caller knows what that means.
+Heartbeats, progress, the ends of tasks and requests for the next one go by a `MasterStream`, all that there are at a
+moment in one message.
 """
 
 from __future__ import annotations
@@ -13,25 +12,26 @@ from __future__ import annotations
 import logging
 import math
 import os
-import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
+from elasticdl.activities import ActivityClock
 from elasticdl.frameworks.devices import DeviceMeter
 from elasticdl.frameworks.framework import NO_SURPLUS, Surplus
-from elasticdl.protocol import HEARTBEAT_S, REPORT_S, Device
+from elasticdl.protocol import HEARTBEAT_S, REPORT_S, Device, WrittenCheckpoint
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import MasterGone, connect, is_transient
+from elasticdl.rpc.master_stream import MasterStream
 from elasticdl.rpc.resource_use import cpu_use, used_share
-from elasticdl.worker import child_stacks, stacks
-from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker import stacks
 from elasticdl.worker.tasks import HeldLease, LeaseBook, TaskProgress
 from elasticdl.worker.termination import FAREWELL_S
 from elasticdl_client.errors import JobError
@@ -42,10 +42,60 @@ _LONG_POLL_S = 20.0
 _RETRY_S = 0.3
 _END_S = 30.0  # the master may be starting again
 _MOST_OF_ERROR = 100_000  # characters
+_KEPT_TRIES = 8  # at checkpoints, for the next generation of the master
 _RATE_S = 0.5  # between two looks at the learning rate
 
+
+class _Signed(Protocol):
+    """A message that names the process that sends it."""
+
+    worker_id: int
+    incarnation: int
+
+
 Answer = TypeVar("Answer")
+Message = TypeVar("Message", bound=_Signed)
 _log = logging.getLogger("elasticdl.worker")
+
+
+@dataclass(slots=True)
+class _CheckpointTry:
+    """An attempt to write a checkpoint.
+
+    Attributes:
+        number: counts those of the process, from 1.
+        known_generation: the newest of the master that has answered a heartbeat with it; 0: none has.
+    """
+
+    number: int
+    written: WrittenCheckpoint
+    known_generation: int = 0
+
+    def message(self) -> pb.WrittenCheckpoint:
+        directory, error = _sendable(self.written.directory), _sendable(self.written.error)
+        version = self.written.version
+        return pb.WrittenCheckpoint(version=version, directory=directory, error=error, attempt=self.number)
+
+
+class _LeaseRequests:
+    """Numbers the requests for leases, and knows which are under way.  Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_begun = 0
+        self._under_way: dict[object, int] = {}
+
+    def begin(self, request: object) -> tuple[int, int]:
+        """Return the number of a request, or of another attempt at it, and the oldest number under way."""
+        with self._lock:
+            self._num_begun += 1
+            self._under_way[request] = self._num_begun
+            return self._num_begun, min(self._under_way.values())
+
+    def end(self, request: object) -> None:
+        """Take a request for answered: the lease in the answer, if there is one, is held by now."""
+        with self._lock:
+            self._under_way.pop(request, None)
 
 
 class MasterLink:
@@ -61,13 +111,19 @@ class MasterLink:
         self._incarnation = secrets.randbits(62)
         self._generation = 0  # of the master that this worker has registered with
         self._stub: Any = pb_grpc.MasterStub(connect(address, token))
-        self._stream = MasterStream(self._stub.Exchange, self._on_heartbeat)
+        self._stream = MasterStream(self._stub.Exchange, self._on_answer)
+        self._wants_lease = False  # each message asks for one
+        self._enough = 0  # the number of held leases at which the master granted no other one
+        self._requests = _LeaseRequests()
+        self._is_cut_off = False  # a heartbeat was not answered
+        self._drawn: deque[HeldLease | None] = deque()  # answers to those messages; None: the job is over
         self._address = address
         self._master_timeout_s = master_timeout_s
         self._registration = threading.Lock()
         self._partition = pb.Partition()
         self._partition_changed = threading.Condition()
         self._applied: Callable[[], pb.AppliedSet | None] = lambda: None
+        self._restored = ("", 0)
         self._granted = (0, 0)
         self._standing: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
         self._optimizer_share: Callable[[], float] = lambda: 0.0
@@ -78,6 +134,10 @@ class MasterLink:
         self._is_taking_stacks = False
         self._checkpoint_request = 0  # of the master, as it was seen last
         self._save: Callable[[], None] = lambda: None
+        self._newest_try: Callable[[], WrittenCheckpoint | None] = lambda: None
+        self._sent_try: _CheckpointTry | None = None  # with the newest heartbeat
+        self._tries: deque[_CheckpointTry] = deque(maxlen=_KEPT_TRIES)
+        self._num_tries = 0
         self._beat_at_once = threading.Event()
         self._beaten_at = float("inf")  # when the newest heartbeat was made; infinite: they have not begun
         self._is_ending = False
@@ -85,9 +145,18 @@ class MasterLink:
         self.heartbeat_s, self.report_s = HEARTBEAT_S, REPORT_S  # until the master says how many workers there are
         self.tasks_ahead = 0  # that input processes of its own make ready
 
-    def carry_ledger(self, applied: Callable[[], pb.AppliedSet | None]) -> None:
-        """Local strategy: what to tell the master of the model's own ledger when registering."""
+    def carry_ledger(
+        self, applied: Callable[[], pb.AppliedSet | None], restored_from: str = "", restored_records: int = 0
+    ) -> None:
+        """Set what registrations say of the model's own ledger.
+
+        Args:
+            applied: None: there is none as yet.
+            restored_from: the checkpoint with which the model began; empty: initial values.
+            restored_records: of an epoch of that checkpoint's data; 0: not known.
+        """
         self._applied = applied
+        self._restored = (restored_from, restored_records)
 
     def carry_standing(self, standing: Callable[[], tuple[int, float]]) -> None:
         """AllReduce: set the values of heartbeats: (version of the present group, seconds inside the collective)."""
@@ -96,6 +165,21 @@ class MasterLink:
     def carry_optimizer_share(self, share: Callable[[], float]) -> None:
         """AllReduce with shards: set the provider of the share of the optimizer's state that this worker holds."""
         self._optimizer_share = share
+
+    def carry_checkpoints(self, newest_try: Callable[[], WrittenCheckpoint | None]) -> None:
+        """Set the provider of the newest attempt to write a checkpoint: another object for every attempt."""
+        self._newest_try = newest_try
+
+    def _untold_tries(self) -> list[_CheckpointTry]:
+        """Return the attempts with which this generation of the master has answered no heartbeat, oldest first.
+
+        A master that was killed right after its answer may not have written it down.
+        """
+        newest = self._newest_try()
+        if newest is not None and (not self._tries or newest is not self._tries[-1].written):
+            self._num_tries += 1
+            self._tries.append(_CheckpointTry(self._num_tries, newest))
+        return [one for one in self._tries if one.known_generation < max(self._generation, 1)]
 
     def announce_end(self) -> None:
         """AllReduce: tell the master at once that SIGTERM has come; from any thread."""
@@ -120,12 +204,14 @@ class MasterLink:
         with self._registration:
             reply: pb.RegisterWorkerReply = self.call(
                 self._stub.RegisterWorker,
-                lambda: pb.RegisterWorkerRequest(
-                    worker_id=self.worker_id,
-                    incarnation=self._incarnation,
-                    pod_name=self._pod_name,
-                    held=self.leases.messages(),
-                    applied=self._applied(),
+                lambda: self._signed(
+                    pb.RegisterWorkerRequest(
+                        pod_name=self._pod_name,
+                        held=self.leases.messages(),
+                        applied=self._applied(),
+                        restored_from=self._restored[0],
+                        restored_records=self._restored[1],
+                    )
                 ),
             )
         if not reply.accepted:
@@ -137,11 +223,17 @@ class MasterLink:
 
     def start_heartbeat(self) -> None:
         """From now on a thread of its own says what this worker does, as often as the master wants."""
-        child_stacks.watch()
+        stacks.watch()
         self._beaten_at = float("-inf")
         threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True).start()
 
-    def _told(self, method: Callable[..., Any], message: Any) -> pb.Ack:
+    def _signed(self, message: Message) -> Message:
+        message.worker_id, message.incarnation = self.worker_id, self._incarnation
+        return message
+
+    def _told(self, method: Callable[..., Any], message: _Signed) -> pb.Ack:
+        """Sign a message and send it."""
+        self._signed(message)
         known = self._generation
         ack: pb.Ack = self.call(method, lambda: message)
         if not ack.accepted and ack.generation > known:  # a new generation of the master must learn it first
@@ -184,83 +276,102 @@ class MasterLink:
                 threading.Event().wait(_RETRY_S)
 
     def request_lease(self) -> HeldLease | None:
-        """See `LeaseSource`."""
-        held: HeldLease | None = None
-        is_answered = False
-        while not is_answered:
-            is_answered, held = self.poll_lease(_LONG_POLL_S)
-        return held
+        """See `LeaseSource`; one request at a time.
+
+        A worker gets its next lease mostly when one that it holds ends.  So the request goes with the messages that are
+        sent anyway, and the report of the end brings the next lease.  A worker that holds none waits at the master.
+        """
+        asks_now = False
+        while not self._drawn:
+            num_ended, num_held = self.leases.num_ended, len(self.leases.held())
+            if num_held == 0 and not self._wants_lease:
+                is_answered, held = self.poll_lease(_LONG_POLL_S)
+                if is_answered:
+                    return held
+                continue
+            if asks_now or num_held == 1 or num_held != self._enough:
+                self._ask_now(goes_on=num_held > 0)
+            else:
+                self._wants_lease = True
+            if num_held and not self._drawn:
+                self._enough = num_held
+                self.leases.wait_for_end(num_ended, lambda: bool(self._drawn) or self._is_cut_off, _LONG_POLL_S)
+                asks_now = True
+        self._wants_lease = False
+        return self._drawn.popleft()
+
+    def _ask_now(self, goes_on: bool) -> None:
+        """Ask by a message of its own, and from now on by each that is sent, or by no other one."""
+
+        def message() -> pb.WorkerMessage:
+            self._wants_lease = True
+            asking = self._message((), self.heartbeat_s / 2)
+            self._wants_lease = goes_on
+            return asking
+
+        self._is_cut_off = False
+        answer: pb.MasterMessage = self.call(self._stream.exchange, lambda: message)
+        self._register_if_unknown(answer)
 
     def poll_lease(self, timeout_s: float) -> tuple[bool, HeldLease | None]:
         """Waits at most that long; whether there is an answer, and the task, or None when the job is over."""
-        reply: pb.LeaseReply = self.call(
-            self._stub.RequestLease,
-            lambda: pb.LeaseRequest(worker_id=self.worker_id, incarnation=self._incarnation, ahead=self.tasks_ahead),
-            timeout_s,
-        )
-        answer = reply.WhichOneof("answer")
+        answer, held = self._request_by_call(timeout_s, ahead=self.tasks_ahead)
         if answer == "unknown":
             self.register()
-        return answer in ("lease", "end"), self.leases.add(reply.lease) if answer == "lease" else None
+        return answer in ("lease", "end"), held
 
     def lease_at_once(self, only: pb.TaskType) -> HeldLease | None:
         """See `LeaseSource`."""
-        reply: pb.LeaseReply = self.call(
-            self._stub.RequestLease,
-            lambda: pb.LeaseRequest(worker_id=self.worker_id, incarnation=self._incarnation, at_once=True, only=only),
-        )
-        return self.leases.add(reply.lease) if reply.WhichOneof("answer") == "lease" else None
+        return self._request_by_call(_CALL_TIMEOUT_S, at_once=True, only=only)[1]
+
+    def _request_by_call(self, timeout_s: float, **fields: Any) -> tuple[str | None, HeldLease | None]:
+        """Return the kind of the answer, and the lease in it, which is held."""
+        request = object()
+        try:
+            reply: pb.LeaseReply = self.call(
+                self._stub.RequestLease, lambda: self._lease_request(request, **fields), timeout_s
+            )
+            answer = reply.WhichOneof("answer")
+            return answer, self.leases.add(reply.lease) if answer == "lease" else None
+        finally:
+            self._requests.end(request)
+
+    def _lease_request(self, request: object, **fields: Any) -> pb.LeaseRequest:
+        number, oldest = self._requests.begin(request)
+        held = [one.id for one in self.leases.held()]  # after that: requests before `oldest` add no other one
+        return self._signed(pb.LeaseRequest(number=number, oldest=oldest, held=held, **fields))
 
     def is_over(self) -> bool:
         """Whether there is no more work for this worker; asks for none."""
-        reply: pb.LeaseReply = self.call(
-            self._stub.RequestLease,
-            lambda: pb.LeaseRequest(
-                worker_id=self.worker_id, incarnation=self._incarnation, at_once=True, only=pb.EVALUATION
-            ),
-        )
+        request = self._signed(pb.LeaseRequest(at_once=True, only=pb.EVALUATION))
+        reply: pb.LeaseReply = self.call(self._stub.RequestLease, lambda: request)
         return bool(reply.WhichOneof("answer") == "end")
 
     def sample(self) -> pb.SampleReply:
         """AllReduce: records to compile a step on; waits until the master knows the data."""
+        request = self._signed(pb.SampleRequest())
         pause = threading.Event()
         while True:
-            reply: pb.SampleReply = self.call(
-                self._stub.Sample,
-                lambda: pb.SampleRequest(worker_id=self.worker_id, incarnation=self._incarnation),
-            )
+            reply: pb.SampleReply = self.call(self._stub.Sample, lambda: request)
             if not reply.wait:
                 return reply
             pause.wait(_RETRY_S)
 
     def ready_for_world(self, address: str, left: int, reason: str) -> pb.Ack:
         """AllReduce: this worker stands outside of every group; see the message."""
-        message = pb.ReadyForWorldRequest(
-            worker_id=self.worker_id, incarnation=self._incarnation, address=address, left=left, reason=reason
-        )
+        message = pb.ReadyForWorldRequest(address=address, left=left, reason=reason)
         return self._told(self._stub.ReadyForWorld, message)
 
     def watch_world(self, known_version: int) -> pb.WatchWorldReply:
         """AllReduce: waits a while for a group newer than the known one."""
-        reply: pb.WatchWorldReply = self.call(
-            self._stub.WatchWorld,
-            lambda: pb.WatchWorldRequest(
-                worker_id=self.worker_id, incarnation=self._incarnation, known_version=known_version
-            ),
-            _LONG_POLL_S,
-        )
+        request = self._signed(pb.WatchWorldRequest(known_version=known_version))
+        reply: pb.WatchWorldReply = self.call(self._stub.WatchWorld, lambda: request, _LONG_POLL_S)
         return reply
 
     def world_formed(self, version: int, applied: pb.AppliedSet, steps: int, restored_from: str, engine: str) -> pb.Ack:
         """AllReduce, rank 0: report what the model holds with which the group continues."""
         message = pb.WorldFormedRequest(
-            worker_id=self.worker_id,
-            incarnation=self._incarnation,
-            version=version,
-            applied=applied,
-            steps=steps,
-            restored_from=restored_from,
-            engine=engine,
+            version=version, applied=applied, steps=steps, restored_from=restored_from, engine=engine
         )
         return self._told(self._stub.WorldFormed, message)
 
@@ -269,34 +380,17 @@ class MasterLink:
         return member.worker_id == self.worker_id and member.incarnation == self._incarnation
 
     def report_model(self, report: pb.ModelReport) -> pb.Ack:
-        report.worker_id, report.incarnation = self.worker_id, self._incarnation
         report.error, report.error_details = _sendable(report.error), _sendable(report.error_details)
         return self._told(self._stub.ReportModel, report)
 
     def report_session(self, event: pb.SessionEvent) -> pb.Ack:
         """TensorFlow's chief: report an event of the model."""
-        message = pb.SessionReport(worker_id=self.worker_id, incarnation=self._incarnation, event=event)
-        return self._told(self._stub.ReportSession, message)
+        return self._told(self._stub.ReportSession, pb.SessionReport(event=event))
 
-    def report_progress(
-        self, lease: int, committed: list[int], loss: float | None, skipped: Sequence[int] = (), not_finite: str = ""
-    ) -> pb.Ack:
-        return self._report([pb.TaskReport(progress=self._progress(lease, committed, loss, skipped, not_finite))])[0]
-
-    def _progress(
-        self, lease: int, committed: list[int], loss: float | None, skipped: Sequence[int] = (), not_finite: str = ""
-    ) -> pb.ProgressReport:
-        return pb.ProgressReport(
-            worker_id=self.worker_id,
-            incarnation=self._incarnation,
-            lease=lease,
-            committed=committed,
-            loss=loss or 0.0,
-            has_loss=loss is not None,
-            skipped=skipped,
-            not_finite=not_finite,
-            learning_rate=self._learning_rate(),
-        )
+    def report_not_finite(self, lease: int, what: str, skipped: Sequence[int] = ()) -> pb.Ack:
+        """Report a loss or gradient that is not finite, and the minibatches that are skipped for it."""
+        report = pb.ProgressReport(lease=lease, skipped=skipped, not_finite=what, learning_rate=self._learning_rate())
+        return self._report([pb.TaskReport(progress=self._signed(report))])[0]
 
     def _learning_rate(self) -> float:
         """As it was a moment ago; 0: not known, or no number: the loss will say so."""
@@ -305,20 +399,10 @@ class MasterLink:
             self._told_rate = (time.monotonic(), rate if math.isfinite(rate) else 0.0)
         return self._told_rate[1]
 
-    def finish(self, lease: int, num_minibatches: int, surplus: Surplus = NO_SURPLUS, not_exported: str = "") -> pb.Ack:
+    def finish(self, lease: int, num_minibatches: int, not_exported: str = "") -> pb.Ack:
         """Report the end of a task; `not_exported`: why it has written no model."""
-        finished = self._finished(lease, num_minibatches, surplus, not_exported)
-        return self._report([pb.TaskReport(finished=finished)])[0]
-
-    def _finished(self, lease: int, num_minibatches: int, surplus: Surplus, not_exported: str = "") -> pb.FinishedTask:
-        return pb.FinishedTask(
-            worker_id=self.worker_id,
-            incarnation=self._incarnation,
-            lease=lease,
-            num_minibatches=num_minibatches,
-            surplus=_message(surplus),
-            not_exported=not_exported,
-        )
+        finished = pb.FinishedTask(lease=lease, num_minibatches=num_minibatches, not_exported=not_exported)
+        return self._report([pb.TaskReport(finished=self._signed(finished))])[0]
 
     def report(self, progress: Sequence[TaskProgress]) -> Sequence[pb.Ack]:
         """See `ProgressLink`."""
@@ -326,8 +410,18 @@ class MasterLink:
 
     def _task_report(self, progress: TaskProgress) -> pb.TaskReport:
         if progress.num_minibatches is None:
-            return pb.TaskReport(progress=self._progress(progress.lease, progress.committed, progress.loss))
-        return pb.TaskReport(finished=self._finished(progress.lease, progress.num_minibatches, progress.surplus))
+            report = pb.ProgressReport(
+                lease=progress.lease,
+                committed=progress.committed,
+                loss=progress.loss or 0.0,
+                has_loss=progress.loss is not None,
+                learning_rate=self._learning_rate(),
+            )
+            return pb.TaskReport(progress=self._signed(report))
+        finished = pb.FinishedTask(
+            lease=progress.lease, num_minibatches=progress.num_minibatches, surplus=_message(progress.surplus)
+        )
+        return pb.TaskReport(finished=self._signed(finished))
 
     def _report(self, reports: Sequence[pb.TaskReport]) -> Sequence[pb.Ack]:
         known = self._generation
@@ -340,19 +434,26 @@ class MasterLink:
 
     def _exchange(self, reports: Sequence[pb.TaskReport]) -> Sequence[pb.Ack]:
         """Report by the stream, with a heartbeat that would be due before the next report."""
-
-        def message() -> pb.WorkerMessage:
-            is_due = self._until_beat_s() <= min(self.report_s, self.heartbeat_s / 2)
-            return pb.WorkerMessage(heartbeat=self._heartbeat() if is_due else None, reports=reports)
-
-        answer: pb.MasterMessage = self.call(self._stream.exchange, lambda: message)
+        answer: pb.MasterMessage = self.call(
+            self._stream.exchange,
+            lambda: lambda: self._message(reports, min(self.report_s, self.heartbeat_s / 2)),
+        )
         self._register_if_unknown(answer)
         return answer.acks
 
+    def _message(self, reports: Sequence[pb.TaskReport], within_s: float) -> pb.WorkerMessage:
+        """Make a message while no other is under way; `within_s`: a heartbeat that is due by then goes with it."""
+        self._requests.end(self._stream)  # its last one is answered or given up
+        ends_task = any(report.HasField("finished") for report in reports)  # the job may end with it
+        is_due = self._until_beat_s() <= within_s or (ends_task and bool(self._untold_tries()))
+        return pb.WorkerMessage(
+            heartbeat=self._heartbeat() if is_due else None,
+            reports=reports,
+            lease_request=self._lease_request(self._stream, ahead=self.tasks_ahead) if self._wants_lease else None,
+        )
+
     def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack:
         message = pb.FailedTask(
-            worker_id=self.worker_id,
-            incarnation=self._incarnation,
             lease=lease,
             minibatch=minibatch,
             error=_sendable(error),
@@ -364,32 +465,20 @@ class MasterLink:
     def report_evaluation(
         self, lease: int, states: list[pb.MetricState], results: dict[str, float], surplus: Surplus = NO_SURPLUS
     ) -> pb.Ack:
-        message = pb.EvaluationReport(
-            worker_id=self.worker_id,
-            incarnation=self._incarnation,
-            lease=lease,
-            states=states,
-            results=results,
-            surplus=_message(surplus),
-        )
+        message = pb.EvaluationReport(lease=lease, states=states, results=results, surplus=_message(surplus))
         return self._told(self._stub.ReportEvaluation, message)
 
     def report_metrics(self, step: int, metrics: Mapping[str, float]) -> pb.Ack:
         """A script: report the metrics of its own evaluation."""
-        message = pb.MetricsReport(
-            worker_id=self.worker_id, incarnation=self._incarnation, step=step, metrics=dict(metrics)
-        )
-        return self._told(self._stub.ReportMetrics, message)
+        return self._told(self._stub.ReportMetrics, pb.MetricsReport(step=step, metrics=dict(metrics)))
 
     def stop_training(self, reason: str) -> pb.Ack:
         """A script: hand out nothing but started tasks."""
-        message = pb.StopTrainingRequest(worker_id=self.worker_id, incarnation=self._incarnation, reason=reason)
-        return self._told(self._stub.StopTraining, message)
+        return self._told(self._stub.StopTraining, pb.StopTrainingRequest(reason=reason))
 
     def confirm(self, lease: int) -> bool:
         """Whether the master still counts `lease` as this worker's."""
-        question = pb.LeaseQuestion(worker_id=self.worker_id, incarnation=self._incarnation, lease=lease)
-        return self._told(self._stub.ConfirmLease, question).accepted
+        return self._told(self._stub.ConfirmLease, pb.LeaseQuestion(lease=lease)).accepted
 
     def drop_ended_leases(self) -> None:
         """Revoke the held leases that the master does not count as this worker's any more."""
@@ -424,6 +513,7 @@ class MasterLink:
             MasterGone: the master is not there.
         """
         activity, seconds = self.clock.read()
+        tries = self._untold_tries()
         message = pb.HeartbeatRequest(
             role=pb.WORKER,
             id=self.worker_id,
@@ -432,6 +522,7 @@ class MasterLink:
             seconds=seconds,
             leaving=is_leaving,
             ended=has_ended,
+            checkpoint=tries[-1].message() if tries else None,
         )
         self.call(self._stub.Heartbeat, lambda: message, FAREWELL_S, patience_s)
 
@@ -461,11 +552,13 @@ class MasterLink:
         while True:
             self._beat_at_once.clear()
             try:
-                answer = self._stream.exchange(lambda: pb.WorkerMessage(heartbeat=self._heartbeat()), _CALL_TIMEOUT_S)
+                answer = self._stream.exchange(lambda: self._message((), math.inf), _CALL_TIMEOUT_S)
                 self._register_if_unknown(answer)
             except grpc.RpcError as error:
                 if not is_transient(error):
                     raise
+                self._is_cut_off = True
+                self.leases.wake()
                 _log.debug("no heartbeat: %s", error.code())
             while not self._beat_at_once.wait(max(0.0, self._until_beat_s())) and self._until_beat_s() > 0:
                 pass  # one went with a report
@@ -478,6 +571,7 @@ class MasterLink:
         activity, seconds = self.clock.read()
         world_version, waiting_seconds = self._standing()
         taken, self._stacks = self._stacks, None
+        self._sent_try = next(iter(self._untold_tries()), None)
         return pb.HeartbeatRequest(
             role=pb.WORKER,
             id=self.worker_id,
@@ -494,20 +588,35 @@ class MasterLink:
             device=_device_message(self._device()),
             optimizer_share=self._optimizer_share(),
             ending=self._is_ending,
+            checkpoint=self._sent_try.message() if self._sent_try is not None else None,
         )
 
     def _register_if_unknown(self, answer: pb.MasterMessage) -> None:
-        if answer.HasField("heartbeat") and not answer.heartbeat.known:
+        is_unknown = answer.HasField("heartbeat") and not answer.heartbeat.known
+        if is_unknown or answer.lease.WhichOneof("answer") == "unknown":
             self.register()
 
+    def _on_answer(self, answer: pb.MasterMessage) -> None:
+        """Take an answer in, in the thread that sent the message and before the next one is made: in their order."""
+        if answer.HasField("heartbeat"):
+            self._on_heartbeat(answer.heartbeat)
+        if (kind := answer.lease.WhichOneof("answer")) in ("lease", "end"):
+            self._wants_lease = False
+            self._drawn.append(self.leases.add(answer.lease.lease) if kind == "lease" else None)
+            self.leases.wake()
+        self._requests.end(self._stream)
+
     def _on_heartbeat(self, reply: pb.HeartbeatReply) -> None:
-        """Take a reply in, in the thread that sent the heartbeat and before the next one is made: in their order."""
         if reply.stop:
             _log.info("Worker %d leaves: the master requested a stop", self.worker_id)
             logging.shutdown()
             os._exit(0)
         if not reply.known:
             return
+        if self._sent_try is not None:
+            self._sent_try.known_generation = reply.generation
+            if reply.generation >= self._generation and self._untold_tries():
+                self._beat_at_once.set()
         if reply.checkpoint_request != self._checkpoint_request:
             self._checkpoint_request = reply.checkpoint_request
             if reply.checkpoint_request:  # 0: a master that has restarted
@@ -524,7 +633,7 @@ class MasterLink:
 
     def _take_stacks(self) -> None:
         """In a thread of its own: heartbeats must not wait for py-spy."""
-        self._stacks = stacks.take(self.clock.read()[0], child_stacks.take())
+        self._stacks = stacks.take(self.clock.read()[0])
         self._is_taking_stacks = False
         self._beat_at_once.set()
 
@@ -543,104 +652,3 @@ def _device_message(device: Device | None) -> pb.Device | None:
 
 def _message(surplus: Surplus) -> pb.Surplus | None:
     return pb.Surplus(count=surplus.count, made_by=surplus.made_by) if surplus.count else None
-
-
-_STREAM_S = 24 * 3600.0  # then the next message opens another one
-
-
-class StreamFailed(grpc.RpcError):  # type: ignore[misc]
-    """A message has no answer; whether the master has received it is unknown."""
-
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(details)
-        self._code, self._details = code, details
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._details
-
-
-@dataclass(slots=True)
-class _Stream:
-    """An open stream; a thread of its own reads the answers, so that waiting for one can end."""
-
-    requests: queue.SimpleQueue[pb.WorkerMessage | None] = field(default_factory=queue.SimpleQueue)
-    answers: queue.SimpleQueue[pb.MasterMessage | grpc.RpcError] = field(default_factory=queue.SimpleQueue)
-    call: Any = None
-
-    def open(self, method: Callable[..., Any], wait_for_ready: bool) -> _Stream:
-        self.call = method(iter(self.requests.get, None), timeout=_STREAM_S, wait_for_ready=wait_for_ready)
-        threading.Thread(target=self._read, args=(self.call,), name="answers", daemon=True).start()
-        return self
-
-    @property
-    def is_broken(self) -> bool:
-        """It has ended while no message was under way."""
-        return not self.answers.empty()
-
-    def close(self) -> None:
-        self.requests.put(None)
-        self.call.cancel()
-
-    def _read(self, answers: Iterator[pb.MasterMessage]) -> None:
-        try:
-            for answer in answers:
-                self.answers.put(answer)
-        except grpc.RpcError as error:
-            self.answers.put(error)
-        else:
-            self.answers.put(StreamFailed(grpc.StatusCode.UNAVAILABLE, "the master has closed the stream"))
-
-
-class MasterStream:
-    """Safe to use from any thread.
-
-    Args:
-        method: `Exchange` of the stub.
-        on_heartbeat: takes in the reply to a heartbeat, before another message is made.
-    """
-
-    def __init__(self, method: Callable[..., Any], on_heartbeat: Callable[[pb.HeartbeatReply], None]) -> None:
-        self._method = method
-        self._on_heartbeat = on_heartbeat
-        self._lock = threading.Lock()  # one message at a time; guards the next
-        self._stream: _Stream | None = None
-
-    def exchange(
-        self, message: Callable[[], pb.WorkerMessage], timeout: float, wait_for_ready: bool = False
-    ) -> pb.MasterMessage:
-        """Send a message and wait for its answer; raises the errors of a stub's method.
-
-        Args:
-            message: makes it when no other one is under way, so that what it says is newer than what those said.
-            timeout: seconds.
-            wait_for_ready: for a connection, as a stub's method.
-        """
-        deadline = time.monotonic() + timeout
-        if not self._lock.acquire(timeout=timeout):
-            raise StreamFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "another message waits for its answer")
-        try:
-            request = message()
-            stream, self._stream = self._stream, None  # kept if there is an answer
-            if stream is not None and stream.is_broken:
-                stream.close()  # else gRPC's thread waits for its next request
-                stream = None
-            if stream is None:
-                stream = _Stream().open(self._method, wait_for_ready)
-            stream.requests.put(request)
-            try:
-                answer = stream.answers.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                stream.close()
-                raise StreamFailed(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout:g} s") from None
-            if isinstance(answer, grpc.RpcError):
-                stream.close()
-                raise answer
-            self._stream = stream
-            if answer.HasField("heartbeat"):
-                self._on_heartbeat(answer.heartbeat)
-            return answer
-        finally:
-            self._lock.release()

@@ -9,9 +9,10 @@ import logging
 import os
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from elasticdl.activities import ActivityClock
 from elasticdl.cluster.local.framework_import import no_garbage_collection
 from elasticdl.cluster.local.standby import FRAMEWORK_VARIABLE, report_ready
 from elasticdl.frameworks.callback_rules import check_job
@@ -24,22 +25,16 @@ from elasticdl.rpc.channels import read_master_timeout_s
 from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.rpc.logs import log_to_stdout
 from elasticdl.rpc.resource_use import available_bytes, keep_large_buffers
-from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.export.exporter import announce_export
 from elasticdl.worker.factories import Readers, first_op, load_framework, on_parameter_servers
-from elasticdl.worker.local import STATE_FILE, LocalStrategy
-from elasticdl.worker.loop import WorkerLoop
+from elasticdl.worker.local import LocalStrategy
+from elasticdl.worker.loop import TaskWork, TrainingTasks, TrainingWork, WorkerLoop
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.ps.strategy import ParameterServerStrategy
-from elasticdl.worker.task_reporting import TaskReporter
-from elasticdl.worker.tasks import Strategy, TaskStream
+from elasticdl.worker.reporter import TaskFailures
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import DistributionStrategy, JobType
-from elasticdl_client.errors import CheckpointError, ElasticDLError, JobError
-
-if TYPE_CHECKING:
-    from elasticdl.worker.allreduce.loop import AllReduceLoop
+from elasticdl_client.errors import CheckpointError, ElasticDLError, JobError, ModelDefinitionError
 
 _log = logging.getLogger("elasticdl.worker")
 
@@ -66,19 +61,20 @@ class WorkerProcess:
         logging.getLogger().setLevel(self._spec.log_level)
         self._termination.before_end(lambda is_idle: self._link.say_farewell())
         self._link.start_heartbeat()
+        self._failures = TaskFailures.of(self._spec, self._link)
         _log.info("Starting worker %d", self._link.worker_id)
         if self._spec.job_type is JobType.TRAIN:
             self._train()
         elif self._spec.job_type is JobType.ANALYZE:
             self._analyze()
         else:
-            self._make_one_pass()
+            self._evaluate_or_predict()
         self._link.report_time()
         _log.info("Worker %d is done", self._link.worker_id)
 
-    def _make_one_pass(self) -> None:
+    def _evaluate_or_predict(self) -> None:
         """Evaluates or predicts with a trained model."""
-        from elasticdl.worker.inference.worker import check_layout, load_trained, make_one_pass_loop  # for these alone
+        from elasticdl.worker.inference.worker import check_layout, load_trained, make_work  # for these alone
 
         spec = self._spec
         try:
@@ -90,7 +86,7 @@ class WorkerProcess:
             if on_parameter_servers(spec):
                 check_model(report)
                 check_layout(spec.checkpoint_dir_for_init, report)
-            loop = make_one_pass_loop(self._link, model, report, self._readers, spec, self._definition, self._token)
+            loop = self._loop_of(make_work(self._failures, model, report, spec, self._definition, self._token))
             message = self._describe(report)
             message.callbacks = ""  # they are for training
         except ElasticDLError as error:
@@ -98,25 +94,26 @@ class WorkerProcess:
             raise
         self._link.report_model(message)
         self._link.carry_device(model.device_meter)
-        self._termination.before_end(loop.leave)
         loop.run()
 
     def _analyze(self) -> None:
         """Computes statistics of the data; there is no model."""
-        from elasticdl.worker.inference.analysis import make_analysis_loop  # a package that not every image has
+        from elasticdl.worker.inference.analysis import AnalysisWork  # a package that not every image has
 
+        self._readers = Readers(self._spec, None)
         try:
-            loop = make_analysis_loop(self._link, Readers(self._spec, None).of, self._spec)
+            loop = self._loop_of(AnalysisWork.of(self._spec, self._failures, self._readers.of))
         except ElasticDLError as error:
             self._refuse(error)
             raise
         self._link.report_model(pb.ModelReport())
-        self._termination.before_end(loop.leave)
         loop.run()
 
     def _train(self) -> None:
         try:
             check_internals(framework_of(self._spec))
+            if self._spec.distribution_strategy is DistributionStrategy.ALL_REDUCE:
+                _import_collectives()
             self._definition = load_model_definition(self._spec)
             self._readers = Readers(self._spec, self._definition)
             self._framework = load_framework(self._spec, self._definition, self._readers)
@@ -134,13 +131,14 @@ class WorkerProcess:
         try:
             if self._spec.distribution_strategy is DistributionStrategy.ALL_REDUCE:
                 self._link.report_model(message)
-                loop: AllReduceLoop | WorkerLoop = self._all_reduce_loop()
+                run = self._all_reduce()
             else:
-                loop = self._task_loop(message, self._strategy(report))
-            self._termination.before_end(loop.leave)
+                strategy = self._strategy(report)
+                self._link.report_model(message)
+                run = self._one_by_one(strategy)
             self._begin_training()
-            loop.run()
-        except CheckpointError as error:  # it does not fit this job: another worker would not fare better
+            run()
+        except (CheckpointError, ModelDefinitionError) as error:  # another worker would not fare better
             self._refuse(error)
             raise
 
@@ -158,39 +156,38 @@ class WorkerProcess:
                 self._refuse(error)
                 raise
 
-    def _all_reduce_loop(self) -> AllReduceLoop:
-        from elasticdl.worker.allreduce.worker import make_all_reduce_loop  # torch, which not every image has
+    def _all_reduce(self) -> Callable[[], None]:
+        from elasticdl.worker.allreduce.loop import make_all_reduce_loop  # for this strategy alone
 
-        return make_all_reduce_loop(
-            self._link,
+        loop = make_all_reduce_loop(
+            self._failures,
             self._framework,
             self._readers.of,
             self._spec,
             self._termination,
             _environment("MASTER_ADDR"),
         )
+        self._termination.before_end(loop.leave)
+        return loop.run
 
-    def _task_loop(self, message: pb.ModelReport, strategy: Strategy) -> WorkerLoop:
-        self._link.report_model(message)
-        tasks = TaskStream.of(self._spec, self._link, self._readers.of, self._clock, strategy.begin)
-        outcomes = TaskReporter.of(self._spec, self._link, self._framework, strategy)
-        return WorkerLoop(tasks, strategy, outcomes, self._termination)
+    def _one_by_one(self, strategy: LocalStrategy | ParameterServerStrategy) -> Callable[[], None]:
+        tasks = TrainingTasks.of(self._spec, self._failures, self._framework, strategy)
+        work = TrainingWork(tasks, strategy, self._termination)
+        self._termination.before_end(work.leave)
+        return WorkerLoop.of(self._spec, self._readers.of, work, self._termination, strategy.begin).run
 
-    def _strategy(self, report: ModelReport) -> Strategy:
+    def _loop_of(self, work: TaskWork) -> WorkerLoop:
+        return WorkerLoop.of(self._spec, self._readers.of, work, self._termination)
+
+    def _strategy(self, report: ModelReport) -> LocalStrategy | ParameterServerStrategy:
         spec = self._spec
         if on_parameter_servers(spec):
             return ParameterServerStrategy.of(spec, self._link, self._framework, report, self._token)
-        checkpoints = StateCheckpoints.of_module(spec, STATE_FILE)
-        self._link.on_checkpoint_request(checkpoints.request)
-        local = LocalStrategy(
-            self._framework,
-            checkpoints,
-            spec.checkpoint_steps,
-            spec.seed,
-            self._clock,
-        )
+        local = LocalStrategy.of(spec, self._framework, self._clock, lambda: self._link.register().plan.num_records)
+        self._link.on_checkpoint_request(local.request_checkpoint)
+        self._link.carry_checkpoints(local.newest_try)
         local.restore()
-        self._link.carry_ledger(local.ledger)
+        self._link.carry_ledger(local.ledger, local.restored_from, local.restored_records)
         self._link.register()
         return local
 
@@ -221,7 +218,8 @@ class WorkerProcess:
         return message
 
     def _shards(self, task_type: pb.TaskType) -> list[pb.ShardMessage]:
-        return [pb.ShardMessage(name=s.name, start=s.start, end=s.end) for s in self._readers.of(task_type).shards()]
+        shards = self._readers.of(task_type).shards()
+        return [pb.ShardMessage(name=s.name, start=s.start, end=s.end, identity=s.identity) for s in shards]
 
     def _refuse(self, error: ElasticDLError) -> None:
         cause = error.__cause__
@@ -238,12 +236,36 @@ def main(clock: ActivityClock, termination: Termination) -> int:
     with suppress(ElasticDLError), no_garbage_collection():
         first_op(os.environ.get(FRAMEWORK_VARIABLE, ""))
     report_ready()
+    process = os.getpid()
     try:
         WorkerProcess(clock, termination).run()
     except ElasticDLError as error:
         _log.error("%s", error)
         return 1
+    except SystemExit as end:
+        if os.getpid() != process:  # a child that the user's code has forked
+            raise
+        _log.error("The code of the job has ended this process by sys.exit(%r)", end.code, exc_info=True)
+        return exit_code_of(end)
     return 0
+
+
+def exit_code_of(end: SystemExit) -> int:
+    """Return the code of a worker that its user's code ends; never 0, which would mean that the work is done."""
+    code = end.code & 0xFF if isinstance(end.code, int) else 1  # the system keeps eight bits: of 256 it takes 0
+    return code or 1
+
+
+def _import_collectives() -> None:
+    """Import the collectives' PyTorch before any code of the user's, whose garbage is still to be collected.
+
+    Raises:
+        ElasticDLError: it is missing, which is known before a model is compiled, or of a version that cannot be used.
+    """
+    from elasticdl.collective.nccl import engine_module
+
+    with no_garbage_collection():
+        engine_module()
 
 
 def _environment(name: str) -> str:

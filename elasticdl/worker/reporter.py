@@ -1,7 +1,9 @@
-"""Reports of progress to the master, in the background and in order: minibatches that are in the model, ends of tasks.
+"""Reports to the master on tasks.
 
-A task's end is reported after all its minibatches.  Reports that the master refuses (a lease that is no longer ours)
-are dropped.
+Progress in the background and in order: minibatches that are in the model, ends of tasks.  A task's end is reported
+after all its minibatches.  Reports that the master refuses (a lease that is no longer ours) are dropped.
+
+Failures: after the progress that was made before them.
 """
 
 from __future__ import annotations
@@ -9,14 +11,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Sequence
 
-from elasticdl.frameworks.framework import NO_SURPLUS, Surplus
+from elasticdl.cluster.cluster import frames_of_user
+from elasticdl.frameworks.framework import NO_SURPLUS, FeedError, LabelError, Surplus
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.tasks import ProgressLink, TaskProgress
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.tasks import HeldLease, NotFinite, ProgressLink, TaskProgress, TaskStream
+from elasticdl_client.errors import DataError
+from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
+NO_MINIBATCH = -1  # of a task that failed in none
 _MOST_AT_ONCE = 64  # the master answers them well within a call's time-out
 
 
@@ -99,3 +107,95 @@ class Reporter:
         if steps // self._log_loss_steps > self._logged_at:
             self._logged_at = steps // self._log_loss_steps
             _log.info("Loss = %.6g, steps = %d", loss, steps)
+
+
+class TaskFailures:
+    """Reports tasks as failed, and gives their leases up.
+
+    Attributes:
+        link: to the master.
+        reporter: of minibatches.
+        clock: of the worker's activities.
+    """
+
+    def __init__(self, link: MasterLink, reporter: Reporter) -> None:
+        self.link = link
+        self.reporter = reporter
+        self.clock = link.clock
+
+    @classmethod
+    def of(cls, spec: JobSpec, link: MasterLink) -> TaskFailures:
+        """Return that of a job, with a reporter of its own."""
+        return cls(link, Reporter(link, spec.log_loss_steps))
+
+    def failed(self, held: HeldLease, error: Exception) -> None:
+        """The work on a task raised the exception being handled."""
+        if isinstance(error, NotFinite):
+            self.not_finite(held, error)
+        elif isinstance(error, DataError):
+            if error is held.unreadable:  # which is logged where the records are read
+                self.unreadable(held, error)
+            else:
+                self._data_failed(held, error)
+        else:
+            self.user_code_failed(held, error)
+
+    def unreadable(self, held: HeldLease, error: DataError) -> None:
+        """The records of a task cannot be read: it has no minibatches."""
+        self.reporter.drain()
+        self.link.fail(held.id, NO_MINIBATCH, str(error), "", [])
+        self.link.leases.remove(held.id)
+
+    def _data_failed(self, held: HeldLease, error: DataError) -> None:
+        """Records failed while they were used, or the output of a task cannot be written."""
+        details = _users_traceback()
+        _log.error("%s", details or error)
+        self.reporter.drain()
+        self.link.fail(held.id, _minibatch_of(held), str(error), details, [])
+        self.link.leases.remove(held.id)
+
+    def feed_failed(self, error: FeedError, tasks: TaskStream) -> None:
+        """The user's `feed` raised; the task may be one whose lease is lost."""
+        _log.error("%s", error.details or error)
+        self.reporter.drain()
+        held = self.link.leases.get(error.lease)
+        if held is not None:
+            self.link.fail(held.id, error.n, str(error), error.details, list(error.bad_records))
+            self.link.leases.remove(held.id)
+            tasks.close(held)
+
+    def not_finite(self, held: HeldLease, error: NotFinite) -> None:
+        """The job ends by it."""
+        _log.error("Minibatch %d of %s: %s", error.minibatch, held.task_name, error)
+        self.reporter.drain()
+        what, arrow, advice = str(error).partition("\n  → ")
+        what = f"{what}, in minibatch {error.minibatch}{arrow}{advice}"
+        self.link.report_not_finite(held.id, what)
+        self.link.leases.remove(held.id)
+
+    def user_code_failed(self, held: HeldLease, error: Exception) -> None:
+        """The user's model, loss or metrics raised the exception being handled."""
+        _log.error("%s", traceback.format_exc())
+        self.reporter.drain()
+        self.link.fail(held.id, _minibatch_of(held), *said_of(error, held), [])
+        self.link.leases.remove(held.id)
+
+
+def _minibatch_of(held: HeldLease) -> int:
+    """The minibatch being computed; none where the task has no records, as one that exports the model."""
+    return held.minibatch if held.record_numbers else NO_MINIBATCH
+
+
+def _users_traceback() -> str:
+    """The traceback of the exception being handled, where it goes through the user's code; else empty."""
+    whole = traceback.format_exc()
+    return whole if frames_of_user(whole) != whole else ""
+
+
+def said_of(error: Exception, held: HeldLease | None) -> tuple[str, str]:
+    """Return the text for the exception being handled, and its traceback where that helps."""
+    if not isinstance(error, LabelError):
+        return f"{type(error).__name__}: {error}", traceback.format_exc()
+    if held is None or error.sample is None or error.sample >= len(held.record_numbers):
+        return str(error), ""
+    return f"Record {held.record_numbers[error.sample]} of {held.lease.shard.name}: {error}", ""

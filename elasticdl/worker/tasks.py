@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from elasticdl.activities import Activity, ActivityClock
 from elasticdl.data.reader import Reader
 from elasticdl.frameworks.framework import (
     NO_SURPLUS,
@@ -27,9 +28,8 @@ from elasticdl.frameworks.framework import (
     TableRows,
     TaskRecords,
 )
-from elasticdl.protocol import Activity, Shard, derive_seed
+from elasticdl.protocol import Shard, derive_seed
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec
@@ -39,12 +39,25 @@ _MODES = {pb.TRAINING: Mode.TRAINING, pb.EVALUATION: Mode.EVALUATION, pb.PREDICT
 
 
 @dataclass(slots=True)
+class TaskReading:
+    """One pipeline's attempt to read the records of a task.
+
+    Attributes:
+        record_numbers: in the shard, in the order that `feed` gets them.
+        unreadable: why the records could not be read.
+    """
+
+    record_numbers: list[int] = field(default_factory=list)
+    unreadable: DataError | None = None
+
+
+@dataclass(slots=True)
 class HeldLease:
     """A lease between its grant and the master's answer to its end."""
 
     lease: pb.Lease
     committed: set[int] = field(default_factory=set)  # minibatches that are in the model
-    record_numbers: list[int] = field(default_factory=list)  # in the shard, in the order that `feed` gets them
+    reading: TaskReading = field(default_factory=TaskReading)  # of the newest pipeline
     minibatch: int = 0  # the one being computed
     revoked: bool = False
 
@@ -57,13 +70,33 @@ class HeldLease:
         """For the log."""
         return f"{pb.TaskType.Name(self.lease.type)} {self.lease.epoch}/{self.lease.task}"
 
+    @property
+    def record_numbers(self) -> list[int]:
+        """See `TaskReading`."""
+        return self.reading.record_numbers
+
+    @property
+    def unreadable(self) -> DataError | None:
+        """See `TaskReading`."""
+        return self.reading.unreadable
+
+    def check_read(self) -> None:
+        """Raise why records of the task are missing from its minibatches, when all of these have been taken.
+
+        Raises:
+            DataError: they could not be read.
+        """
+        if self.unreadable is not None:
+            raise self.unreadable
+
 
 class LeaseBook:
     """All held leases, in order of grant.  Thread-safe: the heartbeat, the input pipeline and the main loop use it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._held: dict[int, HeldLease] = {}
+        self._num_ended = 0
 
     def add(self, lease: pb.Lease) -> HeldLease:
         held = HeldLease(lease)
@@ -77,15 +110,37 @@ class LeaseBook:
 
     def remove(self, lease_id: int) -> None:
         with self._lock:
-            self._held.pop(lease_id, None)
+            self._end(lease_id)
 
     def revoke(self, lease_ids: Iterable[int]) -> list[HeldLease]:
         """Marks leases as taken back and forgets them; returns those that were held."""
         with self._lock:
-            found = [held for i in lease_ids if (held := self._held.pop(i, None)) is not None]
+            found = [held for i in lease_ids if (held := self._end(i)) is not None]
         for held in found:
             held.revoked = True
         return found
+
+    def _end(self, lease_id: int) -> HeldLease | None:
+        held = self._held.pop(lease_id, None)
+        if held is not None:
+            self._num_ended += 1
+            self._lock.notify_all()
+        return held
+
+    @property
+    def num_ended(self) -> int:
+        """How many leases were held and are no more."""
+        return self._num_ended
+
+    def wait_for_end(self, num_known: int, has_come: Callable[[], bool], timeout_s: float) -> None:
+        """Waits until more than `num_known` leases have ended, or something else has come, of which `wake` tells."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._num_ended > num_known or has_come(), timeout_s)
+
+    def wake(self) -> None:
+        """Lets `wait_for_end` look again."""
+        with self._lock:
+            self._lock.notify_all()
 
     def held(self) -> list[HeldLease]:
         with self._lock:
@@ -189,7 +244,6 @@ class TaskStream:
         self._lock = threading.Lock()  # never held while the master is waited for
         self._open: list[HeldLease] = []
         self._over = False
-        self.errors: dict[int, DataError] = {}  # by lease: why its records could not be read
 
     @classmethod
     def of(
@@ -226,7 +280,6 @@ class TaskStream:
         """The lease has been worked off, has failed or is lost."""
         with self._lock:
             self._keep_open([other for other in self._open if other is not held])
-            self.errors.pop(held.id, None)
 
     def records(self, task_type: pb.TaskType, may_wait: Callable[[], bool] = lambda: True) -> Iterator[TaskRecords]:
         """Records of consecutive leases of a type; ends at the first lease of another type, which stays open.
@@ -307,14 +360,16 @@ class TaskStream:
         lease = held.lease
         seed = derive_seed(self._seed, lease.epoch, lease.task)
         records: Sequence[bytes] = ()
+        # A discarded pipeline that still reads the same lease writes into its own.
+        reading = held.reading = TaskReading()
         try:
             if lease.type == pb.TRAINING:
                 self._begin(held)
-            shard = Shard(lease.shard.name, lease.shard.start, lease.shard.end)
+            shard = Shard(lease.shard.name, lease.shard.start, lease.shard.end, lease.shard.identity)
             records = self._reader(lease.type).read(shard)
         except DataError as error:
             _log.error("%s", error)
-            self.errors[held.id] = error
+            reading.unreadable = error
         except LeaseLost:
             self._source.leases.revoke((held.id,))
         order = np.arange(len(records))
@@ -322,9 +377,9 @@ class TaskStream:
             order = np.setdiff1d(order, np.array(lease.excluded) - lease.shard.start, assume_unique=True)
         if self._shuffle and lease.type == pb.TRAINING:
             np.random.Generator(np.random.PCG64(seed)).shuffle(order)  # of a list it takes 150 times as long
-        held.record_numbers = (order + lease.shard.start).tolist()
+        reading.record_numbers = (order + lease.shard.start).tolist()
         records = [records[i] for i in order.tolist()]
-        return TaskRecords(lease.id, seed, records, lease.shard.name, held.record_numbers)
+        return TaskRecords(lease.id, seed, records, lease.shard.name, reading.record_numbers)
 
 
 class LeaseLost(Exception):
@@ -407,12 +462,33 @@ class Values:
     rows: Callable[[Batch], Mapping[str, Floats]] = lambda batch: {}
 
 
-class ReadableModel(Protocol):
-    """A model that may be trained meanwhile, as evaluation and export read it."""
+class ValueSource(Protocol):
+    """Gives the values of a model to the tasks that read it.
+
+    Raises `LeaseLost` where a lease is given and turns out not to be ours any more.
+    """
 
     def values(self, held: HeldLease) -> Values:
         """Return the model as it is now."""
         ...
+
+    def close(self) -> None:
+        """The job is over, or this worker leaves."""
+        ...
+
+
+class OwnValues:
+    """See `ValueSource`: the model is in the memory of this process."""
+
+    def values(self, held: HeldLease) -> Values:
+        return Values()
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class ReadableModel(ValueSource, Protocol):
+    """A model that may be trained meanwhile, as evaluation and export read it."""
 
     def tables(self, held: HeldLease) -> list[TableRows]:
         """Return embedding tables; their rows are read when their chunks are taken."""
@@ -420,7 +496,7 @@ class ReadableModel(Protocol):
 
 
 class Strategy(ReadableModel, Protocol):
-    """Raises `LeaseLost` where a lease is given and turns out not to be ours any more."""
+    """Makes minibatches part of the model that all workers share; see `ValueSource`."""
 
     def begin(self, held: HeldLease) -> None:
         """Takes a task over: finds which of its minibatches the model holds, into ``held.committed``."""
@@ -436,8 +512,4 @@ class Strategy(ReadableModel, Protocol):
         Raises:
             LastCheckpointError: it cannot be written.
         """
-        ...
-
-    def close(self) -> None:
-        """The job is over, or this worker leaves."""
         ...

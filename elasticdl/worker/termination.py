@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from elasticdl.activities import Activity
+from elasticdl.activities import Activity, ActivityClock
 from elasticdl.rpc.signals import on_signals
-from elasticdl.worker.activity import ActivityClock
 
 EXIT_CODE = 128 + signal.SIGTERM
 # All since SIGTERM: a pod has 10 s before SIGKILL.

@@ -15,10 +15,10 @@ from functools import partial
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from elasticdl_client.chaos.faults import Fault, FaultInjector, FaultPlan, Victim, choose
+from elasticdl_client.chaos.faults import Fault, FaultInjector, FaultKind, FaultPlan, Victim, choose
 from elasticdl_client.chaos.recovery import ChaosResult, Injection, Moment
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
-from elasticdl_client.explain.diagnosis import Facts
+from elasticdl_client.explain.diagnosis import Facts, listed
 from elasticdl_client.jobs import words
 from elasticdl_client.jobs.options import Options
 from elasticdl_client.jobs.store import JobInfo, JobStore, Phase
@@ -144,16 +144,20 @@ class Chaos:
             self._outage = error.what
             return
         self._outage = ""
+        checkpoint = self._newest_checkpoint()
         for injection in self._injections:
-            if injection.seconds is None and injection.look(self._facts):
+            if injection.seconds is None and injection.look(self._facts, checkpoint):
                 self._say(f"{injection.subject}: recovered after {injection.seconds:.1f} s: {injection.how}")
 
     def _inject(self, fault: Fault, share: float) -> None:
         try:
-            victim = self._victim(fault, share)
-            if fault.role and victim is None:
-                self._say(f"{fault}: no pod of this role runs now, skipped")
+            victims = self._injector.running(fault.role) if fault.role else []
+            stopped = {one.victim for one in self._injections if one.ended is None}
+            free = [one for one in victims if one not in stopped]
+            if fault.role and not free:
+                self._say(f"{fault}: {_why_none(victims)}, skipped")
                 return
+            victim = choose(free, share) if free else None
             self._look()  # so that earlier events of the victim are not taken for its recovery
         except ElasticDLError as error:
             self._say(f"{fault}: not injected: {error.what}")
@@ -172,24 +176,36 @@ class Chaos:
         how_long = f", for {self._plan.stop_for_s:g} s" if fault.is_undone else ""
         self._say(f"{fault}: {injection.subject}{how_long}")
 
-    def _victim(self, fault: Fault, share: float) -> Victim | None:
-        stopped = {one.victim for one in self._injections if one.ended is None}
-        victims = [one for one in self._injector.running(fault.role) if one not in stopped] if fault.role else []
-        return choose(victims, share) if victims else None
-
     def _end(self, injections: Sequence[Injection]) -> None:
         """End faults that last, of which the recovery counts from here on: all of them before a line is printed, as
         the reader of the output may be gone."""
         with ExitStack() as undone:
             for injection in injections:
                 undone.callback(self._injector.undo, injection.fault, injection.victim)
+        checkpoint = self._newest_checkpoint()
         for injection in injections:
-            injection.ended = Moment.of(self._facts)
+            injection.ended = Moment.of(self._facts, checkpoint)
         for injection in injections:
             self._say(f"{injection.subject}: {injection.fault.kind} has ended")
 
+    def _newest_checkpoint(self) -> int:
+        """Of the disk that the plan fills; 0 where it cannot be read for the moment."""
+        if all(fault.kind is not FaultKind.FILL_DISK for fault in self._plan.faults):
+            return 0
+        try:
+            return self._injector.newest_checkpoint()
+        except ElasticDLError:
+            return 0
+
     def _say(self, line: str) -> None:
         print(f"{time.strftime('%H:%M:%S')}   {line}", file=self._stream, flush=True)
+
+
+def _why_none(running: Sequence[Victim]) -> str:
+    """Why no pod of a role can have a fault, of those that run: a stopped one runs, and has one already."""
+    if not running:
+        return "no pod of this role runs now"
+    return f"each running pod of this role ({listed(one.subject for one in running)}) is stopped by an earlier fault"
 
 
 def _is_past(moment: float) -> bool:

@@ -63,7 +63,7 @@ class Victim:
 
 
 class FaultInjector(Protocol):
-    """Four verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
+    """Five verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
 
     def check(self, faults: Sequence[Fault]) -> None:
         """Check that the faults can be injected into this job, before the first one is.
@@ -88,6 +88,10 @@ class FaultInjector(Protocol):
 
     def undo(self, fault: Fault, victim: Victim | None) -> None:
         """End a fault that lasts, or one that was interrupted; its victim may have ended."""
+        ...
+
+    def newest_checkpoint(self) -> int:
+        """The number of minibatches in the newest complete checkpoint that can be seen here; 0: none can."""
         ...
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from elasticdl.cluster.cluster import Pod, PodPhase
 from elasticdl.cluster.local.adapter import ProcessCluster
+from elasticdl.storage.paths import path_of
+from elasticdl.storage.versions import complete, number_of
 from elasticdl_client.chaos.faults import Fault, FaultKind, Victim
 from elasticdl_client.errors import FlagError, JobError
 
@@ -67,6 +69,15 @@ class LocalFaults:
             self._fill_path.unlink(missing_ok=True)
         elif victim is not None and fault.kind is FaultKind.STOP:
             _signal(victim, signal.SIGCONT)
+
+    def newest_checkpoint(self) -> int:
+        """See `FaultInjector`."""
+        if not self._checkpoint_dir:
+            return 0
+        try:
+            return max((number_of(path) for path in complete(path_of(self._checkpoint_dir))), default=0)
+        except OSError as error:
+            raise JobError(f"{self._checkpoint_dir} cannot be read: {error.strerror}.") from error
 
     @contextmanager
     def _agent(self) -> Iterator[ProcessCluster]:

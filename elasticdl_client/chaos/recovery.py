@@ -1,7 +1,8 @@
 """The recovery of a job from faults, read from its events and its status.  Pure.
 
 Seconds are counted between two events of the journal, so by one clock, where the loss of a pod is one; else from the
-end of the fault to the first status in which training has continued, by the clock of this machine.
+end of the fault to the first status in which training has continued, or to the first checkpoint on the disk, by the
+clock of this machine.
 """
 
 from __future__ import annotations
@@ -32,16 +33,18 @@ class Moment:
     Attributes:
         at: seconds since the Unix epoch.
         event: the number of its newest event.
+        checkpoint: the number of minibatches in its newest checkpoint, where that can be seen.
     """
 
     at: float
     event: int
     status: JobStatus
+    checkpoint: int = 0
 
     @classmethod
-    def of(cls, facts: Facts) -> Moment:
+    def of(cls, facts: Facts, checkpoint: int = 0) -> Moment:
         events = facts.history.events
-        return cls(facts.now, events[-1].number if events else 0, facts.job.status)
+        return cls(facts.now, events[-1].number if events else 0, facts.job.status, checkpoint)
 
 
 @dataclass(slots=True)
@@ -66,9 +69,13 @@ class Injection:
     def subject(self) -> str:
         return self.victim.subject if self.victim is not None else "the disk of the checkpoints"
 
-    def look(self, facts: Facts) -> bool:
-        """Return whether the job has recovered, and take note of how."""
-        found = _recovery(self, facts)
+    def look(self, facts: Facts, checkpoint: int = 0) -> bool:
+        """Return whether the job has recovered, and take note of how.
+
+        Args:
+            checkpoint: see `Moment`.
+        """
+        found = _recovery(self, facts, checkpoint)
         if found is not None:
             self.seconds, self.how = max(0.0, found[0]), found[1]
         return found is not None
@@ -84,14 +91,18 @@ class Injection:
         }
 
 
-def _recovery(injection: Injection, facts: Facts) -> tuple[float, str] | None:
+def _recovery(injection: Injection, facts: Facts, checkpoint: int) -> tuple[float, str] | None:
     """Seconds and words; None: it is not over."""
     began, ended = injection.began, injection.ended
     if ended is None:
         return None
     if injection.fault.kind is FaultKind.FILL_DISK:
         saved = next((event for event in facts.of(EventKind.CHECKPOINT_SAVED) if event.number > ended.event), None)
-        return None if saved is None else (saved.at - ended.at, f"{saved.subject} is complete")
+        if saved is not None:
+            return saved.at - ended.at, f"{saved.subject} is complete"
+        is_of_worker = not facts.job.status.ps_wanted  # of checkpoints within a second the newest has an event
+        is_saved = is_of_worker and checkpoint > ended.checkpoint
+        return (facts.now - ended.at, f"checkpoint-{checkpoint} is complete") if is_saved else None
     assert injection.victim is not None
     lost = _first(facts, began.event, injection.victim.subject, _LOSSES)
     if lost is not None:

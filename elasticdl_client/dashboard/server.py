@@ -141,7 +141,7 @@ class Dashboard:
         if job_id not in view.details:
             return _unknown_job() if not view.problems else JSONResponse({"error": " ".join(view.problems)}, 503)
         detail = view.details[job_id]
-        page = self._page(job_id, view.jobs[job_id], detail)
+        page = job_page(job_id, view.jobs[job_id], detail)
         events = [event_row(event) for event in detail.history.events]
         return _json({**page, "events": events})
 
@@ -169,7 +169,7 @@ class Dashboard:
                 if detail is None and job_id in view.jobs:  # that look had begun before this page was opened
                     self._observer.look_again()
                 if detail is not None:
-                    found["job"] = self._page(job_id, view.jobs[job_id], detail)
+                    found["job"] = job_page(job_id, view.jobs[job_id], detail)
                 for name, value in found.items():
                     text = _text(value)
                     if sent.get(name) != text:
@@ -188,9 +188,6 @@ class Dashboard:
         view = self._observer.view
         rows = [job_row(job_id, job) for job_id, job in view.jobs.items()]
         return {"jobs": rows, "problems": view.problems}
-
-    def _page(self, job_id: str, job: JobInfo, detail: JobDetail) -> Plain:
-        return job_page(job_id, job, detail)
 
     # Logs -------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent, describe
 from elasticdl_client.jobs.store import JobInfo, Phase
@@ -70,6 +70,7 @@ class Trouble(StrEnum):
 
     # Standing still, and slow
     CODE_HANGS = "CodeHangs"
+    NO_CHANGE = "NoChange"
     COLLECTIVE_HANGS = "CollectiveHangs"
     WORKER_SILENT = "WorkerSilent"
     WORKER_THROTTLED = "WorkerThrottled"
@@ -109,6 +110,7 @@ PENDING = frozenset(
 SLOW = frozenset(
     {
         Trouble.CODE_HANGS,
+        Trouble.NO_CHANGE,
         Trouble.COLLECTIVE_HANGS,
         Trouble.WORKER_SILENT,
         Trouble.WORKER_THROTTLED,
@@ -150,6 +152,9 @@ class Cost:
         )
 
 
+_NO_COST = Cost()
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """One trouble, or several alike.
@@ -181,6 +186,32 @@ class Diagnosis:
     is_fatal: bool = False
     key: str = ""
     count: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        event: JobEvent,
+        trouble: Trouble,
+        seen: str,
+        why: tuple[str, ...],
+        done: str,
+        advice: str = "",
+        *,
+        cost: Cost = _NO_COST,
+        subject: str = "",
+        found: Mapping[str, Detail] | None = None,
+        is_fatal: bool = False,
+        key: str = "",
+    ) -> Self:
+        """Return the diagnosis of one event.
+
+        Args:
+            subject: empty: that of the event.
+            found: evidence beside that of the event.
+        """
+        evidence = {**evidence_of(event), **(found or {})}
+        subjects, events = (subject or event.subject,), (event.number,)
+        return cls(trouble, subjects, event.at, seen, why, done, cost, advice, evidence, events, is_fatal, key)
 
     @property
     def subject(self) -> str:
@@ -329,7 +360,10 @@ def recovery(facts: Facts, *lost: JobEvent) -> tuple[str, Cost]:
         sentences.append(f"{what} that the model had lost were planned again, in {epochs}")
     failed = next((event for event in follow if event.kind is EventKind.JOB_FAILED), None)
     if failed is not None:
-        sentences.append(f"the job was ended: {one_line(failed.message)}")
+        why = one_line(failed.message)
+        if why.endswith("; its last lines:"):  # in parentheses; they are in the evidence
+            why = f"{why.removesuffix('; its last lines:')})"
+        sentences.append(f"the job was ended: {why}")
         cost = replace(cost, is_open=False)
     return as_sentences(sentences), cost
 

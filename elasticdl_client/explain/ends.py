@@ -6,16 +6,7 @@ import re
 from collections.abc import Iterator
 
 from elasticdl_client.choices import Runtime
-from elasticdl_client.explain.diagnosis import (
-    Cost,
-    Diagnosis,
-    Facts,
-    Trouble,
-    as_sentences,
-    evidence,
-    evidence_of,
-    recovery,
-)
+from elasticdl_client.explain.diagnosis import Diagnosis, Facts, Trouble, as_sentences, evidence, recovery
 from elasticdl_client.job_events import EventKind, JobEvent
 
 _BY_REASON = {
@@ -55,18 +46,15 @@ def lost_pods(facts: Facts) -> Iterator[Diagnosis]:
     for event in facts.of(EventKind.POD_LOST):
         trouble, words = _why(facts, event)
         done, cost = recovery(facts, event)
-        yield Diagnosis(
+        yield Diagnosis.of(
+            event,
             trouble,
-            (event.subject,),
-            event.at,
             f"{event.subject} {words}",
             evidence(facts, event),
             done,
-            cost,
             _advice(trouble, facts, event),
-            evidence_of(event),
-            (event.number,),
-            facts.has_ended_by(event),
+            cost=cost,
+            is_fatal=facts.has_ended_by(event),
             key=_role(event),
         )
 
@@ -125,22 +113,19 @@ def outages(facts: Facts) -> Iterator[Diagnosis]:
     for event in facts.of(EventKind.JOURNAL_DELAYED):
         seconds = float(event.details.get("seconds", 0.0))
         is_away = facts.job.runtime is Runtime.KUBERNETES and server_is_away(event.message)
-        yield Diagnosis(
+        yield Diagnosis.of(
+            event,
             Trouble.API_SERVER_AWAY if is_away else Trouble.JOURNAL_NOT_WRITTEN,
-            ("master",),
-            event.at,
             f"The API server did not answer for {seconds:.1f} s"
             if is_away
             else f"The journal could not be written for {seconds:.1f} s",
             (event.message,),
             "Workers trained on with the tasks that they had; pods, failures and the end of tasks were written down "
             "afterwards.",
-            Cost(),
             "Nothing for the job. `kubectl cluster-info` shows the server's state."
             if is_away
             else "Make room, or make the place writable; on Kubernetes see that the master may patch its ConfigMap.",
-            evidence_of(event),
-            (event.number,),
+            subject="master",
         )
 
 
@@ -155,15 +140,24 @@ def master(facts: Facts) -> Iterator[Diagnosis]:
         rejoined = [one for one in facts.consequences(event) if one.kind is EventKind.GROUP_FORMED]
         done = ["a new master read the journal; pods that ran were kept, and nothing was trained again"]
         done += ["the group formed again"] if rejoined else []
-        yield Diagnosis(
+        yield Diagnosis.of(
+            event,
             Trouble.MASTER_KILLED,
-            ("master",),
-            event.at,
             "The master ended, and was started again",
             (f"the master runs in generation {generation}{since}", *([seen] if seen else [])),
             as_sentences(done),
-            Cost(),
-            f"Nothing. Why it ended: `{facts.job.command('logs')} --role=master --previous`.",
-            evidence_of(event),
-            (event.number,),
+            f"Nothing. {_log_of_ended_master(facts, event)}",
+            subject="master",
         )
+
+
+def _log_of_ended_master(facts: Facts, restarted: JobEvent) -> str:
+    """Return where the log of the generation before a restart is: a pod has that of its last run but one."""
+    logs = f"{facts.job.command('logs')} --role=master"
+    is_newest = restarted is facts.of(EventKind.MASTER_RESTARTED, EventKind.JOB_RESUMED)[-1]
+    if facts.job.runtime is Runtime.LOCAL:
+        return f"Why it ended: `{logs}{' --previous' if is_newest else ''}`."
+    pod = next((pod for pod in facts.job.status.pods if pod.role == "master"), None)
+    if is_newest and pod is not None and pod.restarts:
+        return f"Why it ended: `{logs} --previous`."
+    return "The log of that run is gone; --log_file_path keeps logs on a volume."

@@ -34,6 +34,7 @@ _DETECTORS: tuple[Callable[[Facts], Iterator[Diagnosis]], ...] = (
     failures.exports,
     failures.stops,
     slowness.hangs,
+    slowness.standing_workers,
     slowness.standing_groups,
     slowness.lost_leases,
     slowness.stragglers,

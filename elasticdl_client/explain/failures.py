@@ -6,17 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from elasticdl_client.explain.diagnosis import (
-    Cost,
-    Diagnosis,
-    Facts,
-    Trouble,
-    as_sentences,
-    evidence,
-    evidence_of,
-    one_line,
-    plural,
-)
+from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, as_sentences, evidence, one_line, plural
 from elasticdl_client.explain.ends import other_version
 from elasticdl_client.job_events import Detail, EventKind, JobEvent
 from elasticdl_client.jobs.store import Phase
@@ -41,8 +31,9 @@ _GONE = re.compile(
     re.IGNORECASE,
 )
 _DATA = re.compile(r"[Rr]ecord \d|byte \d|cannot be read|damaged|checksum|line \d+|row \d+|column|label", re.IGNORECASE)
-_CHANGED = re.compile(r"changed since the job began|not hold the same records")
+_CHANGED = re.compile(r"changed since the job began|changed while the job reads it|not hold the same records")
 _LAST_CHECKPOINT = "The last checkpoint was not written"
+_CHECKPOINTS = "checkpoints"  # key of those that were not written
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 
 _WORDS = {
@@ -156,21 +147,18 @@ def failed_tasks(facts: Facts) -> Iterator[Diagnosis]:
         line = tuple(map(str, frames[-1:]))
         tries = int(event.details.get("failures", 1))
         found = _place(frames)
-        yield Diagnosis(
+        yield Diagnosis.of(
+            event,
             trouble,
-            (event.subject,),
-            event.at,
             f"{_WORDS[trouble]} on worker-{event.details.get('worker', '?')}: {one_line(event.message)}",
             (*line, *([where] if where else []), *evidence(facts, event)[1:]),
             f"The task was tried {plural(tries, 'time')}, then the job was ended."
             if is_fatal
             else "The task was given out again, to another worker where there is one.",
-            Cost(),
             (_hint(event.message) if _LAST_CHECKPOINT in event.message else "") or _advice(trouble, facts),
-            {**evidence_of(event), **found},
-            (event.number,),
-            is_fatal,
-            key=_alike(event.message),
+            found=found,
+            is_fatal=is_fatal,
+            key=_key(event.message),
         )
 
 
@@ -207,7 +195,7 @@ def _advice(trouble: Trouble, facts: Facts) -> str:
         case Trouble.DATA_GONE:
             return "See that the source exists and that all pods can read it: same path, mounted volume, credentials."
         case Trouble.DATA_CHANGED:
-            return "Start a new job on the new data: this one counts the records of the old. Or put the old data back."
+            return "Start a new job on the new data: this one counts the records of the old."
         case Trouble.DISK_FULL:
             return f"Make room on the disk that is named here; {logs}."
         case Trouble.VERSIONS_DIFFER:
@@ -235,20 +223,22 @@ def rejected_models(facts: Facts) -> Iterator[Diagnosis]:
         done = f"The job was ended {when}: no other worker would fare better."
         if not facts.has_ended_by(event):
             done = "It alone did not end the job: others had trained the model, so only the worker was to be replaced."
-        yield Diagnosis(
+        yield Diagnosis.of(
+            event,
             trouble,
-            (event.subject,),
-            event.at,
             f"{words}: {one_line(event.message)}",
             line or (one_line(event.message),),
             done,
-            Cost(),
             _hint(event.message) or _advice(trouble, facts),
-            {**evidence_of(event), **found},
-            (event.number,),
-            facts.has_ended_by(event),
-            key=_alike(event.message),
+            found=found,
+            is_fatal=facts.has_ended_by(event),
+            key=_key(event.message),
         )
+
+
+def _key(message: str) -> str:
+    """Return what merges the diagnoses of an error; the last checkpoint has an event of its own, too."""
+    return _CHECKPOINTS if _LAST_CHECKPOINT in message else _alike(message)
 
 
 def _hint(message: str) -> str:
@@ -260,19 +250,15 @@ def losses(facts: Facts) -> Iterator[Diagnosis]:
     """Losses and gradients that are not finite."""
     for event in facts.of(EventKind.LOSS_NOT_FINITE):
         is_fatal = facts.has_ended_by(event)
-        yield Diagnosis(
+        yield Diagnosis.of(
+            event,
             Trouble.LOSS_NOT_FINITE,
-            (event.subject,),
-            event.at,
             f"The numbers of a minibatch are not finite: {one_line(event.message)}",
             (_where(event),),
             "The job was ended (--nan_policy=fail)." if is_fatal else "The minibatch was left out (--nan_policy=skip).",
-            Cost(),
             "Look at these records first: a missing cell of a table is NaN. If they are finite, lower the learning "
             "rate or clip gradients. --nan_policy=skip leaves such minibatches out.",
-            evidence_of(event),
-            (event.number,),
-            is_fatal,
+            is_fatal=is_fatal,
         )
 
 
@@ -283,17 +269,14 @@ def excluded(facts: Facts) -> Iterator[Diagnosis]:
         records = str(event.details.get("records", ""))
         count, limit = int(event.details.get("excluded", 0)), event.details.get("limit", 0)
         new, before = count - before, count  # two workers may have met the same one
-        yield Diagnosis(
+        yield Diagnosis.of(
+            event,
             Trouble.BAD_RECORD,
-            (event.subject,),
-            event.at,
             f"Records cannot be used: {one_line(event.message)}",
             (f"records {records}",),
             f"They were left out, in this and later epochs: {count} of at most {limit} (--max_bad_records).",
-            Cost(records=new),
             "Mend or remove them; --bad_records_dir names where they are written with their errors.",
-            evidence_of(event),
-            (event.number,),
+            cost=Cost(records=new),
         )
 
 
@@ -301,18 +284,14 @@ def unreadable_data(facts: Facts) -> Iterator[Diagnosis]:
     """Data sources that the master could not list."""
     for event in facts.of(EventKind.DATA_UNREADABLE):
         trouble = Trouble.DATA_CHANGED if _CHANGED.search(event.message) else Trouble.DATA_GONE
-        yield Diagnosis(
+        yield Diagnosis.of(
+            event,
             trouble,
-            (event.subject,),
-            event.at,
             f"{_WORDS[trouble]} ({event.details.get('data', '')} data): {one_line(event.message)}",
             (event.message.partition("\n  → ")[0],),
             "The job was ended: without its data there is nothing to hand out.",
-            Cost(),
             _hint(event.message) or _advice(trouble, facts),
-            evidence_of(event),
-            (event.number,),
-            facts.has_ended_by(event),
+            is_fatal=facts.has_ended_by(event),
         )
 
 
@@ -323,10 +302,9 @@ def checkpoints(facts: Facts) -> Iterator[Diagnosis]:
         saved = next((e for e in facts.of(EventKind.CHECKPOINT_SAVED) if e.number > event.number), None)
         is_fatal = facts.has_ended_by(event)
         again = f" The next one, {saved.subject}, was written." if saved is not None else ""
-        yield Diagnosis(
+        yield Diagnosis.of(
+            event,
             Trouble.DISK_FULL if is_full else Trouble.CHECKPOINT_NOT_WRITTEN,
-            (event.subject,),
-            event.at,
             f"{event.subject} was not written: the disk is full"
             if is_full
             else f"{event.subject} was not written: {one_line(event.message)}",
@@ -334,30 +312,24 @@ def checkpoints(facts: Facts) -> Iterator[Diagnosis]:
             "The job was ended, as it was the last one. The last good checkpoint is kept."
             if is_fatal
             else f"The job trained on, and the last good checkpoint is kept; a later one is tried.{again}",
-            Cost(is_open=saved is None and not facts.is_over),
             "Make room in --checkpoint_dir, or keep fewer: --keep_checkpoint_max."
             if is_full
             else "See that --checkpoint_dir is mounted, writable by all pods, and fast enough.",
-            evidence_of(event),
-            (event.number,),
-            is_fatal,
-            key="full" if is_full else "",
+            cost=Cost(is_open=saved is None and not facts.is_over),
+            is_fatal=is_fatal,
+            key=_CHECKPOINTS,
         )
     for event in facts.of(EventKind.CHECKPOINT_UNREADABLE):
         is_fatal = facts.has_ended_by(event)
         taken = event.details.get("restored_from")
-        yield Diagnosis(
+        yield Diagnosis.of(
+            event,
             Trouble.CHECKPOINT_DAMAGED,
-            (event.subject,),
-            event.at,
             f"{event.subject} could not read a checkpoint: {one_line(event.message)}",
             tuple(event.message.splitlines()),
             "The job was ended." if is_fatal else f"It was passed over; taken was {taken or 'none: initial values'}.",
-            Cost(),
             "Repair or remove what is damaged, and start again from a whole one (--checkpoint_dir_for_init) or none.",
-            evidence_of(event),
-            (event.number,),
-            is_fatal,
+            is_fatal=is_fatal,
         )
 
 
@@ -365,18 +337,14 @@ def exports(facts: Facts) -> Iterator[Diagnosis]:
     """Models that were trained and not exported."""
     for event in facts.of(EventKind.MODEL_NOT_EXPORTED):
         why = event.message.partition(": ")[2].partition(". ")[0]
-        yield Diagnosis(
+        yield Diagnosis.of(
+            event,
             Trouble.MODEL_NOT_EXPORTED,
-            (event.subject,),
-            event.at,
             f"The model was not exported: {why}",
             (event.message,),
             "The last checkpoint, written when training was done, is the trained model.",
-            Cost(),
             "Name it to other jobs by --checkpoint_dir_for_init. For an export give workers more memory, on Kubernetes "
             "by --worker_resource_limit.",
-            evidence_of(event),
-            (event.number,),
         )
 
 
@@ -397,15 +365,12 @@ def stops(facts: Facts) -> Iterator[Diagnosis]:
             is_fatal=True,
         )
     for event in asked:
-        yield Diagnosis(
+        yield Diagnosis.of(
+            event,
             Trouble.STOPPED,
-            (event.subject,),
-            event.at,
             f"The job was asked to end: {one_line(event.message)}",
             (event.message,),
             "The job was ended.",
-            evidence=evidence_of(event),
-            events=(event.number,),
             is_fatal=True,
         )
 
@@ -416,9 +381,10 @@ def others(facts: Facts, known: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
         return
     status = facts.job.status
     failed = facts.of(EventKind.JOB_FAILED)
-    if not failed and (status.exit_code in (None, 0) or not status.message):
+    noted = facts.job.note if facts.job.phase is Phase.FAILED and status.exit_code is None else ""
+    if not failed and not noted and (status.exit_code in (None, 0) or not status.message):
         return
-    message = failed[-1].message if failed else status.message
+    message = failed[-1].message if failed else noted or status.message
     trouble = Trouble.JOB_FAILED
     if other_version(message):
         trouble = Trouble.VERSIONS_DIFFER

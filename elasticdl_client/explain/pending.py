@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, evidence_of, stated
+from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, stated
 from elasticdl_client.explain.ends import server_is_away, without_runtime
 from elasticdl_client.job_events import Detail, EventKind, JobEvent
+from elasticdl_client.job_status import RUNS_AGAIN
 
 _COUNTED = re.compile(
     r"(?P<count>\d+) (?P<reason>Insufficient \S+?|Too many pods|node\(s\) [^,]*?(?:\{[^}]*\}[^,]*)?)(?=, |\. |\.?$)"
@@ -41,6 +42,7 @@ _NO_REGISTRY = re.compile(
     re.IGNORECASE,
 )
 _NO_IMAGE = re.compile(r"ErrImageNeverPull|InvalidImageName|ImageInspectError|InspectFailed")
+_RANGE = re.compile(r" per (Container|Pod) is|must be less than or equal to \w+ limit")
 _GATE = re.compile(r"waiting (in queue (?P<queue>\S+)|for its scheduling gates: (?P<gates>.+))")
 _RIGHT = re.compile(r"has no right to|cannot \w+ resource|serviceaccount \"?[\w.-]+\"? not found", re.IGNORECASE)
 _IMAGE = re.compile(r"[Ii]mage \\?\"(?P<image>[^\"\\]+)\\?\"")
@@ -60,20 +62,18 @@ class Wait:
     trouble: Trouble
     seen: str
     advice: str
-    evidence: dict[str, Detail]
+    evidence: dict[str, Detail] = field(default_factory=dict)
 
 
 _RIGHT_MISSING = Wait(
     Trouble.RIGHT_MISSING,
     "cannot be created: the job's service account lacks a right",
     "`elasticdl rbac --print | kubectl apply -f -` grants what a job needs; --service_account names another.",
-    {},
 )
 _WITHOUT_RUNTIME = Wait(
     Trouble.IMAGE_WITHOUT_RUNTIME,
     "cannot start: its image has no Python with ElasticDL",
     "Build the image with `elasticdl zoo init` and `elasticdl zoo build`, or install elasticdl2 in it.",
-    {},
 )
 
 
@@ -81,7 +81,6 @@ _NOT_CREATED = Wait(
     Trouble.CONTAINER_NOT_CREATED,
     "cannot start: its container cannot be made",
     "The message names what is missing, such as a Secret or ConfigMap of --volume, --envs or --cluster_spec.",
-    {},
 )
 
 
@@ -89,7 +88,6 @@ _CRASHING = Wait(
     Trouble.PROGRAM_FAILED,
     "ends by an error and is started again",
     "Mend the error at the end of its log.",
-    {},
 )
 
 
@@ -136,7 +134,6 @@ def _out_of_memory(role: str) -> Wait:
         Trouble.OUT_OF_MEMORY,
         "ran out of memory and was killed, and is started again",
         f"Raise --{role}_resource_limit=memory=….",
-        {},
     )
 
 
@@ -150,13 +147,18 @@ def why_refused(message: str, role: str = "worker") -> Wait:
             Trouble.API_SERVER_AWAY,
             "could not be created: the API server did not answer",
             "Nothing for the job: it trains on and tries again. `kubectl cluster-info` shows the server's state.",
-            {},
+        )
+    if _RANGE.search(message):
+        return Wait(
+            Trouble.POD_REFUSED,
+            "cannot be created: a LimitRange of the namespace does not allow what it asks for",
+            f"Change the LimitRange (`kubectl describe limitrange` shows it), which the pods of a running job follow; "
+            f"or start the job with another --{role}_resource_request and --{role}_resource_limit.",
         )
     return Wait(
         Trouble.POD_REFUSED,
         "cannot be created: the API server refuses it",
         "The message is the server's or an admission webhook's; `--dry_run` prints what is submitted.",
-        {},
     )
 
 
@@ -322,7 +324,7 @@ def waiting_pods(facts: Facts) -> Iterator[Diagnosis]:
         refused = event.kind is EventKind.POD_NOT_CREATED
         wait = why_refused(event.message, role) if refused else why_waiting(event.message, role)
         if wait is None and event.kind is EventKind.POD_BLOCKED:
-            wait = Wait(Trouble.CONTAINER_NOT_CREATED, "cannot start", "The message says what is missing.", {})
+            wait = Wait(Trouble.CONTAINER_NOT_CREATED, "cannot start", "The message says what is missing.")
         if wait is None:
             continue
         found = _diagnosis(facts, event, wait)
@@ -350,18 +352,17 @@ def _diagnosis(facts: Facts, event: JobEvent, wait: Wait) -> Diagnosis:
         done = "The creation is tried again, at longer and longer intervals; the job uses the pods that it has."
     else:
         done = "It is kept, and starts when it can; the job uses the pods that it has."
-    return Diagnosis(
+    return Diagnosis.of(
+        event,
         wait.trouble,
-        (subject,),
-        event.at,
         f"{subject} {wait.seen}",
         (stated(event),),
         done,
-        Cost(0.0 if is_fatal else max(0.0, waited), is_open=is_open and other is None),
         wait.advice,
-        {**evidence_of(event), **wait.evidence},
-        (event.number,),
-        is_fatal,
+        cost=Cost(0.0 if is_fatal else max(0.0, waited), is_open=is_open and other is None),
+        subject=subject,
+        found=wait.evidence,
+        is_fatal=is_fatal,
         key=subject.partition("-")[0],
     )
 
@@ -375,8 +376,8 @@ def pods_without_events(facts: Facts) -> Iterator[Diagnosis]:
         if facts.is_over or subject in known or not pod.message or pod.phase == "Succeeded":
             continue
         wait = why_waiting(pod.message, pod.role)
-        if pod.role == "master" and facts.master_log and wait in (None, _CRASHING):
-            wait = why_crashing(facts.master_log)
+        if pod.role == "master":
+            wait = _why_master_ends(facts, pod.message, wait)
         if wait is None or (pod.phase != "Pending" and pod.role != "master"):
             continue
         log = (f"The end of its log:\n{facts.master_log}",) if pod.role == "master" and facts.master_log else ()
@@ -392,3 +393,17 @@ def pods_without_events(facts: Facts) -> Iterator[Diagnosis]:
             {"message": pod.message, **wait.evidence},
             key=pod.role,
         )
+
+
+def _why_master_ends(facts: Facts, message: str, wait: Wait | None) -> Wait | None:
+    """Return why a master ends again and again: by its message, also between two ends of its container, and its log.
+
+    Args:
+        message: of its pod.
+        wait: what the message means for any pod.
+    """
+    if wait is None and not facts.history.events:
+        if "OOMKilled" in message:
+            return _out_of_memory("master")
+        wait = _CRASHING if message.startswith(RUNS_AGAIN) else None
+    return why_crashing(facts.master_log) if facts.master_log and wait in (None, _CRASHING) else wait

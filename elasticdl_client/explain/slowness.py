@@ -16,7 +16,6 @@ from elasticdl_client.explain.diagnosis import (
     Trouble,
     as_sentences,
     evidence,
-    evidence_of,
     group_change,
     one_line,
     recovery,
@@ -24,7 +23,8 @@ from elasticdl_client.explain.diagnosis import (
 from elasticdl_client.explain.failures import is_library, of_function, user_symbols
 from elasticdl_client.goodput import PsState, SlotState
 from elasticdl_client.job_events import EventKind, JobEvent
-from elasticdl_client.job_status import PsStatus
+from elasticdl_client.job_status import JobStatus, PsStatus, StandingWorker
+from elasticdl_client.progress import age
 from elasticdl_client.worker_range import Bottleneck, parse
 
 _MIN_SECONDS = 3.0  # of workers' time; a share of less says nothing
@@ -119,22 +119,105 @@ def hang_part(where: str, stacks: str, symbols: dict[str, Trouble]) -> HangPart:
     return HangPart.READING if HangPart.READING in named else next(iter(named), HangPart.UNKNOWN)
 
 
+_STANDING = {
+    "start": "it loads the user's code and the model",
+    "compile": "its first minibatch, in which it compiles",
+    "input": "it waits for records and `feed`",
+    "idle": "it waits for records and `feed`",
+    "evaluate": "an evaluation, or what a script does after a loop",
+    "export": "the export of the model",
+    "checkpoint": "a checkpoint",
+}
+
+
+def standing_texts(status: JobStatus) -> list[str]:
+    """Return what has not changed for long: of each such worker, and of the servers' checkpoint."""
+    found = [standing_text(one, status.processes_per_worker) for one in status.standing]
+    found += [text for text in [_others_text(status)] if text]
+    return found + ([saving_text(status)] if status.saving_seconds else [])
+
+
+def _others_text(status: JobStatus) -> str:
+    """Return how many workers stand that are not listed; empty: none does."""
+    others = status.num_standing - len(status.standing)
+    what = "worker" if status.processes_per_worker == 1 else "process"
+    plural = "" if others == 1 else "s" if what == "worker" else "es"
+    have = "has" if others == 1 else "have"
+    return f"{others} more {what}{plural} {have} not changed for half a minute or more" if others > 0 else ""
+
+
+def saving_text(status: JobStatus) -> str:
+    """Return for how long the parameter servers have been writing a checkpoint."""
+    return f"The parameter servers have been writing a checkpoint for {age(status.saving_seconds)}"
+
+
+def standing_text(one: StandingWorker, num_processes: int) -> str:
+    """Return how long a worker has done the same, what, and where, after its name."""
+    process = f" (process {one.process})" if num_processes > 1 else ""
+    at = f", at {one.where}" if one.where else ""
+    doing = _STANDING.get(one.activity, "one minibatch")
+    return f"worker-{one.worker}{process} has done the same for {age(one.seconds)}: {doing}{at}"
+
+
+_SLOW_STORAGE = "If a checkpoint takes so long, nothing has to be done. Else see that --checkpoint_dir answers."
+_LIMITS_OF_STANDING = {
+    "checkpoint": f"{_SLOW_STORAGE} One of which it takes nothing has failed after --step_timeout.",
+    "evaluate": "If an evaluation takes so long, nothing has to be done: that of a script has no limit. Else mend the "
+    "line that is named.",
+}
+
+
+def standing_workers(facts: Facts) -> Iterator[Diagnosis]:
+    """Workers that do the same for long, and may hang: as long as it lasts, or where the job was stopped in it."""
+    if facts.job.has_ended:
+        return
+    status = facts.job.status
+    if status.saving_seconds:
+        yield Diagnosis(
+            Trouble.NO_CHANGE,
+            ("checkpoint",),
+            status.updated_at - status.saving_seconds,
+            saving_text(status),
+            ("not all of them have answered",),
+            "The job trains on, but does not end before its last checkpoint.",
+            Cost(is_open=not facts.is_over),
+            _SLOW_STORAGE,
+            {"activity": "checkpoint", "seconds": status.saving_seconds},
+            key="checkpoint",
+        )
+    others = [text for text in [_others_text(status)] if text]
+    for one in status.standing:
+        subject = f"worker-{one.worker}"
+        yield Diagnosis(
+            Trouble.NO_CHANGE,
+            (subject,),
+            status.updated_at - one.seconds,
+            standing_text(one, status.processes_per_worker),
+            (f"it is at {one.where}" if one.where else f"its main thread: {one.activity}", *others),
+            "" if facts.is_over else "It is left alone as long as it may take that time.",
+            Cost(is_open=not facts.is_over),
+            _LIMITS_OF_STANDING.get(
+                one.activity,
+                "If it takes so long, nothing has to be done: a worker that hangs is found after --hang_timeout, or "
+                "--step_timeout where it starts, compiles or exports. Else mend the line that is named.",
+            ),
+            {"activity": one.activity, "seconds": one.seconds, "where": one.where},
+            key=subject,
+        )
+
+
 def standing_groups(facts: Facts) -> Iterator[Diagnosis]:
     """Groups whose members all waited in one collective, so that none of them is known to be the cause."""
     for event in facts.of(EventKind.GROUP_BROKEN):
         if "waited" not in event.details:
             continue
-        yield Diagnosis(
+        yield Diagnosis.of(
+            event,
             Trouble.COLLECTIVE_HANGS,
-            (event.subject,),
-            event.at,
             f"{event.subject} stood still in a collective: {one_line(event.message)}",
             evidence(facts, event),
             as_sentences(group_change(facts.consequences(event))),
-            Cost(),
             "If it happens again, look at the network between the nodes of its members, and at their GPUs.",
-            evidence_of(event),
-            (event.number,),
         )
 
 
@@ -151,40 +234,35 @@ def _hung(facts: Facts, event: JobEvent) -> Diagnosis:
     in_group = part is HangPart.COLLECTIVE
     what = "stood still in a collective" if in_group else f"made no progress{_IN_PART.get(part, '')}"
     done, cost = _remedy(facts, event)
-    return Diagnosis(
+    return Diagnosis.of(
+        event,
         Trouble.COLLECTIVE_HANGS if in_group else Trouble.CODE_HANGS,
-        (event.subject,),
-        event.at,
         f"{event.subject} {what}: {one_line(event.message)}",
         tuple(filter(None, (f"it is at {where}" if where else "", stacks))) or (one_line(event.message),),
         done,
-        cost,
         _HANG_CURES.get(
             part,
             "Mend the line that the stack ends in: an endless loop, or a lock that is never released. If a minibatch "
             "may take so long, raise --hang_timeout.",
         ),
-        {**evidence_of(event), "part": part.value},
-        (event.number,),
-        facts.has_ended_by(event),
+        cost=cost,
+        found={"part": part.value},
+        is_fatal=facts.has_ended_by(event),
     )
 
 
 def _silent(facts: Facts, event: JobEvent) -> Diagnosis:
     done, cost = _remedy(facts, event)
-    return Diagnosis(
+    return Diagnosis.of(
+        event,
         Trouble.WORKER_SILENT,
-        (event.subject,),
-        event.at,
         f"{event.subject} sent no heartbeat for longer than --lease_timeout",
         evidence(facts, event),
         done,
-        cost,
         "Nothing, if it was stopped on purpose (SIGSTOP). Otherwise look at its node: swapping, no processor time, no "
         "network; or at native code of yours that keeps Python's lock.",
-        evidence_of(event),
-        (event.number,),
-        facts.has_ended_by(event),
+        cost=cost,
+        is_fatal=facts.has_ended_by(event),
     )
 
 
@@ -204,21 +282,18 @@ def _remedy(facts: Facts, event: JobEvent) -> tuple[str, Cost]:
 def _given_up(facts: Facts, event: JobEvent) -> Diagnosis:
     done, cost = recovery(facts, event)
     is_stuck = "stuck" in event.message
-    return Diagnosis(
+    return Diagnosis.of(
+        event,
         Trouble.CODE_HANGS if is_stuck else Trouble.WORKER_SILENT,
-        (event.subject,),
-        event.at,
         f"{event.subject} was given up: {one_line(event.message)}",
         evidence(facts, event),
         done,
-        cost,
         "Mend what does not return: `--log_level=DEBUG` shows its last steps, or raise --step_timeout."
         if is_stuck
         else "A process that is stopped (SIGSTOP), swaps, or is cut off from the network sends no heartbeat: look at "
         "its node. Pods that are slow to start need a longer --step_timeout.",
-        evidence_of(event),
-        (event.number,),
-        facts.has_ended_by(event),
+        cost=cost,
+        is_fatal=facts.has_ended_by(event),
         key=event.subject.partition("-")[0],
     )
 
@@ -242,21 +317,18 @@ def stragglers(facts: Facts) -> Iterator[Diagnosis]:
         why = [one_line(event.message)] if event.message else []
         why += [f"{name}: {value}" for name, value in event.details.items()]
         done, cost = _remedy(facts, event)
-        yield Diagnosis(
+        yield Diagnosis.of(
+            event,
             Trouble.WORKER_THROTTLED if is_throttled else Trouble.WORKER_SLOW,
-            (event.subject,),
-            event.at,
             f"{event.subject} takes {times} as long for a minibatch as the others"
             + (", held back by the CPU limit of its container" if is_throttled else ""),
             tuple(why),
             done,
-            cost,
             "Raise --worker_resource_limit=cpu=…, or leave the limit out and request what a worker needs."
             if is_throttled
             else "Look at its node: other load, a slower processor, heat. --cluster_spec_json chooses equal nodes; "
             "--straggler_action=replace lets another pod take its place.",
-            evidence_of(event),
-            (event.number,),
+            cost=cost,
         )
 
 
@@ -264,7 +336,13 @@ def input_bound(facts: Facts) -> Iterator[Diagnosis]:
     """Workers that wait for records more than they should; a job that ended before it trained had other troubles."""
     seconds = facts.job.status.worker_seconds
     share = _share(seconds, SlotState.INPUT)
-    if share >= _SHARE and (seconds.get(SlotState.USEFUL) or not facts.is_over):
+    stands = any(one.activity in ("input", "idle") for one in facts.job.status.standing)  # it is not slow, but stands
+    if (
+        share >= _SHARE
+        and not stands
+        and not _lacks_workers(facts)
+        and (seconds.get(SlotState.USEFUL) or not facts.is_over)
+    ):
         yield Diagnosis(
             Trouble.INPUT_SLOW,
             ("job",),
@@ -277,6 +355,11 @@ def input_bound(facts: Facts) -> Iterator[Diagnosis]:
             "data on a faster disk; more workers read in parallel.",
             {"share": round(share, 4), "seconds": round(seconds.get(SlotState.INPUT, 0.0), 3)},
         )
+
+
+def _lacks_workers(facts: Facts) -> bool:
+    """Whether a job that runs has no worker now: the shares are of earlier ones."""
+    return not facts.is_over and not facts.job.status.workers_alive
 
 
 class PsLoad(StrEnum):
@@ -306,7 +389,7 @@ def overloaded_servers(facts: Facts) -> Iterator[Diagnosis]:
     """Parameter servers that hold the workers up."""
     status = facts.job.status
     waiting = _share(status.worker_seconds, SlotState.WAITING_PS)
-    if waiting < _SHARE or not status.ps:
+    if waiting < _SHARE or not status.ps or _lacks_workers(facts):
         return
     found = _servers(facts)
     load, most = _load(found, status.ps_seconds)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elasticdl_client.errors import JobError
-from elasticdl_client.job_status import PodStatus
+from elasticdl_client.job_status import RUNS_AGAIN, PodStatus
 from elasticdl_client.jobs.store import JobInfo
 from elasticdl_client.kubernetes import names, resources
 from elasticdl_client.kubernetes.api import ClusterError, Connection, checked
@@ -225,6 +225,7 @@ def _message(pod: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     parts = ["Terminating"] if is_going(pod) else []
     state = container(pod).get("state") or {}
     waiting, terminated = state.get("waiting"), state.get("terminated")
+    before = (container(pod).get("lastState") or {}).get("terminated")
     disrupted = _condition(status, "DisruptionTarget", "True") or _condition(status, "TerminationTarget", "True")
     if disrupted:  # PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager, Kueue's WorkloadEvicted…
         parts.append(_joined(disrupted))
@@ -233,10 +234,11 @@ def _message(pod: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     elif terminated:
         parts.append(_ending(terminated))
     elif waiting:
-        before = (container(pod).get("lastState") or {}).get("terminated")
         parts.append(_joined(waiting) + (f"; before: {_ending(before)}" if before else ""))
     elif status.get("phase") == "Pending":
         parts.append(resources.why_gated(pod) or _joined(_condition(status, "PodScheduled", "False")))
+    elif before:
+        parts.append(f"{RUNS_AGAIN}before: {_ending(before)}")
     return "; ".join(part for part in parts if part)
 
 

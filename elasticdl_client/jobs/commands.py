@@ -18,6 +18,8 @@ from elasticdl_client.explain import explanation as explain_words
 from elasticdl_client.explain.diagnosis import Facts
 from elasticdl_client.explain.explanation import Question, explain
 from elasticdl_client.job_dir import is_elsewhere
+from elasticdl_client.job_events import EventHistory
+from elasticdl_client.job_status import RUNS_AGAIN
 from elasticdl_client.jobs import event_list, words
 from elasticdl_client.jobs.options import Options, parse, role_of, seconds_of
 from elasticdl_client.jobs.store import JobInfo, JobStore, LogRequest, Phase
@@ -121,7 +123,8 @@ def _events(options: Options, places: JobStores) -> int:
 def _explain(options: Options, places: JobStores) -> int:
     job = places.find(options.jobs[0])
     store = places.store(job)
-    facts = Facts(job, store.journal(job).history, time.time(), _log_of_crashing_master(job, store))
+    history = store.journal(job).history
+    facts = Facts(job, history, time.time(), _log_of_crashing_master(job, store, history))
     pod = role_of(options) if options.pod else ""
     found = explain(facts, Question(options.why_pending, options.why_slow, pod, options.epoch))
     if options.output:
@@ -131,13 +134,21 @@ def _explain(options: Options, places: JobStores) -> int:
     return 0
 
 
-def _log_of_crashing_master(job: JobInfo, store: JobStore) -> str:
-    """The end of the log of a master that ends again and again, which may say why nothing else is known."""
+def _log_of_crashing_master(job: JobInfo, store: JobStore, history: EventHistory) -> str:
+    """The end of the log of a master that ends again and again, which may say why nothing else is known.
+
+    Between two ends of its container the present run has printed nothing of the cause yet, so the log is that of the
+    run before; once the master has come up, its restarts are events.
+    """
     master = next((pod for pod in job.status.pods if pod.role == "master"), None)
-    if master is None or job.has_ended or not master.message.startswith(("CrashLoopBackOff", "Error")):
+    if master is None or job.has_ended:
+        return ""
+    runs_again = master.message.startswith(RUNS_AGAIN) and not history.events
+    if not runs_again and not master.message.startswith(("CrashLoopBackOff", "Error", "OOMKilled")):
         return ""
     try:
-        return "\n".join(line.text for line in store.logs(job, LogRequest("master", False, _LOG_LINES)))
+        request = LogRequest("master", False, _LOG_LINES, previous=runs_again)
+        return "\n".join(line.text for line in store.logs(job, request))
     except ElasticDLError:  # it is a help, no more
         return ""
 

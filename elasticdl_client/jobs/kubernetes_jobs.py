@@ -107,7 +107,7 @@ class KubernetesJobs:
         self._remove_old_master(job)
         if _is_told_to_stop(owner):
             self._annotate(job, owner, {names.STOP_ANNOTATION: None}, "resume")
-        with self._connection.doing(f"create the pod {names.pod_name(job.name, 'master', 0)}"):
+        with self._connection.doing(f"create the pod {names.pod_name(job.name, 'master', 0)}", "master"):
             self._connection.core.create_namespaced_pod(job.namespace, manifest)
         return 0
 
@@ -242,8 +242,14 @@ def _job(namespace: str, name: str, found: _Found, context: str) -> JobInfo:
     written, spec = _written(found.config_maps.get(names.state_object(name))), _spec(owner)
     status = _with_pods(written or JobStatus(name), sorted(found.pods, key=cluster_objects.sort_key), found.told, spec)
     master = next((pod for pod in found.pods if cluster_objects.label(pod, names.ROLE_LABEL) == "master"), None)
-    phase, note = _phase(name, status, owner, master, time.time() - created_at)
-    return JobInfo(name, Runtime.KUBERNETES, phase, status, note, namespace, context, created_at=created_at, spec=spec)
+    age_s = time.time() - created_at
+    phase, note = _phase(name, status, owner, master, age_s)
+    job = JobInfo(name, Runtime.KUBERNETES, phase, status, note, namespace, context, created_at=created_at, spec=spec)
+    has_state = names.state_object(name) in found.config_maps
+    is_whole = (
+        owner is not None and not cluster_objects.is_going(owner) and (master is not None or age_s > _SUBMISSION_S)
+    )
+    return _without_state(job, master) if is_whole and not has_state else job
 
 
 def _phase(
@@ -274,6 +280,20 @@ def _phase(
         else "is gone"
     )
     return phase, f"Its master's pod {how}, and the job has not ended."
+
+
+def _without_state(job: JobInfo, master: Object | None) -> JobInfo:
+    """A job whose state was deleted by hand: its master ends as soon as it sees that, and no other can continue it."""
+    if job.phase is Phase.SUCCEEDED:
+        return job
+    runs = (
+        master is not None
+        and cluster_objects.pod_status(master).phase in ("Pending", "Running")
+        and cluster_objects.label(master, names.STATUS_LABEL) != "Failed"
+    )
+    spec = None if job.spec is None else dataclasses.replace(job.spec, namespace=job.namespace, context=job.context)
+    note = "\n  → ".join(api.without_state(job.name, job.command("delete"), spec))
+    return dataclasses.replace(job, phase=Phase.RUNNING if runs else Phase.FAILED, note=note)
 
 
 def _is_told_to_stop(owner: Object) -> bool:

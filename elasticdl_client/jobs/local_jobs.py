@@ -36,6 +36,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import log_files
 from elasticdl_client.jobs.store import JobInfo, LogLine, LogRequest, Phase, phase_of
+from elasticdl_client.progress import with_running_pods
 from elasticdl_client.storage_kinds import is_remote
 from elasticdl_client.worker_range import WorkerRange
 
@@ -206,6 +207,8 @@ def _read(directory: Path) -> JobInfo | None:
     if not runs:
         over = tuple(pod for pod in status.pods if pod.phase in ("Succeeded", "Failed"))
         status = dataclasses.replace(status, pods=over, workers_alive=0, ps_alive=0)
+    else:
+        status = with_running_pods(status)
     phase = phase_of(status, runs=runs)
     has_begun = (directory / "journal.json").exists()
     if phase is Phase.STOPPED and not note:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from elasticdl_client import progress, report, worker_range
+from elasticdl_client.explain.slowness import standing_texts
 from elasticdl_client.goodput import summary
 from elasticdl_client.job_status import JobStatus, PsStatus, finite
 from elasticdl_client.jobs.store import JobInfo, Phase
@@ -89,7 +90,7 @@ def _wide(job: JobInfo) -> list[str]:
 
 def messages(job: JobInfo) -> list[str]:
     """Return the messages on a job's phase: the client's findings and the master's reasons, each once."""
-    said = report.without_frames(job.status.message)
+    said = report.with_users_line(job.status.message)
     return [text for text in dict.fromkeys((job.note, said)) if text]
 
 
@@ -102,6 +103,9 @@ def waiting_for(job: JobInfo) -> str:
         reasons = dict.fromkeys(pod.message for pod in pending if pod.role == role)
         if reasons:
             return f"No worker runs yet; pending {role}: {'; '.join(reasons)}"
+        refused = next((one for one in job.status.not_created if one.role == role), None)
+        if refused is not None:
+            return f"No worker runs yet; {role} not created: {refused.message}"
     return ""
 
 
@@ -124,9 +128,12 @@ def page(job: JobInfo, now: float) -> str:
     head = [("Name", job.name), ("Runtime", job.runtime.value), ("Namespace", job.namespace)]
     head += [("Directory", job.directory), ("Phase", job.phase.value)]
     head += [("Message", text) for text in [*messages(job), waiting_for(job)]]
+    head += [("Standing", text) for text in ([] if job.has_ended else standing_texts(status))]
     head += [("To do", what_to_do(job)), *_progress(status, with_rate=not is_over)]
     head += [("Time", progress.time_text(status, with_eta=not is_over))]
     head += [("Goodput", summary(status.worker_seconds)), ("PS time", summary(status.ps_seconds))]
+    if is_over:
+        status = dataclasses.replace(status, not_created=())
     workers = _pod_counts(status, "worker", status.workers_alive, status.workers_wanted)
     head += [("Workers", "; ".join(filter(None, (workers, progress.processes_text(status)))))]
     head += [("Group", "" if is_over else progress.group_text(status))]
@@ -146,10 +153,12 @@ def page(job: JobInfo, now: float) -> str:
 
 
 def _pod_counts(status: JobStatus, role: str, alive: int, wanted: int) -> str:
-    """How many pods of a role run, and the state of the newest others while some are missing."""
+    """How many pods of a role run, and the state of the newest others while some are missing, refused ones last."""
     others = [pod.phase.lower() for pod in status.pods if pod.role == role and pod.phase != "Running"]
     missing = collections.Counter(others[max(0, len(others) - max(0, wanted - alive)) :])
-    return ", ".join([f"{alive}/{wanted} running", *(f"{count} {phase}" for phase, count in missing.items())])
+    refused = [f"{one.count} not created ({one.message})" for one in status.not_created if one.role == role]
+    found = [f"{alive}/{wanted} running", *(f"{count} {phase}" for phase, count in missing.items())]
+    return ", ".join([*found, *refused])
 
 
 def _server_lines(status: JobStatus) -> list[str]:

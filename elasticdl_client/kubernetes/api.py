@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.kubernetes import names
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
@@ -27,8 +28,8 @@ DEFAULT_NAMESPACE = "default"
 _KUBECONFIG = "~/.kube/config"
 OF_EVERY_POD = ("failed quota: ", " per Container is", " per Pod is")  # refusals of a master's pods, too
 _OF_RANGE = (
-    "A LimitRange of the namespace says so: change --worker_resource_request and --worker_resource_limit, or the same "
-    "of the role that is named."
+    "A LimitRange of the namespace says so: change --{role}_resource_request and --{role}_resource_limit{others}; "
+    "`kubectl describe limitrange` shows it."
 )
 _OF_LIMITS = {  # words of the server on resources → what to do
     "exceeded quota": "Ask for less, or wait until other pods of the namespace have ended.",
@@ -37,7 +38,7 @@ _OF_LIMITS = {  # words of the server on resources → what to do
     " per Container is": _OF_RANGE,
     " per Pod is": _OF_RANGE,
     "must be less than or equal to": "Where a job gives no limit, a LimitRange of the namespace does: give "
-    "--worker_resource_limit, or a smaller --worker_resource_request; or the same of the role that is named.",
+    "--{role}_resource_limit, or a smaller --{role}_resource_request{others}.",
 }
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -98,11 +99,12 @@ class Connection:
             response.release_conn()
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
+    def doing(self, what: str, role: str = "") -> Iterator[None]:
         """Around calls: their errors become `ClusterError`.
 
         Args:
             what: for the message, after "cannot": "read the pods of namespace x".
+            role: of the pod that is made, for the flags in the hint; empty: another object, or a pod of any role.
 
         Raises:
             ClusterError: the cluster does not answer, or refuses.
@@ -113,7 +115,7 @@ class Connection:
         try:
             yield
         except ApiException as error:
-            raise self._refused(what, error) from error
+            raise self._refused(what, error, role) from error
         except (HTTPError, OSError) as error:
             raise self._unreachable(_reason(error)) from error
         except (OpenApiException, ValueError) as error:  # an answer, or a body, that does not fit the API
@@ -126,7 +128,7 @@ class Connection:
             "--context=NAME or `kubectl config use-context NAME` chooses one.",
         )
 
-    def _refused(self, what: str, error: Any) -> ClusterError:
+    def _refused(self, what: str, error: Any, role: str) -> ClusterError:
         status = int(error.status or 0)
         said = _message(error)
         where = f"context {self.context}"
@@ -143,8 +145,20 @@ class Connection:
             404: f"This was looked for in the cluster of {where}; is it the right one, and is --namespace?",
             409: "It exists already, or has been changed by another client.",
         }
-        hint = next((hint for words, hint in _OF_LIMITS.items() if words in said), hints.get(status, ""))
+        hint = hint_on_limits(said, role) or hints.get(status, "")
         return ClusterError(f"Cannot {what}: {said}", hint, status)
+
+
+def hint_on_limits(said: str, role: str = "") -> str:
+    """Return what to do about a refusal by a quota or a LimitRange; empty: it is none.
+
+    Args:
+        said: the server's sentence.
+        role: of the pod, whose flags are named; empty: not known.
+    """
+    hint = next((hint for words, hint in _OF_LIMITS.items() if words in said), "")
+    others = "" if role else ", or the same of the role that is named"
+    return hint.replace("{role}", role or "worker").replace("{others}", others)
 
 
 def is_configured() -> bool:
@@ -350,6 +364,28 @@ def elasticdl_command(verb: str, spec: JobSpec) -> str:
 def kubectl_command(what: str, spec: JobSpec) -> str:
     """`kubectl WHAT` in the job's namespace."""
     return f"kubectl {what} --namespace={spec.namespace}{of_context(spec)}"
+
+
+def without_state(job_name: str, delete: str, spec: JobSpec | None) -> tuple[str, str]:
+    """Return what has become of a job whose state was deleted alone, by hand, and what to do.
+
+    Args:
+        delete: the command that deletes the job.
+        spec: of the job; None: it cannot be read.
+    """
+    what = (
+        f"The ConfigMap {names.state_object(job_name)}, with the job's journal and status, was deleted: the job cannot "
+        "continue from it."
+    )
+    hint = f"`{delete}` removes what is left of it"
+    if spec is not None and spec.job_dir:
+        resume = f"elasticdl resume --job_dir={spec.job_dir} --namespace={spec.namespace}{of_context(spec)}"
+        return what, f"{hint}; then `{resume}` continues it from its directory in storage."
+    hint += "; then submit the job again"
+    if spec is not None and spec.checkpoint_dir:
+        start = f"--checkpoint_dir_for_init={spec.checkpoint_dir}"
+        return what, f"{hint}, with another --checkpoint_dir and {start} to begin with its newest checkpoint."
+    return what, f"{hint}."
 
 
 def grant(namespace: str, service_account: str) -> str:

@@ -264,7 +264,7 @@ def _check_pods(connection: Connection, spec: JobSpec) -> None:
     for role in ("ps", "worker") if spec.num_ps_pods else ("worker",):
         manifest = pod_manifest(spec, role_pod(spec, role))
         try:
-            with connection.doing(f"make a {role} pod of this job"):
+            with connection.doing(f"make a {role} pod of this job", role):
                 connection.core.create_namespaced_pod(spec.namespace, manifest, dry_run="All")
         except ClusterError as error:
             # Else a used-up quota or a policy: the check for the user now need not hold for the master.

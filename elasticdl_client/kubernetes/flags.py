@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# ruff: noqa: RUF009 (`flag` is `dataclasses.field`)
+# ruff: noqa: RUF009 (`flag` gives a `dataclasses.field`)
 import math
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from functools import partial
 from elasticdl_client.checks import at_least, check_path, check_url_of_directory, regular_expression
 from elasticdl_client.choices import ImagePullPolicy, MasterRestartPolicy
 from elasticdl_client.errors import FlagError
-from elasticdl_client.flags import Group, flag, parses
+from elasticdl_client.flags import Group, parses
 from elasticdl_client.kubernetes import names, resources
 from elasticdl_client.kubernetes.pod_template import check as check_pod_template
 from elasticdl_client.kubernetes.pod_template import parse_cluster_spec_json
@@ -20,6 +20,7 @@ from elasticdl_client.params import parse_envs
 
 DEFAULT_USER = "auto"
 CHOSEN_BY_CLUSTER = "none"
+_flag = Group.KUBERNETES.flag
 
 
 def parse_user(text: str) -> int | None:
@@ -72,166 +73,123 @@ def _parse_fraction(priority: str) -> float:
 class KubernetesFlags:
     """The part of `JobSpec` that the Kubernetes runtime adds; the attributes have the flags' names."""
 
-    code: str = flag(
+    code: str = _flag(
         "",
         "Directory of this machine with the model zoo or script, for all pods: no image has to be built for it.",
-        Group.KUBERNETES,
         check=check_path,
     )
-    code_storage: str = flag(
+    code_storage: str = _flag(
         "",
         "URL of the directory in storage for --code of more than 4 MiB, e.g. s3://bucket/code.",
-        Group.KUBERNETES,
         check=check_url_of_directory,
     )
-    requirements_cache: str = flag(
+    requirements_cache: str = _flag(
         "",
         "Directory of pods on a mount of --volume where the requirements.txt of --code is installed, once for all pods "
         "that share it; empty: each pod's own disk.",
-        Group.KUBERNETES,
         check=check_path,
     )
-    image_name: str = flag("", "Image of the master, and of all pods by default.", Group.KUBERNETES)
-    worker_image: str = flag("", "Image of workers and parameter servers, if another.", Group.KUBERNETES)
-    namespace: str = flag("", "Namespace of the job; empty: that of the kubeconfig's context.", Group.KUBERNETES)
-    context: str = flag("", "Context of the kubeconfig; empty: the current one.", Group.KUBERNETES)
-    service_account: str = flag(
-        "elasticdl", "Service account of the master; `elasticdl rbac --print` shows what it needs.", Group.KUBERNETES
+    image_name: str = _flag("", "Image of the master, and of all pods by default.")
+    worker_image: str = _flag("", "Image of workers and parameter servers, if another.")
+    namespace: str = _flag("", "Namespace of the job; empty: that of the kubeconfig's context.")
+    context: str = _flag("", "Context of the kubeconfig; empty: the current one.")
+    service_account: str = _flag(
+        "elasticdl", "Service account of the master; `elasticdl rbac --print` shows what it needs."
     )
-    ttl_after_finished: int = flag(
+    ttl_after_finished: int = _flag(
         -1,
         "Seconds after its end in which a job stays, with pods and logs; then its master deletes it. -1: it stays.",
-        Group.KUBERNETES,
         check=at_least(-1),
     )
-    worker_service_account: str = flag(
-        "",
-        "Service account of workers and parameter servers, whose pods get no token of it; empty: the namespace's.",
-        Group.KUBERNETES,
+    worker_service_account: str = _flag(
+        "", "Service account of workers and parameter servers, whose pods get no token of it; empty: the namespace's."
     )
-    image_pull_secret: str = flag("", "Image pull secrets of all pods, separated by commas.", Group.KUBERNETES)
-    run_as_user: str = flag(
+    image_pull_secret: str = _flag("", "Image pull secrets of all pods, separated by commas.")
+    run_as_user: str = _flag(
         DEFAULT_USER,
         "User id of all pods; none: as the cluster chooses; auto: 1000, or none in a namespace of OpenShift.",
-        Group.KUBERNETES,
         check=parses(parse_user),
     )
-    master_resource_request: str = flag(
-        "cpu=0.1,memory=1024Mi", "Resource request of the master.", Group.KUBERNETES, check=parses(parse_resources)
+    master_resource_request: str = _flag(
+        "cpu=0.1,memory=1024Mi", "Resource request of the master.", check=parses(parse_resources)
     )
-    master_resource_limit: str = flag(
-        "",
-        "Resource limit of the master; empty: its request, without the CPUs.",
-        Group.KUBERNETES,
-        check=parses(parse_resources),
+    master_resource_limit: str = _flag(
+        "", "Resource limit of the master; empty: its request, without the CPUs.", check=parses(parse_resources)
     )
-    worker_resource_request: str = flag(
-        "cpu=1,memory=4096Mi", "Resource request per worker.", Group.KUBERNETES, check=parses(parse_resources)
+    worker_resource_request: str = _flag(
+        "cpu=1,memory=4096Mi", "Resource request per worker.", check=parses(parse_resources)
     )
-    worker_resource_limit: str = flag(
-        "",
-        "Resource limit per worker; empty: its request, without the CPUs.",
-        Group.KUBERNETES,
-        check=parses(parse_resources),
+    worker_resource_limit: str = _flag(
+        "", "Resource limit per worker; empty: its request, without the CPUs.", check=parses(parse_resources)
     )
-    ps_resource_request: str = flag(
-        "cpu=1,memory=4096Mi", "Resource request per parameter server.", Group.KUBERNETES, check=parses(parse_resources)
+    ps_resource_request: str = _flag(
+        "cpu=1,memory=4096Mi", "Resource request per parameter server.", check=parses(parse_resources)
     )
-    ps_resource_limit: str = flag(
-        "",
-        "Resource limit per parameter server; empty: its request, without the CPUs.",
-        Group.KUBERNETES,
-        check=parses(parse_resources),
+    ps_resource_limit: str = _flag(
+        "", "Resource limit per parameter server; empty: its request, without the CPUs.", check=parses(parse_resources)
     )
-    master_pod_priority: str = flag("", "PriorityClass of the master.", Group.KUBERNETES)
-    worker_pod_priority: str = flag(
+    master_pod_priority: str = _flag("", "PriorityClass of the master.")
+    worker_pod_priority: str = _flag(
         "",
         "high, low, or the fraction of workers that is high, e.g. 0.5.",
-        Group.KUBERNETES,
         check=parses(partial(worker_priorities, num_workers=1)),
     )
-    ps_pod_priority: str = flag("", "PriorityClass of the parameter servers.", Group.KUBERNETES)
-    node_selector: str = flag(
-        "",
-        "Labels of the nodes for all pods: key=value,key2=value2.",
-        Group.KUBERNETES,
-        check=parses(resources.parse_node_selector),
+    ps_pod_priority: str = _flag("", "PriorityClass of the parameter servers.")
+    node_selector: str = _flag(
+        "", "Labels of the nodes for all pods: key=value,key2=value2.", check=parses(resources.parse_node_selector)
     )
-    tolerations: str = flag(
+    tolerations: str = _flag(
         "",
         "Taints that all pods tolerate, as `kubectl taint` writes them: key=value:NoSchedule,key2:NoExecute,key3.",
-        Group.KUBERNETES,
         check=parses(resources.parse_tolerations),
     )
-    scheduler_name: str = flag("", "Scheduler of all pods.", Group.KUBERNETES, check=resources.check_name)
-    queue: str = flag(
+    scheduler_name: str = _flag("", "Scheduler of all pods.", check=resources.check_name)
+    queue: str = _flag(
         "",
         "Kueue's LocalQueue for workers and parameter servers: each starts when the queue admits it.",
-        Group.KUBERNETES,
         check=resources.check_name,
     )
-    volume: str = flag(
+    volume: str = _flag(
         "",
         'Mounts of all pods: "claim_name=c,mount_path=/data;host_path=/d,mount_path=/d"; also nfs=HOST:/PATH, '
         "secret_name, config_map_name, empty_dir=SIZE.",
-        Group.KUBERNETES,
         check=parses(parse_volumes),
     )
-    image_pull_policy: ImagePullPolicy = flag(
+    image_pull_policy: ImagePullPolicy = _flag(
         ImagePullPolicy.AUTO,
         "Always, IfNotPresent, Never, or auto: Always for an image without a tag or with :latest, else IfNotPresent.",
-        Group.KUBERNETES,
     )
-    restart_policy: MasterRestartPolicy = flag(
-        MasterRestartPolicy.ON_FAILURE,
-        "Of the master: OnFailure or Never. The master itself replaces other pods.",
-        Group.KUBERNETES,
+    restart_policy: MasterRestartPolicy = _flag(
+        MasterRestartPolicy.ON_FAILURE, "Of the master: OnFailure or Never. The master itself replaces other pods."
     )
-    envs: str = flag(
-        "",
-        "Environment of all pods: NAME=value,NAME2=value2. Local runtime too.",
-        Group.KUBERNETES,
-        check=parses(parse_envs),
+    envs: str = _flag(
+        "", "Environment of all pods: NAME=value,NAME2=value2. Local runtime too.", check=parses(parse_envs)
     )
-    populate_env_names: str = flag(
+    populate_env_names: str = _flag(
         "",
         "Regular expression: environment variables of the master to copy to the other pods.",
-        Group.KUBERNETES,
         check=regular_expression,
     )
-    pod_template: str = flag(
+    pod_template: str = _flag(
         "",
         "YAML file with any other fields of all pods, merged over ours: metadata (labels, annotations) and spec.",
-        Group.KUBERNETES,
         check=check_pod_template,
     )
-    master_pod_template: str = flag(
-        "", "The same for the master, after --pod_template.", Group.KUBERNETES, check=check_pod_template
-    )
-    worker_pod_template: str = flag(
-        "", "The same for workers, after --pod_template.", Group.KUBERNETES, check=check_pod_template
-    )
-    ps_pod_template: str = flag(
-        "", "The same for parameter servers, after --pod_template.", Group.KUBERNETES, check=check_pod_template
-    )
-    cluster_spec: str = flag(
-        "", "Python file that adapts pods and services to the cluster.", Group.KUBERNETES, check=check_path
-    )
-    cluster_spec_json: str = flag(
+    master_pod_template: str = _flag("", "The same for the master, after --pod_template.", check=check_pod_template)
+    worker_pod_template: str = _flag("", "The same for workers, after --pod_template.", check=check_pod_template)
+    ps_pod_template: str = _flag("", "The same for parameter servers, after --pod_template.", check=check_pod_template)
+    cluster_spec: str = _flag("", "Python file that adapts pods and services to the cluster.", check=check_path)
+    cluster_spec_json: str = _flag(
         "",
         "Labels, annotations, affinity, tolerations and env of pods, as JSON; --pod_template takes all fields.",
-        Group.KUBERNETES,
         check=parses(parse_cluster_spec_json),
     )
-    log_file_path: str = flag(
+    log_file_path: str = _flag(
         "",
         "Also write the master's log to this file, and other pods' logs beside it: -worker-0, -ps-0 before its suffix.",
-        Group.KUBERNETES,
         check=check_path,
     )
-    yaml: str = flag(
-        "", "Write the job's manifests to this file, for `kubectl apply`.", Group.KUBERNETES, check=check_path
-    )
-    dry_run: bool = flag(False, "Print the job's manifests without its secrets; submit nothing.", Group.KUBERNETES)
-    wait: bool = flag(False, "Follow the job to its end; the exit code is the job's.", Group.KUBERNETES)
-    force_use_kube_config_file: bool = flag(False, "Use ~/.kube/config inside a cluster too.", Group.KUBERNETES)
+    yaml: str = _flag("", "Write the job's manifests to this file, for `kubectl apply`.", check=check_path)
+    dry_run: bool = _flag(False, "Print the job's manifests without its secrets; submit nothing.")
+    wait: bool = _flag(False, "Follow the job to its end; the exit code is the job's.")
+    force_use_kube_config_file: bool = _flag(False, "Use ~/.kube/config inside a cluster too.")

@@ -101,6 +101,7 @@ class ClusterFollower:
         self._status: JobStatus | None = None
         self.history: EventHistory | None = None
         self._journal = ""
+        self._lacks_state = False
         self._said = ""
         self._restarts = 0
         self._idle_restarts = 0
@@ -170,6 +171,8 @@ class ClusterFollower:
 
     def _stopped(self, why: str) -> JobError:
         job = self._spec.job_name
+        if self._lacks_state:
+            return JobError(*api.without_state(job, api.elasticdl_command("delete", self._spec), self._spec))
         return JobError(
             f"The job {job} {why}. Its workers and parameter servers wait {self._spec.master_timeout:g} s for another.",
             f"`{api.elasticdl_command('resume', self._spec)}` makes one, which continues where this one stopped; "
@@ -257,6 +260,7 @@ class ClusterFollower:
     def _read_status(self) -> None:
         name = names.state_object(self._spec.job_name)
         found = self._read(f"the ConfigMap {name}", self._connection.core.read_namespaced_config_map, name)
+        self._lacks_state = found is None
         text = ((found.data if found is not None else None) or {}).get(names.STATUS_KEY)
         if not text:
             return

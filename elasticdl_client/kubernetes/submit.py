@@ -281,7 +281,8 @@ def _create(connection: api.Connection, manifest: Manifest) -> Any:
     deadline = time.monotonic() + _ACCOUNT_TOKEN_S
     while True:
         try:
-            with connection.doing(f"create the {kind} {metadata['name']} in the namespace {metadata['namespace']}"):
+            what = f"create the {kind} {metadata['name']} in the namespace {metadata['namespace']}"
+            with connection.doing(what, "master" if kind == "Pod" else ""):
                 return makers[kind](metadata["namespace"], manifest)
         except api.ClusterError as error:
             if _NO_ACCOUNT_TOKEN not in error.what or time.monotonic() > deadline:

@@ -302,7 +302,7 @@ class JobHandle:
             found = explain(Facts(info, history, time.time()))
             explanation = explain_words.text(found, _WIDTH) if found.diagnoses else ""
         how = "failed" if info.has_ended else "has stopped"
-        why = report.without_frames(info.status.message) if info.has_ended else info.note
+        why = report.with_users_line(info.status.message) if info.has_ended else info.note
         hint = f"Its logs: {info.logs}." if info.has_ended else as_sentences([info.continuation])
         return JobFailed(
             f"Job {self.name} {how}: {why or 'it reported no reason.'}", hint, info.status.exit_code, explanation

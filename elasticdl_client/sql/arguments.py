@@ -73,7 +73,7 @@ def split(arguments: Sequence[str]) -> SqlArguments:
                 raise FlagError(f"{name} needs a value.", f"Usage: {USAGE}")
         elif argument.startswith("-"):
             of_jobs.append(argument)
-            if not equals and rest and not rest[0].startswith("-") and not _is_statement(rest[0]):
+            if not equals and rest and not rest[0].startswith("-") and len(rest[0].split()) < 2:  # else a statement
                 of_jobs.append(rest.pop(0))
         else:
             texts.append(argument)
@@ -82,10 +82,6 @@ def split(arguments: Sequence[str]) -> SqlArguments:
     if len(texts) > 1:
         raise FlagError("Statements are given more than once.", f"Usage: {USAGE}")
     return SqlArguments(texts[0] if texts else None, own, tuple(of_jobs))
-
-
-def _is_statement(text: str) -> bool:
-    return len(text.split()) > 1
 
 
 def _read(path: str) -> str:

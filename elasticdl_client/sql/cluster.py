@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -204,11 +204,8 @@ class KubernetesRuntime:
     @contextmanager
     def rows(self, database: Database, scratch: Path, kept: StoredModel | None = None) -> Iterator[RowStore]:
         """See `SqlRuntime`."""
-        store = StagedRows(database)
-        try:
+        with closing(StagedRows(database)) as store:
             yield store
-        finally:
-            store.close()
 
     def program(self, model: StoredModel, arguments: Sequence[str], given: JobFlags, scratch: Path) -> Program:
         """See `SqlRuntime`: a job of one worker that runs a command.

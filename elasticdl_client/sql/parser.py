@@ -115,7 +115,7 @@ class _Parser:
         if self._accept("TO"):
             verb = self._take("TRAIN, PREDICT, EVALUATE or EXPLAIN")
             if verb.is_word("TRAIN"):
-                return self._train(query, self._estimator())
+                return self._train(query, self._dotted("the estimator"))
             if verb.is_word("PREDICT"):
                 return self._predict(query)
             return self._evaluate(query) if verb.is_word("EVALUATE") else self._explain(query)
@@ -233,9 +233,6 @@ class _Parser:
         self._keyword("INTO", "LABEL column INTO model ends a statement that trains.")
         model = self._model(is_new=True)
         return self._ended(Train(self._text(), query, estimator, attributes, tuple(columns), label, model))
-
-    def _estimator(self) -> Name:
-        return self._dotted("the estimator")
 
     def _attributes(self) -> dict[str, Attribute]:
         found: dict[str, Attribute] = {}

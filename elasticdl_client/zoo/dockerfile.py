@@ -72,7 +72,7 @@ ARG PIP_PROGRESS_BAR=off
 ARG PIP_DISABLE_PIP_VERSION_CHECK=1
 ARG PIP_ROOT_USER_ACTION=ignore
 # Images named python come without the bytecode of Python's library: each process would compile what it imports.  One
-# that this step cannot write works as well.
+# that this step cannot write works as well.  pip compiles packages below, even if the base image has PIP_COMPILE=0.
 RUN python -m compileall -q -x '/(site-packages|dist-packages|tests?)/' \\
         "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" || true
 {index}"""
@@ -84,7 +84,7 @@ def _packages(has_packages: bool) -> str:
     return f"""\
 # The framework and everything else the runtime needs: large, and changes least.
 {copied}{found}COPY {FOLDER}/{RUNTIME_FILE} {_SHARE}/
-RUN python -m pip install --requirement {_SHARE}/{RUNTIME_FILE}
+RUN python -m pip install --compile --requirement {_SHARE}/{RUNTIME_FILE}
 """
 
 
@@ -94,7 +94,8 @@ def _requirements() -> str:
 # What your models need besides, if there is a requirements.txt; a package that contradicts the runtime fails here.
 COPY {FOLDER}/{RUNTIME_FILE} requirements.tx[t] {_SHARE}/
 RUN if [ -e {_SHARE}/requirements.txt ]; then \\
-        python -m pip install --requirement {_SHARE}/{RUNTIME_FILE} --requirement {_SHARE}/requirements.txt; \\
+        python -m pip install --compile --requirement {_SHARE}/{RUNTIME_FILE} \\
+            --requirement {_SHARE}/requirements.txt; \\
     fi
 """
 
@@ -103,7 +104,7 @@ def _wheels(version: str) -> str:
     return f"""\
 # The runtime itself: of its wheels pip takes the one for this Python and processor.
 COPY {FOLDER}/{WHEELS}/ {_SHARE}/{WHEELS}/
-RUN python -m pip install --no-index --no-deps --force-reinstall \\
+RUN python -m pip install --compile --no-index --no-deps --force-reinstall \\
         --find-links={_SHARE}/{WHEELS} {RUNTIME}=={version} {CLIENT}=={version}
 """
 

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -16,14 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticdl.activities import ActivityClock
 from elasticdl.analysis.analysis import Analysis, ColumnSketch
 from elasticdl.analysis.cells import Columns, Moments
 from elasticdl.data.example import encode_example
 from elasticdl.data.reader import Metadata
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.inference.analysis import AnalysisWork
-from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.inference.analysis import AnalysisWork, TableInput
+from elasticdl.worker.reporter import TaskFailures
 from elasticdl.worker.tasks import HeldLease
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.job_spec import JobSpec
@@ -228,7 +229,8 @@ def test_parts_that_another_job_has_left_are_not_counted_in_silence(tmp_path: Pa
         analysis = Analysis()
         analysis.add(ROWS.cells([b"1,2,a"]), 1)
         (directory / f"part-{number:05d}.sketch").write_bytes(analysis.dump())
-    work = AnalysisWork(cast(MasterLink, Link()), spec)
+    failures = SimpleNamespace(link=Link(), clock=Link.clock)
+    work = AnalysisWork(spec, cast(TaskFailures, failures), TableInput(ROWS))
     with pytest.raises(DataError, match=r"s\.json\.parts are of 2 records, those of this job are of 1"):
         work.end(HeldLease(pb.Lease(shard=pb.ShardMessage(end=1))))
     assert not output.exists()

@@ -9,15 +9,16 @@ import argparse
 import hashlib
 import os
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import torch
-from script_waits import hold, wait_to_begin
+from script_waits import await_lock, hold, hold_lock, wait_to_begin
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from elasticdl.api.pytorch import ElasticController, create_elastic_controller
+from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl_client.errors import CheckpointError
 
@@ -68,19 +69,29 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--stop-at", type=int, default=-1, help="worker 0 stops the training after that step")
     parser.add_argument("--nan-at", type=int, default=-1, help="from that step on worker 0 tells of a loss of NaN")
     parser.add_argument("--hold-end", action="store_true", help="worker 0 waits after its loop as at --hold-at")
-    parser.add_argument("--refuse-after", type=float, help="storage refuses each checkpoint, after these seconds")
+    parser.add_argument("--refuse-late", action="store_true", help="storage refuses each checkpoint, see refuse_late")
     parser.add_argument("--amp", action="store_true")
     parser.add_argument("--compile", action="store_true")
     return parser.parse_args()
 
 
-def refuse_after(seconds: float) -> None:
-    """Let each checkpoint fail as storage that is slow to say no."""
+def refuse_late(notes: Path, worker: str) -> None:
+    """Let each checkpoint fail as storage that says no when the other members wait for it, or have ended."""
+    works = hold_lock(notes, f"works-{worker}")
+    share = GroupSession.share
+
+    def wait_for_others(group: GroupSession, *given: Any) -> bytes:
+        if group.rank != 0:
+            works.close()
+        return share(group, *given)
 
     def save(*arguments: object) -> None:
-        time.sleep(seconds)
+        for other in notes.glob("works-*"):
+            if other.name != f"works-{worker}":
+                await_lock(notes, other.name)
         raise CheckpointError("the storage refuses", "")
 
+    GroupSession.share = wait_for_others  # type: ignore[method-assign]
     StateCheckpoints.save = save  # type: ignore[method-assign]
 
 
@@ -89,7 +100,7 @@ def misbehave(given: argparse.Namespace, worker: str, number: int, controller: E
     if worker == given.hold_worker and 0 <= given.hold_at <= number and not (given.notes / "held").exists():
         hold(given.notes)
     if controller.size < given.hold_size and not controller.is_rehearsal and not (given.notes / "held").exists():
-        controller.world._watch.await_own(controller.world.version, _PATIENCE_S)
+        controller.group._watch.await_own(controller.group.version, _PATIENCE_S)
     if number == given.raise_at and worker == "0":
         raise ValueError("the script is wrong")
 
@@ -98,8 +109,8 @@ def main() -> int:
     given = parse_arguments()
     worker = os.environ.get("WORKER_ID", "alone")
     wait_to_begin(given.notes, worker)
-    if given.refuse_after is not None:
-        refuse_after(given.refuse_after)
+    if given.refuse_late:
+        refuse_late(given.notes, worker)
 
     torch.manual_seed(int.from_bytes(worker.encode()))  # each begins with another model: the world's is that of one
     model = nn.Sequential(nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 1))

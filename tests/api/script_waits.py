@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 
 def hold(notes: Path) -> None:
@@ -16,15 +17,26 @@ def hold(notes: Path) -> None:
     (notes / "go").read_text()
 
 
+def hold_lock(notes: Path, name: str) -> TextIO:
+    """Take a lock, which is free again when the file is closed or this process has ended."""
+    file = (notes / name).open("a")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def await_lock(notes: Path, name: str) -> None:
+    """Return once no process holds a lock."""
+    with (notes / name).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+
 def wait_to_begin(notes: Path, worker: str) -> None:
     """Returns at once unless the test keeps this worker from beginning."""
-    with (notes / f"begin-{worker}").open("a") as own:
-        fcntl.flock(own, fcntl.LOCK_SH)
+    await_lock(notes, f"begin-{worker}")
 
 
 @contextmanager
 def kept_from_beginning(notes: Path, worker: str) -> Iterator[None]:
     """For the test: a worker waits in its first line until this ends."""
-    with (notes / f"begin-{worker}").open("a") as own:
-        fcntl.flock(own, fcntl.LOCK_EX)
+    with hold_lock(notes, f"begin-{worker}"):
         yield

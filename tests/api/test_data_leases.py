@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
+from elasticdl.activities import ActivityClock
 from elasticdl.api.data import DataShardService
 from elasticdl.api.session import AloneLink, ScriptSession
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.tasks import HeldLease, LeaseBook
 from elasticdl_client.job_spec import JobSpec
@@ -113,7 +113,7 @@ def test_a_lease_that_is_granted_while_tensorflows_chief_tells_of_a_restored_mod
     assert not data.done(late)
     assert data.done(next(other))
     data.close()
-    assert [report.lease for report in master.hears("FinishTask")] == [1001]
+    assert [report.lease for report in master.hears("finished")] == [1001]
     master.stop()
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from elasticdl.activities import Activity
 from elasticdl.api.pytorch import join_job
-from elasticdl.protocol import Activity, Role
+from elasticdl.protocol import Role
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from tests.chaos.job import LocalJob

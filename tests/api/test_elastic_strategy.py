@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from elasticdl.activities import Activity
 from elasticdl.api.pytorch import join_job
-from elasticdl.protocol import Activity, Role
+from elasticdl.protocol import Role
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from tests.chaos.job import LocalJob
@@ -114,6 +115,41 @@ def test_loaders_made_anew_in_each_epoch_give_whole_epochs(tmp_path: Path) -> No
     assert trainer.global_step == 3 * 8
     assert strategy._controller is not None
     assert strategy._controller.epochs_trained == 3.0
+
+
+def test_an_epoch_whose_last_step_is_several_batches_ends_with_that_step() -> None:
+    class Watched(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            lengths.append(len(self.trainer.train_dataloader) - batch_idx)
+            return super().training_step(batch)
+
+        def validation_step(self, batch: Any) -> None:
+            steps.append(self.trainer.global_step)
+
+        def on_train_epoch_end(self) -> None:
+            ends.append((self.current_epoch, self.trainer.global_step))
+
+    lengths: list[int] = []
+    steps: list[int] = []
+    ends: list[tuple[int, int]] = []
+    strategy, data = elastic(fixed_global_batch=4), torch.ones(8, 2)
+    trainer = trainer_of(strategy, max_epochs=2, num_sanity_val_steps=0)
+    trainer.fit(Watched(), DataLoader(data, batch_size=2), DataLoader(data, batch_size=8))
+    assert strategy._controller is not None
+    assert strategy._controller.epochs_trained == 2.0
+    assert (steps, ends) == ([2, 4], [(0, 2), (1, 4)])
+    assert lengths == [4, 3, 2, 1] * 2
+
+
+def test_a_part_of_a_step_does_not_count_as_one() -> None:
+    class Counted(Line):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            steps.append((self.trainer.global_step, self.trainer.strategy._controller.num_steps))
+
+    steps: list[tuple[int, int]] = []
+    strategy = elastic(fixed_global_batch=4)
+    trainer_of(strategy, max_epochs=2, max_steps=3).fit(Counted(), DataLoader(torch.ones(8, 2), batch_size=2))
+    assert steps == [(0, 0), (1, 1), (1, 1), (2, 2), (2, 2), (3, 3)]
 
 
 def test_a_second_loader_for_training_is_refused() -> None:

@@ -9,11 +9,11 @@ import torch
 from pytorch_loops import BATCH, EPOCHS, SIZE, Script, dataset, loss_of
 from torch import nn
 
+from elasticdl.activities import Activity
 from elasticdl.api.pytorch import create_elastic_controller, join_job
 from elasticdl.api.pytorch.alone import LoneGroup
 from elasticdl.api.pytorch.state import RegisteredState
 from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size
-from elasticdl.protocol import Activity
 from elasticdl_client.errors import CheckpointError, JobError
 from elasticdl_client.job_spec import JobSpec
 

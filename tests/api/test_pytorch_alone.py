@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -356,3 +357,13 @@ def test_an_error_of_the_script_is_the_scripts() -> None:
     controller = create_elastic_controller(BATCH, state=script.state)
     with pytest.raises(ZeroDivisionError):
         loop(controller, dataset(), lambda batch: 1 / 0)
+
+
+def test_a_loop_that_continues_after_an_error_of_a_step_does_not_end_like_a_whole_one() -> None:
+    controller = create_elastic_controller(BATCH, state=Script().state)
+    batches = iter(controller.loader(dataset()))
+    next(batches)
+    with suppress(ZeroDivisionError), controller.step():
+        raise ZeroDivisionError
+    with pytest.raises(JobError, match=r"caught an error of a step, .* and continues: ZeroDivisionError"):
+        next(batches)

@@ -14,10 +14,10 @@ import torch
 from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, plain_loop
 from torch import nn
 
+from elasticdl.activities import Activity
 from elasticdl.api.pytorch import create_elastic_controller
 from elasticdl.api.pytorch.alone import LoneGroup
 from elasticdl.api.pytorch.gradients import StepDropped
-from elasticdl.protocol import Activity
 from elasticdl.worker.allreduce.replica import CheckpointWriter
 from elasticdl_client.errors import CheckpointError, LastCheckpointError, ModelDefinitionError
 from tests.master.small_disk import small_disk

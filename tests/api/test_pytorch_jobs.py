@@ -166,7 +166,7 @@ def test_a_script_of_which_all_checkpoints_are_damaged_ends_the_job(tmp_path: Pa
 
 @pytest.mark.parametrize("stop", ["", "--stop-at 5"], ids=["at the end", "stopped early"])
 def test_scripts_wait_for_storage_that_refuses_the_last_checkpoint_late(tmp_path: Path, stop: str) -> None:
-    job = job_of(tmp_path, f"--loaders 0 --refuse-after 2 {stop}", num_workers=2, min_workers=2).start()
+    job = job_of(tmp_path, f"--loaders 0 --refuse-late {stop}", num_workers=2, min_workers=2).start()
     assert job.wait(150) == 1, job.story()
     status = job.status()
     assert status is not None

@@ -14,11 +14,11 @@ from pytorch_gan_script import Gan, images
 from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, loop, loss_of, minibatches, plain_loop
 from torch.utils.data import TensorDataset
 
+from elasticdl.activities import ActivityClock
 from elasticdl.api.pytorch import create_elastic_controller
 from elasticdl.api.pytorch.gradients import ScriptGradients, StepPosition
 from elasticdl.api.pytorch.pipeline import joined
 from elasticdl.protocol import Role
-from elasticdl.worker.activity import ActivityClock
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
 

@@ -30,6 +30,30 @@ TWO_JOIN = """
 from elasticdl.api.session import ScriptSession
 assert ScriptSession.join() is ScriptSession.join()
 """
+A_CHILD_IMPORTS = """
+import multiprocessing
+from elasticdl.api.data import DataShardService
+def draw():
+    try:
+        print(len(list(data)), flush=True)
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+child = multiprocessing.get_context("spawn").Process(target=draw)
+if __name__ == "__main__":
+    child.start()
+    child.join()
+data = DataShardService(batch_size=2, dataset_size=8)
+if __name__ == "__main__":
+    draw()
+"""
+A_CHILD_IS_FORKED = """
+import os, sys
+from elasticdl.api.data import DataShardService
+data = DataShardService(batch_size=2, dataset_size=8)
+if os.fork() == 0:
+    sys.exit()
+print(os.wait()[1], len(list(data)))
+"""
 A_CHILD_JOINS = """
 import multiprocessing
 from elasticdl.api.session import ScriptSession
@@ -107,6 +131,24 @@ def test_a_child_does_not_take_the_place_of_a_process_that_has_joined(
     said = output_of(master, A_CHILD_JOINS.format(method=method, parent="ScriptSession.join()"), tmp_path)
     assert "is the process that has joined the job, and has started this one" in said
     assert len(incarnations(master)) == 1
+
+
+def test_a_forked_child_ends_without_the_reports_of_its_parent(master: ScriptedMaster, tmp_path: Path) -> None:
+    assert output_of(master, A_CHILD_IS_FORKED, tmp_path) == "0 4\n"
+
+
+def test_a_child_that_imports_the_script_does_not_take_its_place(master: ScriptedMaster, tmp_path: Path) -> None:
+    assert output_of(master, A_CHILD_IMPORTS, tmp_path) == "4\n"
+    assert len(incarnations(master)) == 1
+
+
+def test_a_child_that_imports_a_script_alone_is_refused_its_records(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(A_CHILD_IMPORTS)
+    command = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(command, timeout=120, check=True, stdout=subprocess.PIPE)
+    refusal, *_, own = done.stdout.decode().splitlines()
+    assert "a DataShardService belongs to the process that has made it" in refusal
+    assert own == "4"
 
 
 def test_a_child_of_a_process_that_has_not_joined_may_train(master: ScriptedMaster, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from elasticdl.activities import Activity
 from elasticdl.api.pytorch import ElasticController, join_job
-from elasticdl.protocol import Activity
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 

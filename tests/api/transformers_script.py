@@ -111,9 +111,10 @@ trainer = Trainer(
     callbacks=[Notes()],
 )
 trainer.model_accepts_loss_kwargs = False  # BERT's loss is a mean, whatever the number of items that it is given
+judge = Trainer(model=model, args=TrainingArguments(**options), eval_dataset=Sentences(60, 2))
 result = trainer.train()
 trainer.save_model(str(given.notes / "final"))
 note("end", [trainer.state.global_step, digest(model), result.training_loss])
-judge = Trainer(model=model, args=TrainingArguments(**options), eval_dataset=Sentences(60, 2))
+judge.evaluate()
 note("judge", [judge.state.is_world_process_zero, judge.is_world_process_zero(), trainer.is_world_process_zero()])
 print(f"trained {trainer.state.global_step} steps, loss {result.training_loss:.4f}")

@@ -19,7 +19,7 @@ from tests.chaos.kills import Fault, Freeze, Kill, run_life
 from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact, assert_time_is_whole, coverage_of
 
 JOB = replace(DIGITS, num_epochs=60, num_workers=3, num_ps_pods=0)
-NUMPY_JOB = replace(NUMPY_DIGITS, num_epochs=45, num_workers=3, num_ps_pods=0, pace_s=0.0008)
+NUMPY_JOB = replace(NUMPY_DIGITS, num_epochs=15, num_workers=3, num_ps_pods=0, pace_s=0.0024)
 NEVER = 1_000_000
 
 
@@ -61,10 +61,10 @@ def assert_good(running: LocalJob, job: RealJob) -> None:
 @pytest.mark.timeout(300)
 def test_a_life_of_kills_a_hung_worker_and_a_new_master_costs_no_sample(tmp_path: Path) -> None:
     life: Sequence[Fault] = [
-        Kill(Role.WORKER, 150),
-        Kill(Role.MASTER, 400),
-        Freeze(700, 4.5, loses_lease=False),  # longer than the collective time-out: the others go on without it
-        Kill(Role.WORKER, 1100),
+        Kill(Role.WORKER, 50),
+        Kill(Role.MASTER, 130),
+        Freeze(230, 4.5, loses_lease=False),  # longer than the collective time-out: the others go on without it
+        Kill(Role.WORKER, 360),
     ]
     running = started(NUMPY_JOB, tmp_path)
     try:
@@ -111,7 +111,7 @@ def killed_all(tmp_path: Path, **flags: object) -> LocalJob:
     """All workers of a job die at once."""
     running = started(NUMPY_JOB, tmp_path, **flags)
     try:
-        running.wait_for_version(400)
+        running.wait_for_version(130)
         for victim in running.victims(Role.WORKER):
             running.kill(victim)
         running.hurry()
@@ -125,7 +125,7 @@ def killed_all(tmp_path: Path, **flags: object) -> LocalJob:
 
 @pytest.mark.timeout(300)
 def test_when_all_die_at_once_training_continues_from_the_last_checkpoint(tmp_path: Path) -> None:
-    running = killed_all(tmp_path, checkpoint_steps=50)
+    running = killed_all(tmp_path, checkpoint_steps=17)
     assert_exact(running, NUMPY_JOB)
     assert re.search(r"Restored the model at step \d+ from", worker_logs(running)), running.story()
 

@@ -24,9 +24,10 @@ from tests.chaos.scenarios import (
 from tests.explain.explained import explained
 
 
-def assert_survives(job: RealJob, life: Sequence[Kill | Freeze], tmp_path: Path) -> None:
+def assert_survives(job: RealJob, life: Sequence[Kill | Freeze], tmp_path: Path, checkpoint_steps: int = 40) -> None:
     data = job.make_data(tmp_path)
-    running = job.local_job(tmp_path / "job", data, checkpoint_steps=40, lease_timeout=LEASE_TIMEOUT_S).start()
+    flags = {"checkpoint_steps": checkpoint_steps, "lease_timeout": LEASE_TIMEOUT_S}
+    running = job.local_job(tmp_path / "job", data, **flags).start()
     try:
         kills = run_life(running, life)
         assert running.wait() == 0, running.story()
@@ -72,14 +73,14 @@ def assert_time_is_lost_where_it_was(running: LocalJob, life: Sequence[Kill | Fr
 @pytest.mark.timeout(300)
 def test_digits_survive_the_death_of_a_worker_a_ps_the_master_and_a_zombie(tmp_path: Path) -> None:
     life = [
-        Kill(Role.WORKER, at_version=30),
-        Kill(Role.PS, at_version=90),
-        Kill(Role.MASTER, at_version=150),
-        Freeze(at_version=200, for_s=FREEZE_S),
-        Kill(Role.WORKER, at_version=300),
-        Kill(Role.MASTER, at_version=360),
+        Kill(Role.WORKER, at_version=12),
+        Kill(Role.PS, at_version=36),
+        Kill(Role.MASTER, at_version=60),
+        Freeze(at_version=80, for_s=FREEZE_S),
+        Kill(Role.WORKER, at_version=120),
+        Kill(Role.MASTER, at_version=144),
     ]
-    assert_survives(replace(NUMPY_DIGITS, num_epochs=30, pace_s=0.001), life, tmp_path)
+    assert_survives(replace(NUMPY_DIGITS, pace_s=0.0025), life, tmp_path, checkpoint_steps=16)
 
 
 @pytest.mark.timeout(300)

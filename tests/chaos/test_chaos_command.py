@@ -22,7 +22,7 @@ from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact
 from tests.lines import next_line
 from tests.master.small_disk import small_disk
 
-JOB = replace(NUMPY_DIGITS, num_epochs=100)
+JOB = replace(NUMPY_DIGITS, num_epochs=25)
 NEVER = "10h"
 
 
@@ -33,8 +33,8 @@ def chaos(job: LocalJob, *flags: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[LocalJob]:
-    job = JOB.local_job(tmp_path / "job", JOB.make_data(tmp_path), checkpoint_steps=40, lease_timeout=LEASE_TIMEOUT_S)
-    job.pace_s = 0.005
+    job = JOB.local_job(tmp_path / "job", JOB.make_data(tmp_path), checkpoint_steps=10, lease_timeout=LEASE_TIMEOUT_S)
+    job.pace_s = 0.02  # longer than all faults, up to `hurry`, in few minibatches: the rest costs processor time
     yield job
     job.end()
 
@@ -78,12 +78,17 @@ def test_after_ctrl_c_a_stopped_pod_continues_and_the_table_is_printed(running: 
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "strategy", ["ParameterServerStrategy", pytest.param("AllReduceStrategy", marks=pytest.mark.full)]
+)
 def test_a_full_disk_of_the_checkpoints_is_freed_and_the_next_checkpoint_is_the_recovery(
-    running: LocalJob, tmp_path: Path
+    strategy: str, running: LocalJob, tmp_path: Path
 ) -> None:
+    has_servers = strategy == "ParameterServerStrategy"
+    running.flags |= {"distribution_strategy": strategy, "num_ps_pods": int(has_servers)}
     with small_disk(tmp_path / "disk", 32 << 10) as disk:
-        running.flags["checkpoint_dir"] = disk
-        running.start().wait_for_version(50)
+        running.flags |= {"checkpoint_dir": disk, "checkpoint_steps": 5}  # some while the disk is full
+        running.start().wait_for_version(12)
         done = chaos(running, "--fill_disk", "--stop_for=3s", "--every=4s", "--for=4s", "--yes", "-o=json")
         out, err = done.communicate(timeout=200)
         assert done.returncode == 0, err + running.story()

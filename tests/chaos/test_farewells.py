@@ -30,16 +30,16 @@ def told_to_end(running: LocalJob, role: Role, says: str = "") -> Pod:
 
 @pytest.mark.timeout(300)
 def test_a_worker_gives_its_lease_back_and_a_ps_saves_what_it_holds(tmp_path: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_epochs=40)
+    job = replace(NUMPY_DIGITS, num_epochs=12, pace_s=0.0015)
     data = job.make_data(tmp_path)
     running = job.local_job(tmp_path / "job", data, checkpoint_steps=NEVER, max_task_failures=1).start()
     try:
-        running.wait_for_version(60)
+        running.wait_for_version(20)
         worker = told_to_end(running, Role.WORKER, says="Starting worker")
         running.wait_until(
             "the farewell", lambda: f"Worker {worker.index} was asked to end; its leases" in running.master_log()
         )
-        running.wait_for_version(200)
+        running.wait_for_version(60)
         told_to_end(running, Role.PS)
         running.wait_until("the second PS", lambda: "PS 0 is ready (incarnation 2" in running.master_log())
         running.hurry()

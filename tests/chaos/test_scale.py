@@ -19,9 +19,10 @@ from tests.chaos.scenarios import assert_exact
 from tests.chaos.test_all_reduce import assert_members_were_equal, started
 from tests.e2e.test_stopped_job import resume
 
-STEPS_BETWEEN = 20
-OF_SERVERS = replace(NUMPY_DIGITS, num_epochs=20, pace_s=0.004)  # longer than all starts of workers, up to `hurry`
-OF_GROUPS = replace(OF_SERVERS, num_ps_pods=0, num_epochs=30)
+STEPS_BETWEEN = 8
+# Longer than all starts of workers, up to `hurry`, in few minibatches, each of which costs processor time.
+OF_SERVERS = replace(NUMPY_DIGITS, num_epochs=8, pace_s=0.01)
+OF_GROUPS = replace(OF_SERVERS, num_ps_pods=0, num_epochs=12)
 
 
 def scale(running: LocalJob, num_workers: int, *flags: str) -> str:
@@ -161,7 +162,7 @@ def test_a_number_that_a_killed_master_has_not_read_is_read_by_the_next(tmp_path
 
 @pytest.mark.timeout(300)
 def test_a_stopped_job_keeps_its_number_and_takes_another_when_it_is_resumed(tmp_path: Path) -> None:
-    running = begin(replace(OF_SERVERS, name="numpy", num_epochs=15), tmp_path)
+    running = begin(replace(OF_SERVERS, name="numpy", num_epochs=6), tmp_path)
     try:
         scaled(running, 2)
         scale(running, 3)
@@ -177,7 +178,7 @@ def test_a_stopped_job_keeps_its_number_and_takes_another_when_it_is_resumed(tmp
     status = running.status()
     assert status is not None
     assert (numbers, status.workers_wanted) == ([3, 1], 1), said
-    assert_exact(running, replace(OF_SERVERS, num_epochs=15))
+    assert_exact(running, replace(OF_SERVERS, num_epochs=6))
 
 
 @pytest.mark.timeout(300)
@@ -201,7 +202,7 @@ def test_what_is_no_number_is_an_event_and_changes_nothing(tmp_path: Path) -> No
 
 @pytest.mark.timeout(300)
 def test_a_job_with_a_range_grows_by_itself_until_a_number_by_hand_ends_that(tmp_path: Path) -> None:
-    job = replace(OF_SERVERS, pace_s=0.01)  # each worker sleeps for most of a minibatch: two are twice as fast
+    job = replace(OF_SERVERS, num_epochs=20)  # each worker sleeps for most of a minibatch: two are twice as fast
     running = begin(job, tmp_path, num_workers="1:2", scaling_window=2.0, min_gain=0.05)
     try:
         two = scaled(running, 2)

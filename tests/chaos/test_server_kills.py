@@ -28,9 +28,9 @@ def killed(job: RealJob, life: list[Fault], tmp_path: Path, **flags: object) -> 
 
 @pytest.mark.timeout(300)
 def test_two_servers_killed_in_turn_and_in_a_checkpoint_lose_nothing(tmp_path: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_epochs=40, num_ps_pods=2)
-    life = [KillInCheckpoint(150, index=0), Kill(Role.PS, 500), KillInCheckpoint(900, index=1)]
-    metrics = killed(job, life, tmp_path, checkpoint_steps=20)
+    job = replace(NUMPY_DIGITS, num_epochs=13, num_ps_pods=2, pace_s=0.0015)
+    life = [KillInCheckpoint(50, index=0), Kill(Role.PS, 160), KillInCheckpoint(300, index=1)]
+    metrics = killed(job, life, tmp_path, checkpoint_steps=7)
     assert metrics["accuracy"] >= 0.9
 
 

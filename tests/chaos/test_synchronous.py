@@ -37,13 +37,13 @@ def has_workers(running: LocalJob, number: int) -> bool:
 
 @pytest.mark.timeout(300)
 def test_a_round_of_three_continues_when_workers_and_a_server_are_killed(tmp_path: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_epochs=30, num_workers=3, num_ps_pods=2, pace_s=0.001)
+    job = replace(NUMPY_DIGITS, num_epochs=15, num_workers=3, num_ps_pods=2, pace_s=0.002)
     life = [
+        Kill(Role.WORKER, 50),
         Kill(Role.WORKER, 100),
-        Kill(Role.WORKER, 200),
-        Freeze(300, FREEZE_S),
-        Kill(Role.PS, 400),
-        Kill(Role.WORKER, 500),
+        Freeze(150, FREEZE_S),
+        Kill(Role.PS, 210),
+        Kill(Role.WORKER, 260),
     ]
     assert_survives(job, life, tmp_path, grads_to_wait=3)
 

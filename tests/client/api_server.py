@@ -30,6 +30,7 @@ class ApiServer:
 
     Attributes:
         spec: in the job's ConfigMap; None: none is.
+        has_job, has_state: there are the job's ConfigMaps; there is that of its state.
         annotations: of the job's ConfigMap.
         version: of the job's ConfigMap.
         logs: by pod and life, of which the last is the present one.
@@ -51,7 +52,7 @@ class ApiServer:
         self.logs: dict[str, list[list[str]]] = {}
         self.asked: list[dict[str, str]] = []
         self.events: list[dict[str, Any]] = []
-        self.has_job = True
+        self.has_job = self.has_state = True
         self.history = EventHistory()
         self.between: Callable[[], None] | None = None
         self.spec: JobSpec | None = None
@@ -228,10 +229,8 @@ class ApiServer:
         journal = json.dumps({"snapshot": {"core": {"events": to_journal(self.history)}}})
         packed = base64.b64encode(zlib.compress(journal.encode())).decode()
         own = {"data": state, "binaryData": {names.JOURNAL_KEY: packed}}
-        return [
-            {"metadata": job, "data": spec},
-            {"metadata": _metadata(names.state_object("job"), labels), **own},
-        ]
+        states = [{"metadata": _metadata(names.state_object("job"), labels), **own}] if self.has_state else []
+        return [{"metadata": job, "data": spec}, *states]
 
 
 @contextmanager

@@ -237,6 +237,11 @@ def test_every_mode_of_the_parameter_servers_can_be_asked_for(flags: dict[str, o
     assert flag_sources.notes(train(**flags)) == []
 
 
+def test_a_script_says_which_multiple_of_its_batches_a_global_batch_is() -> None:
+    flags = {"model_def": "", "job_command": "python train.py", "distribution_strategy": "AllReduceStrategy"}
+    flag_sources.check(train(**flags, fixed_global_batch=80))
+
+
 def test_a_round_of_more_gradients_than_workers_is_noted_and_harmless() -> None:
     spec = train(use_async=False, grads_to_wait=5, num_workers=4)
     flag_sources.check(spec)

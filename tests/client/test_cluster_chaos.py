@@ -175,6 +175,47 @@ def test_all_stopped_pods_continue_though_the_reader_of_the_output_has_ended() -
     assert sorted(stopped.undone, key=str) == victims
 
 
+class Running(Stopped):
+    """A job whose one worker runs, or has been lost."""
+
+    def __init__(self, *victims: Victim) -> None:
+        super().__init__()
+        self.victims = [*victims]
+
+    def running(self, role: str) -> list[Victim]:
+        return self.victims
+
+
+@pytest.mark.parametrize(
+    ("is_stopped", "said"),
+    [
+        (True, "kill worker: each running pod of this role (worker-0) is stopped by an earlier fault, skipped"),
+        (False, "kill worker: no pod of this role runs now, skipped"),
+    ],
+)
+def test_a_pod_that_is_stopped_is_not_said_to_run_no_more(is_stopped: bool, said: str) -> None:
+    victim = Victim("worker-0", "pod", "worker", 0, "uid")
+    injector = Running(*([victim] if is_stopped else []))
+    job = JobInfo("job", Runtime.LOCAL, Phase.RUNNING, JobStatus("job"))
+    out = io.StringIO()
+    chaos = command.Chaos(job, cast(Any, injector), cast(Any, injector), FaultPlan((), 1.0, 1.0, 1.0, 0), out)
+    began = Moment.of(Facts(job, EventHistory(), 0.0))
+    chaos._injections = [Injection(Fault(FaultKind.STOP, "worker"), victim, began)]
+    chaos._inject(Fault(FaultKind.KILL, "worker"), 0.0)
+    assert out.getvalue().rstrip().endswith(said)
+    assert len(chaos._injections) == 1
+
+
+def test_the_recovery_of_a_full_disk_is_the_next_checkpoint_of_a_worker_too() -> None:
+    """Of those that a worker writes there are no events."""
+    job = JobInfo("job", Runtime.LOCAL, Phase.RUNNING, JobStatus("job"))
+    before, after = (Facts(job, EventHistory(), now) for now in (10.0, 14.0))
+    injection = Injection(Fault(FaultKind.FILL_DISK), None, Moment.of(before, 40), Moment.of(before, 40))
+    assert not injection.look(after, 40)
+    assert injection.look(after, 80)
+    assert (injection.seconds, injection.how) == (4.0, "checkpoint-80 is complete")
+
+
 def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

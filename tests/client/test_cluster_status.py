@@ -13,6 +13,7 @@ from elasticdl_client.errors import JobError
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, connect
 from elasticdl_client.kubernetes.follow import ClusterFollower
 from elasticdl_client.progress import Display
@@ -181,3 +182,71 @@ def test_the_environment_names_namespace_and_context_of_a_job_command(
     assert run("list", "-o", "name", "--runtime=local") == ""
     with pytest.raises(ClusterError, match="no context nowhere"):
         run("list", "--context=nowhere")
+
+
+BROKEN = ["Traceback (most recent call last):", "ModuleNotFoundError: No module named 'reader_of_mine'"]
+
+
+@pytest.mark.parametrize(
+    ("state", "is_before"),
+    [
+        ({"running": {}}, True),  # the next start has printed little, and nothing of why the one before has ended
+        ({"terminated": {"exitCode": 1, "reason": "Error"}}, False),
+        ({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting failed container"}}, False),
+    ],
+)
+def test_a_master_that_ends_again_and_again_is_explained_by_the_log_of_the_run_that_ended(
+    cluster: ApiServer,
+    run: Run,  # noqa: F811
+    state: dict[str, Any],
+    is_before: bool,
+) -> None:
+    cluster.status = JobStatus("job")
+    cluster.add_pod("master", *([BROKEN, ["The master starts"]] if is_before else [["The master starts"], BROKEN]))
+    own = cluster.pods["elasticdl-job-master"]["status"]["containerStatuses"][0]
+    own |= {"state": state, "lastState": {"terminated": {"exitCode": 1, "reason": "Error"}}}
+    [trouble] = json.loads(run("explain", "job", "-o", "json"))["troubles"]
+    assert trouble["trouble"] == "ProgramFailed"
+    assert BROKEN[1] in trouble["evidence"]["log"]
+    assert BROKEN[1] in "\n".join(trouble["why"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "remedy"),
+    [
+        ({}, "then submit the job again"),
+        ({"checkpoint_dir": "/c"}, "--checkpoint_dir_for_init=/c"),
+        ({"job_dir": "s3://b/j"}, "`elasticdl resume --job_dir=s3://b/j --namespace=team` continues it"),
+    ],
+)
+def test_a_job_whose_state_was_deleted_by_hand_is_not_said_to_be_resumable(
+    cluster: ApiServer,
+    run: Run,  # noqa: F811
+    flags: dict[str, str],
+    remedy: str,
+) -> None:
+    required = {"job_name": "job", "namespace": NAMESPACE, "image_name": "i", "model_def": "m.m", "training_data": "/d"}
+    cluster.spec = JobSpec.from_flags("train", required | flags)
+    cluster.has_state = False
+    plain = found(run)
+    assert plain["phase"] == "Running"  # until its master has seen it
+    assert "ConfigMap elasticdl-job-state" in plain["note"]
+    master = cluster.pods["elasticdl-job-master"]
+    master["metadata"]["labels"][names.STATUS_LABEL] = "Failed"
+    master["status"]["phase"] = "Failed"
+    plain = found(run)
+    assert plain["phase"] == "Failed"
+    assert "`elasticdl delete job --namespace=team`" in plain["note"]
+    assert remedy in plain["note"]
+    page = run("status", "job")
+    assert "elasticdl resume job" not in page
+    [trouble] = json.loads(run("explain", "job", "-o", "json"))["troubles"]
+    assert (trouble["trouble"], trouble["is_fatal"]) == ("JobFailed", True)
+    assert remedy in trouble["advice"]
+    with pytest.raises(JobError, match="elasticdl-job-state"):
+        first_line()
+    del cluster.pods["elasticdl-job-master"]
+    assert found(run)["phase"] == "Failed"
+    master["metadata"]["labels"][names.STATUS_LABEL] = "Finished"
+    cluster.pods["elasticdl-job-master"] = master
+    assert found(run)["phase"] == "Succeeded"

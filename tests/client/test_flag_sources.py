@@ -81,6 +81,17 @@ def test_a_secret_of_the_environment_is_not_shown(file: Path) -> None:
     assert "ELASTICDL_VALIDATION_DATA" in given.notes[0]
 
 
+@pytest.mark.parametrize("name", ["ELASTICDL_NUM_WORKER", "ELASTICDL_NUM_WOKRERS"])
+def test_a_slip_in_the_name_of_a_variable_is_noted(file: Path, name: str) -> None:
+    assert train(file, **{name: "8"}).notes == (f"{name} is the variable of no flag; ELASTICDL_NUM_WORKERS would be.",)
+
+
+def test_other_variables_are_left_alone(file: Path) -> None:
+    """Of other commands, of processes of jobs, and of the services of a pod's namespace."""
+    names = ("PREDICTION_DATA", "JOB_NAME", "POD_NAME", "NUM_PROCESSES", "DIGITS_MASTER_PORT", "MASTER_TIMEOUT_S")
+    assert train(file, **{f"ELASTICDL_{name}": "8" for name in names}).notes == ()
+
+
 def test_the_name_of_a_job_is_never_taken_from_the_environment(file: Path) -> None:
     assert "job_name" not in train(file, ELASTICDL_JOB_NAME="other").values
 
@@ -171,6 +182,15 @@ def test_what_follows_from_the_module_is_read_below_the_home_directory_and_in_th
 
     assert inferred("torch_model")["distribution_strategy"] is DistributionStrategy.ALL_REDUCE
     assert inferred("keras_model")["training_data"] == OF_MODULE
+
+
+@pytest.mark.parametrize("name", ["model", "model.", ".custom_model", "..custom_model", "zoo/model.py", "a..b.c"])
+def test_a_name_of_no_module_of_the_working_directory_is_left_to_the_check_of_its_flag(name: str) -> None:
+    flags = ["--runtime=local", "--job_name=x", "--training_data=t", f"--model_def={name}"]
+    given = infer("train", gather("train", flags, {}))
+    with pytest.raises(FlagError, match="--model_def") as raised:
+        JobSpec.from_flags("train", given.values)
+    assert "package.module.symbol" in str(raised.value)
 
 
 def test_standard_input_is_a_file_too_and_the_version_is_said() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -18,7 +19,7 @@ from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_dir import holders, register, registered, wait_for_end
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.job_status import MASTER_RESTARTED, JobPhase, JobStatus, PodStatus
 from elasticdl_client.jobs import commands, local_jobs, log_files
 from elasticdl_client.jobs.local_jobs import LocalJobs
 from elasticdl_client.jobs.store import JobInfo, LogRequest, Phase
@@ -205,6 +206,36 @@ def test_the_tail_of_a_log_larger_than_memory_is_read_alone(tmp_path: Path) -> N
     job = JobInfo("job", Runtime.LOCAL, Phase.RUNNING, JobStatus("job"), directory=str(tmp_path))
     lines = log_files.lines(job, LogRequest("", follow=False, tail=2))
     assert [line.text for line in lines] == ["two", "three", "four", "five"]
+
+
+def test_pods_that_have_not_registered_with_a_restarted_master_yet_run_nevertheless(
+    running: subprocess.Popen[str], flags: dict[str, str], run: Run
+) -> None:
+    path = Path(flags["job_dir"]) / "status.json"
+    before = JobStatus.from_json(path.read_text())
+    pods = [PodStatus(f"elasticdl-job-ps-{k}", "ps", "Running") for k in range(2)]
+    pods += [
+        PodStatus("elasticdl-job-worker-0", "worker", "Running"),
+        PodStatus("elasticdl-job-worker-1", "worker", "Failed"),
+    ]
+    message = f"{MASTER_RESTARTED}: waiting for parameter servers to register again: 0 of 2 have"
+    status = dataclasses.replace(
+        before,
+        generation=2,
+        message=message,
+        pods=tuple(pods),
+        workers_alive=0,
+        workers_wanted=2,
+        ps_alive=0,
+        ps_wanted=2,
+    )
+    path.write_text(status.to_json())
+    page = run("status", "job")
+    assert f"Message:      {message}" in page
+    assert "PS:           2/2 running" in page
+    assert "Workers:      1/2 running, 1 failed" in page
+    path.write_text(dataclasses.replace(status, message="waiting for parameter servers: 0 of 2 are ready").to_json())
+    assert "PS:           0/2 running" in run("status", "job")
 
 
 def test_a_job_that_ends_while_it_is_looked_at_is_not_taken_for_one_that_was_cut_off(

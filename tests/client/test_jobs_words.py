@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from elasticdl_client.choices import Runtime
-from elasticdl_client.job_status import DeviceStatus, EpochCoverage, JobPhase, JobStatus, PodStatus, PsStatus
+from elasticdl_client.job_status import (
+    DeviceStatus,
+    EpochCoverage,
+    JobPhase,
+    JobStatus,
+    PodStatus,
+    PsStatus,
+    StandingWorker,
+    UncreatedPods,
+)
 from elasticdl_client.jobs import cluster_objects, words
 from elasticdl_client.jobs.store import JobInfo, Phase, phase_of
 from elasticdl_client.progress import age
@@ -187,7 +196,7 @@ def test_a_stopped_job_says_how_it_continues_and_a_failed_one_why_it_failed() ->
     assert "records/s" not in page
     traceback = 'feed raised E: x\nTraceback (most recent call last):\n  File "a.py", line 1, in f\nE: x'
     failed = dataclasses.replace(JOB, phase=Phase.FAILED, status=dataclasses.replace(STATUS, message=traceback))
-    assert "Message:      feed raised E: x\n" in words.page(failed, NOW)
+    assert 'Message:      feed raised E: x\n                File "a.py", line 1, in f\n' in words.page(failed, NOW)
 
 
 def test_a_job_of_which_nothing_is_known_has_a_page_and_a_row() -> None:
@@ -219,10 +228,22 @@ def test_the_json_of_a_job_has_these_keys() -> None:
         *("ps", "staleness", "gradients_refused", "world", "num_worlds", "lost_pods", "elapsed_seconds", "eta_seconds"),
         *("worker_seconds", "ps_seconds", "records", "records_processed", "learning_rate", "event_counts"),
         *("world_seconds", "pods_lost", "checkpoint_at", "scaling", "devices", "engine", "processes_per_worker"),
-        "optimizer_shares",
+        *("optimizer_shares", "standing", "num_standing", "saving_seconds", "not_created"),
     }
     assert plain["pods"][1]["message"].startswith("Unschedulable")
     assert "tasks_total: 20" in words.structured(JOB.to_plain(), "yaml")
+
+
+def test_the_page_of_a_job_names_the_worker_that_does_the_same_for_long() -> None:
+    one = StandingWorker(3, 49.0, "compile", "/zoo/m.py:31 in feed", 1)
+    status = dataclasses.replace(STATUS, standing=(one,), processes_per_worker=2)
+    assert JobStatus.from_json(status.to_json()) == status
+    line = "worker-3 (process 1) has done the same for 49s: its first minibatch, in which it compiles, at /zoo/m.py:31"
+    assert f"Standing:     {line} in feed\n" in words.page(dataclasses.replace(JOB, status=status), NOW)
+    many = dataclasses.replace(status, num_standing=985)
+    assert "984 more processes have not changed" in words.page(dataclasses.replace(JOB, status=many), NOW)
+    ended = dataclasses.replace(JOB, status=dataclasses.replace(status, exit_code=1), phase=Phase.FAILED)
+    assert "Standing" not in words.page(ended, NOW)
 
 
 def test_a_status_of_another_version_is_read() -> None:
@@ -308,6 +329,18 @@ def container(**state: Any) -> dict[str, Any]:
             "Running",
             "CrashLoopBackOff; before: Error, exit code 1",
         ),
+        (
+            pod(
+                {
+                    "phase": "Running",
+                    **container(
+                        state={"running": {}}, lastState={"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+                    ),
+                }
+            ),
+            "Running",
+            "started again; before: OOMKilled, exit code 137",
+        ),
     ],
 )
 def test_a_pod_says_why_it_is_pending_or_has_ended(found: dict[str, Any], phase: str, message: str) -> None:
@@ -334,3 +367,20 @@ def test_json_has_null_for_what_is_no_number() -> None:
 
     found = json.loads(words.structured(values, "json"), parse_constant=refuse)
     assert found == {"metrics": {"auc": None, "accuracy": 0.5}, "bounds": [None, None, 1], "text": "NaN"}
+
+
+REFUSED = 'pods "elasticdl-digits-worker-5" is forbidden: exceeded quota: pods, requested: pods=1, used: pods=4'
+
+
+@pytest.mark.parametrize(("phase", "is_shown"), [(Phase.RUNNING, True), (Phase.STOPPED, False), (Phase.FAILED, False)])
+def test_pods_that_the_api_server_refuses_are_named_with_its_reason(phase: Phase, is_shown: bool) -> None:
+    refused = UncreatedPods("worker", 2, "elasticdl-digits-worker-5", REFUSED)
+    status = dataclasses.replace(STATUS, workers_wanted=6, not_created=(refused,))
+    assert JobStatus.from_json(status.to_json()) == status
+    page = words.page(dataclasses.replace(JOB, phase=phase, status=status), NOW)
+    line = next(line for line in page.splitlines() if line.startswith("Workers:"))
+    assert line.startswith("Workers:      3/6 running, 1 pending")
+    assert line.endswith(f", 2 not created ({REFUSED})") is is_shown
+    alone = dataclasses.replace(status, workers_alive=0, pods=STATUS.pods[:1])
+    job = dataclasses.replace(JOB, phase=phase, status=alone)
+    assert words.waiting_for(job) == (f"No worker runs yet; worker not created: {REFUSED}" if is_shown else "")

@@ -105,6 +105,16 @@ def test_what_a_namespace_allows_a_pod_has_its_hint(server: Recorder, status: in
     assert re.search(hint, caught.value.hint)
 
 
+@pytest.mark.parametrize("said", ["maximum cpu usage per Container is 1", "must be less than or equal to cpu limit"])
+def test_a_hint_on_limits_names_the_flags_of_the_pods_role(server: Recorder, said: str) -> None:
+    server.status, server.answer = 403, json.dumps({"message": f'pods "x" is forbidden: {said}'}).encode()
+    connection = server.connection()
+    with pytest.raises(ClusterError) as caught, connection.doing("make a ps pod of this job", "ps"):
+        connection.patch("/api/v1/namespaces/x/pods/y", {}, MERGE)
+    assert "--ps_resource_limit" in caught.value.hint
+    assert "--worker_" not in caught.value.hint
+
+
 def test_a_query_is_quoted(server: Recorder) -> None:
     send(server.connection().client, "GET", "/api", [("labelSelector", "a=b,c"), ("limit", 3)]).release_conn()
     assert server.request["path"] == "/api?labelSelector=a%3Db%2Cc&limit=3"

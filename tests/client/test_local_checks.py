@@ -21,7 +21,7 @@ from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import DataError, ElasticDLError, FlagError, JobError, ModelDefinitionError, StorageError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.local_checks import check_local
+from elasticdl_client.local_checks import check_local, check_sources
 from elasticdl_client.model_source import dataset_flags
 
 MODEL = "def custom_model(): ...\ndef feed(d, m, md): ...\ndef loss(l, p): ...\ndef optimizer(): ...\n"
@@ -324,6 +324,23 @@ def test_columns_of_parquet_and_arrow_files_are_read_off_their_schema(
     assert "It has: length, kind, place.x." in said
 
 
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_columns_in_the_names_of_directories_are_known_where_a_pattern_names_the_files(
+    ending: str, spec: JobSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "dt=1" / "shop=2").mkdir(parents=True)
+    path = tmp_path / "dt=1" / "shop=2" / f"rows.{ending}"
+    if ending == "parquet":
+        pq.write_table(pa.table({"length": [1.0], "kind": [1]}), path)
+    else:
+        path.write_text("length,kind\n1.0,1\n")
+    named = {"columns": "length,shop", "label_column": "kind"}
+    check_local(dataclasses.replace(spec, training_data=f"{tmp_path}/dt=1/*/*.{ending}", **named))
+    said = refused(spec, DataError, training_data=f"{tmp_path}/dt=1/*/*.{ending}", columns="dt", label_column="kind")
+    assert "has no column dt, which --columns names" in said
+    assert "It has: length, kind, shop." in said
+
+
 def test_a_module_needs_no_feed_where_a_label_is_named(spec: JobSpec, tmp_path: Path) -> None:
     without = model(spec, "def custom_model(): ...\ndef loss(l, p): ...\ndef optimizer(): ...\n")
     said = refused(without, ModelDefinitionError)
@@ -428,3 +445,14 @@ def test_a_job_has_all_of_its_data_from_the_module_or_none(spec: JobSpec) -> Non
     assert "and the other data are those of" in said
     without = dataclasses.replace(model(spec, OWN_DATA), training_data=OF_MODULE)
     assert "has no dataset" in refused(without, ModelDefinitionError)
+
+
+@pytest.mark.parametrize(
+    ("beside", "params"), [("dataset_dict.json", "split=train"), ("classes.json", "image_size=(8,8)")]
+)
+def test_a_file_of_json_does_not_decide_on_the_kind_of_directories_beside_it(
+    beside: str, params: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / beside).write_text('{\n  "splits": ["train"]\n}\n')
+    check_sources("training_data", JobSpec(data_reader_params=params), str(tmp_path))

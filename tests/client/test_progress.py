@@ -20,7 +20,7 @@ from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.data_sources import ROW
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, from_journal, to_journal
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import Ended, EpochCoverage, JobPhase, JobStatus
+from elasticdl_client.job_status import MASTER_RESTARTED, Ended, EpochCoverage, JobPhase, JobStatus, PodStatus
 from elasticdl_client.news import Headline, News
 from elasticdl_client.progress import PlainDisplay, RichDisplay, coverage_lines, summary
 
@@ -60,6 +60,13 @@ def test_the_summary_says_where_the_job_is() -> None:
         dataclasses.replace(RUNNING, worker_seconds={"useful": 3.0, "starting": 1.0})
     )
     assert ", elapsed 75s, workers" in summary(dataclasses.replace(timed, eta_seconds=None))
+
+
+def test_pods_that_outlive_the_master_run_before_they_have_registered_again() -> None:
+    pods = tuple(PodStatus(f"elasticdl-j-{role}-0", role, "Running") for role in ("worker", "ps", "master"))
+    restarted = dataclasses.replace(RUNNING, workers_alive=0, ps_alive=0, pods=pods, message=f"{MASTER_RESTARTED}: …")
+    assert "workers 1/2, ps 1/2, " in summary(restarted)
+    assert "workers 0/2, ps 0/2, " in summary(dataclasses.replace(restarted, message="waiting for workers"))
 
 
 def test_plain_lines_come_when_something_changed_and_not_too_often() -> None:

@@ -89,6 +89,16 @@ def test_two_pods_of_a_node_install_once_what_their_image_lacks(wheels: Path, tm
     assert printed({}, "from importlib.metadata import version; print(version('packaging'))") != ["999.0"]
 
 
+def test_installed_modules_are_compiled_where_pip_is_configured_not_to(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_COMPILE", "0")
+    zoo, cache = write_code(tmp_path, "betapack\n"), tmp_path / "cache"
+    variables = installed(zoo, cache) | {"PYTHONDONTWRITEBYTECODE": "1"}  # which the image sets
+    [bytecode] = printed(variables, "import betapack; print(betapack.__cached__)")
+    assert Path(bytecode).exists()
+
+
 def test_pips_last_lines_are_the_reason_of_a_failure_which_leaves_nothing(wheels: Path, tmp_path: Path) -> None:
     zoo, cache = write_code(tmp_path, "betapack>=99\n"), tmp_path / "cache"
     with pytest.raises(JobError, match="pip has ended with 1") as caught:

@@ -331,3 +331,5 @@ def test_a_flag_of_one_runtime_chooses_it_and_a_default_of_the_environment_does_
     assert flags_of_train(local_slots=1).values["runtime"] is Runtime.LOCAL
     found = infer("train", gather("train", [], {"ELASTICDL_IMAGE_NAME": "i"}))
     assert found.values["runtime"] is Runtime.LOCAL
+    assert flags_of_train(job_dir="", image_name="i").values["runtime"] is Runtime.KUBERNETES
+    assert flags_of_train(image_name="", local_slots=1).values["runtime"] is Runtime.LOCAL

@@ -62,6 +62,14 @@ def test_no_index_is_written_unless_the_flag_gives_one(folder: Path) -> None:
     assert given < min(number for number, line in enumerate(lines) if " pip install " in line)
 
 
+def test_packages_are_compiled_whatever_the_base_image_has_set_for_pip(folder: Path) -> None:
+    (folder / "requirements.txt").write_text("numpy\n")
+    assert zoo.run(["init", str(folder), f"--local_pkg_dir={wheels(folder.parent / 'dist')}"]) == 0
+    installations = [line for line in instructions(folder) if " pip install " in line]
+    assert len(installations) == 3
+    assert all(" pip install --compile " in line for line in installations)
+
+
 def test_credentials_in_the_address_of_an_index_are_warned_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     zoo.run(["init", str(folder), "--extra_pypi_index=https://me:secret@pypi.example.com/simple"])
     assert "credentials" in capsys.readouterr().out
@@ -100,7 +108,7 @@ def test_an_image_from_wheels_has_its_frameworks_and_no_other(
     assert found == packages
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["torch"] == extras["allreduce"] == ["torch>=2.6,<3"]
-    assert any("pip install --requirement" in line and "runtime.txt" in line for line in instructions(folder))
+    assert any("pip install --compile --requirement" in line and "runtime.txt" in line for line in instructions(folder))
 
 
 def test_the_folder_may_be_given_as_a_flag_or_not_at_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

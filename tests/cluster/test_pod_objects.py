@@ -114,6 +114,13 @@ def test_a_pod_that_ended_before_it_was_deleted_has_ended_by_itself() -> None:
     assert not ended_before_deletion(pod)
 
 
+def test_a_pod_whose_status_lacks_its_containers_end_is_not_said_to_have_never_run() -> None:
+    pod = shown("Failed", {"waiting": {"reason": "ContainerCreating"}})  # of one that was deleted while it ran
+    found = read_pod(pod)
+    assert found is not None
+    assert found.message == "its status does not say how its containers ended, or whether they ran"
+
+
 def test_a_pod_that_was_deleted_between_two_lives_was_deleted() -> None:
     pod = shown("Failed", terminated(1, finishedAt="2024-01-01T00:00:09Z"))
     pod["metadata"] |= {"deletionTimestamp": "2024-01-01T00:00:40Z", "deletionGracePeriodSeconds": 30}

@@ -129,7 +129,7 @@ def test_one_that_stops_while_all_connect_blocks_no_other(four: list[Member]) ->
     silent.close(farewell=False)
     form([four[1], four[0]], 2)
     assert is_sound([four[1], four[0]])
-    until(lambda: four[0].call(verbs.used)["python_threads"] == verbs.THREADS)
+    assert four[0].call(verbs.settled)["python_threads"] == verbs.THREADS
 
 
 def test_forming_can_be_abandoned_and_takes_no_longer_than_allowed(four: list[Member]) -> None:
@@ -147,7 +147,7 @@ def test_forming_can_be_abandoned_and_takes_no_longer_than_allowed(four: list[Me
     form(four[:2], 5)
     assert four[1].meanwhile(verbs.abandon, "an old one", 5)
     assert is_sound(four[:2])
-    until(lambda: four[1].call(verbs.used)["python_threads"] == verbs.THREADS)
+    assert four[1].call(verbs.settled)["python_threads"] == verbs.THREADS
 
 
 def test_a_slow_member_is_waited_for(four: list[Member]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.collective import verbs
-from tests.collective.members import Member, all_do, begin_to_form, form, members, until
+from tests.collective.members import Member, all_do, begin_to_form, form, members
 
 CHANGES = 200
 
@@ -17,8 +17,9 @@ def check(world: list[Member]) -> None:
 
 def settled(world: list[Member]) -> list[dict[str, int]]:
     """Return the resources held once the threads that free old worlds are done."""
-    until(lambda: all(held["python_threads"] == verbs.THREADS for held in all_do(world, verbs.used)))
-    return all_do(world, verbs.used)
+    found = all_do(world, verbs.settled)
+    assert [held["python_threads"] for held in found] == [verbs.THREADS] * len(world)
+    return found
 
 
 def test_two_hundred_changes_leave_nothing_behind() -> None:

@@ -158,6 +158,14 @@ def world_after_world(group: ElasticGroup, peers: list[Peer], rank: int, count: 
     return (time.monotonic() - began) / count
 
 
+def settled(group: ElasticGroup) -> dict[str, Any]:
+    """Return `used` once the threads that form and free groups have ended; one may begin another."""
+    while working := [one for one in threading.enumerate() if one.name in ("form-group", "free-group")]:
+        for thread in working:
+            thread.join()
+    return used(group)
+
+
 def used(group: ElasticGroup) -> dict[str, Any]:
     """Return the kernel resources of this process."""
     gc.collect()

@@ -15,8 +15,9 @@ from elasticdl.data.datasets import Split
 from elasticdl.data.datasets.catalogue import write_split
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
-from elasticdl.data.sources import MANIFEST, write_manifest
+from elasticdl.data.sources import write_manifest
 from elasticdl.protocol import Shard
+from elasticdl_client.data_sources import MANIFEST
 from elasticdl_client.errors import DataError
 
 

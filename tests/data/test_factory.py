@@ -224,6 +224,20 @@ def test_a_directory_of_directories_says_which_to_name(tmp_path: Path) -> None:
     assert len(create_reader(pattern).shards()) == 2
 
 
+@pytest.mark.parametrize("name", ["dataset_info.json", "dataset_infos.json"])
+def test_a_description_by_hugging_face_is_no_data(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"builder_name": "rows"}\n')
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "rows.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(DataError, match="only directories") as caught:
+        create_reader(str(tmp_path))
+    assert str(tmp_path / "train") in caught.value.hint
+    assert [len(shard) for shard in create_reader(f"{tmp_path}/**/*").shards()] == [1]
+    (tmp_path / "train" / "rows.jsonl").rename(tmp_path / "rows.jsonl")
+    assert [len(shard) for shard in create_reader(str(tmp_path)).shards()] == [1]
+    assert create_reader(str(tmp_path / name)).metadata().column_names == ("builder_name",)
+
+
 @pytest.mark.parametrize("missing", ["none", "none/data", "*.none"])
 def test_a_missing_source_is_an_error_with_a_hint(tmp_path: Path, missing: str) -> None:
     with pytest.raises(DataError, match=r"does not exist|No file matches") as caught:

@@ -11,6 +11,7 @@ import pytest
 from elasticdl.data.example import parse_examples
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
+from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError
 
 
@@ -47,6 +48,12 @@ def test_blank_lines_a_byte_order_mark_and_carriage_returns_are_no_part_of_a_rec
     assert parse_examples(records(reader), {"a": ()})["a"].tolist() == [1, 2]
 
 
+def test_files_are_found_by_the_names_that_spark_and_duckdb_give_them(tmp_path: Path) -> None:
+    (tmp_path / "part-00000-1f3a-c000.json").write_text('{"a": 1}\n')
+    (tmp_path / "_SUCCESS").touch()
+    assert create_reader(str(tmp_path)).metadata().column_names == ("a",)
+
+
 def test_rows_longer_than_a_block_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elasticdl.data.jsonl._BLOCK_BYTES", 50)
     texts = ["x" * (7 * i % 160) for i in range(600)]
@@ -72,6 +79,8 @@ def test_only_the_columns_that_are_named_are_read(tmp_path: Path) -> None:
         ('{"a": 1}\n{"a": 1}{"a": 2}\n', "byte 9, record 1", "two objects are on one line"),
         ('{"a": 1, "a": 2}\n', "byte 0, record 0", "specified twice"),
         ('{"a": 1}\n{"a": 9223372036854775808}\n', "byte 9, record 1", "9223372036854775808 is beyond"),
+        ('[{"a": 1},\n {"a": 2}]\n', "byte 0, record 0", "one array"),
+        ('{\n  "a": 1\n}\n', "byte 0, record 0", "on several lines"),
         ('{"a": "cut o', "byte 0, record 0", "closing quotation mark"),
     ],
 )
@@ -106,5 +115,7 @@ def test_a_file_that_changes_after_it_was_indexed_is_an_error(tmp_path: Path, co
     reader = reader_of(tmp_path, '{"a": 1}\n{"a": 2}\n')
     (shard,) = reader.shards()
     (tmp_path / "0.jsonl").write_text(content)
-    with pytest.raises(DataError, match="changed while the job reads it"):
+    with pytest.raises(DataError, match="has changed since the job began: it had"):
         reader.read(shard)
+    with pytest.raises(DataError, match="changed while the job reads it"):  # no identity was counted
+        reader.read(Shard(shard.name, 0, 1))

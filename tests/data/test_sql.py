@@ -202,8 +202,9 @@ def test_values_that_are_not_of_their_columns_type_are_named(tmp_path: Path) -> 
         database.execute("insert into t values (1, '01/02/2020', 1.5)")
     database.close()
     url = f"sqlite:///{tmp_path}/d.db?table=t"
-    with pytest.raises(DataError, match="t: Invalid isoformat string: '01/02/2020'"):
+    with pytest.raises(DataError, match="Invalid isoformat string: '01/02/2020'") as raised:
         create_reader(url, columns=["day"]).read(Shard(url, 0, 1))
+    assert "--columns" in raised.value.hint
     with pytest.raises(DataError, match=r"column n of type INTEGER: 1\.5 is no whole number"):
         create_reader(url, columns=["n"]).read(Shard(url, 0, 1))
 

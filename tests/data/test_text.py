@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
 from elasticdl.data.table_decoder import decode, table_of
+from elasticdl.data.text import TextRules, rows_from, split_rows
 from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError
 
@@ -145,12 +147,100 @@ def test_a_csv_file_of_a_header_alone_has_no_records(tmp_path: Path) -> None:
         open_csv(tmp_path, b"a,b\n").shards()
 
 
+def test_rows_that_end_with_cr_alone_are_named(tmp_path: Path) -> None:
+    (tmp_path / "old.csv").write_bytes(b"x,y\r1,2\r3,4\r")
+    with pytest.raises(DataError, match="end with CR alone"):
+        create_reader(str(tmp_path)).shards()
+
+
 def test_types_are_those_of_the_first_rows_of_all_files(tmp_path: Path) -> None:
     for name, rows in (("a", ""), ("b", "1,2\n"), ("c", "0.5,02134\n"), ("d", "x,3\n" * 2000)):
         (tmp_path / f"{name}.csv").write_text(f"n,code\n{rows}")
     assert dict(create_reader(str(tmp_path)).metadata().column_dtypes) == {"n": "string", "code": "string"}
     (tmp_path / "d.csv").unlink()
     assert dict(create_reader(str(tmp_path)).metadata().column_dtypes) == {"n": "float64", "code": "string"}
+
+
+@pytest.mark.parametrize("text", ["NA", "NULL", "null", "N/A", "None", "<NA>"])
+def test_texts_that_stand_for_missing_numbers_are_named(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pandas reads them as missing; here they are texts, and make texts of the numbers beside them."""
+    reader = open_csv(tmp_path, f"age,state\n1,{text}\n{text},NY\n{text},CA\n".encode())
+    assert dict(reader.metadata().column_dtypes) == {"age": "string", "state": "string"}
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"The column age holds {text!r} beside numbers" in said
+
+
+def test_quotes_behind_an_escape_character_are_refused_by_name(tmp_path: Path) -> None:
+    """As pandas writes them with escapechar: the csv module would take the backslash for a part of the text."""
+    reader = open_csv(tmp_path, b'text,y\n"an \\"end\\"",1\n', label_col="y")
+    (shard,) = reader.shards()
+    with pytest.raises(DataError, match="is not CSV") as caught:
+        decode(reader.read(shard), table_of(reader.metadata(), False, "module"))
+    assert "escapechar" in caught.value.hint
+
+
+@given(
+    rows=st.lists(st.lists(st.text('ab\\",; \n\u00e9', max_size=6), min_size=3, max_size=3), min_size=1, max_size=20),
+    delimiter=st.sampled_from(",;"),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONE]),
+    doubles_quotes=st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_rows_with_an_escape_character_are_refused_or_keep_their_backslashes_alone(
+    rows: list[list[str]], delimiter: str, quoting: int, doubles_quotes: bool
+) -> None:
+    if quoting == csv.QUOTE_NONE:  # which escapes line ends: there they end the rows
+        rows = [[text.replace("\n", "") for text in row] for row in rows]
+    text = io.StringIO(newline="")
+    writer = csv.writer(
+        text, delimiter=delimiter, lineterminator="\n", quoting=quoting, doublequote=doubles_quotes, escapechar="\\"
+    )
+    writer.writerows(rows)
+    rules = TextRules(quoted=True, has_header=False, delimiter=delimiter.encode())
+    try:
+        content = text.getvalue().encode()
+        found = split_rows([row for _, row in rows_from(io.BytesIO(content), 0, rules, "data.csv")], delimiter)
+    except DataError:
+        return
+    if any(len(row) != 3 for row in found):
+        return  # `wrong_row`
+    assert _without_runs(found) == _without_runs(rows)
+
+
+def _without_runs(rows: list[list[str]]) -> list[list[str]]:
+    """Return fields with one backslash for each run of them: such writers double each."""
+    return [[re.sub(r"\\+", r"\\", field) for field in row] for row in rows]
+
+
+@pytest.mark.parametrize("row", ['an \\"end\\",1', '1,an \\"end\\"', '"C:\\",a\\"', '\\",1'])
+def test_escaped_quotes_in_a_field_without_quotes_are_refused(row: str) -> None:
+    """As writers with doublequote=False make them."""
+    with pytest.raises(DataError, match=r"A row is not CSV: .* without quotes around it") as caught:
+        split_rows([row.encode()], ",")
+    assert "escapechar" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("row", "fields"),
+    [
+        ('"C:\\",1', ["C:\\", "1"]),
+        ('"a\\""b",1', ['a\\"b', "1"]),
+        ('6" \\ 4",1', ['6" \\ 4"', "1"]),
+        ('C:\\,"C:\\"', ["C:\\", "C:\\"]),
+    ],
+)
+def test_backslashes_that_escape_no_quote_are_text(row: str, fields: list[str]) -> None:
+    assert split_rows([row.encode()], ",") == [fields]
+
+
+def test_an_escaped_delimiter_is_named_where_there_are_too_many_fields(tmp_path: Path) -> None:
+    reader = open_csv(tmp_path, b"text,y\na\\,b,1\n", label_col="y")
+    (shard,) = reader.shards()
+    with pytest.raises(DataError, match="has 3 fields") as caught:
+        decode(reader.read(shard), table_of(reader.metadata(), False, "module"))
+    assert "escapechar" in caught.value.hint
 
 
 def test_a_quote_that_is_never_closed_is_named_where_its_row_begins(tmp_path: Path) -> None:
@@ -163,8 +253,10 @@ def test_a_file_that_changes_after_it_was_indexed_is_refused(tmp_path: Path) -> 
     reader = open_csv(tmp_path, b"a,b\n1,2\n")
     (shard,) = reader.shards()
     (tmp_path / "data.csv").write_bytes(b"a,b\nchanged,2\n")
-    with pytest.raises(DataError, match="changed while the job reads it"):
+    with pytest.raises(DataError, match="has changed since the job began: it had"):
         reader.read(shard)
+    with pytest.raises(DataError, match="changed while the job reads it"):  # no identity was counted
+        reader.read(Shard(shard.name, 0, 1))
 
 
 def test_the_middle_of_a_file_is_read_without_what_comes_before(tmp_path: Path) -> None:

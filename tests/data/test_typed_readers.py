@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
-import hashlib
+import json
 import os
+import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -37,77 +39,6 @@ def everything(reader: Reader) -> list[bytes]:
 def parquet(path: Path, **columns: Any) -> str:
     pq.write_table(pa.table(columns), path)
     return str(path)
-
-
-PARTITIONS = ("dt=2026-01-01/shop=01", "dt=2026-01-01/shop=__HIVE_DEFAULT_PARTITION__", "dt=a%2Fb/shop=12")
-
-
-def partitioned(directory: Path, suffix: str) -> str:
-    """Write files of two rows as Spark leaves them, with its marker of success."""
-    for number, name in enumerate(PARTITIONS):
-        (directory / name).mkdir(parents=True)
-        table = pa.table({"price": [float(number), number + 0.5]})
-        if suffix == "parquet":
-            pq.write_table(table, directory / name / "part-0.parquet")
-        else:
-            write_feather(table, str(directory / name / "part-0.feather"))
-    (directory / "_SUCCESS").touch()
-    return str(directory)
-
-
-@pytest.mark.parametrize("suffix", ["parquet", "feather"])
-def test_names_of_directories_are_columns(tmp_path: Path, suffix: str) -> None:
-    source = partitioned(tmp_path / "clicks", suffix)
-    reader = create_reader(source)
-    metadata = reader.metadata()
-    assert dict(metadata.column_dtypes) == {"price": "float64", "dt": "string", "shop": "int64"}
-    records = everything(reader)
-    assert parse_examples(records, {"price": (), "dt": ()})["dt"].tolist() == [
-        *[b"2026-01-01"] * 4,
-        *[b"a/b"] * 2,
-    ]
-    whole = [records[row] for row in (0, 1, 4, 5)]
-    assert parse_examples(whole, {"shop": ()})["shop"].tolist() == [1, 1, 12, 12]
-    with pytest.raises(DataError, match="shop"):
-        parse_examples(records, {"shop": ()})
-    assert everything(create_reader(f"{source}/**/*.{suffix}")) == records
-    assert everything(create_reader(f"{source}/dt=*/shop=*/*.{suffix}")) == records
-    assert everything(create_reader(f"{tmp_path}//clicks/dt=*/shop=*/*.{suffix}")) == records
-    part = tmp_path / "clicks" / PARTITIONS[0] / f"part-0.{suffix}"
-    (part.parent / "SHA256SUMS").write_text(f"{hashlib.sha256(part.read_bytes()).hexdigest()}  {part.name}\n")
-    assert len(create_reader(source).shards()) == 3
-    shops = create_reader(source, columns=("shop",)).metadata()
-    assert shops.column_names == ("shop",)
-    assert len(everything(create_reader(source, columns=("shop",)))) == 6
-
-
-def test_directories_that_are_named_are_no_columns(tmp_path: Path) -> None:
-    source = partitioned(tmp_path / "run=3" / "clicks[1]", "parquet")
-    assert create_reader(source).metadata().column_names == ("price", "dt", "shop")
-    assert create_reader(f"{source}/dt=2026-01-01").metadata().column_names == ("price", "shop")
-    assert create_reader(f"{source}/{PARTITIONS[0]}").metadata().column_names == ("price",)
-    assert create_reader(f"{source}/{PARTITIONS[0]}/part-0.parquet").metadata().column_names == ("price",)
-
-
-def test_a_column_of_a_file_counts_before_the_name_of_its_directory(tmp_path: Path) -> None:
-    (tmp_path / "dt=1").mkdir()
-    parquet(tmp_path / "dt=1" / "a.parquet", dt=[5, 6])
-    assert parse_examples(everything(create_reader(str(tmp_path))), {"dt": ()})["dt"].tolist() == [5, 6]
-
-
-def test_files_below_other_keys_are_refused(tmp_path: Path) -> None:
-    for name in ("dt=1", "day=1"):
-        (tmp_path / name).mkdir()
-        parquet(tmp_path / name / "a.parquet", price=[1.0])
-    with pytest.raises(DataError, match=r"The column (day|dt) of .* is not that of"):
-        create_reader(str(tmp_path)).shards()
-
-
-def test_partitions_that_a_kind_of_file_cannot_show_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "dt=1").mkdir()
-    (tmp_path / "dt=1" / "a.csv").write_text("price\n1.0\n")
-    assert len(everything(create_reader(str(tmp_path)))) == 1
-    assert "dt in the names of directories" in caplog.text
 
 
 def test_every_type_of_arrow_becomes_numbers_or_bytes(tmp_path: Path) -> None:
@@ -254,6 +185,67 @@ def test_files_are_opened_together_to_find_the_type_of_an_empty_column(
     for number in range(17):
         parquet(tmp_path / f"{number:02}.parquet", n=[1, 2], s=[1, 2] if number == 16 else pa.nulls(2))
     assert dict(create_reader(str(tmp_path)).metadata().column_dtypes)["s"] == "int64"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "sqlite", "huggingface"])
+def test_whole_numbers_of_which_some_are_missing_are_read_as_fractions_where_the_user_says_so(
+    kind: str, tmp_path: Path
+) -> None:
+    rows = [{"k": 1, "n": 5, "t": "a"}, {"k": 2, "n": None, "t": "b"}]
+    source = str(tmp_path / f"rows.{kind}")
+    match kind:
+        case "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), source)
+        case "jsonl":
+            Path(source).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case "huggingface":
+            datasets.Dataset.from_list(rows).save_to_disk(source)
+        case _:
+            with contextlib.closing(sqlite3.connect(source)) as connection, connection:
+                connection.execute("CREATE TABLE t (k INTEGER PRIMARY KEY, n INTEGER, t TEXT)")
+                connection.executemany("INSERT INTO t VALUES (:k, :n, :t)", rows)
+            source = f"sqlite:///{source}?table=t"
+    reader = create_reader(source, {"column_dtypes": {"n": "float64"}})
+    metadata = reader.metadata()
+    assert dict(metadata.column_dtypes) == {"k": "int64", "n": "float64", "t": "string"}
+    columns = decode(everything(reader), table_of(metadata, is_prediction=True, path=""))
+    assert np.array_equal(columns["n"], [5.0, np.nan], equal_nan=True)
+    plain = create_reader(source)
+    with pytest.raises(DataError, match="no value of the column n") as caught:
+        decode(everything(plain), table_of(plain.metadata(), is_prediction=True, path=""))
+    assert 'column_dtypes={"n": "float64"}' in caught.value.hint
+    for wrong, what in (({"t": "float64"}, "column t is string"), ({"m": "float64"}, "has no column m")):
+        with pytest.raises(DataError, match=what):
+            create_reader(source, {"column_dtypes": wrong}).metadata()
+    with pytest.raises(DataError, match="a type is float64"):
+        create_reader(source, {"column_dtypes": {"n": "string"}})
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_ids_that_float32_rounds_are_named(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ids = f"id_{kind}"  # a column is named once in a process
+    values = {ids: [16777217.0, None, 3.0], "amount": [16777217.5, 1.0, 2.0], "small": [1.0, None, 16777216.0]}
+    source = tmp_path / f"rows.{kind}"
+    {"parquet": pq.write_table, "csv": write_csv}[kind](pa.table(values), str(source))
+    reader = create_reader(str(source))
+    assert dict(reader.metadata().column_dtypes) == dict.fromkeys(values, "float64")
+    everything(reader)
+    named = [record.args[0] for record in caplog.records if isinstance(record.args, tuple)]
+    assert named == [ids]
+
+
+def test_categories_as_polars_writes_them_are_texts(tmp_path: Path) -> None:
+    words = pa.array(["x", None, "x"])
+    views = pa.DictionaryArray.from_arrays(pa.array([1, None, 0], pa.uint32()), pa.array(["y", "x"], pa.string_view()))
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 1, 3], pa.int32()), views)
+    table = pa.table({"word": views, "words": lists, "plain": words})
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    first, second, third = everything(create_reader(str(tmp_path / "a.arrow"), columns=("word", "plain")))
+    texts = parse_examples([first, second, third], {"word": (), "plain": ()})
+    assert texts["word"].tolist() == [b"x", b"", b"y"]
+    assert texts["plain"].tolist() == [b"x", b"", b"x"]
+    assert len(everything(create_reader(str(tmp_path / "a.arrow")))) == 3
 
 
 def test_whole_streams_of_arrow_are_read_one_at_a_time_to_find_a_type(
@@ -407,7 +399,7 @@ def test_records_below_and_above_the_size_of_a_part_are_read_whole(tmp_path: Pat
     end = path.stat().st_size - 10
     os.truncate(path, end)
     with pytest.raises(DataError, match=f"byte {end}: the file has become shorter"):
-        reader.read(shard)
+        reader.read(Shard(shard.name, 0, shard.end))
 
 
 @pytest.mark.full

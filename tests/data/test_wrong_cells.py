@@ -65,6 +65,8 @@ def said(framework: str, directory: Path, row: str, **dtypes: str) -> str:
         ("3,x,much,1", ["'much' in the column income", "float64", 'column_dtypes={"income": "string"}']),
         ("3,Doe, Joe,1.5,1", ["5 fields, the header 4", "Quote"]),
         ("3,x", ["2 fields, the header 4"]),
+        (r"3,an \"end\",1.5,1", ["A row is not CSV", "double the quotes inside", "escapechar", "--max_bad_records"]),
+        (r'3,"an \"end\"",1.5,1', ["A row is not CSV", "double", "escapechar", "--max_bad_records"]),
     ],
 )
 def test_a_wrong_cell_is_said_with_its_column_its_value_and_the_flag(

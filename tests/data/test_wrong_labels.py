@@ -14,8 +14,8 @@ from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.model_def import load
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.quarantine import Quarantine, inspected
-from elasticdl.worker.task_reporting import said_of
-from elasticdl.worker.tasks import HeldLease
+from elasticdl.worker.reporter import said_of
+from elasticdl.worker.tasks import HeldLease, TaskReading
 
 KERAS = """
 import keras
@@ -86,7 +86,7 @@ def said_of_labels(made: Any, task: TaskRecords) -> str:
     """Return the error that the user reads when a worker trains on the task."""
     lease = pb.Lease(id=1)
     lease.shard.name = task.shard
-    held = HeldLease(lease, record_numbers=list(task.numbers))
+    held = HeldLease(lease, reading=TaskReading(list(task.numbers)))
     batches = [batch for batch in made.batches(Mode.TRAINING, iter([task])) if not batch.end]
     with pytest.raises(LabelError) as raised:
         [made.train(batch, 1) for batch in batches]

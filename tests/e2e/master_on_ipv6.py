@@ -12,7 +12,8 @@ _open_environment = local_environment.open_environment
 
 
 def open_environment() -> local_environment.LocalEnvironment:
-    return dataclasses.replace(_open_environment(), host="::1")
+    found = _open_environment()
+    return dataclasses.replace(found, endpoint=dataclasses.replace(found.endpoint, host="::1"))
 
 
 if __name__ == "__main__":

@@ -137,19 +137,19 @@ def test_a_checkpoint_of_another_model_fails_the_job(tmp_path: Path, digits: Pat
 def test_checkpoints_come_back_when_the_volume_does(
     tmp_path: Path, digits: Path, broken: str, mended: str, message: str
 ) -> None:
-    job = replace(NUMPY_DIGITS, num_workers=2, num_ps_pods=0, num_epochs=30, pace_s=0.001)
+    job = replace(NUMPY_DIGITS, num_workers=2, num_ps_pods=0, num_epochs=10, pace_s=0.003)
     with small_disk(tmp_path / "disk", size_kib=64) as disk:
         place = disk / "checkpoints"
         place.mkdir()
         (disk / "other").write_bytes(bytes(60 << 10))  # no room for a manifest beside the model
-        running = all_reduce_job(NUMPY, tmp_path, digits, "", job, checkpoint_dir=place, checkpoint_steps=40).start()
+        running = all_reduce_job(NUMPY, tmp_path, digits, "", job, checkpoint_dir=place, checkpoint_steps=14).start()
         try:
             running.wait_for_version(1)
             subprocess.run(["mount", "-o", f"remount,{broken}", str(disk)], check=True)
             running.wait_until("the failed checkpoint", lambda: message in worker_logs(running))
             status = running.status()
             assert status is not None
-            running.wait_for_version(status.model_version + 50)  # the job continues
+            running.wait_for_version(status.model_version + 17)  # the job continues
             subprocess.run(["mount", "-o", f"remount,{mended}", str(disk)], check=True)
             before = versions(place)[-1:]
             running.wait_until("another checkpoint", lambda: versions(place)[-1:] != before)
@@ -162,12 +162,12 @@ def test_checkpoints_come_back_when_the_volume_does(
 
 
 def test_workers_that_are_all_asked_to_end_leave_a_checkpoint_of_their_last_step(tmp_path: Path, digits: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_workers=2, num_ps_pods=0, num_epochs=30, pace_s=0.001)
+    job = replace(NUMPY_DIGITS, num_workers=2, num_ps_pods=0, num_epochs=10, pace_s=0.003)
     running = all_reduce_job(NUMPY, tmp_path, digits, "", job, checkpoint_steps=100_000).start()
 
     def is_trained_by_both() -> bool:
         status = running.status()
-        return status is not None and len(status.world) == 2 and status.model_version >= 30
+        return status is not None and len(status.world) == 2 and status.model_version >= 10
 
     running.wait_until("a world of two", is_trained_by_both)
     for pod in running.pods(Role.WORKER):
@@ -182,8 +182,8 @@ def test_workers_that_are_all_asked_to_end_leave_a_checkpoint_of_their_last_step
 
 
 def test_a_job_of_which_all_checkpoints_are_damaged_fails_at_once(tmp_path: Path, digits: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_workers=2, num_ps_pods=0, num_epochs=30, pace_s=0.001)
-    running = all_reduce_job(NUMPY, tmp_path, digits, "", job, checkpoint_steps=20).start()
+    job = replace(NUMPY_DIGITS, num_workers=2, num_ps_pods=0, num_epochs=10, pace_s=0.003)
+    running = all_reduce_job(NUMPY, tmp_path, digits, "", job, checkpoint_steps=7).start()
     place = running.job_dir / "checkpoints"
     try:
         running.wait_until("two checkpoints", lambda: len(versions(place)) >= 2)

@@ -12,7 +12,7 @@ import pytest
 
 from elasticdl_client.choices import CODE_ERROR_VARIABLE
 from elasticdl_client.explain.diagnosis import Trouble
-from tests.chaos.job import LocalJob
+from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.jobs import DIGITS, NUMPY_DIGITS, zoo_with
 from tests.chaos.scenarios import coverage_of
 from tests.e2e.all_reduce_jobs import KERAS
@@ -91,6 +91,18 @@ def test_a_port_in_use_is_named(tmp_path: Path, digits: Path) -> None:
     assert code != 0
     assert str(port) in text
     assert "--master_port" in text
+
+
+def test_all_reduce_in_an_image_without_pytorch_costs_one_worker(
+    tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
+    flags = {"distribution_strategy": "AllReduceStrategy", "num_workers": 1, "num_ps_pods": 0}
+    code, text = said(CHEAP.local_job(tmp_path / "job", digits, **flags))
+    assert code == 1
+    assert "need PyTorch" in text
+    assert [path.name for path in (tmp_path / "job" / "logs").glob("*worker*")] == ["elasticdl-digits-worker-0.log"]
 
 
 @pytest.mark.timeout(180)

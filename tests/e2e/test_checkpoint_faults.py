@@ -20,7 +20,7 @@ from tests.chaos.scenarios import assert_exact
 from tests.explain.explained import the_trouble
 from tests.master.small_disk import BREAKS, small_disk
 
-LONG = replace(NUMPY_DIGITS, num_epochs=30, pace_s=0.001)
+LONG = replace(NUMPY_DIGITS, num_epochs=10, pace_s=0.003)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_checkpoints_come_back_when_the_volume_does(
         place = disk / "checkpoints"
         place.mkdir()
         (disk / "other").write_bytes(bytes(60 << 10))  # no room for a manifest beside a part
-        running = LONG.local_job(tmp_path / "job", digits, checkpoint_dir=place, checkpoint_steps=40)
+        running = LONG.local_job(tmp_path / "job", digits, checkpoint_dir=place, checkpoint_steps=14)
         running.start()
         try:
             running.wait_for_version(1)
@@ -68,7 +68,7 @@ def test_checkpoints_come_back_when_the_volume_does(
             running.wait_until("the failed checkpoint", lambda: message in running.master_log())
             status = running.status()
             assert status is not None
-            running.wait_for_version(status.model_version + 50)  # the job continues
+            running.wait_for_version(status.model_version + 17)  # the job continues
             remount(disk, mended)
             before = versions(place)[-1:]
             running.wait_until("another checkpoint", lambda: versions(place)[-1:] != before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,13 +24,17 @@ def resume(job: LocalJob) -> str:
 
 
 def client(command: str, job: LocalJob) -> str:
+    done = job_command(command, job)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def job_command(command: str, job: LocalJob) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PACE_FILE": str(job.job_dir.with_name(f"{job.job_dir.name}.pace"))}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "elasticdl_client.main", command, "numpy", f"--job_dir={job.job_dir}"],
         cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_what_is_trained_before_a_stop_is_not_trained_again_nor_said_again(tmp_path: Path) -> None:
@@ -46,6 +51,9 @@ def test_what_is_trained_before_a_stop_is_not_trained_again_nor_said_again(tmp_p
     assert "`elasticdl resume numpy --runtime=local` continues it." in job.output
     [saved] = [line for line in job.output if line.startswith("A checkpoint of ")]
     assert int(saved.split()[3].replace(",", "")) >= before.model_version
+    shutil.copytree(data, tmp_path / "copy", copy_function=shutil.copyfile)  # of other times and inodes
+    shutil.rmtree(data)
+    (tmp_path / "copy").rename(data)
     said = resume(job)
     ready = [event for event in read_journal(job.job_dir).history.events if event.kind is EventKind.PS_READY]
     assert ready[-1].details["restored_from"], said
@@ -63,3 +71,21 @@ def test_what_is_trained_before_a_stop_is_not_trained_again_nor_said_again(tmp_p
     assert sum(ended.worker_seconds.values()) == pytest.approx(2 * ended.elapsed_seconds, rel=0.01)
     assert sum(ended.ps_seconds.values()) == pytest.approx(ended.elapsed_seconds, rel=0.01)
     assert ended.worker_seconds["stopped"] > 0
+
+
+def test_a_file_that_is_replaced_between_a_stop_and_a_resume_is_refused(tmp_path: Path) -> None:
+    data = NUMPY_DIGITS.make_data(tmp_path)
+    (data / "train/SHA256SUMS").unlink()
+    (file,) = (data / "train").glob("data-*")
+    job = NUMPY_DIGITS.local_job(tmp_path / "job", data, job_name="numpy", num_epochs=8, validation_data="")
+    job.pace_s = 0.004
+    job.start()
+    job.wait_for_version(2)
+    client("stop", job)
+    job.wait(120)
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    refused = job_command("resume", job)
+    assert refused.returncode == 1, refused.stdout
+    said = f"{file} has changed since the job began: it has {len(content)} bytes as before"
+    assert said in refused.stdout + refused.stderr

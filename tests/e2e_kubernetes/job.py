@@ -29,7 +29,7 @@ ENDED = (JobPhase.SUCCEEDED, JobPhase.FAILED)
 _CLIENT = (sys.executable, "-m", "elasticdl_client.main")
 
 
-def elasticdl(*arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+def elasticdl(*arguments: str, timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
     """A command of the client, run to its end."""
     return subprocess.run(
         [*_CLIENT, *arguments],
@@ -55,7 +55,7 @@ class KubernetesJob:
     command: str = "train"
     output: list[str] = field(default_factory=list)
 
-    def client(self, command: str, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def client(self, command: str, *arguments: str, timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
         """``elasticdl COMMAND JOB --namespace=… ARGUMENTS``."""
         done = elasticdl(command, self.name, f"--namespace={self.namespace}", *arguments, timeout_s=timeout_s)
         self.output += [f"$ elasticdl {command} {self.name}", *(done.stdout + done.stderr).splitlines()]
@@ -163,7 +163,7 @@ class KubernetesJob:
 
     # --- What it waits for ------------------------------------------------------------------------------------------
 
-    def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 120.0) -> float:
+    def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 240.0) -> float:
         """Seconds until the condition held; a failed job ends the wait, too."""
 
         has_held = False
@@ -181,12 +181,12 @@ class KubernetesJob:
         status = self.status()
         return status is not None and status.phase is JobPhase.FAILED
 
-    def wait_for_running(self, role: str, count: int, timeout_s: float = 180.0) -> float:
+    def wait_for_running(self, role: str, count: int, timeout_s: float = 360.0) -> float:
         return self.wait_until(
             f"{count} running pods of role {role}", lambda: len(self.running(role)) == count, timeout_s
         )
 
-    def wait_for_pod(self, name: str, timeout_s: float = 120.0) -> float:
+    def wait_for_pod(self, name: str, timeout_s: float = 240.0) -> float:
         return self.wait_until(f"{name} to run", lambda: name in self.running(""), timeout_s)
 
     def wait_for_progress(self, minibatches: int = 8, timeout_s: float = 180.0) -> float:

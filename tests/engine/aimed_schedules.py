@@ -107,7 +107,7 @@ class _Aims:
 
     def run(self) -> None:
         draw, job = self._draw, self._job
-        while job.job._worlds.formed is None:
+        while job.job._groups.formed is None:
             job.scheduler.step()
         is_shared, is_drawn = bool(job.room.plan.spec.fixed_global_batch), draw.random() < _SHARE_DRAWN
         if not is_shared and not is_drawn:
@@ -194,7 +194,7 @@ class _Aims:
 
     def _exile(self, process: Process) -> None:
         """Cut a process off until the others have formed a group; maybe the master restarts before it comes back."""
-        job, before, end = self._job, self._job.job._worlds.formed, self._job.scheduler.now + _EXILE_S
+        job, before, end = self._job, self._job.job._groups.formed, self._job.scheduler.now + _EXILE_S
         links, cut = job.room.links, job.calls_of_workers.cut
         links.cut.add(process)
         cut.add(process)
@@ -207,7 +207,7 @@ class _Aims:
             links.heal(process)
 
         def look() -> None:
-            if job.job._worlds.formed is not before or job.scheduler.now > end:
+            if job.job._groups.formed is not before or job.scheduler.now > end:
                 if restart_s:
                     job.stop_master(restart_s)
                     self._draw.choice([self._wait, self._hamper_others])(process)

@@ -194,7 +194,7 @@ class EngineJob(SimShell):
 
     def check_ledger(self) -> None:
         """Check that committed work is in the model of every member, as long as its group stands."""
-        formed = self.job._worlds.formed
+        formed = self.job._groups.formed
         if formed is None:
             return
         self._check_continuation(formed.version)
@@ -252,7 +252,7 @@ class EngineJob(SimShell):
         """The models of those that were there at the end hold every record once."""
         assert self.end is not None
         assert self.end.exit_code == 0, f"{self.end} {self.log[-5:]}"
-        formed = self.job._worlds.formed
+        formed = self.job._groups.formed
         assert formed is not None
         seats = self.room.links.groups[formed.version].seats
         found = [(self.members[seat.process].steps, seat.process) for seat in seats.values()]

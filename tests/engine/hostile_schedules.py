@@ -53,7 +53,7 @@ def play_hostile(seed: int) -> HostileRun:
     job = draw_job(seed, draw, _SIZES)
     with replayed_by(job, f"python -m tests.engine hostile {seed}"):
         if draw.random() < 0.9:  # else something happens before there is a group
-            while job.job._worlds.formed is None:
+            while job.job._groups.formed is None:
                 job.scheduler.step()
         _Faults(job, draw).run()
         run_to_end(job)
@@ -153,7 +153,7 @@ class _Faults:
 
     def _inside(self) -> list[Member]:
         """Return the living members of the newest group that has formed, by rank."""
-        formed = self._job.job._worlds.formed
+        formed = self._job.job._groups.formed
         if formed is None or formed.version not in self._job.room.links.groups:
             return []
         seats = self._job.room.links.groups[formed.version].seats
@@ -184,7 +184,7 @@ class _Faults:
     def _receiving(self) -> Process | None:
         """As `_behind`, and the member knows that it is to take the model over."""
         for member in self._inside():
-            seats = self._job.room.links.groups[self._job.job._worlds.formed.version].seats
+            seats = self._job.room.links.groups[self._job.job._groups.formed.version].seats
             mine = next(seat for seat in seats.values() if seat.process is member.process)
             if mine.num_begun > 1 and self._job._is_synchronizing(member):
                 return member.process
@@ -277,8 +277,8 @@ class _Faults:
         links, cut = job.room.links, job.calls_of_workers.cut
         links.cut.add(process)
         cut.add(process)
-        before = job.job._worlds.formed
-        self._await(lambda: process if job.job._worlds.formed is not before else None)
+        before = job.job._groups.formed
+        self._await(lambda: process if job.job._groups.formed is not before else None)
         steps = max((one.steps for one in self._inside()), default=0)
         if draw.random() < 0.7:
             self._await(lambda: process if any(one.steps > steps + 1 for one in self._inside()) else None)

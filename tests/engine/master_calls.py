@@ -10,9 +10,9 @@ import grpc
 
 from elasticdl.master import messages
 from elasticdl.master.core import events as e
-from elasticdl.master.core.commands import JobOver, LeaseGranted, NoLeaseNow
+from elasticdl.master.core.commands import JobOver, LeaseGranted, MessageAnswer, NoLeaseNow
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.master_link import StreamFailed
+from elasticdl.rpc.master_stream import StreamFailed
 from tests.engine.scheduler import Lock, Process, Scheduler, SimulatedThread
 
 _MARGIN_S = 0.5  # before the deadline of a long poll the master answers it
@@ -153,7 +153,7 @@ class MasterCalls:
     def _answered(self, call: Call, answer: Any) -> None:
         reply = self._reply(call.method, answer)
         if call not in self._under_way:
-            if isinstance(answer, LeaseGranted):
+            if isinstance(answer.lease if isinstance(answer, MessageAnswer) else answer, LeaseGranted):
                 self.core.tell(e.CallAbandoned(call.number))
             return
         if self.scheduler.random.random() < self.share_lost or call.process in self.cut:
@@ -223,9 +223,9 @@ class Channel:
 class Stream:
     """Stands for `MasterStream`: one message at a time is under way."""
 
-    def __init__(self, channel: Channel, on_heartbeat: Callable[[pb.HeartbeatReply], None]) -> None:
+    def __init__(self, channel: Channel, on_answer: Callable[[pb.MasterMessage], None]) -> None:
         self._lock = Lock(channel._calls.scheduler)
-        self._on_heartbeat = on_heartbeat
+        self._on_answer = on_answer
         self._call = lambda method, request, timeout: channel._calls.call(channel._process, method, request, timeout)
 
     def exchange(
@@ -233,6 +233,5 @@ class Stream:
     ) -> pb.MasterMessage:
         with self._lock:
             reply: pb.MasterMessage = self._call("Exchange", message(), timeout)
-            if reply.HasField("heartbeat"):
-                self._on_heartbeat(reply.heartbeat)
+            self._on_answer(reply)
         return reply

@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 from greenlet import GreenletExit
 
-import elasticdl.worker.activity
+import elasticdl.activities
 import elasticdl.worker.allreduce.group_session
 import elasticdl.worker.allreduce.loop
 import elasticdl.worker.allreduce.prefetchers
 import elasticdl.worker.allreduce.replica
-import elasticdl.worker.allreduce.worker
 import elasticdl.worker.checkpoint
 import elasticdl.worker.master_link
 import elasticdl.worker.reporter
 import elasticdl.worker.tasks
 import elasticdl.worker.termination
+from elasticdl.activities import ActivityClock
+from elasticdl.protocol import WrittenCheckpoint
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.allreduce.loop import AllReduceLoop
-from elasticdl.worker.allreduce.worker import make_all_reduce_loop
+from elasticdl.worker.allreduce.loop import AllReduceLoop, make_all_reduce_loop
 from elasticdl.worker.checkpoint import Arrays, Checkpoint
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.reporter import TaskFailures
 from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import CheckpointError, ElasticDLError
 from tests.engine.arithmetic import VALIDATION, Arithmetic, Plan, Records, ShardedArithmetic, Troubles, Violation
@@ -38,7 +38,7 @@ from tests.engine.scheduler import Process, Scheduler, Threading, Time
 
 _WRITING_S = 2.0  # a checkpoint: longer than from the last step to the end of its process
 _WORKER = (
-    elasticdl.worker.activity,
+    elasticdl.activities,
     elasticdl.worker.allreduce.loop,
     elasticdl.worker.allreduce.prefetchers,
     elasticdl.worker.allreduce.replica,
@@ -64,6 +64,7 @@ class Written:
         is_full: writing fails at its end.
         writers: processes that are writing.
         failed: numbers of those that could not be written.
+        tries: the newest of each process.
     """
 
     scheduler: Scheduler
@@ -78,6 +79,11 @@ class Written:
     writers: list[Process] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)
     found: list[Checkpoint] = field(default_factory=list)
+    tries: dict[Process, WrittenCheckpoint] = field(default_factory=dict)
+
+    @property
+    def newest_try(self) -> WrittenCheckpoint | None:
+        return self.tries.get(self.scheduler.running.process)
 
     def request(self) -> None:
         """A master that asks for checkpoints is no part of this."""
@@ -104,8 +110,10 @@ class Written:
         if self.is_full:
             self.begun = None
             self.failed.add(number)
+            self.tries[begun[0]] = WrittenCheckpoint(number, error="no space is left")
             raise CheckpointError("no space is left")
         self.failed.discard(number)
+        self.tries[begun[0]] = WrittenCheckpoint(number, path)
         if not any(self._is_same(one, made) for one in self.found):  # several write the same files
             self.found.append(made)
 
@@ -212,7 +220,8 @@ class Member:
         link.report_model(self._report())
         framework: Any = self.framework
         records: Any = Records(room.plan, room.troubles)
-        self.loop = make_all_reduce_loop(link, framework, records.of, spec, termination, "master:1")
+        failures = TaskFailures.of(spec, link)
+        self.loop = make_all_reduce_loop(failures, framework, records.of, spec, termination, "master:1")
         self.framework.is_compiled = True
         termination.before_end(self.loop.leave)
         self.loop.run()
@@ -257,11 +266,8 @@ def installed(room: Room, members: Callable[[Process], Member]) -> Iterator[None
             for name, instead in (("threading", threads), ("time", time)):
                 if hasattr(module, name):
                     patch.setattr(module, name, instead)
-        link, worker, termination = (
-            elasticdl.worker.master_link,
-            elasticdl.worker.allreduce.worker,
-            elasticdl.worker.termination,
-        )
+        link, termination = elasticdl.worker.master_link, elasticdl.worker.termination
+        loop, replica = elasticdl.worker.allreduce.loop, elasticdl.worker.allreduce.replica
         process_calls = SimpleNamespace(_exit=leave, register_at_fork=lambda **hooks: None)
         for module in (link, termination):
             patch.setattr(module, "os", process_calls)
@@ -270,13 +276,12 @@ def installed(room: Room, members: Callable[[Process], Member]) -> Iterator[None
         patch.setattr(link, "secrets", SimpleNamespace(randbits=scheduler.random.getrandbits))
         patch.setattr(link, "used_share", lambda: 0.1)
         patch.setattr(link, "cpu_use", lambda: None)
-        patch.setattr(link, "stacks", SimpleNamespace(take=lambda *arguments: None))
-        patch.setattr(link, "child_stacks", SimpleNamespace(watch=lambda: None, take=list))
+        patch.setattr(link, "stacks", SimpleNamespace(watch=lambda: None, take=lambda activity: None))
         patch.setattr(link, "logging", quiet)
         patch.setattr(termination, "logging", quiet)
         patch.setattr(termination, "on_signals", on_signals)
-        patch.setattr(worker, "ElasticGroup", group)
-        patch.setattr(worker, "own_host", lambda address: "host")
-        patch.setattr(worker, "read_token", lambda: "")
-        patch.setattr(worker, "StateCheckpoints", SimpleNamespace(of_module=lambda spec, file: room.written))
+        patch.setattr(loop, "ElasticGroup", group)
+        patch.setattr(loop, "own_host", lambda address: "host")
+        patch.setattr(loop, "read_token", lambda: "")
+        patch.setattr(replica, "StateCheckpoints", SimpleNamespace(of_module=lambda spec, file: room.written))
         yield

@@ -80,7 +80,7 @@ def play_small(seed: int) -> EngineJob:
     job.is_checked_whole = False
     with replayed_by(job, f"python -m tests.engine small {seed}"):
         scheduler = job.scheduler
-        while job.job._worlds.formed is None:
+        while job.job._groups.formed is None:
             scheduler.step()
         for _ in range(draw.choice([1, 1, 2, 3])):
             for _ in range(1 + int(draw.expovariate(1 / draw.choice([8, 60])))):

@@ -110,6 +110,17 @@ def plain_job(
     return make_job(seed, spec, (Shard("a", 0, num_records),), troubles or Troubles(random.Random(seed), compute_s=0.1))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_leases_lost_with_their_answers_are_granted_again_long_before_they_time_out(seed: int) -> None:
+    job = plain_job(seed, 2, num_records=60, lease_timeout=600.0, num_minibatches_per_task=1)
+    job.calls_of_workers.share_lost = 0.3
+    with installed(job.room, job.members.__getitem__):
+        while job.end is None:
+            job.scheduler.step()
+            assert job.scheduler.now < 300.0, "a task waits for the end of a lost lease"
+    job.check_end()
+
+
 @pytest.mark.parametrize("fixed_global_batch", [0, 6])
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_user_code_that_always_raises_ends_a_job_before_its_first_step(
@@ -120,7 +131,7 @@ def test_user_code_that_always_raises_ends_a_job_before_its_first_step(
     job = plain_job(0, num_workers, troubles=troubles, num_records=24, **flags)
     with installed(job.room, job.members.__getitem__):
         while job.end is None:
-            assert job.job._worlds.num_formed < 10, "groups form without end"
+            assert job.job._groups.num_formed < 10, "groups form without end"
             job.scheduler.step()
     assert job.end.exit_code == 1
     assert "the user's code raises" in job.end.message
@@ -132,11 +143,11 @@ def test_first_minibatches_that_are_not_finite_are_left_out_once_a_member_is_los
     flags = {"num_minibatches_per_task": 2, "nan_policy": NanPolicy.SKIP}
     job = plain_job(0, num_workers, troubles=troubles, num_records=24, **flags)
     with installed(job.room, job.members.__getitem__):
-        while job.job._worlds.formed is None or len(job.job._work.leases.all()) < num_workers:
+        while job.job._groups.formed is None or len(job.job._work.leases.all()) < num_workers:
             job.scheduler.step()
         job.kill(job.living_processes()[-1], "Killed")
         while job.end is None:
-            assert job.job._worlds.num_formed < 6, "groups form without end"
+            assert job.job._groups.num_formed < 6, "groups form without end"
             job.scheduler.step()
         job.check_end()
 

@@ -84,8 +84,8 @@ def play_joiner_left_alone(seed: int) -> None:
         alone, links, cut = list(job.members)[2], job.room.links, job.calls_of_workers.cut
         links.cut.add(alone)
         cut.add(alone)
-        before = job.job._worlds.formed
-        step_until(job, lambda: job.job._worlds.formed is not before)
+        before = job.job._groups.formed
+        step_until(job, lambda: job.job._groups.formed is not before)
         last = steps()
         step_until(job, lambda: steps() > last + 2)
         outside.append(alone)
@@ -95,8 +95,8 @@ def play_joiner_left_alone(seed: int) -> None:
         for process in job.living_processes():
             if process is not alone:
                 job.kill(process, "Killed")
-        number = job.job._worlds.num_formed
-        step_until(job, lambda: job.job._worlds.num_formed > number)
+        number = job.job._groups.num_formed
+        step_until(job, lambda: job.job._groups.num_formed > number)
 
 
 def play_lost_restorer(seed: int) -> None:
@@ -128,10 +128,10 @@ def play_lost_restorer(seed: int) -> None:
         step_until(job, lambda: bool(restorers))
         job.room.troubles.num_spoiled = 0
         other = next(member for process, member in job.members.items() if process is not restorers[0])
-        number = job.job._worlds.num_formed
+        number = job.job._groups.num_formed
         step_until(job, lambda: _is_inside(other))
         job.kill(restorers[0], "Killed")
-        step_until(job, lambda: job.job._worlds.num_formed > number)
+        step_until(job, lambda: job.job._groups.num_formed > number)
 
 
 def play_second_lease(seed: int) -> None:

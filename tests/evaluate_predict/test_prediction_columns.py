@@ -19,10 +19,13 @@ from pyarrow.feather import write_feather
 
 from elasticdl.data.example import encode_example
 from elasticdl.data.recordio_format import RecordIOWriter
+from elasticdl.data.sql import OutputTable
 from elasticdl.model_def import load
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.inference.output_parts import open_rows
 from elasticdl.worker.inference.prediction import CarriedColumns
-from elasticdl.worker.tasks import HeldLease
+from elasticdl.worker.tasks import HeldLease, TaskReading
+from elasticdl_client.choices import PredictionFormat
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.job_spec import JobSpec
 from tests.chaos.job import LocalJob
@@ -95,7 +98,7 @@ def test_the_columns_of_a_minibatch_are_those_of_its_records(
     definition = load(str(zoo), "scaled.custom_model", required=())
     carried = CarriedColumns(spec(data, zoo, prediction_columns="name,id", **flags), definition)
     lease = pb.Lease(shard=pb.ShardMessage(name=str(data), start=10, end=20))
-    held = HeldLease(lease, record_numbers=[10, 11, 13, 14, 15, 16, 18, 19])  # two are quarantined
+    held = HeldLease(lease, reading=TaskReading([10, 11, 13, 14, 15, 16, 18, 19]))  # two are quarantined
     found = carried.of(held, 0)
     assert list(found) == ["name", "id"]
     assert found["id"].tolist() == [1010, 1011, 1013, 1014]
@@ -111,18 +114,25 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path, zoo: Path) -> None:
     assert caught.value.hint == "It has: id, name, x."
 
 
-@pytest.mark.parametrize("values", [[1, None], [[1, 2], [3]]], ids=["missing", "lists"])
+@pytest.mark.parametrize(
+    ("values", "what", "hint"),
+    [
+        ([1, None], "record 1 of .* has no value of it, and it holds whole numbers", "Fill it in"),
+        ([[1, 2], [3]], "", "one value in each record"),
+    ],
+    ids=["missing", "lists"],
+)
 def test_a_column_without_one_value_a_record_is_named_with_the_flag(
-    values: list[object], tmp_path: Path, zoo: Path
+    values: list[object], what: str, hint: str, tmp_path: Path, zoo: Path
 ) -> None:
     data = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"k": values, "x": [1.0, 2.0]}), data)
     definition = load(str(zoo), "scaled.custom_model", required=())
     carried = CarriedColumns(spec(data, zoo, prediction_columns="k", columns="x"), definition)
-    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=2)), record_numbers=[0, 1])
-    with pytest.raises(DataError, match="--prediction_columns=k: ") as caught:
+    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=2)), reading=TaskReading([0, 1]))
+    with pytest.raises(DataError, match=f"--prediction_columns=k: {what}") as caught:
         carried.of(held, 0)
-    assert "one value in each record" in caught.value.hint
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.binary(2)])
@@ -131,7 +141,7 @@ def test_keys_of_bytes_stay_apart(kind: pa.DataType, tmp_path: Path, zoo: Path) 
     pq.write_table(pa.table({"k": pa.array([b"\xfe1", b"\xff1"], kind), "x": [1.0, 2.0]}), data)
     definition = load(str(zoo), "scaled.custom_model", required=())
     carried = CarriedColumns(spec(data, zoo, prediction_columns="k", columns="x"), definition)
-    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=2)), record_numbers=[0, 1])
+    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=2)), reading=TaskReading([0, 1]))
     assert carried.of(held, 0)["k"].tolist() == ["\\xfe1", "\\xff1"]
 
 
@@ -152,7 +162,7 @@ def test_fractions_keep_all_of_their_digits(kind: str, tmp_path: Path, zoo: Path
     source = f"sqlite:///{data}?table=t" if kind == "sqlite" else str(data)
     definition = load(str(zoo), "scaled.custom_model", required=())
     carried = CarriedColumns(spec(source, zoo, prediction_columns="n,k", columns="x"), definition)
-    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=source, start=0, end=4)), record_numbers=[0, 1, 2, 3])
+    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=source, start=0, end=4)), reading=TaskReading([0, 1, 2, 3]))
     found = carried.of(held, 0)
     assert found["n"].tolist() == [1, 2, 3, 4]
     assert found["k"].dtype == np.float64
@@ -162,9 +172,7 @@ def test_fractions_keep_all_of_their_digits(kind: str, tmp_path: Path, zoo: Path
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("kind", ["parquet", "npz"])
-def test_short_fractions_are_carried_as_their_shortest_decimals(
-    kind: str, dtype: str, tmp_path: Path, zoo: Path
-) -> None:
+def test_short_fractions_are_carried_as_they_are(kind: str, dtype: str, tmp_path: Path, zoo: Path) -> None:
     table, data = {"k": np.array([0.1, 2.5, np.nan], dtype), "x": np.ones(3)}, tmp_path / f"rows.{kind}"
     if kind == "npz":
         np.savez(data, **table)
@@ -173,10 +181,17 @@ def test_short_fractions_are_carried_as_their_shortest_decimals(
     carried = CarriedColumns(
         spec(data, zoo, prediction_columns="k", columns="x"), load(str(zoo), "scaled.custom_model", required=())
     )
-    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=3)), record_numbers=[0, 1, 2])
+    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=3)), reading=TaskReading([0, 1, 2]))
     found = carried.of(held, 0)["k"]
-    assert found[:2].tolist() == [0.1, 2.5]
-    assert math.isnan(found[2])
+    assert found.dtype == dtype
+    assert found.astype(str).tolist() == ["0.1", "2.5", "nan"]
+    rows = open_rows(PredictionFormat.PARQUET, tmp_path / "part-0.parquet")
+    rows.write({"k": found})
+    rows.close()
+    assert pq.read_table(tmp_path / "part-0.parquet")["k"].to_numpy().dtype == dtype
+    with contextlib.closing(sqlite3.connect(tmp_path / "out.db")) as connection, connection:
+        OutputTable(f"sqlite:///{tmp_path / 'out.db'}?table=t", "k").replace({"k": found[:2]})
+        assert connection.execute("SELECT k FROM t ORDER BY k").fetchall() == [(0.1,), (2.5,)]
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -184,7 +199,7 @@ def test_a_column_that_is_named_twice_is_carried_once(kind: str, tmp_path: Path,
     data = write(kind, tmp_path)
     wanted = spec(data, zoo, prediction_columns="x,x", columns="x")
     carried = CarriedColumns(wanted, load(str(zoo), "scaled.custom_model", required=()))
-    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=2)), record_numbers=[0, 1])
+    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=2)), reading=TaskReading([0, 1]))
     assert {name: column.tolist() for name, column in carried.of(held, 0).items()} == {"x": [0.0, 2.0]}
 
 
@@ -196,7 +211,7 @@ def test_a_damaged_record_is_not_taken_for_a_wrong_column(tmp_path: Path, zoo: P
     carried = CarriedColumns(
         spec(data, zoo, prediction_columns="k"), load(str(zoo), "scaled.custom_model", required=())
     )
-    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=1)), record_numbers=[0])
+    held = HeldLease(pb.Lease(shard=pb.ShardMessage(name=str(data), start=0, end=1)), reading=TaskReading([0]))
     with pytest.raises(DataError, match="--prediction_columns=k: ") as caught:
         carried.of(held, 0)
     assert "another feed" in caught.value.hint

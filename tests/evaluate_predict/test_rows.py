@@ -15,8 +15,8 @@ import pytest
 from elasticdl.api.examples import parse_examples
 from elasticdl.data.factory import create_reader
 from elasticdl.frameworks.framework import MetricState
+from elasticdl.worker.evaluation import as_json, evaluate_task
 from elasticdl.worker.inference.output_parts import columns_of, open_rows
-from elasticdl.worker.task_reporting import as_json, evaluate_task
 from elasticdl_client.choices import PredictionFormat
 
 OUTPUTS = {

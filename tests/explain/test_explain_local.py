@@ -68,6 +68,18 @@ def test_an_exception_is_explained_by_the_part_that_raised_it_and_its_line(
     assert [one.trouble for one in explained(tmp_path / "job").diagnoses] == [trouble]
 
 
+def test_a_process_that_the_users_code_ends_without_an_error_is_explained_by_its_line(
+    tmp_path: Path, digits: Path
+) -> None:
+    running = troubled("exit", tmp_path / "job", digits).start()
+    assert running.wait(150) == 1, running.story()
+    diagnosis = the_trouble(tmp_path / "job", Trouble.PROGRAM_FAILED)
+    assert diagnosis.is_fatal
+    assert f'File "{USERS_FILE}"' in str(diagnosis.evidence["message"])
+    assert "sys.exit(0)" in str(diagnosis.evidence["message"])
+    assert "its last lines" not in diagnosis.done
+
+
 def test_a_loss_that_is_nan_is_explained_with_its_records(
     tmp_path: Path, digits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +146,27 @@ def test_data_that_a_restarted_master_does_not_find_is_explained(
         assert diagnosis.evidence["data"] == "training"
     assert str(data / "train") in str(diagnosis)
     assert the_trouble(tmp_path / "job", Trouble.MASTER_KILLED).evidence["generation"] == 2
+
+
+def test_a_file_that_is_replaced_by_one_of_its_length_during_an_epoch_ends_the_job_and_is_explained(
+    tmp_path: Path, digits: Path
+) -> None:
+    data = tmp_path / "digits"
+    shutil.copytree(digits, data)
+    (data / "train/SHA256SUMS").unlink()
+    (file,) = (data / "train").glob("data-*")
+    running = replace(NUMPY_DIGITS, pace_s=0.01).local_job(tmp_path / "job", data, validation_data="").start()
+    try:
+        running.wait_for_version(2)
+        (tmp_path / "other").write_bytes(file.read_bytes()[::-1])
+        (tmp_path / "other").replace(file)
+        running.hurry()
+        assert running.wait(150) == 1, running.story()
+    finally:
+        running.end()
+    diagnosis = the_trouble(tmp_path / "job", Trouble.DATA_CHANGED)
+    assert diagnosis.is_fatal
+    assert f"{file} has changed since the job began: it has {file.stat().st_size} bytes as before" in str(diagnosis)
 
 
 def test_a_healthy_job_says_so_in_one_line_and_workers_without_tasks_are_counted(

@@ -15,7 +15,7 @@ from elasticdl_client.explain.failures import blamed, frames_of_user
 from elasticdl_client.explain.slowness import HangPart, PsLoad, hang_part
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus, PsStatus, ScalingStatus
+from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus, PsStatus, ScalingStatus, StandingWorker
 from elasticdl_client.jobs import words
 from elasticdl_client.jobs.store import JobInfo, Phase
 
@@ -24,7 +24,7 @@ RUNNING = JobInfo(
     "digits",
     Runtime.KUBERNETES,
     Phase.RUNNING,
-    JobStatus("digits", JobPhase.RUNNING),
+    JobStatus("digits", JobPhase.RUNNING, workers_alive=2),
     namespace="team",
     created_at=NOW - 900,
 )
@@ -570,3 +570,73 @@ def test_a_model_that_was_not_exported_is_a_trouble_of_a_job_that_has_not_failed
     assert (diagnosis.trouble, diagnosis.is_fatal) == (Trouble.MODEL_NOT_EXPORTED, False)
     assert diagnosis.seen == f"The model was not exported: {why}"
     assert "--checkpoint_dir_for_init" in diagnosis.advice
+
+
+@pytest.mark.parametrize(
+    ("runtime", "restarts", "has_previous"),
+    [(Runtime.LOCAL, 0, True), (Runtime.KUBERNETES, 2, True), (Runtime.KUBERNETES, 0, False)],
+)
+def test_the_log_of_a_master_that_ended_is_named_where_it_is_kept(
+    runtime: Runtime, restarts: int, has_previous: bool
+) -> None:
+    pods = (PodStatus("elasticdl-digits-master", "master", "Running", "", restarts),)
+    job = replace(RUNNING, runtime=runtime, status=replace(RUNNING.status, pods=pods))
+    log = Log()
+    log.add(EventKind.MASTER_RESTARTED, "master", generation=2)
+    (diagnosis,) = diagnosed(log, job)
+    assert ("--previous" in diagnosis.advice) is has_previous
+    log.add(EventKind.JOB_RESUMED, "job", seconds=60)  # `--previous` shows the run after the restart
+    (diagnosis,) = diagnosed(log, job)
+    assert "--previous" not in diagnosis.advice
+
+
+@pytest.mark.parametrize(
+    ("message", "trouble"),
+    [
+        ("OOMKilled, exit code 137", Trouble.OUT_OF_MEMORY),
+        ("started again; before: OOMKilled, exit code 137", Trouble.OUT_OF_MEMORY),
+        ("started again; before: Error, exit code 1", Trouble.PROGRAM_FAILED),
+    ],
+)
+def test_a_master_that_ends_again_and_again_is_explained_while_it_runs_too(message: str, trouble: Trouble) -> None:
+    pods = (PodStatus("elasticdl-digits-master", "master", "Running", message, 3),)
+    job = replace(RUNNING, status=replace(RUNNING.status, pods=pods))
+    (diagnosis,) = diagnosed(Log(), job)
+    assert diagnosis.trouble is trouble
+    (diagnosis,) = explain(replace(Log().facts(job), master_log="the last line before its end")).diagnoses
+    assert diagnosis.trouble is trouble
+    assert "the last line before its end" in diagnosis.why[-1]
+    log = Log()
+    log.add(EventKind.JOB_STARTED, "job")  # it has come up: its restarts are events
+    assert not diagnosed(log, job)
+
+
+@pytest.mark.parametrize(("activity", "cure"), [("compile", "--step_timeout"), ("checkpoint", "--checkpoint_dir")])
+def test_a_worker_that_does_the_same_for_long_is_explained_as_long_as_it_lasts(activity: str, cure: str) -> None:
+    standing = (StandingWorker(1, 49.0, activity, "/zoo/m.py:31 in feed"),)
+    job = replace(RUNNING, status=replace(RUNNING.status, standing=standing, updated_at=NOW))
+    (diagnosis,) = diagnosed(Log(), job)
+    assert (diagnosis.trouble, diagnosis.subject) == (Trouble.NO_CHANGE, "worker-1")
+    assert "/zoo/m.py:31 in feed" in diagnosis.seen
+    assert cure in diagnosis.advice
+    assert diagnosis.cost.is_open
+    (stopped,) = diagnosed(Log(), replace(job, phase=Phase.STOPPED))[1:]
+    assert stopped.trouble is Trouble.NO_CHANGE
+    assert not diagnosed(Log(), replace(job, phase=Phase.SUCCEEDED, status=replace(job.status, exit_code=0)))
+
+
+@pytest.mark.parametrize("alive", [0, 2])
+def test_what_slowed_workers_down_is_no_trouble_of_a_job_that_has_none_now(alive: int) -> None:
+    status = replace(
+        RUNNING.status,
+        workers_alive=alive,
+        workers_wanted=2,
+        ps_wanted=1,
+        ps=(PsStatus(0, busy=1.0),),
+        worker_seconds={"useful": 20.0, "input": 40.0, "waiting_ps": 40.0},
+    )
+    slow = {Trouble.INPUT_SLOW, Trouble.PS_OVERLOADED}
+    found = {one.trouble for one in diagnosed(Log(), replace(RUNNING, status=status))}
+    assert found & slow == (slow if alive else set())
+    ended = replace(RUNNING, phase=Phase.SUCCEEDED, status=replace(status, exit_code=0))
+    assert {one.trouble for one in diagnosed(Log(), ended)} & slow == slow

@@ -296,6 +296,21 @@ def test_the_advice_names_the_flags_of_the_pods_role() -> None:
 
 
 @pytest.mark.parametrize(
+    "message",
+    [
+        'pods "elasticdl-a-ps-0" is forbidden: minimum memory usage per Container is 1Gi, but request is 32Mi',
+        'Pod "elasticdl-a-ps-0" is invalid: spec.containers[0]: must be less than or equal to cpu limit',
+    ],
+)
+def test_a_refusal_by_a_limit_range_names_it_and_the_flags_of_the_role(message: str) -> None:
+    refusal = why_refused(message, "ps")
+    assert refusal.trouble is Trouble.POD_REFUSED
+    assert "LimitRange" in refusal.seen
+    assert "--ps_resource_request" in refusal.advice
+    assert "kubectl describe limitrange" in refusal.advice
+
+
+@pytest.mark.parametrize(
     ("message", "cure"),
     [
         ("0/2 nodes are available: 2 Too many pods.", "--num_workers"),

@@ -17,13 +17,14 @@ from tests.gpu import gpu_verbs
 pytestmark = pytest.mark.gpu
 
 SIZES = [1, 1000, 3_000_001]
+OF_USERS = {"TORCH_NCCL_BLOCKING_WAIT": "1"}  # as scripts with a group of PyTorch's own set it
 OWN, SHARED, MIXED = "a GPU for each", "one GPU for all", "one member on the CPU"
 
 
 @contextmanager
 def made(kind: str, count: int) -> Iterator[list[Member]]:
     devices = ["cpu" if kind == MIXED and number == 1 else "cuda:0" for number in range(count)]
-    hosts = [{"NCCL_HOSTID": f"host {number}"} if kind == OWN else {} for number in range(count)]
+    hosts = [OF_USERS | ({"NCCL_HOSTID": f"host {number}"} if kind == OWN else {}) for number in range(count)]
     with ending([Member(k, device, host) for k, (device, host) in enumerate(zip(devices, hosts, strict=True))]) as all_:
         yield all_
 

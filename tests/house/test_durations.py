@@ -22,8 +22,9 @@ def test_the_longest_file_begins_and_files_without_a_record_keep_their_order() -
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "build" / "durations.txt"
-    durations.write([("a.py::x", 4.0), ("b.py::x", 30.0), ("a.py::y[::]", 4.0), ("c.py::z", 0.5)], path)
-    assert path.read_text() == "30 b.py\n8 a.py\n"
+    of_tests = [("a.py::x", 4.0, 3.0), ("b.py::x", 30.0, 5.0), ("a.py::y[::]", 4.0, 9.4), ("c.py::z", 0.5, 2.0)]
+    durations.write(of_tests, path)
+    assert path.read_text() == "30 5 b.py\n8 12 a.py\n"
     assert durations.read(path) == {"b.py": 30.0, "a.py": 8.0}
 
 

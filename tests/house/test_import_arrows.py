@@ -56,7 +56,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl_client.kubernetes.code": ("elasticdl_client", "elasticdl.storage"),  # to publish it
     "elasticdl_client.last_checkpoint": ("elasticdl_client", "elasticdl.storage"),  # of a local job
     "elasticdl_client.stored_job": ("elasticdl_client", "elasticdl.storage"),  # of a job in storage
-    "elasticdl_client.chaos.local_faults": ("elasticdl_client", "elasticdl.cluster"),  # asks the agent for processes
+    "elasticdl_client.chaos.local_faults": (  # asks the agent for processes, and looks at the job's checkpoints
+        "elasticdl_client",
+        "elasticdl.cluster",
+        "elasticdl.storage",
+    ),
     "elasticdl_client.simulate": ("elasticdl_client", "elasticdl.simulation"),
     "elasticdl_client.sql.command": ("elasticdl_client", "elasticdl.storage"),  # to delete models there
     "elasticdl_client.sql.statistics": ("elasticdl_client", "elasticdl.analysis"),
@@ -68,7 +72,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "elasticdl": ("elasticdl_client.version", "elasticdl_client.sdk", "elasticdl.api.keras_fit"),  # on demand
     "elasticdl.activities": (),
-    "elasticdl.protocol": ("elasticdl.activities",),
+    "elasticdl.protocol": (),
     "elasticdl.task_numbers": (),
     "elasticdl.kernels": (),
     "elasticdl.rpc": (*SHARED, "elasticdl.kernels", "elasticdl_client.kubernetes.names"),  # keys of the job's Secret
@@ -90,6 +94,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.kernels",
         "elasticdl.storage",
         "elasticdl_client.data_sources",
+        "elasticdl_client.params",
         "elasticdl_client.partitions",
     ),
     "elasticdl.analysis": (*SHARED, "elasticdl.data"),
@@ -193,6 +198,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "elasticdl.master.kubernetes": (*SHARED, *BELOW, "elasticdl.master", "elasticdl_client.kubernetes"),
     "elasticdl.master.core": (  # values only
+        "elasticdl.activities",
         "elasticdl.protocol",
         "elasticdl.task_numbers",
         "elasticdl_client.choices",

@@ -17,7 +17,7 @@ from elasticdl_client.jobs.options import FORMATS, options_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NOT_OURS = {"--quick", "--json", "--workers", "--seconds", "--transport", "--find-links"}  # of the benchmarks; of pip
+NOT_OURS = {"--quick", "--json", "--workers", "--seconds", "--find-links"}  # of the benchmarks; of pip
 OF_SCRIPTS = {"--output", "--source"}
 OF_JOB_COMMANDS = {f"--{name}" for command in FORMATS for name in options_of(command)}
 OF_OTHER_COMMANDS = OF_JOB_COMMANDS | {"--print", "--local_pkg_dir", "--image", "--without"}

@@ -48,6 +48,7 @@ def framework() -> Callable[..., KerasFramework]:
         zoo: str = ZOO,
         jit_compile: bool = False,
         embedding_threshold: int = 2 << 20,
+        in_groups: bool = False,
         **symbols: str,
     ) -> KerasFramework:
         definition = load(zoo, model_def, params, symbols, required=("feed",))
@@ -57,7 +58,7 @@ def framework() -> Callable[..., KerasFramework]:
             seed,
             Metadata(seed=seed),
             on_parameter_server,
-            settings=KerasSettings(jit_compile, embedding_threshold),
+            settings=KerasSettings(jit_compile, embedding_threshold, in_groups=in_groups),
         )
 
     return make

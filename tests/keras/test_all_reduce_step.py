@@ -10,7 +10,7 @@ import torch
 
 from elasticdl.frameworks.framework import NUM_TOLD, Batch, LocalGradient, Share
 from elasticdl.frameworks.keras.operations import IdOutOfRange
-from elasticdl_client.errors import ModelDefinitionError
+from elasticdl.model_def import load
 
 
 @pytest.fixture
@@ -58,15 +58,48 @@ def test_a_world_of_one_is_local_training(
         np.testing.assert_allclose(value, expected, rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_a_model_that_assigns_a_trainable_variable_is_refused(
-    framework: Any, rows_of: Any, minibatches: Any, digits: Any, jit_compile: bool
+@pytest.mark.parametrize(
+    ("num_shares", "symbol", "jit_compile"),
+    [
+        ((2,), "spectral_model", True),
+        ((1, 1), "shrinking_model", False),
+        ((2, 0), "spectral_model", False),
+        ((2, 0), "activating_model", False),
+    ],
+)
+def test_a_variable_that_the_model_assigns_is_assigned_once_in_a_step(
+    framework: Any,
+    rows_of: Any,
+    minibatches: Any,
+    digits: Any,
+    request: Any,
+    num_shares: tuple[int, ...],
+    symbol: str,
+    jit_compile: bool,
 ) -> None:
-    """A member that computes no share of a step would keep the value that the others have replaced."""
-    member = framework("conv.spectral_model", on_parameter_server=False, jit_compile=jit_compile)
-    batch = minibatches(member, rows_of(digits))[0]
-    with pytest.raises(ModelDefinitionError, match=r"assigns its trainable variable .*kernel in a training step"):
-        computed(member, Share(batch, 100, 1.0))
+    """Whatever the number of minibatches that a member computes: as in `fit`, with the batch of the whole step."""
+    options = {"on_parameter_server": False, "optimizer": "adam", "jit_compile": jit_compile}
+    members = [framework(f"conv.{symbol}", **options) for _ in num_shares]
+    batches = [minibatches(member, rows_of(digits)) for member in members]
+    plain = load(str(request.path.parent / "zoo"), f"conv.{symbol}", None, {"optimizer": "adam"})
+    model = plain.model()
+    model.set_weights([variable.numpy() for variable in members[0]._built().model.weights])
+    model.compile(plain.optimizer(), plain.loss)
+    model.fit(digits[:, :64].reshape(-1, 8, 8, 1), digits[:, 64], batch_size=16, shuffle=False, verbose=0)
+    for first in range(0, 8, 2):
+        starts = np.cumsum([first, *num_shares])
+        gradients = [
+            computed(member, *shares_of(own[start : start + count], 0.5))
+            for member, own, start, count in zip(members, batches, starts, num_shares, strict=False)
+        ]
+        reduced(*gradients)
+        for member, gradient in zip(members, gradients, strict=True):
+            member.apply_gradient(gradient, None)
+    for member in members:
+        for value, expected in zip(values(member), values(members[0]), strict=True):
+            np.testing.assert_array_equal(value, expected)
+    for variable, expected in zip(members[0]._built().model.weights, model.weights, strict=True):
+        np.testing.assert_allclose(variable.numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("symbol", ["Subclass", "Compiled"])

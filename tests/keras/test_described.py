@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from elasticdl.frameworks.framework import Mode, Parameters
+from elasticdl.frameworks.framework import Mode, Parameters, Share
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 
@@ -150,6 +150,7 @@ def test_which_accuracy_it_is_follows_from_the_shapes(framework: Any, symbol: st
             "returned 'acc', and the model has several outputs",
         ),
         ("flat", {"eval_metrics_fn": "one_metric", "loss": "mse"}, "'acc', and which accuracy that is cannot"),
+        ("narrow", {"eval_metrics_fn": "one_metric", "loss": "squared"}, "described.py: the model, .* found shape="),
     ],
 )
 def test_what_keras_does_not_know_is_refused_before_the_first_step(
@@ -159,6 +160,27 @@ def test_what_keras_does_not_know_is_refused_before_the_first_step(
     given = {"loss": "crossentropy", "optimizer": "optimizer"} | symbols
     with pytest.raises(ModelDefinitionError, match=complaint):
         framework(f"described.{symbol}", feed=feed, on_parameter_server=False, **given).report()
+
+
+def test_stateful_layers_are_warned_of(framework: Any, caplog: pytest.LogCaptureFixture) -> None:
+    framework("described.stateful", loss="binary", optimizer="optimizer", on_parameter_server=False).initial()
+    (record,) = (record for record in caplog.records if "stateful" in record.message)
+    assert "forward_gru" in record.message
+
+
+def test_a_variable_that_its_gradient_overwrites_is_refused_where_others_have_gradients_of_it(
+    framework: Any, rows_of: Any, minibatches: Any, binary: Any
+) -> None:
+    options = {"loss": "binary", "optimizer": "optimizer"}
+    with pytest.raises(ModelDefinitionError, match="bias takes its gradient as its value"):
+        framework("described.overwritten", **options).report()
+    with pytest.raises(ModelDefinitionError, match="mean of what its members measure"):
+        framework("described.overwritten", on_parameter_server=False, in_groups=True, **options).report()
+    tested = framework("described.overwritten", on_parameter_server=False, **options)
+    (batch, *_) = minibatches(tested, rows_of(binary))
+    (gradient,) = tested.local_gradient([Share(batch, 1, 1.0)], lambda _: None).buffers
+    tested.apply_gradient(tested.local_gradient([Share(batch, 1, 1.0)], lambda _: None), None)
+    np.testing.assert_array_equal(tested._built().trainable[1].numpy(), np.from_dlpack(gradient)[4:5])
 
 
 def test_constraints_and_scaled_losses_are_refused_with_parameter_servers_alone(

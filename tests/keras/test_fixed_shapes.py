@@ -67,7 +67,13 @@ def test_state_of_the_models_own_sees_each_minibatch_once(
 @pytest.mark.parametrize("optimizer", ["optimizer", "clipping"])
 @pytest.mark.parametrize(
     ("symbol", "loss"),
-    [("functional", "loss"), ("functional", "mean_of_weighted"), ("column", "keras_loss"), ("column", "keras_sum")],
+    [
+        ("functional", "loss"),
+        ("functional", "mean_of_weighted"),
+        ("adapted", "loss"),
+        ("column", "keras_loss"),
+        ("column", "keras_sum"),
+    ],
 )
 def test_a_short_minibatch_is_filled_up_and_its_step_stays_the_same(
     framework: Any, minibatches: Any, records: list[bytes], graphs: Any, symbol: str, loss: str, optimizer: str

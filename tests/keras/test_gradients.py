@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elasticdl.frameworks.framework import Parameters
+from elasticdl.frameworks.framework import Parameters, Share
 from elasticdl.frameworks.keras.model import StepSeeds, assign_flat, flat_values, generator_states
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
@@ -71,15 +71,39 @@ def test_gradients_are_those_of_a_gradient_tape(
     assert start == 100
 
 
-@pytest.mark.parametrize("jit_compile", [True, False])
-def test_a_model_that_assigns_a_trainable_variable_is_refused(
-    framework: Any, rows_of: Any, minibatches: Any, digits: Any, jit_compile: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("symbol", "variable"),
+    [
+        ("spectral_model", "kernel"),
+        ("shrinking_model", "scale"),
+        ("halving_model", "halved/kernel"),
+        ("activating_model", "halved/kernel"),
+    ],
+)
+def test_a_model_that_assigns_a_trainable_variable_is_refused(framework: Any, symbol: str, variable: str) -> None:
     """The assignment would not come to the servers, and the model that they hold is another than the trained one."""
-    tested = framework("conv.spectral_model", minibatch_size=32, jit_compile=jit_compile)
-    batch = minibatches(tested, rows_of(digits))[0]
-    with pytest.raises(ModelDefinitionError, match=r"assigns its trainable variable .*kernel in a training step"):
-        tested.gradients(batch, tested.initial(), {}, seed=1)
+    with pytest.raises(ModelDefinitionError, match=f"assigns its trainable variable .*{variable} in a training step"):
+        framework(f"conv.{symbol}").report()
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_a_trainable_variable_that_the_loss_assigns_is_refused_before_the_first_update(
+    framework: Any, rows_of: Any, minibatches: Any, digits: Any, in_groups: bool, jit_compile: bool
+) -> None:
+    options = {"loss": "halving_loss", "minibatch_size": 32, "jit_compile": jit_compile}
+    tested = framework("conv.scoring_model", on_parameter_server=not in_groups, **options)
+    tested.report()
+    (batch, *_) = minibatches(tested, rows_of(digits))
+
+    def step() -> None:
+        if in_groups:
+            tested.local_gradient([Share(batch, 1, 1.0)], lambda _: None)
+        else:
+            tested.gradients(batch, tested.initial(), {}, seed=1)
+
+    with pytest.raises(ModelDefinitionError, match="such as loss, assigns its trainable variable halved/kernel"):
+        step()
 
 
 @pytest.mark.parametrize("symbol", ["twice", "TwiceModel"])

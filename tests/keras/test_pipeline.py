@@ -126,6 +126,8 @@ def test_a_feed_that_raises_names_the_minibatch_and_the_pipeline_continues(
         seen.extend((batch.lease, batch.n, batch.end) for batch in batches)
     assert (raised.value.lease, raised.value.n) == (2, 1)
     assert seen == [(1, 0, False), (1, 1, False), (1, 2, True), (2, 0, False)]
+    assert "feeds.py" in raised.value.details
+    assert "tf.debugging.assert_" in raised.value.details or "raise ValueError" in raised.value.details
     again = tested.batches(Mode.TRAINING, iter([_task(rows_of, 4, range(2))]))
     assert [(b.lease, b.n, b.end) for b in again] == [(4, 0, False), (4, 1, True)]
 

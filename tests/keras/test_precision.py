@@ -13,7 +13,7 @@ import pytest
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Share
 from elasticdl.frameworks.keras import KerasFramework, KerasSettings
-from elasticdl.frameworks.keras.evaluation import fits
+from elasticdl.frameworks.keras.evaluation import assign_all
 from elasticdl.model_def import load
 from elasticdl_client.choices import Precision
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
@@ -125,6 +125,14 @@ def test_bytes_of_another_type_are_refused(framework: Any) -> None:
             load_file({**state, name: state[name].view("V4")})
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", True), ("float16", False), ("float32", False)])
-def test_two_bytes_are_bfloat16(dtype: str, expected: bool) -> None:
-    assert fits(np.zeros(3, "V2"), keras.Variable([0.0, 0.0, 0.0], dtype=dtype)) is expected
+def test_two_bytes_are_bfloat16() -> None:
+    variable = keras.Variable([0.0, 0.0, 0.0], dtype="bfloat16")
+    assign_all({"w": variable}, {"w": np.full(3, 1.0, variable.dtype).view("V2")}, "model", "please")
+    assert np.asarray(keras.ops.cast(variable, "float32")).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_two_bytes_are_of_no_other_type(dtype: str) -> None:
+    variable = keras.Variable([0.0, 0.0, 0.0], dtype=dtype)
+    with pytest.raises(CheckpointError, match="another model: w"):
+        assign_all({"w": variable}, {"w": np.zeros(3, "V2")}, "model", "please")

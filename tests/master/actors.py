@@ -142,6 +142,13 @@ class MasterJob:
         wait_until(lambda: self._has_pod(f"worker-{worker_id}"), f"worker {worker_id}\n{self._tail()}")
         return ScriptedWorker(self, worker_id)
 
+    def ready_worker(self, worker_id: int = 0) -> ScriptedWorker:
+        """A worker that has registered and reported its model."""
+        worker = self.worker(worker_id)
+        worker.register()
+        worker.report_model()
+        return worker
+
     def ps(self, ps_id: int = 0) -> ScriptedPs:
         wait_until(lambda: self._has_pod(f"ps-{ps_id}"), f"PS {ps_id}\n{self._tail()}")
         self._servers.append(ScriptedPs(self, ps_id))
@@ -152,6 +159,19 @@ class MasterJob:
 
     def _tail(self) -> str:
         return "\n".join(self.log().splitlines()[-20:])
+
+
+def repeated(call: Callable[[float], Any], timeout_s: float = 5.0) -> Any:
+    """The answer to a call with a time limit in seconds, which is made again while the master is down."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return call(timeout_s)
+        except grpc.RpcError as error:
+            is_away = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # streams
+            if not is_away or time.monotonic() > deadline:
+                raise
+            threading.Event().wait(0.05)
 
 
 class ScriptedWorker:
@@ -166,15 +186,7 @@ class ScriptedWorker:
         self.model: dict[tuple[int, int], set[int]] = {}  # Local strategy: its content
 
     def call(self, method: str, request: Any, timeout_s: float = 5.0) -> Any:
-        """Repeated while the master is down."""
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                return getattr(self.stub, method)(request, timeout=timeout_s)
-            except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
-                    raise
-                threading.Event().wait(0.05)
+        return repeated(lambda limit_s: getattr(self.stub, method)(request, timeout=limit_s), timeout_s)
 
     def register(self, held: tuple[tuple[pb.Lease, tuple[int, ...]], ...] = ()) -> pb.RegisterWorkerReply:
         request = pb.RegisterWorkerRequest(
@@ -215,11 +227,18 @@ class ScriptedWorker:
             loss=0.5,
             has_loss=True,
         )
-        return self.call("ReportProgress", report)
+        return self.report(pb.TaskReport(progress=report))
 
     def finish(self, lease: pb.Lease) -> pb.Ack:
         task = pb.FinishedTask(worker_id=self.id, incarnation=self.incarnation, lease=lease.id, num_minibatches=2)
-        return self.call("FinishTask", task)
+        return self.report(pb.TaskReport(finished=task))
+
+    def report(self, report: pb.TaskReport) -> pb.Ack:
+        message = pb.WorkerMessage(reports=[report])
+        answer: pb.MasterMessage = repeated(
+            lambda timeout_s: next(self.stub.Exchange(iter((message,)), timeout=timeout_s))
+        )
+        return answer.acks[0]
 
     def train_all(self, on_minibatch: Callable[[pb.Lease, int], None] = lambda lease, n: None) -> int:
         """Trains until the master says that the job is over; how many tasks."""

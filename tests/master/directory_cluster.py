@@ -7,10 +7,11 @@ import json
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from elasticdl.cluster.cluster import CannotResize, EventType, Pod, PodEvent, PodPhase, PodSpec
-from elasticdl.cluster.local.adapter import pod_from_message, pod_to_message
+from elasticdl.cluster.local.adapter import pod_from_message
 from elasticdl_client.errors import ElasticDLError
 
 _LOOK_S = 0.02
@@ -35,7 +36,7 @@ class DirectoryCluster:
     def put(self, pod: Pod) -> None:
         """Makes a pod look like this."""
         new = self._directory / f".{pod.name}"
-        new.write_text(json.dumps(pod_to_message(pod)))
+        new.write_text(json.dumps(asdict(pod)))
         new.replace(self._directory / f"{pod.name}.pod")
 
     def delete(self, name: str, grace_s: float | None = None) -> None:

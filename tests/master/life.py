@@ -8,8 +8,9 @@ import sys
 import threading
 from pathlib import Path
 
+from elasticdl.master.environment import Endpoint
 from elasticdl.master.journal import Superseded
-from elasticdl.master.local_environment import FileJournal, LocalEnvironment, read_spec
+from elasticdl.master.local_environment import LOOPBACK, FileJournal, LocalEnvironment, read_spec
 from elasticdl.master.master import Master, fail
 from elasticdl_client.errors import ElasticDLError
 from tests.master.directory_cluster import DirectoryCluster
@@ -22,9 +23,8 @@ def open_environment(job_dir: Path, port: int) -> LocalEnvironment:
         spec=read_spec(job_dir),
         cluster=DirectoryCluster(job_dir / "pods"),
         journal=FileJournal(job_dir),
-        token=TOKEN,
+        endpoint=Endpoint(LOOPBACK, port, TOKEN),
         token_file=str(job_dir / "token"),
-        port=port,
     )
 
 

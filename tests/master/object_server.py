@@ -97,6 +97,8 @@ class ObjectServer:
             if found is None:
                 return 404, {"message": f"{kind} {name} not found"}
             if verb == "PATCH":
+                if (sent.get("metadata") or {}).get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
+                    return 409, {"message": "the uid is another one"}
                 for part, value in sent.items():
                     found[part] = {**(found.get(part) or {}), **value}
                 self._keep(kind, found)

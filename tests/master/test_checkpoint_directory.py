@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 
 from elasticdl.master import checkpoints
@@ -18,6 +19,9 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.servers import serve
 from elasticdl.storage import versions
+from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
+from elasticdl.worker.ledger import Ledger
+from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import CheckpointError, StorageUnreachable
 from tests.master.actors import END_OF_PART, MasterJob, running, wait_until
 from tests.master.small_disk import small_disk
@@ -169,13 +173,34 @@ def test_a_full_disk_is_said_with_the_last_good_checkpoint_and_training_continue
 
 
 def test_a_directory_with_checkpoints_of_an_earlier_job_is_refused(tmp_path: Path) -> None:
-    checkpoints.check_unused(tmp_path / "nothing")
+    servers, all_reduce = DistributionStrategy.PARAMETER_SERVER, DistributionStrategy.ALL_REDUCE
+    checkpoints.check_unused(tmp_path / "nothing", servers, "digits")
     versions.begin(tmp_path, 2)
-    checkpoints.check_unused(tmp_path)
+    checkpoints.check_unused(tmp_path, servers, "digits")
     newest = write(tmp_path, 500)
-    with pytest.raises(CheckpointError, match="version-500 the newest") as caught:
-        checkpoints.check_unused(tmp_path)
-    assert f"--checkpoint_dir_for_init={newest}" in caught.value.hint
+    for strategy in (servers, all_reduce):
+        with pytest.raises(CheckpointError, match="version-500 the newest") as caught:
+            checkpoints.check_unused(tmp_path, strategy, "digits")
+        assert (f"--checkpoint_dir_for_init={newest}" in caught.value.hint) is (strategy is servers)
+
+
+def test_a_job_of_local_continues_from_its_own_checkpoints_and_from_no_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    kind = CheckpointKind("digits", DistributionStrategy.LOCAL.value, "local.npz", {})
+    StateCheckpoints(str(tmp_path), kind).save(7, {"w": np.zeros(2)}, Ledger())
+    local = DistributionStrategy.LOCAL
+    checkpoints.check_unused(tmp_path, local, "digits")
+    assert f"continues from the checkpoints of the job digits in {tmp_path}, version-7 the newest" in caplog.text
+    others = [(strategy, "digits") for strategy in DistributionStrategy if strategy is not local]
+    for strategy, job_name in ((local, "letters"), *others):
+        with pytest.raises(CheckpointError, match="holds the checkpoints of an earlier job") as caught:
+            checkpoints.check_unused(tmp_path, strategy, job_name)
+        assert "--checkpoint_dir_for_init" not in caught.value.hint  # no training begins with one of Local
+    write(tmp_path, 500)  # of parameter servers, which no worker takes over
+    with pytest.raises(CheckpointError, match="version-500 the newest"):
+        checkpoints.check_unused(tmp_path, local, "digits")
 
 
 def test_a_checkpoint_that_a_late_journal_names_may_have_been_pruned(tmp_path: Path) -> None:

@@ -239,8 +239,8 @@ def test_a_status_that_a_read_only_file_system_refuses_ends_no_master(
 
     with FileJournal(tmp_path) as journal:
         with monkeypatch.context() as read_only:
-            for name in ("write_text", "unlink"):
-                read_only.setattr(Path, name, refuse)
+            read_only.setattr(local_environment, "open", refuse, raising=False)
+            read_only.setattr(Path, "unlink", refuse)
             journal.write_status(_RUNNING)
         assert journal.read_status() is None
         journal.write_status(_RUNNING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.master.kubernetes.environment import KubernetesEnvironment
+from elasticdl.master.journal import Superseded
+from elasticdl.master.kubernetes.environment import KubernetesEnvironment, OwnPod
 from elasticdl.master.kubernetes.journal import ConfigMapJournal
 from elasticdl_client.choices import CODE_ERROR_VARIABLE
 from elasticdl_client.errors import JobError
@@ -55,9 +57,59 @@ def test_submission_and_resume_are_by_this_machines_clock_and_never_in_the_futur
     scene(ahead_s)
     place = KubernetesEnvironment(connect(), "team", "j", 0)
     now = time.time()
-    for moment in (place.submitted_at, place.resumed_at):
+    for moment in (place.run.submitted_at, place.run.resumed_at):
         assert before - 2 <= moment <= now  # the server tells whole seconds
     place.close()
+
+
+def test_a_run_is_named_by_the_masters_pod(scene: Scene) -> None:
+    pod = scene(0.0).objects["pods", names.pod_name("j", "master", 0)]
+    place = KubernetesEnvironment(connect(), "team", "j", 0)
+    assert place.run.name == pod["metadata"]["uid"] != ""
+    place.close()
+
+
+@pytest.mark.parametrize("has_looked", [True, False])
+def test_a_dying_master_leaves_the_pod_of_its_successor_alone(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, has_looked: bool
+) -> None:
+    """`elasticdl resume` makes a pod of the same name, while the process of a deleted one may still run."""
+    monkeypatch.setenv("MY_POD_IP", "10.0.0.1")
+    pod = scene(0.0).objects["pods", names.pod_name("j", "master", 0)]
+    pod["status"]["podIP"] = "10.0.0.1"
+    own = OwnPod(connect(), "team", "j")
+    if has_looked:
+        own.look(f"uid-{JOB}")
+    pod["metadata"]["uid"], pod["status"]["podIP"] = "uid-of-the-successor", "10.0.0.2"
+    before = copy.deepcopy(pod)
+    own.label("Failed")
+    own.end()
+    assert pod == before
+
+
+def test_a_job_whose_state_was_deleted_by_hand_has_failed_and_is_not_started_again(scene: Scene) -> None:
+    server = scene(0.0)
+    pod = server.objects["pods", names.pod_name("j", "master", 0)]
+    journal = ConfigMapJournal(connect(), "team", "j")
+    journal.save({}, JobStatus("j", JobPhase.RUNNING))
+    del server.objects["configmaps", names.state_object("j")]
+    with pytest.raises(Superseded, match="was deleted, and the job has not been"):
+        journal.save({"n": 1})
+    journal.close()
+    with pytest.raises(Superseded, match="was deleted, and the job has not been"):
+        KubernetesEnvironment(connect(), "team", "j", 0)
+    assert pod["metadata"]["labels"][names.STATUS_LABEL] == "Failed"
+    assert pod["spec"]["activeDeadlineSeconds"] == 1
+
+
+def test_a_deleted_job_takes_the_pod_of_its_master_with_it(scene: Scene) -> None:
+    server = scene(0.0)
+    journal = ConfigMapJournal(connect(), "team", "j")
+    del server.objects["configmaps", names.state_object("j")]
+    del server.objects["configmaps", JOB]
+    with pytest.raises(Superseded, match="the job was deleted"):
+        journal.save({"n": 1})
+    journal.close()
 
 
 @pytest.mark.parametrize(("has_begun", "is_hidden"), [(False, False), (True, False), (True, True)])

@@ -109,9 +109,7 @@ def test_a_metrics_port_that_is_taken_ends_a_new_job_before_it_has_a_pod(tmp_pat
 
 def test_a_killed_master_continues_where_it_was_without_a_new_pod(tmp_path: Path) -> None:
     with running(MasterJob(tmp_path, **LOCAL)) as job:
-        worker = job.worker()
-        worker.register()
-        worker.report_model()
+        worker = job.ready_worker()
         first = worker.lease()
         assert worker.progress(first, 0).accepted
         pods = {pod.uid for pod in job.cluster.list()}
@@ -131,11 +129,26 @@ def test_a_killed_master_continues_where_it_was_without_a_new_pod(tmp_path: Path
         assert "records 64, committed 64, repeated 0, lost 0" in job.log()
 
 
-def test_an_end_that_was_written_in_the_journal_alone_is_written_in_the_status_by_the_next_life(tmp_path: Path) -> None:
+def test_a_journal_that_is_older_than_the_status_is_reported_and_no_generation_is_used_twice(tmp_path: Path) -> None:
     with running(MasterJob(tmp_path, **LOCAL)) as job:
         worker = job.worker()
-        worker.register()
-        worker.report_model()
+        assert worker.register().generation == 1
+        older = (job.path / "journal.json").read_bytes()
+        for generation in (2, 3):
+            job.kill()
+            job.start()
+            assert worker.register().generation == generation
+            wait_until(lambda: job.status().generation == generation, "its status")  # noqa: B023
+        job.kill()
+        (job.path / "journal.json").write_bytes(older)
+        job.start()
+        assert worker.register().generation == 4
+        assert "The journal is older than the job's status: it is of generation 1" in job.log()
+
+
+def test_an_end_that_was_written_in_the_journal_alone_is_written_in_the_status_by_the_next_life(tmp_path: Path) -> None:
+    with running(MasterJob(tmp_path, **LOCAL)) as job:
+        worker = job.ready_worker()
         worker.train_all()
         assert job.wait() == 0, job.log()
         ended = job.status()
@@ -177,9 +190,7 @@ def fill(disk: Path) -> Path:
 
 def test_a_master_that_starts_again_waits_while_the_disk_is_full(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size_kib=512) as disk, running(MasterJob(disk, **LOCAL)) as job:
-        worker = job.worker()
-        worker.register()
-        worker.report_model()
+        worker = job.ready_worker()
         job.kill()
         log = tmp_path / "master.log"
         (job.path / "master.log").rename(job.path / "first.log")
@@ -227,11 +238,29 @@ def test_data_that_cannot_be_read_fails_the_job_before_any_worker_has_come(tmp_p
         assert "training data cannot be read" in job.status().message
 
 
+def test_workers_are_given_the_types_that_the_job_began_with(tmp_path: Path) -> None:
+    job = MasterJob(tmp_path, **LOCAL)
+    for name, number in (("dt=1", 32), ("dt=2", 32)):
+        (job.data / name).mkdir()
+        (job.data / name / "a.csv").write_text("x,y\n" + "1,2\n" * number)
+    (job.data / "a.csv").unlink()
+    with running(job):
+        worker = job.worker()
+        given = JobSpec.from_json(worker.register().job_spec).data_reader_params_dict()
+        assert given == {"partition_dtypes": {"dt": "int64"}}
+        worker.report_model()
+        worker.lease()  # the journal knows the data: the next life does not need to list them
+        job.kill()
+        job.data.rename(tmp_path / "elsewhere")
+        job.start()
+        reply = worker.register()
+        assert reply.generation == 2
+        assert JobSpec.from_json(reply.job_spec).data_reader_params_dict() == given
+
+
 def test_data_that_has_changed_stops_the_next_life(tmp_path: Path) -> None:
     with running(MasterJob(tmp_path, **LOCAL)) as job:
-        worker = job.worker()
-        worker.register()
-        worker.report_model()
+        worker = job.ready_worker()
         worker.lease()
         job.kill()
         (job.data / "a.csv").write_text("x,y\n" + "1,2\n" * 63)
@@ -240,11 +269,38 @@ def test_data_that_has_changed_stops_the_next_life(tmp_path: Path) -> None:
         assert "has changed since the job began" in job.status().message
 
 
+def test_a_file_with_other_rows_of_the_same_length_stops_the_next_life(tmp_path: Path) -> None:
+    with running(MasterJob(tmp_path, **LOCAL)) as job:
+        worker = job.ready_worker()
+        file = job.data / "a.csv"
+        assert worker.lease().shard.identity.startswith(f"{file.stat().st_size}-")
+        job.kill()
+        file.write_text(file.read_text()[:-2] + "7\n")
+        job.start()
+        assert job.wait() == 1
+        assert f"{file} has changed since the job began" in job.status().message
+
+
+def test_a_journal_that_does_not_say_which_content_the_files_have_is_continued_with_a_warning(tmp_path: Path) -> None:
+    with running(MasterJob(tmp_path, **LOCAL)) as job:
+        worker = job.ready_worker()
+        worker.lease()
+        job.kill()
+        journal = job.path / "journal.json"
+        saved = json.loads(journal.read_text())
+        del saved["crc32"]
+        (shard,) = saved["snapshot"]["core"]["data"]["shards"]["training"]
+        saved["snapshot"]["core"]["data"]["shards"]["training"] = [shard[:3]]
+        journal.write_text(json.dumps(saved))
+        job.start()
+        wait_until(lambda: "The journal does not say which content the training files had" in job.log(), "the warning")
+        worker.register()
+        assert not worker.lease().shard.identity
+
+
 def test_data_that_the_next_life_cannot_read_is_left_to_the_workers(tmp_path: Path) -> None:
     with running(MasterJob(tmp_path, **LOCAL)) as job:
-        worker = job.worker()
-        worker.register()
-        worker.report_model()
+        worker = job.ready_worker()
         lease = worker.lease()
         job.kill()
         (job.data / "a.csv").rename(tmp_path / "a.csv")

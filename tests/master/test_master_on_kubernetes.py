@@ -111,9 +111,7 @@ def test_old_pods_that_have_ended_are_deleted_and_the_newest_stay(tmp_path: Path
 def test_a_job_continues_after_sigterm_and_kill_and_ends_once(tmp_path: Path) -> None:
     with running(KubernetesJob(tmp_path, **LOCAL)) as job:
         assert isinstance(job, KubernetesJob)
-        worker = job.worker()
-        worker.register()
-        worker.report_model()
+        worker = job.ready_worker()
         first = worker.lease()
         assert worker.progress(first, 0).accepted
         wait_until(lambda: job.label() == "Running", "the label Running")

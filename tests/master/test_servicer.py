@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from elasticdl.master.core.commands import Answer, LeaseGranted
+from elasticdl.master.core.commands import Answer, LeaseGranted, MessageAnswer
+from elasticdl.master.core.events import CallAbandoned, MessageReceived
 from elasticdl.master.core.values import Lease, TaskType
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.servicer import MasterServicer
@@ -46,6 +47,30 @@ class Context:
     def time_remaining(self) -> float:
         assert self._inbox.is_half_answered.wait(60)
         return 0.0
+
+
+class BrokenStream:
+    """The context of a stream whose worker has gone while its message was answered."""
+
+    def is_active(self) -> bool:
+        return False
+
+    def time_remaining(self) -> float:
+        return 60.0
+
+
+def test_a_lease_whose_stream_has_broken_is_reported() -> None:
+    inbox = Inbox()
+    servicer = MasterServicer(inbox, 1, "{}", lambda report: None)
+    message = pb.WorkerMessage(lease_request=pb.LeaseRequest(worker_id=0, incarnation=1))
+    with ThreadPoolExecutor(1) as caller:
+        reply = caller.submit(next, servicer.Exchange(iter((message,)), BrokenStream()))
+        request = inbox.next(10)
+        assert isinstance(request, MessageReceived)
+        granted = LeaseGranted(Lease(5, TaskType.TRAINING, 0, 0, Shard("a", 0, 10)))
+        inbox.answer(request.call, MessageAnswer((), granted))
+        assert reply.result(60).lease.lease.id == 5
+    assert inbox.next(10) == CallAbandoned(request.call)
 
 
 def test_a_lease_that_is_granted_while_its_request_times_out_is_reported() -> None:

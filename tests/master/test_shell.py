@@ -15,6 +15,7 @@ import pytest
 
 from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
 from elasticdl.data import factory
+from elasticdl.master import shell
 from elasticdl.master.checkpoints import PsCalls
 from elasticdl.master.core.commands import Answer, EndJob, PsAdmitted, SaveCheckpoint
 from elasticdl.master.core.events import CheckpointSaved, Event, JournalDelayed, LeaseQuestioned, PodsListed, PsJoined
@@ -34,6 +35,7 @@ from tests.master.actors import wait_until
 from tests.master.directory_cluster import DirectoryCluster
 
 _NUM_PS = 50
+_SETTINGS = JobSettings("digits", num_workers=1, num_ps=_NUM_PS, lease_timeout=600.0)  # its servers send no heartbeats
 
 
 class MemoryJournal:
@@ -95,7 +97,7 @@ class Life:
         specs = PodSpecs(spec, "python", "127.0.0.1:1")
         self.effects = Effects(spec, self.cluster, specs, PsCalls("token", 1), self.inbox)
         state = {"job_name": "digits", "started_at": 0.0, "generation": 1}
-        job = Job(JobSettings("digits", num_workers=1, num_ps=_NUM_PS))
+        job = Job(_SETTINGS)
         self.shell = Shell(job, self.effects, self.journal, state, patience_s=60.0)
         self.error: BaseException | None = None
         self.outcome: EndJob | None = None
@@ -104,7 +106,7 @@ class Life:
     def resume(self, core: dict[str, Any]) -> None:
         """Make it the next generation, from the core's part of a journal."""
         state = {"job_name": "digits", "started_at": 0.0, "generation": 2}
-        job = Job.restore(JobSettings("digits", num_workers=1, num_ps=_NUM_PS), core, 2, time.monotonic())
+        job = Job.restore(_SETTINGS, core, 2, time.monotonic())
         self.shell = Shell(job, self.effects, self.journal, state, patience_s=60.0)
 
     def start(self) -> None:
@@ -260,7 +262,10 @@ def test_that_a_job_has_ended_is_written_with_all_that_has_happened(life: Life) 
     assert life.journal.saved[-1]["ended"][0] == 1
 
 
-def test_a_master_that_was_lost_while_the_job_ended_sees_its_last_pods_end(life: Life, tmp_path: Path) -> None:
+def test_a_master_that_was_lost_while_the_job_ended_sees_its_last_pods_end(
+    life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "_LAST_PODS_S", 600.0)  # however slow the machine is
     life.start()
     wait_until(lambda: len(life.cluster.list()) == _NUM_PS + 1, "all pods")
     life.ask(0).result(60)
@@ -268,6 +273,9 @@ def test_a_master_that_was_lost_while_the_job_ended_sees_its_last_pods_end(life:
     life.shell.request_stop("enough")
     wait_until(lambda: life.cluster.list() == [server], "the end of those that do not end by themselves")
     core = life.journal.saved[-1]["core"]
+    life.shell.request_leave()
+    life.join()
+    assert life.cluster.list() == [server]
     successor = Life(tmp_path)
     successor.resume(core)
     try:
@@ -341,7 +349,7 @@ def test_data_that_a_restarted_master_cannot_read_is_read_again_ever_more_rarely
             pauses.append(timeout)
             return len(pauses) == 8
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")  # of a read, which names no file
 
     monkeypatch.setattr(factory, "open_source", fail)

@@ -84,10 +84,11 @@ class Script:
     def log(self) -> list[str]:
         return [one.text for one in self.history if isinstance(one, c.Log)]
 
-    def restart_master(self, resumed_at: float = 0.0) -> None:
+    def restart_master(self, resumed_at: float = 0.0, is_resumed: bool | None = None) -> None:
         self._requests.clear()
         snapshot = json.loads(json.dumps(self.job.snapshot()))
-        self.job = Job.restore(self.settings, snapshot, self.job.generation + 1, self.now, 0.0, resumed_at)
+        generation = self.job.generation + 1
+        self.job = Job.restore(self.settings, snapshot, generation, self.now, 0.0, resumed_at, is_resumed)
         self.job.validate_state()
 
     # Pods -----------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def happen(job: SimJob, action: str, pick: int) -> None:
         case "long time":
             job.pass_time(5 + pick % 90)
         case "scale":
-            fewest = job.settings.min_workers if job.settings.has_worlds else 0
+            fewest = job.settings.min_workers if job.settings.has_groups else 0
             job.scale(fewest + pick % 5)
         case "restart master":
             job.restart_master()

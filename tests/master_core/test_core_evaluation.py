@@ -5,12 +5,14 @@ from __future__ import annotations
 from array import array
 
 from core_script import Like, Script, running, train_all
+from world_script import standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.plan.evaluation import Evaluations, EvaluationSchedule
 from elasticdl.master.core.values import Array, Lease, MetricArrays, PodState, TaskType
 from elasticdl.protocol import Role, Shard
+from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_status import JobPhase
 
 
@@ -182,6 +184,42 @@ def test_a_checkpoint_that_fails_is_said_and_tried_again() -> None:
     assert script.log()[-1].endswith("No space left on device. The job continues and tries again later.")
     script.progress(lease, 1)
     assert script.told(c.SaveCheckpoint) == [Like(c.SaveCheckpoint, version=2)]
+
+
+def test_the_checkpoints_of_workers_are_reported_once_each_over_all_generations_of_the_master() -> None:
+    script = standing(2, checkpoint_dir="/c")
+    saved, full = e.CheckpointSaved(20, "/c/version-20"), e.CheckpointFailed(40, "No space left on device")
+    for worker_id, one in ((0, saved), (0, saved), (1, saved), (0, full), (1, full)):
+        script.beat(worker_id, checkpoint=one)
+    script.restarts(0, 1)
+    for worker_id in (0, 1):
+        script.worker_joins(worker_id)
+        script.beat(worker_id, checkpoint=full)
+    script.beat(0, checkpoint=e.CheckpointFailed(60, "No space left on device"))
+    script.beat(0, checkpoint=e.CheckpointSaved(60, "/c/version-60"))
+    kinds = (EventKind.CHECKPOINT_SAVED, EventKind.CHECKPOINT_FAILED)
+    events = [one for one in script.job.events.events if one.kind in kinds]
+    assert [(str(one.kind), one.subject, one.message) for one in events] == [
+        ("CheckpointSaved", "checkpoint-20", "saved to /c/version-20"),
+        ("CheckpointFailed", "checkpoint-40", "No space left on device"),
+        ("CheckpointFailed", "checkpoint-60", "No space left on device"),
+        ("CheckpointSaved", "checkpoint-60", "saved to /c/version-60"),
+    ]
+    assert script.job.status().checkpoint_at == events[-1].at
+
+
+def test_a_checkpoint_that_a_killed_master_forgot_is_reported_and_none_is_reported_twice() -> None:
+    script = standing(2, checkpoint_dir="/c")
+    script.beat(0, checkpoint=e.CheckpointSaved(20, "/c/version-20"), checkpoint_attempt=1)
+    script.beat(1, checkpoint=e.CheckpointSaved(40, "/c/version-40"), checkpoint_attempt=1)
+    for _ in range(2):  # each generation of the master is told of the newest attempt of every worker
+        script.restarts(0, 1)
+        for worker_id in (0, 1):
+            script.worker_joins(worker_id)
+        script.beat(0, checkpoint=e.CheckpointSaved(20, "/c/version-20"), checkpoint_attempt=1)
+        script.beat(1, checkpoint=e.CheckpointSaved(60, "/c/version-60"), checkpoint_attempt=2)
+    saved = [one for one in script.job.events.events if one.kind is EventKind.CHECKPOINT_SAVED]
+    assert [one.subject for one in saved] == ["checkpoint-20", "checkpoint-40", "checkpoint-60"]
 
 
 def test_the_last_checkpoint_is_tried_again_before_the_job_has_failed() -> None:

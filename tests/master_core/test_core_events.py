@@ -95,6 +95,16 @@ def test_an_end_follows_from_the_task_that_failed() -> None:
     assert (task.message, task.details["worker"], task.details["failures"]) == ("ValueError: no such column", 0, 1)
 
 
+def test_a_task_whose_records_cannot_be_read_failed_in_no_minibatch() -> None:
+    script = running(1, max_task_failures=1)
+    lease = script.lease()
+    script.ask(e.TaskFailed, 0, 7, lease.id, -1, "the records are torn")
+    [task] = of_kind(script, EventKind.TASK_FAILED)
+    [failed] = of_kind(script, EventKind.JOB_FAILED)
+    assert "minibatch" not in failed.message
+    assert task.details["minibatch"] == -1
+
+
 def test_a_good_end_says_so_once_and_the_pods_that_leave_then_are_not_lost() -> None:
     script = running(1)
     train_all(script)

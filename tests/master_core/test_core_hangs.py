@@ -136,7 +136,9 @@ def test_a_kind_of_task_has_its_own_history() -> None:
 
 def test_the_stacks_are_asked_for_before_the_time_is_over_and_are_in_the_event() -> None:
     script, lease = working()
-    assert not pause(script, lease, 88)
+    assert pause(script, lease, 31)  # for the status
+    assert not pause(script, lease, 1, stacks=Stacks("net.py:1 in main", "…"))
+    assert not pause(script, lease, 56)
     assert pause(script, lease, 4)
     assert not pause(script, lease, 1, stacks=STACKS)
     assert not pause(script, lease, 10)
@@ -458,3 +460,95 @@ def test_the_time_of_a_checkpoint_is_no_part_of_a_minibatch() -> None:
     script, lease = working(step_timeout=200.0)
     pause(script, lease, 400, activity="checkpoint")
     assert not hung(script)
+
+
+def test_a_worker_that_does_the_same_for_half_a_minute_is_in_the_status_with_its_line() -> None:
+    script, lease = working()
+    assert not pause(script, lease, 30)
+    assert script.job.status().standing == ()
+    assert pause(script, lease, 1)
+    pause(script, lease, 2, stacks=STACKS)
+    (one,) = script.job.status().standing
+    assert (one.worker, one.seconds, one.activity, one.where) == (0, 33.0, "compute", "net.py:31 in loss")
+    assert any("has done the same for 32 s (compute), at net.py:31 in loss" in line for line in script.log())
+    pause(script, lease, 1, minibatch=3)
+    assert script.job.status().standing == ()
+
+
+def test_a_minibatch_of_the_usual_length_is_not_shown() -> None:
+    script, lease = working()
+    pause(script, lease, 25)
+    pause(script, lease, 70, minibatch=3)
+    assert script.job.status().standing == ()
+    pause(script, lease, 10, minibatch=3)
+    assert script.job.status().standing
+
+
+def test_stacks_that_come_after_the_minibatch_they_show_are_no_later_hangs() -> None:
+    script, lease = working(step_timeout=150.0)
+    assert pause(script, lease, 31)
+    pause(script, lease, 1, minibatch=3)
+    pause(script, lease, 1, minibatch=3, stacks=Stacks("net.py:1 in feed", "…"))
+    assert pause(script, lease, 100, minibatch=3)
+    pause(script, lease, 1, minibatch=3, stacks=Stacks("net.py:2 in feed", "…"))
+    assert pause(script, lease, 40, minibatch=3)
+    pause(script, lease, 1, minibatch=3, stacks=STACKS)
+    pause(script, lease, 10, minibatch=3)
+    assert "net.py:31 in loss" in hung(script)[0].message
+
+
+def test_of_many_workers_that_stand_some_are_looked_at_and_all_are_counted() -> None:
+    script = running(num_workers=20, step_timeout=600.0)
+    asked: list[int] = []
+    for _ in range(33):
+        script.now += 1.0
+        spent = {"compile": script.now}
+        answers = {
+            worker: script.heartbeat(
+                worker, activity="compile", seconds=spent, stacks=STACKS if worker in asked else None
+            )
+            for worker in range(20)
+        }
+        asked = [worker for worker, answer in answers.items() if answer.wants_stacks]
+        assert len(asked) <= 16
+    status = script.job.status()
+    assert (len(status.standing), status.num_standing) == (16, 20)
+    assert all(one.where for one in status.standing)
+    assert sum("has done the same for" in line for line in script.log()) == 16
+
+
+def test_a_worker_that_is_known_to_hang_is_not_shown_as_one_that_stands() -> None:
+    script, lease = working()
+    pause(script, lease, 102)
+    assert hung(script)
+    assert script.job.status().standing == ()
+
+
+@pytest.mark.parametrize(
+    ("activity", "runs_command", "stands"),
+    [
+        ("start", False, True),
+        ("start", True, False),
+        ("compile", False, True),
+        ("evaluate", True, True),
+        ("checkpoint", True, True),
+        ("compute", True, False),
+        ("idle", False, False),
+        ("ps", False, False),
+        ("world", True, False),
+    ],
+)
+def test_without_a_task_only_work_that_has_an_end_can_stand(activity: str, runs_command: bool, stands: bool) -> None:
+    script = running(step_timeout=600.0, runs_command=runs_command)
+    assert start(script, 40, activity) is stands
+    assert bool(script.job.status().standing) is stands
+
+
+def test_a_checkpoint_of_the_servers_that_takes_long_is_in_the_status() -> None:
+    script = running(checkpoint_dir="/c", checkpoint_steps=1)
+    script.progress(script.lease(), 0)
+    assert script.last(c.SaveCheckpoint)
+    script.pass_time(30, alive=(0,))
+    assert script.job.status().saving_seconds == 0.0
+    script.pass_time(2, alive=(0,))
+    assert script.job.status().saving_seconds == pytest.approx(32.0)

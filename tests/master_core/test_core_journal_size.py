@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import random
 import tracemalloc
@@ -10,8 +11,10 @@ import zlib
 from array import array
 
 from elasticdl.master.core.applied import CommittedSet, CommittedTask
+from elasticdl.master.core.plan.data import MAX_IDENTITIES, Data
 from elasticdl.master.core.plan.epoch import Epoch
 from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.values import DataKind
 from elasticdl.master.journal import encode
 from elasticdl.master.kubernetes.journal import MAX_BYTES
 from elasticdl.protocol import Shard
@@ -133,3 +136,55 @@ def test_the_journal_of_an_earlier_version_is_read() -> None:
     restored.validate()
     assert [restored.applied(task) for task in range(500)] == [epoch.applied(task) for task in range(500)]
     assert restored.num_done == epoch.num_done > 0
+
+
+def test_identities_of_files_are_in_the_journal_as_long_as_they_fit_into_the_object() -> None:
+    for num_files, is_identified in ((MAX_IDENTITIES, True), (MAX_IDENTITIES + 1, False)):
+        random_of = random.Random(1)
+        shards = tuple(
+            Shard(
+                f"/data/part-{i:06}",
+                0,
+                5000 + i % 100,
+                f"{random_of.randrange(1 << 20)}-{random_of.randbytes(4).hex()}",
+            )
+            for i in range(num_files)
+        )
+        data = Data(dataclasses.replace(SETTINGS, has_training_data=True))
+        data.model_reported(False, {DataKind.TRAINING: shards})
+        written = encode({"data": data.snapshot()})
+        assert len(zlib.compress(written)) < MAX_BYTES * 0.9
+        restored = Data(SETTINGS)
+        restored.restore(json.loads(written)["snapshot"]["data"])
+        assert restored.planned_shards() == shards
+        assert restored.planned_shards()[-1].identity == (shards[-1].identity if is_identified else "")
+
+
+def test_identities_are_left_out_of_the_journal_where_names_of_files_take_its_room() -> None:
+    random_of = random.Random(1)
+    for num_files, is_identified in ((10_000, True), (40_000, False)):
+        shards = tuple(
+            Shard(f"/data/{random_of.randbytes(16).hex()}.parquet", 0, 5000, f"1234-{random_of.randbytes(4).hex()}")
+            for _ in range(num_files)
+        )
+        data = Data(dataclasses.replace(SETTINGS, has_training_data=True))
+        data.model_reported(False, {DataKind.TRAINING: shards})
+        written = encode({"data": data.snapshot()})
+        assert len(zlib.compress(written)) < MAX_BYTES * 0.9
+        restored = Data(data.settings)
+        restored.restore(json.loads(written)["snapshot"]["data"])
+        assert any(shard.identity for shard in restored.planned_shards()) == is_identified
+        assert restored.fingerprint() == data.fingerprint()
+
+
+def test_the_few_identities_of_many_shards_need_no_look_at_their_room() -> None:
+    """The shards of a file have one, which takes no room to speak of; compressing all rows takes seconds."""
+    random_of = random.Random(1)
+    shards = tuple(Shard(random_of.randbytes(16).hex(), 0, 5000, f"1234-{i % 5:08x}") for i in range(40_000))
+    data = Data(dataclasses.replace(SETTINGS, has_training_data=True))
+    data.model_reported(False, {DataKind.TRAINING: shards})
+    written = encode({"data": data.snapshot()})
+    assert len(zlib.compress(written)) < MAX_BYTES
+    restored = Data(data.settings)
+    restored.restore(json.loads(written)["snapshot"]["data"])
+    assert [shard.identity for shard in restored.planned_shards()] == [shard.identity for shard in sorted(shards)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import pytest
 from core_script import Like, Script, applied, everything, running, train_all
 
 from elasticdl.master.core import commands as c
@@ -50,6 +51,26 @@ def test_a_restarted_master_adopts_pods_leases_and_progress() -> None:
     script.sets_are_read({(0, lease.task): range(2)})
     assert script.finish(lease) == c.Accepted(2)
     assert script.finish(other, 1) == c.Accepted(4)
+
+
+def test_servers_that_outlive_the_master_are_waited_for_by_that_name() -> None:
+    script = running(2)
+    script.restart_master()
+    message = script.job.status().message
+    assert message == "the master has restarted: waiting for parameter servers to register again: 0 of 1 have"
+    script.tell(e.PodsListed(()))
+    assert script.job.status().message == "waiting for parameter servers: 0 of 1 are ready, 1 is lost"
+
+
+def test_workers_that_outlive_the_master_are_waited_for_by_that_name() -> None:
+    script = running(2)
+    script.lease(0)
+    back(script, 0, 1)
+    assert script.job.status().message == "the master has restarted: waiting for workers to register again"
+    script.worker_joins(0)
+    assert script.job.status().message == "the master has restarted: waiting for workers to register again"
+    script.worker_joins(1)
+    assert script.job.status().message == ""
 
 
 def test_a_failure_under_a_lease_that_has_outlived_the_master_names_its_records() -> None:
@@ -197,6 +218,25 @@ def test_a_question_that_fails_is_asked_again() -> None:
     assert script.job.status().phase == "Succeeded"
 
 
+def test_a_lost_server_is_named_beside_those_that_have_to_register_again() -> None:
+    script = Script(num_ps=3)
+    for ps_id in range(3):
+        script.ps_starts(ps_id)
+    script.restart_master()
+    running_pods = [
+        e.PodChanged(f"elasticdl-j-ps-{n}", Role.PS, n, f"elasticdl-j-ps-{n}/1", PodState.RUNNING) for n in range(3)
+    ]
+    script.tell(e.PodsListed(tuple(running_pods)))
+    script.ps_dies(1)
+    message = "waiting for parameter servers: 0 of 3 are ready, 1 is lost, 2 have to register again"
+    assert script.job.status().message == message
+    script.ps_joins(0, held=1)
+    message = "waiting for parameter servers: 1 of 3 are ready, 1 is lost, 1 has to register again"
+    assert script.job.status().message == message
+    script.ps_joins(2, held=1)
+    assert script.job.status().message == "waiting for parameter servers: 2 of 3 are ready, 1 is lost"
+
+
 def test_a_master_that_dies_while_the_job_ends_ends_it_in_its_next_life() -> None:
     script = running()
     train_all(script)
@@ -214,6 +254,64 @@ def test_a_local_worker_brings_its_ledger_and_the_rest_is_opened_again() -> None
     script.worker_starts(1, applied=applied({(0, done[0].task): range(2)}))
     assert script.lease(1).task == done[1].task
     assert script.job.status().records_done == 20
+
+
+def test_a_local_worker_without_a_ledger_as_yet_opens_nothing_again() -> None:
+    script = running(num_ps=0, strategy=DistributionStrategy.LOCAL, records=80)
+    done = [script.lease(), script.lease()]
+    for lease in done:
+        script.finish(lease)
+    script.kill(0)
+    script.worker_starts(1)
+    assert script.job.status().records_done == 40
+    script.worker_joins(1, applied=applied({(0, done[0].task): range(2)}))
+    assert script.job.status().records_done == 20
+    assert [line for line in script.log() if "the model has lost" in line] == [
+        "Epoch 1 is open again: the model has lost 20 records of 1 tasks, which are computed again"
+    ]
+    script.progress(script.lease(1), 0, worker_id=1)
+    script.worker_joins(1, applied=applied({(0, done[0].task): range(2)}))  # made before that report
+    assert script.job.status().records_done == 30
+
+
+def test_a_local_worker_brings_its_ledger_before_the_data_is_known() -> None:
+    script = Script(num_ps=0, strategy=DistributionStrategy.LOCAL, records=80)
+    script.worker_starts()
+    script.worker_joins(
+        0, applied=applied({(0, 1): range(2)}), restored_from="checkpoints/version-2", restored_records=80
+    )
+    script.data_is_known()
+    assert script.job.status().records_done == 20
+
+
+def test_a_ledger_brought_in_the_life_before_does_not_undo_what_came_after_it() -> None:
+    script = running(num_ps=0, strategy=DistributionStrategy.LOCAL, records=80)
+    script.worker_joins(0, applied=applied({}))
+    lease = script.lease()
+    script.progress(lease, 0)
+    back(script, 0)
+    script.worker_joins(0, (ReportedLease(lease),), applied=applied({}))
+    assert script.job.status().model_version == 1
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_a_ledger_of_other_data_is_refused_before_it_counts(is_planned: bool) -> None:
+    if is_planned:
+        script = running(num_ps=0, strategy=DistributionStrategy.LOCAL)
+    else:
+        script = Script(num_ps=0, strategy=DistributionStrategy.LOCAL)
+        script.worker_starts()
+    brought = applied({(0, 1): range(2)})
+    script.worker_joins(0, applied=brought, restored_from="checkpoints/version-2", restored_records=30)
+    if not is_planned:
+        script.data_is_known()
+    assert script.job.status().records_done == 0
+    assert script.request() is None
+    script.pod(Role.WORKER, 0, PodState.SUCCEEDED)
+    script.pass_time(31)
+    message = script.last(c.EndJob).message
+    assert "checkpoints/version-2" in message
+    assert "30 records, not 40" in message
 
 
 def test_a_local_worker_survives_the_masters_restart_with_all_it_has_done() -> None:

@@ -11,7 +11,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.values import PodState
 from elasticdl.protocol import Role
 from elasticdl_client.job_events import EventKind, JobEvent
-from elasticdl_client.job_status import JobStatus
+from elasticdl_client.job_status import JobStatus, UncreatedPods
 from elasticdl_client.news import News
 
 
@@ -113,6 +113,28 @@ def test_a_creation_that_fails_is_not_tried_again_for_a_worker_that_is_not_wante
     script.tell(e.PodNotCreated(script.settings.pod_name(Role.WORKER, 1), "exceeded quota"))
     script.pass_time(120, alive=(0,))
     assert script.told(c.CreatePod) == []
+    assert script.job.status().not_created == ()
+
+
+def test_the_status_names_the_newest_pod_that_the_api_server_refuses_until_it_is_there_or_not_wanted() -> None:
+    script = running(1)
+    script.tell(e.ScaleRequested(4))
+    names = [script.settings.pod_name(Role.WORKER, index) for index in (1, 2, 3)]
+    for number, name in enumerate(names):
+        script.tell(e.PodNotCreated(name, f"exceeded quota {number}\nlimited: pods=1"))
+    assert script.job.status().not_created == (
+        UncreatedPods("worker", 3, names[2], "exceeded quota 2 limited: pods=1"),
+    )
+    script.pass_time(5, alive=(0,))  # tried again, and not answered yet
+    assert script.told(c.CreatePod)
+    script.tell(e.PodNotCreated(names[0], "exceeded quota 3"))
+    assert script.job.status().not_created == (UncreatedPods("worker", 3, names[0], "exceeded quota 3"),)
+    script.pod(Role.WORKER, 1, PodState.PENDING)
+    assert [(one.count, one.name) for one in script.job.status().not_created] == [(2, names[2])]
+    script.tell(e.ScaleRequested(2))
+    script.tell(e.PodNotCreated(names[1], "exceeded quota"))
+    script.tell(e.PodNotCreated(names[2], "exceeded quota"))
+    assert script.job.status().not_created == ()
 
 
 def test_slots_have_time_exactly_while_they_are_wanted() -> None:

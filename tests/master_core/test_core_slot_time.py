@@ -361,6 +361,21 @@ def test_pods_that_end_with_the_stop_of_a_job_are_not_lost(resumed_at: float) ->
     assert script.job.status().event_counts["PodLost"] == 4 - stopped
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("resumed_at", [3.0, 21.0])  # before, and after the newest journal, as clocks have it
+def test_a_run_that_is_known_to_be_another_one_is_resumed_whatever_the_clocks_say(
+    is_resumed: bool, resumed_at: float
+) -> None:
+    script = running(num_workers=2)
+    beat(script, 4.0, 0, input=4.0)
+    script.now = 22.0
+    script.restart_master(resumed_at, is_resumed)
+    script.tell(e.PodsListed(()))
+    counts = script.job.status().event_counts
+    assert (counts.get("JobResumed", 0), counts.get("MasterRestarted", 0)) == (is_resumed, not is_resumed)
+    assert (counts.get("PodStopped", 0), counts.get("PodLost", 0)) == ((3, 0) if is_resumed else (0, 3))
+
+
 @pytest.mark.parametrize("unix_offset", [0.0, -3600.0])  # after, and before the job's beginning
 def test_the_clock_of_the_wall_may_be_set_back_between_two_lives(unix_offset: float) -> None:
     script = running()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import reduce
 from operator import or_
+from typing import Any
 
 import pytest
 from core_script import Like, Script, everything, running, train_all
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.applied import CommittedSet, CommittedTask, TaskName, intersection
+from elasticdl.master.core.ledger.leases import key_of
 from elasticdl.master.core.plan.epoch import Epoch, coverage_of
 from elasticdl.master.core.plan.tasks import MAX_COVERAGES, Tasks, cut
 from elasticdl.master.core.settings import JobSettings
@@ -196,6 +198,57 @@ def test_a_message_is_answered_once_up_to_its_first_refused_part_and_after_the_j
     assert accepted == c.Accepted(1)
     assert isinstance(beat, c.HeartbeatAnswer)
     assert isinstance(refused, c.Refused)
+
+
+def test_a_lease_that_a_message_asks_for_comes_with_its_answer_once_a_report_in_it_makes_room() -> None:
+    script, call = running(num_epochs=2), 1000
+    first, _ = script.lease(), script.lease()
+
+    def message(number: int, *parts: Any) -> Any:
+        script.tell(e.MessageReceived(number, parts, e.LeaseRequested(number, 0, 7, at_once=True)))
+        assert [reply.call for reply in script.told(c.Reply)] == [number]
+        return script.answer(number)
+
+    assert message(call) == c.MessageAnswer((), c.NoLeaseNow())  # it holds as many as it may
+    report = e.ProgressReported(call + 1, 0, 7, first.id, (0, 1), None)
+    answer = message(call + 1, report, e.TaskFinished(call + 1, 0, 7, first.id, 2))
+    assert answer.parts == (c.Accepted(2), c.Accepted(2))
+    granted = answer.lease.lease
+    assert granted.epoch == 1
+    assert message(call + 2).lease == c.NoLeaseNow()
+    script.tell(e.CallAbandoned(call + 1))  # the answer was not heard
+    again = message(call + 3).lease.lease
+    assert (again.epoch, again.task) == (granted.epoch, granted.task)
+
+
+def test_a_lease_whose_answer_was_lost_comes_back_with_the_workers_next_request() -> None:
+    script = running(2, num_epochs=2)
+
+    def ask(number: int, oldest: int, *held: int) -> Any:
+        call = 1000 + len(script.history)
+        script.tell(e.MessageReceived(call, (), e.LeaseRequested(call, 0, 7, True, None, 0, number, oldest, held)))
+        answer = script.answer(call).lease
+        return answer.lease if isinstance(answer, c.LeaseGranted) else answer
+
+    first = ask(1, 1)
+    second = ask(2, 2, first.id)
+    assert ask(3, 3, first.id, second.id) == c.NoLeaseNow()
+    again = ask(4, 4, first.id)  # of the second lease the answer was lost
+    assert (again.id, key_of(again)) == (script.job._work.leases.newest, key_of(second))
+    assert isinstance(script.progress(second, 0), c.Refused)
+    assert ask(5, 4, first.id) == c.NoLeaseNow()  # the answer is under way, to another of its requests
+    assert ask(3, 3, first.id) == c.NoLeaseNow()  # an earlier message comes late
+    script.heartbeat(0, (first.id, again.id))
+    assert ask(6, 6, first.id) == c.NoLeaseNow()  # it has named the lease before
+
+
+def test_a_message_of_a_worker_that_is_not_known_is_answered_with_all_its_parts_refused() -> None:
+    script = running()
+    beat = e.HeartbeatReceived(1000, Role.WORKER, 5, 1)
+    script.tell(e.MessageReceived(1000, (beat,), e.LeaseRequested(1000, 5, 1, at_once=True)))
+    answer = script.answer(1000)
+    assert not answer.parts[0].known
+    assert answer.lease == c.UnknownWorker("register first")
 
 
 def test_a_report_under_an_old_lease_is_refused() -> None:

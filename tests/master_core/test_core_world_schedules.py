@@ -87,7 +87,7 @@ def check(job_settings: JobSettings, schedule: Schedule, filtered: bool) -> None
 
 def who_survived(job: WorldJob) -> list[SimMember]:
     """The members of the last world at the end of the job."""
-    formed = job.job._worlds.formed
+    formed = job.job._groups.formed
     members = [one for one in job.workers if isinstance(one, SimMember) and one.world == formed]
     members = [one for one in members if not one.is_gone or one.pod.reason == "Completed"]
     return [one for one in members if one.where in (Where.HEADER, Where.REDUCE)]

@@ -69,23 +69,23 @@ class WorldScript(Script):
 
     @property
     def planned(self) -> WorkerGroup:
-        world = self.job._worlds.planned
+        world = self.job._groups.planned
         assert world is not None
         return world
 
     @property
     def version(self) -> int:
-        return self.job._worlds.newest_version
+        return self.job._groups.newest_version
 
     @property
     def members(self) -> tuple[int, ...]:
         """Of the newest world, in order of rank."""
-        world = self.job._worlds.planned
+        world = self.job._groups.planned
         return () if world is None else tuple(member.worker_id for member in world.members)
 
     @property
     def stands(self) -> bool:
-        return self.job._worlds.stands
+        return self.job._groups.stands
 
     def ask_at_once(self, worker_id: int = 0, only: TaskType | None = None) -> Any:
         return self.ask(e.LeaseRequested, worker_id, 7, True, only)

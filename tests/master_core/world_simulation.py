@@ -245,7 +245,7 @@ class WorldJob(SimJob):
         steps = [n if holds and m.is_source else -1 for (n, holds), m in zip(parts, group.world.members, strict=True)]
         newest = max(steps)
         if newest < 0 and member.rank == 0:
-            self.num_lost_models += self.job._worlds.num_formed > 0
+            self.num_lost_models += self.job._groups.num_formed > 0
             member.model = copy.deepcopy(self.saved) if self.saved is not None else Model()
             member.restored_from = "checkpoint" if self.saved is not None else ""
         member.source = 0 if newest < 0 else steps.index(newest)
@@ -363,7 +363,7 @@ class WorldJob(SimJob):
 
     def check_ledger(self) -> None:
         """Check that committed work is in every member's model, as long as a world stands."""
-        formed = self.job._worlds.formed
+        formed = self.job._groups.formed
         if not self.job._is_open or formed is None:
             return
         ledger = self.job._work.tasks.ledger().tasks()

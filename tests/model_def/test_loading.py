@@ -96,6 +96,28 @@ def test_a_feed_gets_the_arguments_that_its_outermost_decorator_takes() -> None:
     assert num_taken(lambda *arguments: None) == 2
 
 
+def test_a_module_that_ends_the_process_is_an_error_with_its_line(zoo: Path) -> None:
+    (zoo / "shop" / "over.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(ModelDefinitionError, match=r"cannot be imported: SystemExit: 0") as caught:
+        load(str(zoo), "shop.over.custom_model")
+    assert 'over.py", line 2' in caught.value.details
+
+
+def test_a_child_that_user_code_forks_ends_as_it_wants() -> None:
+    program = """if True:
+        import os, sys
+        from elasticdl.frameworks.user_code import user_call
+        def model():
+            child = os.fork()
+            if not child:
+                sys.exit(7)
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(user_call(model, "model()"))
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "7\n", done.stderr
+
+
 def test_model_params_are_arguments_of_the_model(zoo: Path) -> None:
     assert load(str(zoo), "shop.model.custom_model", {"width": 3}).model() == ("model", 3, "m")
     with pytest.raises(ModelDefinitionError, match="custom_model cannot be called with depth=2"):

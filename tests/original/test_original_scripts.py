@@ -14,7 +14,7 @@ from elasticai_api.common.data_shard_service import RecordIndexService, build_da
 from elasticai_api.proto import elasticai_api_pb2
 from elasticai_api.pytorch.controller import PyTorchAllReduceController, create_elastic_controller
 from elasticai_api.pytorch.optimizer import DistributedOptimizer
-from elasticdl_client.errors import DataError, JobError
+from elasticdl_client.errors import DataError, FlagError, JobError
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
 
@@ -123,3 +123,41 @@ def test_what_an_original_script_says_and_cannot_be_kept_is_refused() -> None:
         build_data_shard_service(batch_size=BATCH, dataset_size=8, task_type=elasticai_api_pb2.EVALUATION)
     with pytest.raises(JobError, match="RecordIndexService"):
         PyTorchAllReduceController(data_shard_service=object())
+
+
+def test_arguments_of_the_distributed_optimizer_are_kept_or_refused() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average, adasum = 0, 2  # as Horovod has them
+    kept = DistributedOptimizer(optimizer, model.named_parameters(), object(), 1, average, 2.0)
+    assert kept is optimizer
+    assert not getattr(kept, "fixed_global_batch_size", False)
+    with pytest.raises(TypeError, match="num_groups"):
+        DistributedOptimizer(optimizer, num_groups=2)
+    with pytest.raises(FlagError, match="op="):
+        DistributedOptimizer(optimizer, op=adasum)
+    with pytest.raises(FlagError, match="backward_passes_per_step=4"):
+        DistributedOptimizer(optimizer, backward_passes_per_step=4)
+    assert DistributedOptimizer(optimizer, backward_passes_per_step=4, fixed_global_batch_size=True) is optimizer
+
+
+def test_a_job_with_another_global_batch_than_the_optimizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "from elasticai_api.pytorch.controller import create_elastic_controller\n"
+        "from elasticai_api.pytorch.optimizer import DistributedOptimizer\n"
+        f"controller = create_elastic_controller(batch_size={BATCH}, num_epochs=1, dataset_size={RECORDS})\n"
+        "optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)\n"
+        "optimizer = DistributedOptimizer(optimizer, global_batch_num_per_step=3, fixed_global_batch_size=True)\n"
+        "controller.set_broadcast_optimizer(optimizer)\n"
+    )
+    flags = {
+        "job_name": "original",
+        "job_command": f"python {tmp_path / 'train.py'}",
+        "distribution_strategy": "AllreduceStrategy",
+        "num_workers": 1,
+        "fixed_global_batch": 2 * BATCH,
+    }
+    job = LocalJob(tmp_path / "job", flags).start()
+    assert job.wait(120) != 0
+    assert f"--fixed_global_batch={3 * BATCH}" in job.story()

@@ -46,15 +46,21 @@ def trained(stack: ExitStack, tmp_path: Path, master: OnePsMaster) -> PsClient:
     return client
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_what_it_held_is_trained_again(
-    stack: ExitStack, tmp_path: Path
-) -> None:
+def killed_after_training(stack: ExitStack, tmp_path: Path) -> tuple[OnePsMaster, int]:
+    """The master, and its port, of such a PS that was killed."""
     master = OnePsMaster(tmp_path)
     port = stack.enter_context(serving(master))
     process = start(stack, port, tmp_path)
     trained(stack, tmp_path, master)
     process.kill()
     process.wait()
+    return master, port
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_what_it_held_is_trained_again(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    master, port = killed_after_training(stack, tmp_path)
     flip(tmp_path / "version-5" / PART, -TAIL.size - 100)
     master.restore_from = str(tmp_path / "version-5")
     successor = start(stack, port, tmp_path)
@@ -76,12 +82,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_what_it_held_is_trained_again(
 
 
 def test_a_ps_that_can_restore_nothing_says_so_and_ends(stack: ExitStack, tmp_path: Path) -> None:
-    master = OnePsMaster(tmp_path)
-    port = stack.enter_context(serving(master))
-    process = start(stack, port, tmp_path)
-    trained(stack, tmp_path, master)
-    process.kill()
-    process.wait()
+    master, port = killed_after_training(stack, tmp_path)
     (tmp_path / "version-5" / PART).write_bytes(b"half")
     (tmp_path / "version-3" / PART).unlink()
     master.restore_from = str(tmp_path / "version-5")
@@ -98,12 +99,7 @@ def test_a_ps_that_can_restore_nothing_says_so_and_ends(stack: ExitStack, tmp_pa
 
 
 def test_another_jobs_damaged_checkpoint_is_an_error_that_names_the_file(stack: ExitStack, tmp_path: Path) -> None:
-    master = OnePsMaster(tmp_path)
-    port = stack.enter_context(serving(master))
-    process = start(stack, port, tmp_path)
-    trained(stack, tmp_path, master)
-    process.kill()
-    process.wait()
+    master, port = killed_after_training(stack, tmp_path)
     flip(tmp_path / "version-5" / PART, 2000)  # a row: nothing but reading everything finds it
     master.restore_from, master.parameters_only = str(tmp_path / "version-5"), True
     process = start(stack, port, tmp_path)

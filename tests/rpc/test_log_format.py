@@ -9,6 +9,8 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import logging
 from elasticdl.rpc.logs import log_to_stdout
@@ -48,6 +50,37 @@ def test_without_it_entries_are_text() -> None:
     lines, errors = logged(ELASTICDL_LOG_FORMAT="")
     assert " WARNING 2 lines" in lines[0]
     assert "ValueError: the end" in errors
+
+
+@pytest.mark.parametrize("streams", ["sys.stdout", "sys.stderr, sys.stdout"])
+def test_user_code_that_closes_the_output_costs_no_entry(streams: str) -> None:
+    program = f"""if True:
+        import logging, sys
+        from elasticdl.rpc.logs import log_to_stdout
+        log_to_stdout()
+        print("before")
+        for stream in ({streams},):
+            stream.close()
+        logging.info("after")
+        logging.info("the end")
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.rpartition("INFO ")[2] for line in done.stdout.splitlines()] == ["before", "after", "the end"]
+
+
+def test_user_code_that_closes_the_descriptor_too_does_not_fail_by_an_entry() -> None:
+    program = """if True:
+        import logging, os, sys
+        from elasticdl.rpc.logs import log_to_stdout
+        log_to_stdout()
+        sys.stdout.close()
+        os.close(1)
+        logging.info("after")
+        sys.stderr.write("alive")
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "alive")
 
 
 def test_letters_that_the_locale_lacks_cost_no_entry() -> None:

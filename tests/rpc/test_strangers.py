@@ -27,12 +27,12 @@ from elasticdl.rpc.servers import serve
 HOST = "127.0.0.1"
 GRPC = tuple(int(part) for part in grpc.__version__.split(".")[:2])
 TOKEN = "the token of this job"
-METHOD = "/elasticdl.Master/FinishTask"
-REQUEST = pb.FinishedTask(lease=1).SerializeToString()
+METHOD = "/elasticdl.Master/ConfirmLease"
+REQUEST = pb.LeaseQuestion(lease=1).SerializeToString()
 
 
 class Master(pb_grpc.MasterServicer):  # type: ignore[misc]
-    def FinishTask(self, _request: pb.FinishedTask, _context: Any) -> pb.Ack:  # noqa: N802
+    def ConfirmLease(self, _request: pb.LeaseQuestion, _context: Any) -> pb.Ack:  # noqa: N802
         return pb.Ack(accepted=True)
 
 
@@ -49,7 +49,7 @@ def master(max_threads: int = 2) -> Iterator[int]:
 def is_served(port: int) -> bool:
     with connect(f"{HOST}:{port}", TOKEN) as channel:
         stub: Any = pb_grpc.MasterStub(channel)  # type: ignore[no-untyped-call]
-        return bool(stub.FinishTask(pb.FinishedTask(lease=1), timeout=30).accepted)
+        return bool(stub.ConfirmLease(pb.LeaseQuestion(lease=1), timeout=30).accepted)
 
 
 @contextmanager

@@ -189,19 +189,19 @@ def test_a_server_answers_what_breaks_a_rule_before_its_handler_and_without_a_tr
     seen: list[Message] = []
 
     class Master(pb_grpc.MasterServicer):  # type: ignore[misc]
-        def FinishTask(self, request: pb.FinishedTask, _context: Any) -> pb.Ack:  # noqa: N802
+        def ConfirmLease(self, request: pb.LeaseQuestion, _context: Any) -> pb.Ack:  # noqa: N802
             seen.append(request)
             return pb.Ack(accepted=True)
 
     server, port = serve(lambda s: pb_grpc.add_MasterServicer_to_server(Master(), s), "127.0.0.1", 0, "token", 4)
     with connect(f"127.0.0.1:{port}", "token") as channel, caplog.at_level(logging.INFO):
-        raw = channel.unary_unary("/elasticdl.Master/FinishTask")
-        for data in (b"\xff" * 9, pb.FinishedTask(lease=-1).SerializeToString()):
+        raw = channel.unary_unary("/elasticdl.Master/ConfirmLease")
+        for data in (b"\xff" * 9, pb.LeaseQuestion(lease=-1).SerializeToString()):
             with pytest.raises(grpc.RpcError) as refused:
                 raw(data, timeout=10)
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "FinishedTask.lease is -1" in refused.value.details()
-        assert pb.Ack.FromString(raw(pb.FinishedTask(lease=1).SerializeToString(), timeout=10)).accepted
+        assert "LeaseQuestion.lease is -1" in refused.value.details()
+        assert pb.Ack.FromString(raw(pb.LeaseQuestion(lease=1).SerializeToString(), timeout=10)).accepted
     server.stop(None).wait()
-    assert seen == [pb.FinishedTask(lease=1)]
+    assert seen == [pb.LeaseQuestion(lease=1)]
     assert not [record for record in caplog.records if record.exc_info]

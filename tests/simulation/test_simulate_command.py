@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.simulation.scenario import scenario_of
+from elasticdl.simulation.scenario import Scenario, scenario_of
 from elasticdl_client.errors import FlagError
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "simulate.md").read_text()
@@ -47,6 +48,11 @@ def test_the_command_of_the_page_prints_both_columns(directory: Path) -> None:
     done = simulate(directory, *command[2:])
     assert done.returncode == 0, done.stderr
     assert done.stdout == block("text")
+
+
+def test_the_page_has_every_key_of_a_cluster() -> None:
+    keys = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert keys == [field.name for field in dataclasses.fields(Scenario)]
 
 
 def test_json_has_the_same_for_programs_and_a_file_may_hold_the_flags(directory: Path) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import psycopg
 import pytest
 
+from elasticdl.activities import ActivityClock
 from elasticdl.data.sql import OutputTable, check_unused_table
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.inference.prediction import PredictionWork, TableParts
 from elasticdl.worker.tasks import HeldLease, LeaseLost
 from elasticdl_client.choices import JobType
@@ -139,7 +139,9 @@ def test_a_prediction_ends_well_where_each_record_has_a_row(server: str, tmp_pat
     )
     spec = JobSpec(prediction_data=str(tmp_path), prediction_columns="id", prediction_outputs=url)
     definition = SimpleNamespace(prediction_outputs_processor=None, custom_data_reader=None)
-    work = PredictionWork(cast(Any, link), cast(Any, None), spec, cast(Any, definition))
+    failures: Any = SimpleNamespace(link=link, clock=link.clock)
+    nothing: Any = None
+    work = PredictionWork(failures, nothing, nothing, spec, cast(Any, definition))
     OutputTable(url, "id").replace(rows(0, 3))
     work.end(HeldLease(pb.Lease(type=pb.TRAIN_END, shard=pb.ShardMessage(end=3))))
     with pytest.raises(DataError, match="3 rows for 4 records"):

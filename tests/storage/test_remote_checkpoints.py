@@ -20,6 +20,7 @@ from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage
 from elasticdl.storage.paths import RemotePath, on_this_machine, path_of, place_below, read_in_order, writing
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl.worker.ledger import Ledger
+from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import CheckpointError, StorageError, StorageFileMissing
 from elasticdl_client.storage_kinds import AnyPath
 from elasticdl_client.trained_model import ModelKind, look_at
@@ -211,4 +212,4 @@ def test_a_server_writes_its_part_into_a_version_of_this_jobs_directory_alone(ur
     with pytest.raises(CheckpointError, match="is complete"):
         part_directory(f"{url}/version-3", url)
     with pytest.raises(CheckpointError, match="version-3 the newest"):
-        checkpoints.check_unused(path_of(url))
+        checkpoints.check_unused(path_of(url), DistributionStrategy.PARAMETER_SERVER, "digits")

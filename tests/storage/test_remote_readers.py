@@ -184,6 +184,36 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused_without_a_request_f
         reader.read(Shard(shard.name, shard.end - 3, shard.end))
 
 
+@pytest.mark.parametrize("write", [text_files, tfrecord, recordio, parquet], ids=lambda write: write.__name__)
+def test_a_file_that_is_replaced_after_it_was_counted_is_refused_by_every_other_process(
+    write: Callable[[Path], None], proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    url, directory = copied(write, tmp_path)
+    shard = create_reader(url).shards()[0]
+    first = Shard(shard.name, 0, 3, shard.identity)
+    uploaded(directory)  # once more, the same
+    assert len(create_reader(url).read(first)) == 3
+    path = directory / shard.name.rpartition("/")[2]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")  # of the same size
+    uploaded(directory)
+    with pytest.raises(DataError, match=r"has changed since the job began: it has .* bytes as before"):
+        create_reader(url).read(first)
+
+
+def test_to_know_which_files_were_counted_costs_a_question_a_file_and_nothing_when_they_are_read(
+    proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    url, _ = copied(tfrecord, tmp_path)
+    (shard,) = create_reader(url).shards()  # the index is kept
+    proxy.requests.clear()
+    assert create_reader(url).shards()[0].identity == shard.identity
+    of_file = [one.method for one in proxy.requests if one.path.endswith("/a.tfrecord")]
+    assert of_file == ["HEAD"] * 2  # the first is of the one that is opened
+    proxy.requests.clear()
+    assert len(create_reader(url + "/a.tfrecord").read(Shard(shard.name, 3, 30, shard.identity))) == 27
+    assert [(one.method, bool(one.range)) for one in proxy.requests] == [("HEAD", False)] * 3 + [("GET", True)]
+
+
 def test_a_file_of_a_web_server_is_compared_with_each_answer(proxy: FaultyProxy, tmp_path: Path) -> None:
     s3 = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{proxy.target}")
     key = f"{tmp_path.name}/a.txt"

@@ -314,7 +314,7 @@ def test_people_read_that_a_running_job_waits_for_its_storage_and_why(proxy: Fau
     proxy.fault_of = lambda request: Fault.UNAVAILABLE
     with pytest.raises(JournalWriteError):
         save_patiently(journal, {"n": 1}, None, 4.0, threading.Event())
-    assert journal.read_status() is None  # a job that has not begun: what refuses it now ends it
+    assert journal.read_status() is None  # a job that has not begun: a refusal now ends it
     proxy.fault_of = lambda request: None
     journal.save({"n": 1}, _RUNNING)
     proxy.fault_of = lambda request: Fault.UNAVAILABLE

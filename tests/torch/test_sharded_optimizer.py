@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from benchmarks import sharded_optimizer
+from elasticdl.activities import ActivityClock
 from elasticdl.collective import ElasticGroup, GroupLost
 from elasticdl.frameworks.framework import Share
 from elasticdl.frameworks.torch.computation import Computation
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.group_session import GroupEnded, GroupSession
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica, ShardedReplica
 from elasticdl.worker.allreduce.sharded_session import ShardedSession

@@ -11,10 +11,10 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
+from elasticdl.activities import ActivityClock
 from elasticdl.collective import ElasticGroup
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.group_session import GroupEnded, GroupSession
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.ledger import Ledger, RestoredModel
@@ -65,6 +65,11 @@ class WorldMaster(ScriptedMaster):
         """Until they all stand outside of worlds, and say so."""
         with self.changed:
             assert self.changed.wait_for(lambda: set(workers) <= self._outside, ANSWER_S), self._outside
+
+    def are_outside_within(self, timeout_s: float, *workers: int) -> bool:
+        """Whether they all stand outside of worlds by then."""
+        with self.changed:
+            return self.changed.wait_for(lambda: set(workers) <= self._outside, timeout_s)
 
     def end(self) -> None:
         """The job is over."""
@@ -122,6 +127,10 @@ class Total:
     def __init__(self) -> None:
         self.value = np.full(1, -1.0, np.float32)
         self.restored = RestoredModel(Ledger())
+        self.summed = ["the gradient of value (1,)"]
+
+    def sums(self) -> list[str]:
+        return self.summed
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         return {"value": self.value.copy()}

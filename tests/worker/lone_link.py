@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from elasticdl.worker.activity import ActivityClock
+from elasticdl.activities import ActivityClock
 from elasticdl.worker.master_link import MasterLink
 from tests.worker.scripted_master import TOKEN
 

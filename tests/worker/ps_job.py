@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from elasticdl.activities import ActivityClock
 from elasticdl.frameworks.framework import Batch, Floats, ModelReport, Parameters, Step, Table, Variable
 from elasticdl.ps.applied import AppliedSet
 from elasticdl.ps.client import PsClient, Pull
@@ -24,7 +25,6 @@ from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.server.synchronous import UpdateSettings
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.servers import serve
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.ps.session import PsSession
 from elasticdl.worker.ps.strategy import Gradients, ParameterServerStrategy, PipelinedTraining, SynchronousTraining

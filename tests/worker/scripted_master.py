@@ -1,4 +1,4 @@
-"""A master on a real socket that says what a test tells it to, and remembers what it was told."""
+"""A master on a real socket that gives scripted answers and keeps all calls."""
 
 from __future__ import annotations
 
@@ -88,30 +88,28 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         return pb.RegisterWorkerReply(accepted=True, generation=self.generation, job_spec="{}")
 
     def RequestLease(self, request: Any, context: grpc.ServicerContext) -> pb.LeaseReply:  # noqa: N802
+        reply = self._lease_now(request)
+        if reply.wait and not request.at_once:
+            self._stopped.wait(before_the_deadline(context))
+        return reply
+
+    def _lease_now(self, request: pb.LeaseRequest) -> pb.LeaseReply:
         self._note("RequestLease", request)
         with self.changed:
             if self.leases:
                 return self._grant()
-        if not self._ends:
-            self._stopped.wait(before_the_deadline(context))
-            return pb.LeaseReply(wait=True)
-        return pb.LeaseReply(end=True)
+        return pb.LeaseReply(end=True) if self._ends else pb.LeaseReply(wait=True)
 
     def Heartbeat(self, request: Any, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
         self._note("Heartbeat", request)
         return pb.HeartbeatReply(
             known=self.known,
+            generation=self.generation,
             revoked=self.revoked,
             checkpoint_request=self.checkpoint_request,
             heartbeat_seconds=self.heartbeat_seconds or (0.01 if self.report_seconds else HEARTBEAT_S),
             report_seconds=self.report_seconds or REPORT_S,
         )
-
-    def ReportProgress(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
-        return self._note("ReportProgress", request)
-
-    def FinishTask(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
-        return self._note("FinishTask", request)
 
     def FailTask(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
         return self._note("FailTask", request)
@@ -125,10 +123,11 @@ class ScriptedMaster(pb_grpc.MasterServicer):
                 reply.heartbeat.CopyFrom(self.Heartbeat(message.heartbeat, context))
             for report in message.reports:
                 kind = report.WhichOneof("report")
-                method = self.FinishTask if kind == "finished" else self.ReportProgress
-                reply.acks.append(method(getattr(report, kind), context))
+                reply.acks.append(self._note(kind, getattr(report, kind)))
                 if not reply.acks[-1].accepted:
                     break
+            if message.HasField("lease_request"):
+                reply.lease.CopyFrom(self._lease_now(message.lease_request))
             yield reply
 
     def _noted(self, message: pb.WorkerMessage) -> pb.WorkerMessage:
@@ -138,6 +137,9 @@ class ScriptedMaster(pb_grpc.MasterServicer):
 
     def ReportModel(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
         return self._note("ReportModel", request)
+
+    def ReportEvaluation(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+        return self._note("ReportEvaluation", request)
 
     def ReportSession(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
         return self._note("ReportSession", request)

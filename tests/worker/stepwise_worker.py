@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elasticdl.activities import ActivityClock
 from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
-from elasticdl.worker.loop import WorkerLoop
+from elasticdl.worker.loop import TrainingTasks, TrainingWork, WorkerLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.task_reporting import TaskReporter
+from elasticdl.worker.reporter import TaskFailures
 from elasticdl.worker.tasks import TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.job_spec import JobSpec
@@ -70,10 +70,11 @@ def main() -> None:
     spec = JobSpec(job_name="stepwise", checkpoint_dir=checkpoints)
     strategy = LocalStrategy(framework, StateCheckpoints.of_module(spec, STATE_FILE), 1000, 1, clock)
     tasks = TaskStream(link, lambda task_type: Numbers(), strategy.begin, seed=1, shuffle=False, clock=clock)
-    outcomes = TaskReporter.of(JobSpec(log_loss_steps=1), link, framework, strategy)
-    loop = WorkerLoop(tasks, strategy, outcomes, termination)
-    termination.before_end(loop.leave)
-    loop.run()
+    each_step = JobSpec(log_loss_steps=1)
+    training = TrainingTasks.of(each_step, TaskFailures.of(each_step, link), framework, strategy)
+    work = TrainingWork(training, strategy, termination)
+    termination.before_end(work.leave)
+    WorkerLoop(tasks, work, termination).run()
 
 
 if __name__ == "__main__":

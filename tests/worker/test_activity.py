@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.protocol import Activity
-from elasticdl.worker.activity import ActivityClock
+from elasticdl.activities import Activity, ActivityClock
 
 
 def test_a_worker_that_waits_for_input_without_a_task_is_idle() -> None:

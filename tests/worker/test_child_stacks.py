@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from elasticdl.activities import Activity
 from elasticdl.frameworks.memory_file import create_memory_file
-from elasticdl.protocol import Activity
-from elasticdl.worker import child_stacks, stacks
-from elasticdl.worker.child_stacks import ChildThread
+from elasticdl.worker import stacks
+from elasticdl.worker.stacks import ThreadStack
 
 METHODS = ("fork", "spawn", "forkserver")
 
@@ -40,44 +40,47 @@ def wait_idly(connection: Connection) -> None:
 
 
 def wait_without_handler(connection: Connection) -> None:
-    signal.signal(child_stacks._SIGNAL, signal.SIG_DFL)
+    signal.signal(stacks._SIGNAL, signal.SIG_DFL)
     wait_idly(connection)
 
 
 @pytest.fixture(autouse=True)
 def watched() -> None:
-    child_stacks.watch()
+    stacks.watch()
 
 
-def taken(function: str) -> ChildThread:
+def functions_of(thread: ThreadStack) -> list[str]:
+    return [frame.function for frame in thread.frames]
+
+
+def taken(function: str) -> ThreadStack:
     """The thread that is in a function: a process under load answers late, or is on its way there."""
     deadline = time.monotonic() + 30
     while True:
-        found = [thread for thread in child_stacks.take() if function in [name for _, _, name in thread.frames]]
+        found = [thread for thread in stacks.of_children() if function in functions_of(thread)]
         if found:
             return found[0]
         assert time.monotonic() < deadline
 
 
-def threads_of(process: int | None) -> list[ChildThread]:
+def threads_of(process: int | None) -> list[ThreadStack]:
     """Other tests may have left processes that answer, too."""
-    return [thread for thread in child_stacks.take() if thread.process.startswith(f"{process} ")]
+    return [thread for thread in stacks.of_children() if thread.name.startswith(f"of process {process} ")]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_process_of_multiprocessing_shows_its_line(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_multiprocessing_shows_its_line(method: str) -> None:
     context = multiprocessing.get_context(method)
     here, there = context.Pipe()
     process = context.Process(target=wait_for_release, args=(there,))
     process.start()
     here.recv()
     thread = taken("loop_until")
-    monkeypatch.setattr(stacks, "_threads", list)  # those of other tests may rank first, and leave no room
-    described = stacks.take(Activity.INPUT, [thread])
+    described = stacks.describe([thread], Activity.INPUT)
     here.send(b"")
     process.join()
     assert process.exitcode == 0
-    assert [function for _, _, function in thread.frames][-2:] == ["wait_for_release", "run"]
+    assert functions_of(thread)[-2:] == ["wait_for_release", "run"]
     assert described.text.startswith(f"thread of process {process.pid} (")
     assert described.where.startswith(f"{__file__}:")
     assert described.where.endswith("in loop_until")
@@ -94,8 +97,8 @@ def test_a_process_that_waits_for_work_runs_no_code_of_the_users(method: str) ->
     thread = taken("wait_idly")
     here.send(b"")
     process.join()
-    assert [function for _, _, function in thread.frames][-2:] == ["wait_idly", "run"]
-    assert not stacks.of_child(thread).runs_user_code
+    assert functions_of(thread)[-2:] == ["wait_idly", "run"]
+    assert not thread.runs_user_code
 
 
 def test_another_program_is_not_asked() -> None:
@@ -109,7 +112,7 @@ def test_another_program_is_not_asked() -> None:
 
 
 def test_without_a_watch_there_is_nothing() -> None:
-    program = "from elasticdl.worker import child_stacks; print(child_stacks.take())"
+    program = "from elasticdl.worker import stacks; print(stacks.of_children())"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"
 
 
@@ -120,7 +123,7 @@ def test_a_process_outlives_the_question_though_signals_were_restored(
     function: Callable[[Connection], None], answers: bool
 ) -> None:
     """Lightning's `fit` ends so: it sets every signal to what Python says that it was, the default for one in C."""
-    signal.signal(child_stacks._SIGNAL, signal.getsignal(child_stacks._SIGNAL))
+    signal.signal(stacks._SIGNAL, signal.getsignal(stacks._SIGNAL))
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=function, args=(there,))
@@ -137,10 +140,10 @@ def test_a_process_outlives_the_question_though_signals_were_restored(
 
 def test_a_handler_of_the_users_outlives_a_fork() -> None:
     program = (
-        "import os, signal; from elasticdl.worker import child_stacks; child_stacks.watch()\n"
-        "signal.signal(child_stacks._SIGNAL, lambda *_: print('theirs', flush=True))\n"
+        "import os, signal; from elasticdl.worker import stacks; stacks.watch()\n"
+        "signal.signal(stacks._SIGNAL, lambda *_: print('theirs', flush=True))\n"
         "if not (pid := os.fork()): os._exit(0)\n"
-        "os.waitpid(pid, 0); os.kill(os.getpid(), child_stacks._SIGNAL)"
+        "os.waitpid(pid, 0); os.kill(os.getpid(), stacks._SIGNAL)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("theirs\n", "")

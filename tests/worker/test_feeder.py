@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from elasticdl.activities import ActivityClock
 from elasticdl.frameworks.framework import Batch
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channels import MasterGone
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.prefetchers import (
     BatchPrefetcher,
     Broke,

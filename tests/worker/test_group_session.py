@@ -13,6 +13,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl.worker.allreduce.step_header import StepFlag
 from elasticdl.worker.ledger import Ledger, RestoredModel
+from elasticdl_client.errors import ModelDefinitionError
 from tests.worker.group_master import (
     ANSWER_S,
     SessionMember,
@@ -67,6 +68,28 @@ def test_without_a_model_all_begin_with_the_one_that_rank_0_restores(
     assert (told.worker_id, told.version, told.steps, told.restored_from) == (1, version, 7, "checkpoints/7")
     assert told.engine == "the native mesh"
     assert [(task.task, list(task.extras)) for task in told.applied.tasks] == [(0, [4])]
+
+
+def test_a_member_whose_model_sums_up_something_else_is_refused_by_name(
+    master: WorldMaster, three: list[SessionMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The buffers of its steps would be of another length.  However late it is, the others wait until it knows why."""
+    three[2].state.summed.append("the change of scale (8,)")
+    broadcast = three[2].group.broadcast_bytes
+
+    def late(data: bytes | None, source: int) -> bytes:
+        assert not master.are_outside_within(1.0, 0)
+        return broadcast(data, source)
+
+    monkeypatch.setattr(three[2].group, "broadcast_bytes", late)
+    begun = [member.does(enter) for member in three]
+    master.plan(0, 1, 2)
+    with pytest.raises(ModelDefinitionError, match=r"sums up the change of scale \(8,\) here, and nothing more there"):
+        begun[2].result(ANSWER_S)
+    master.plan(0, 1)
+    assert [one.result(ANSWER_S) for one in begun[:2]] == [True, True]
+    step_together(three[0], three[1], 1, 2)
+    assert values(three[:2]) == [3.0, 3.0]
 
 
 def test_a_step_is_proven_by_the_headers_of_the_next(master: WorldMaster, three: list[SessionMember]) -> None:

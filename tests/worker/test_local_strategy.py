@@ -11,16 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from elasticdl.activities import Activity, ActivityClock
 from elasticdl.frameworks.framework import Batch, Framework, NotFiniteStep
-from elasticdl.protocol import Activity
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.storage.versions import NoneIsWhole
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.checkpoint import Checkpoint, CheckpointKind, StateCheckpoints
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.tasks import HeldLease, LeaseLost, NotFinite, TaskBatches
 from elasticdl_client.choices import DistributionStrategy
-from elasticdl_client.errors import CheckpointError, StorageUnreachable
+from elasticdl_client.errors import CheckpointError, JobError, StorageUnreachable
 from elasticdl_client.job_spec import JobSpec
 from tests.storage.lost_files import lost_until_asked_again
 
@@ -54,18 +53,18 @@ class Spoiled(Adder):
         return super().train(batch, seed, learning_rate)
 
 
-def strategy(framework: Adder, directory: Path, **changes: object) -> LocalStrategy:
+def strategy(framework: Adder, directory: Path, num_records: int = 0, **changes: object) -> LocalStrategy:
     values: dict[str, Any] = {"job_name": "adder", "keep_checkpoint_max": 0, **changes}
     spec = JobSpec(distribution_strategy=DistributionStrategy.LOCAL, checkpoint_dir=str(directory), **values)
     checkpoints = StateCheckpoints.of_module(spec, STATE_FILE)
-    return LocalStrategy(cast(Framework, framework), checkpoints, 2, 1, ActivityClock())
+    return LocalStrategy(cast(Framework, framework), checkpoints, 2, 1, ActivityClock(), lambda: num_records)
 
 
 class Outage(StateCheckpoints):
     """Those in a directory, as in storage that answers at the third time.
 
     Attributes:
-        seen: what the worker does at each.
+        seen: the activities of the worker, in order.
     """
 
     def __init__(self, directory: Path, clock: ActivityClock) -> None:
@@ -173,7 +172,38 @@ def test_another_jobs_checkpoint_is_refused(tmp_path: Path) -> None:
         strategy(Adder(), tmp_path, job_name="other").restore()
 
 
-@pytest.mark.parametrize("change", [{"shuffle": True}, {"minibatch_size": 7}, {"seed": 5}], ids=str)
+def test_a_ledger_of_another_number_of_records_is_refused_before_a_minibatch_is_computed(tmp_path: Path) -> None:
+    train(strategy(Adder(), tmp_path, num_records=8), 3, 5)
+    same, other = strategy(Adder(), tmp_path, num_records=8), strategy(Adder(), tmp_path, num_records=9)
+    same.restore()
+    assert train(same, 3, 5) == [4]
+    other.restore()
+    with pytest.raises(JobError, match="written with num_records=8, not 9"):
+        train(other, 3, 5)
+
+
+def test_a_ledger_says_of_which_checkpoint_and_of_how_many_records_it_is(tmp_path: Path) -> None:
+    local = strategy(Adder(), tmp_path, num_records=8)
+    local.restore()
+    assert (local.restored_from, local.restored_records) == ("", 0)
+    train(local, 3, 5)
+    successor = strategy(Adder(), tmp_path, num_records=8)
+    successor.restore()
+    assert (successor.restored_from, successor.restored_records) == (str(tmp_path / "version-4"), 8)
+
+
+def test_the_hint_of_a_refused_ledger_names_no_strategy_that_refuses_the_checkpoint(tmp_path: Path) -> None:
+    train(strategy(Adder(), tmp_path), 0, 4)
+    with pytest.raises(CheckpointError) as raised:
+        strategy(Adder(), tmp_path, seed=5).restore()
+    assert raised.value.hint == "train with seed=0 again, or name another checkpoint_dir to begin a new model"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"shuffle": True}, {"minibatch_size": 7}, {"seed": 5}, {"training_data": "other"}, {"records_per_shard": 3}],
+    ids=str,
+)
 def test_a_ledger_of_other_minibatches_is_refused_by_name(tmp_path: Path, change: dict[str, Any]) -> None:
     train(strategy(Adder(), tmp_path), 0, 4)
     with pytest.raises(CheckpointError, match="written with " + next(iter(change))):

@@ -9,17 +9,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import grpc
 import pytest
 
+from elasticdl.activities import Activity, ActivityClock
 from elasticdl.frameworks.devices import DeviceMeter
-from elasticdl.protocol import HEARTBEAT_S, Activity, Device
+from elasticdl.protocol import HEARTBEAT_S, Device, WrittenCheckpoint
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.tasks import HeldLease, LeaseLost, TaskProgress, TaskStream
@@ -88,7 +89,7 @@ def test_of_an_error_with_a_large_record_both_ends_are_reported(master: Scripted
 def test_a_learning_rate_that_is_no_number_ends_no_worker(master: ScriptedMaster) -> None:
     worker = link(master)
     worker.carry_rate(lambda: math.nan)
-    assert worker.report_progress(100, [0], math.nan).accepted
+    assert worker.report([TaskProgress(100, [0], math.nan)])[0].accepted
 
 
 def test_a_master_that_stays_away_is_given_up(master: ScriptedMaster) -> None:
@@ -108,8 +109,8 @@ def test_a_report_waits_for_the_masters_next_life(master: ScriptedMaster) -> Non
     next_life = ScriptedMaster(port=master.port)
     try:
         reporter.drain()
-        assert [list(report.committed) for report in next_life.hears("ReportProgress")] == [[0]]
-        assert [report.num_minibatches for report in next_life.hears("FinishTask")] == [1]
+        assert [list(report.committed) for report in next_life.hears("progress")] == [[0]]
+        assert [report.num_minibatches for report in next_life.hears("finished")] == [1]
     finally:
         next_life.stop()
 
@@ -179,6 +180,59 @@ def test_a_request_for_a_checkpoint_is_passed_on_once(master: ScriptedMaster) ->
     assert not asked.acquire(blocking=False)
 
 
+def test_each_attempt_at_a_checkpoint_is_told_until_the_master_has_answered(master: ScriptedMaster) -> None:
+    worker, attempts = link(master), [WrittenCheckpoint(3, "/c/version-3")]
+    worker.heartbeat_s = 0.1
+    worker.carry_checkpoints(lambda: attempts[-1])
+    worker.start_heartbeat()
+    first, second = master.hears("Heartbeat", times=2)
+    assert first.checkpoint == pb.WrittenCheckpoint(version=3, directory="/c/version-3", attempt=1)
+    assert not second.HasField("checkpoint")
+    attempts.append(WrittenCheckpoint(4, error="no space \udcff"))
+    told = [one.checkpoint for one in master.hears("Heartbeat", times=5)[2:] if one.HasField("checkpoint")]
+    assert told == [pb.WrittenCheckpoint(version=4, error="no space \\udcff", attempt=2)]
+
+
+def test_the_newest_attempt_at_a_checkpoint_is_repeated_to_each_generation_of_the_master(
+    master: ScriptedMaster,
+) -> None:
+    worker, written = link(master), WrittenCheckpoint(3, "/c/version-3")
+
+    def told() -> list[pb.WrittenCheckpoint]:
+        return [one.checkpoint for one in master.hears("Heartbeat") if one.HasField("checkpoint")]
+
+    worker.carry_checkpoints(lambda: written)
+    master.heartbeat_seconds = 0.05
+    worker.register()
+    worker.start_heartbeat()
+    assert not master.hears("Heartbeat", times=2)[1].HasField("checkpoint")
+    master.generation = 2
+    worker.register()
+    wait_until(lambda: len(told()) == 2, "the attempt again", 60)
+    master.hears("Heartbeat", times=len(master.told) + 3)
+    assert told() == [pb.WrittenCheckpoint(version=3, directory="/c/version-3", attempt=1)] * 2
+
+
+def test_an_attempt_that_a_killed_master_forgot_is_repeated_beside_a_newer_one(master: ScriptedMaster) -> None:
+    worker, attempts = link(master), [WrittenCheckpoint(3, error="no space")]
+
+    def told() -> list[int]:
+        return [one.checkpoint.attempt for one in master.hears("Heartbeat") if one.HasField("checkpoint")]
+
+    worker.carry_checkpoints(lambda: attempts[-1])
+    master.heartbeat_seconds = 0.05
+    worker.register()
+    worker.start_heartbeat()
+    wait_until(lambda: told() == [1], "the first attempt", 60)
+    attempts.append(WrittenCheckpoint(4, "/c/version-4"))
+    wait_until(lambda: told() == [1, 2], "the second attempt", 60)
+    master.generation = 2
+    worker.register()
+    wait_until(lambda: told() == [1, 2, 1, 2], "both again, in order", 60)
+    master.hears("Heartbeat", times=len(master.told) + 3)
+    assert told() == [1, 2, 1, 2]
+
+
 def test_heartbeats_say_how_much_of_its_device_a_worker_uses_and_its_log_which_it_is(
     master: ScriptedMaster, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,10 +299,10 @@ def test_a_worker_speaks_as_often_as_the_master_says(master: ScriptedMaster) -> 
     for minibatch in range(3):
         reporter.committed(7, minibatch, 0.1)
         if not minibatch:
-            master.hears("ReportProgress")
+            master.hears("progress")
     reporter.finished(7, 3)
-    master.hears("FinishTask")
-    assert [list(report.committed) for report in master.hears("ReportProgress")] == [[0], [1, 2]]
+    master.hears("finished")
+    assert [list(report.committed) for report in master.hears("progress")] == [[0], [1, 2]]
     master.report_seconds = 0.0  # the heartbeats continue for as long as this process: no more than they need
     master.hears("Heartbeat", times=len(master.hears("Heartbeat")) + 2)
     assert worker.heartbeat_s == HEARTBEAT_S
@@ -266,7 +320,7 @@ def test_all_that_comes_up_while_the_master_answers_goes_in_one_message(master: 
     may_answer.set()
     reporter.drain(60)
     told = [(method, request.lease) for method, request in master.told]
-    assert told == [("ReportProgress", 7), ("ReportProgress", 7), ("FinishTask", 7), ("ReportProgress", 8)]
+    assert told == [("progress", 7), ("progress", 7), ("finished", 7), ("progress", 8)]
     assert [len(message.reports) for message in master.messages] == [1, 3]
 
 
@@ -307,6 +361,157 @@ def test_a_heartbeat_that_is_due_before_the_next_report_goes_with_this_one(maste
     assert with_heartbeat == [False, True, False]
 
 
+@pytest.fixture
+def waiting() -> Iterator[ScriptedMaster]:
+    """A master that has two leases, and lets workers wait for others."""
+    scripted = ScriptedMaster(lease(0), lease(1), ends=False)
+    scripted.heartbeat_seconds = scripted.report_seconds = 1e6
+    yield scripted
+    scripted.stop()
+
+
+def with_two_leases(master: ScriptedMaster) -> tuple[MasterLink, list[HeldLease]]:
+    """A worker that holds them, and the master has no other one for now."""
+    worker = link(master)
+    held = [worker.request_lease(), worker.request_lease()]
+    assert len(master.messages) == 1  # it holds nothing: a long poll; it holds a lease: a message
+    return worker, [one for one in held if one is not None]
+
+
+def test_the_report_of_a_tasks_end_brings_the_next_lease(waiting: ScriptedMaster) -> None:
+    worker, held = with_two_leases(waiting)
+    with ThreadPoolExecutor(1) as input_thread:
+        for number in (2, 3):
+            next_lease = input_thread.submit(worker.request_lease)
+            if number == 2:
+                waiting.hears("RequestLease", times=3)  # a message asks whether there are more
+            wait_until(lambda: worker._wants_lease, "a request that goes with messages", 60)
+            waiting.leases.append(lease(number))
+            worker.report([TaskProgress(held[number - 2].id, [], num_minibatches=0)])
+            worker.leases.remove(held[number - 2].id)
+            granted = next_lease.result(60)
+            assert granted is not None
+            held.append(granted)
+    assert [one.id for one in held] == [100, 101, 102, 103]
+    kinds = [(len(message.reports), message.HasField("lease_request")) for message in waiting.messages]
+    assert kinds == [(0, True), (0, True), (1, True), (1, True)]
+
+
+def test_a_task_whose_end_brings_no_lease_makes_the_worker_ask_and_one_without_tasks_waits_at_the_master(
+    waiting: ScriptedMaster,
+) -> None:
+    worker, held = with_two_leases(waiting)
+    with ThreadPoolExecutor(1) as input_thread:
+        next_lease = input_thread.submit(worker.request_lease)
+        waiting.hears("RequestLease", times=3)
+        worker.leases.remove(held[0].id)  # of an evaluation, which is reported by a call
+        waiting.hears("RequestLease", times=4)
+        assert len(waiting.messages) == 3
+        waiting.on_call = lambda method: waiting.leases.append(lease(2)) if len(waiting.told) == 5 else None
+        worker.leases.revoke([held[1].id])
+        granted = next_lease.result(60)
+    assert granted is not None
+    assert granted.id == 102
+    assert len(waiting.messages) == 4  # the last one that asks; then it is a long poll
+    assert not worker._wants_lease
+
+
+def test_a_lease_that_comes_as_the_worker_wakes_is_the_last_that_it_asks_for(waiting: ScriptedMaster) -> None:
+    worker, held = with_two_leases(waiting)
+    wait_for_end = worker.leases.wait_for_end
+
+    def wait(num_ended: int, has_come: Callable[[], bool], timeout_s: float) -> None:
+        worker.leases.remove(held[0].id)
+        wait_for_end(num_ended, has_come, timeout_s)
+        ask_now = worker._ask_now
+
+        def ask_later(goes_on: bool) -> None:
+            waiting.leases.append(lease(2))
+            worker.report([TaskProgress(held[1].id, [0])])
+            ask_now(goes_on)
+
+        worker._ask_now = ask_later  # type: ignore[method-assign]
+
+    worker.leases.wait_for_end = wait  # type: ignore[method-assign]
+    granted = worker.request_lease()
+    assert granted is not None
+    assert granted.id == 102
+    waiting.leases.append(lease(3))
+    worker.report([TaskProgress(held[1].id, [1])])
+    assert not waiting.messages[-1].HasField("lease_request")
+    assert [one.id for one in worker.leases.held()] == [101, 102]
+
+
+def test_a_worker_that_holds_a_lease_hears_of_the_jobs_end_by_its_heartbeat(waiting: ScriptedMaster) -> None:
+    worker, _ = with_two_leases(waiting)
+    with ThreadPoolExecutor(1) as input_thread:
+        next_lease = input_thread.submit(worker.request_lease)
+        waiting.hears("RequestLease", times=3)
+        waiting._ends = True
+        worker.start_heartbeat()
+        assert next_lease.result(60) is None
+
+
+def test_a_worker_that_holds_a_lease_notes_that_its_master_has_gone(waiting: ScriptedMaster) -> None:
+    worker, _ = with_two_leases(waiting)
+    worker._master_timeout_s = 0.5
+    worker.start_heartbeat()
+    with ThreadPoolExecutor(1) as input_thread:
+        next_lease = input_thread.submit(worker.request_lease)
+        waiting.hears("RequestLease", times=3)
+        waiting.stop()
+        worker.heartbeat_s = HEARTBEAT_S
+        worker._beat_at_once.set()
+        with pytest.raises(JobError, match="has not answered"):
+            next_lease.result(60)
+
+
+def test_each_request_for_a_lease_says_what_the_worker_holds_and_whose_answer_it_waits_for(
+    waiting: ScriptedMaster,
+) -> None:
+    worker, held = with_two_leases(waiting)
+    is_waiting, may_answer = threading.Event(), threading.Event()
+
+    def answer_late(method: str) -> None:
+        if method == "RequestLease" and not is_waiting.is_set():
+            is_waiting.set()
+            assert may_answer.wait(60)
+
+    waiting.on_call = answer_late
+    progress = TaskProgress(held[1].id, [0])
+    with ThreadPoolExecutor(1) as evaluating:
+        asking = evaluating.submit(worker.lease_at_once, pb.EVALUATION)
+        assert is_waiting.wait(60)
+        worker._wants_lease = True
+        worker.report([progress])
+        may_answer.set()
+        assert asking.result(60) is None
+    worker.leases.remove(held[0].id)
+    worker.report([progress])
+    requests = sorted(waiting.hears("RequestLease"), key=lambda request: int(request.number))
+    expected = [(1, 1, []), (2, 2, [100]), (3, 3, [100, 101]), (4, 3, [100, 101]), (5, 5, [101])]
+    assert [(one.number, one.oldest, list(one.held)) for one in requests] == expected
+
+
+def test_a_request_that_is_repeated_waits_for_no_answer_to_an_earlier_attempt(waiting: ScriptedMaster) -> None:
+    worker, _ = with_two_leases(waiting)
+    may_answer = threading.Event()
+    waiting.on_call = lambda method: may_answer.wait(60)
+    worker._wants_lease = True
+    with pytest.raises(grpc.RpcError):
+        worker._stream.exchange(lambda: worker._message((), 0.0), 0.3)
+    may_answer.set()
+    worker._stream.exchange(lambda: worker._message((), 0.0), 60)
+    assert [(one.number, one.oldest) for one in waiting.hears("RequestLease", times=4)[2:]] == [(3, 3), (4, 4)]
+
+
+def test_a_worker_that_a_new_master_does_not_know_registers_when_it_asks(waiting: ScriptedMaster) -> None:
+    worker, _ = with_two_leases(waiting)
+    worker._on_answer(pb.MasterMessage())
+    worker._register_if_unknown(pb.MasterMessage(lease=pb.LeaseReply(unknown="register first")))
+    assert len(waiting.hears("RegisterWorker")[0].held) == 2
+
+
 def test_a_refused_report_ends_the_lease(master: ScriptedMaster) -> None:
     worker = link(master)
     held = worker.leases.add(lease(0))
@@ -328,7 +533,7 @@ def test_a_report_that_comes_before_the_worker_to_the_masters_next_life_ends_no_
     reporter.committed(held.id, 0, 0.1)
     reporter.drain()
     assert not held.revoked
-    assert [called for called, _ in master.told[1:]] == ["ReportProgress", "RegisterWorker", "ReportProgress"]
+    assert [called for called, _ in master.told[1:]] == ["progress", "RegisterWorker", "progress"]
     brought = master.hears("RegisterWorker", times=2)[1].held
     assert [(one.lease.id, list(one.committed)) for one in brought] == [(held.id, [0])]
 

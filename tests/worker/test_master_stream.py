@@ -17,7 +17,7 @@ import pytest
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
-from elasticdl.worker.master_link import MasterStream
+from elasticdl.rpc.master_stream import MasterStream
 from tests.master.actors import MasterJob, running, wait_until
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 
@@ -40,9 +40,9 @@ def acks(stream: MasterStream, *reports: pb.TaskReport, timeout_s: float = 30) -
 
 
 def stream_to(
-    master: ScriptedMaster, on_heartbeat: Callable[[pb.HeartbeatReply], None] = lambda reply: None
+    master: ScriptedMaster, on_answer: Callable[[pb.MasterMessage], None] = lambda answer: None
 ) -> MasterStream:
-    return MasterStream(pb_grpc.MasterStub(connect(master.address, TOKEN)).Exchange, on_heartbeat)
+    return MasterStream(pb_grpc.MasterStub(connect(master.address, TOKEN)).Exchange, on_answer)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_messages_of_all_kinds_are_answered_in_order_on_one_stream(master: Scrip
     )
     answer = stream.exchange(lambda: message, 30)
     assert (answer.heartbeat.known, [ack.accepted for ack in answer.acks]) == (True, [True, True])
-    expected = ["Heartbeat", "ReportProgress"] * 3 + ["Heartbeat", "ReportProgress", "FinishTask"]
+    expected = ["Heartbeat", "progress"] * 3 + ["Heartbeat", "progress", "finished"]
     assert [method for method, _ in master.told] == expected
     assert master.num_streams == 1
 
@@ -97,7 +97,7 @@ def test_a_message_that_waits_for_another_ones_answer_ends_at_its_own_deadline(m
 def test_a_heartbeats_reply_is_taken_in_before_another_message_is_made(master: ScriptedMaster) -> None:
     late: list[grpc.RpcError] = []
 
-    def on_heartbeat(reply: pb.HeartbeatReply) -> None:
+    def on_answer(answer: pb.MasterMessage) -> None:
         if not late:
             other = threading.Thread(target=lambda: late.append(error_of(stream)))
             other.start()
@@ -108,7 +108,7 @@ def test_a_heartbeats_reply_is_taken_in_before_another_message_is_made(master: S
             acks(stream, progress(), timeout_s=0.1)
         return error.value
 
-    stream = stream_to(master, on_heartbeat)
+    stream = stream_to(master, on_answer)
     assert is_known(stream)
     assert [error.code() for error in late] == [grpc.StatusCode.DEADLINE_EXCEEDED]
     assert [method for method, _ in master.told] == ["Heartbeat"]
@@ -142,7 +142,7 @@ def test_a_stream_that_has_ended_between_two_messages_fails_neither(master: Scri
 def test_a_message_without_a_call_and_one_that_breaks_a_rule_end_their_stream_alone(tmp_path: Path) -> None:
     bad = pb.WorkerMessage(reports=[pb.TaskReport(finished=pb.FinishedTask(lease=-1))])
     cases = (
-        (pb.WorkerMessage(), "holds neither a heartbeat nor a report"),
+        (pb.WorkerMessage(), "holds neither a heartbeat nor a report nor a request"),
         (pb.WorkerMessage(heartbeat=beat(), reports=[pb.TaskReport()]), "TaskReport: it holds no report"),
         (bad, "WorkerMessage.reports[0].finished.lease is -1"),
     )
@@ -173,6 +173,25 @@ def test_the_real_master_answers_the_parts_of_a_message_up_to_a_refused_one(tmp_
         assert answer.heartbeat.known
         assert [(ack.accepted, ack.model_version) for ack in answer.acks] == [(True, 1), (False, 0)]
         assert [ack.model_version for ack in acks(stream, late)] == [2]
+
+
+def test_the_real_master_grants_a_lease_with_the_answer_to_the_report_that_makes_room(tmp_path: Path) -> None:
+    with running(MasterJob(tmp_path, distribution_strategy="Local", num_ps_pods=0)) as job:
+        worker = job.worker()
+        own = {"worker_id": worker.id, "incarnation": worker.incarnation}
+        stream, request = MasterStream(worker.stub.Exchange, lambda answer: None), pb.LeaseRequest(**own)
+        asking = pb.WorkerMessage(lease_request=request)
+        assert stream.exchange(lambda: asking, 30).lease.unknown == "register first"
+        assert worker.register().accepted
+        assert stream.exchange(lambda: asking, 30).lease.wait  # the data are not known: it waits for nothing
+        assert worker.report_model().accepted
+        leases = [worker.lease(), worker.lease()]
+        assert stream.exchange(lambda: asking, 30).lease.wait
+        ended = pb.TaskReport(finished=pb.FinishedTask(lease=leases[0].id, num_minibatches=2, **own))
+        reports = [progress(leases[0].id, committed=[0, 1], **own), ended]
+        answer = stream.exchange(lambda: pb.WorkerMessage(reports=reports, lease_request=request), 30)
+        assert [ack.accepted for ack in answer.acks] == [True, True]
+        assert answer.lease.lease.task not in [lease.task for lease in leases]
 
 
 def test_a_worker_and_its_stream_outlive_stops_and_a_kill_of_the_master(tmp_path: Path) -> None:

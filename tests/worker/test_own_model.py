@@ -18,10 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.protocol import Activity
+from elasticdl.activities import Activity, ActivityClock
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.storage import versions
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.checkpoint import Checkpoint, CheckpointKind, HangLimits, StateCheckpoints, read_from
 from elasticdl.worker.ledger import UNKNOWN, Ledger

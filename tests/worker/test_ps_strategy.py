@@ -164,7 +164,7 @@ def test_a_skipped_minibatch_leaves_its_name_alone_and_is_reported_before(use_as
         applied_when_told: list[set[int]] = []
         job.master.on_call = lambda method: applied_when_told.append(job.applied()[0])
         worker.train(worker.hold(0, 1), 4)
-        (report,) = job.master.hears("ReportProgress")
+        (report,) = job.master.hears("progress")
         assert (list(report.skipped), list(report.committed)) == ([2], [])
         assert report.not_finite == "the gradient of kernel"
         assert [2 in applied for applied in applied_when_told] == [False]

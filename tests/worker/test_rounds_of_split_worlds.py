@@ -6,8 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from elasticdl.protocol import Activity
-from elasticdl.worker.activity import ActivityClock
+from elasticdl.activities import Activity, ActivityClock
 from elasticdl.worker.allreduce.loop import AllReduceLoop
 from elasticdl.worker.allreduce.step_header import StepFlag, StepPlan
 from elasticdl.worker.ledger import Ledger
@@ -76,10 +75,11 @@ def made_loop() -> tuple[Any, SplitSession, SplitCheckpoints]:
     clock.switch(Activity.COMPUTE)
     session, checkpoints = SplitSession(clock), SplitCheckpoints()
     supply = SimpleNamespace(is_over=False, reported=lambda plan: [])
-    outcomes = SimpleNamespace(link=None, framework=None, reporter=None, clock=clock)
+    failures = SimpleNamespace(link=None, reporter=None, clock=clock)
+    tasks = SimpleNamespace(failures=failures, model=None, evaluation=SimpleNamespace(failures=failures), exports=None)
     spec = JobSpec(job_name="j", distribution_strategy=DistributionStrategy.ALL_REDUCE)
     termination = SimpleNamespace(reports_s=1.0, saving_s=5.0, rest_s=2.0, enters_groups=lambda shut_out: None)
-    parts: Any = (spec, session, supply, None, checkpoints, outcomes, termination)
+    parts: Any = (spec, session, supply, None, checkpoints, tasks, termination)
     return AllReduceLoop(*parts), session, checkpoints
 
 

@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
+from elasticdl.activities import ActivityClock
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.global_batch_source import GlobalBatches
 from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher, InterruptibleLeases, LeasePrefetcher, LocalLeases
 from elasticdl.worker.allreduce.step_header import StepFlag, StepPlan
-from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.ledger import UNKNOWN, Ledger, RestoredModel
-from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.task_reporting import TaskReporter
+from elasticdl.worker.reporter import Reporter, TaskFailures
 from elasticdl.worker.tasks import TaskStream
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.job_spec import JobSpec
@@ -41,9 +39,7 @@ class Sharing(SessionMember):
         self.local = local = LocalLeases()
         tasks = TaskStream(local, lambda kind: Numbers(), lambda held: None, 1, False, clock)
         self.reporter = Reporter(self.link, 1)
-        nothing: Any = None
-        exporter = Exporter(framework, nothing, self.link.confirm, JobSpec())
-        outcomes = TaskReporter(self.link, framework, self.reporter, exporter)
+        failures = TaskFailures(self.link, self.reporter)
         spec = JobSpec(
             minibatch_size=MINIBATCH,
             fixed_global_batch=MINIBATCH * PER_STEP,
@@ -51,7 +47,7 @@ class Sharing(SessionMember):
         )
         drawer = LeasePrefetcher(InterruptibleLeases(self.link))
         feeder = BatchPrefetcher(tasks, local, framework)
-        self.supply = GlobalBatches(spec, self.session, drawer, local, feeder, outcomes, num_per_epoch)
+        self.supply = GlobalBatches(spec, self.session, drawer, local, feeder, failures, num_per_epoch)
 
     def close(self) -> None:
         super().close()
@@ -150,17 +146,17 @@ class Life:
             member.reporter.drain()
         found: dict[int, tuple[set[int], int]] = {}
         for method, request in self.master.told:
-            if method == "ReportProgress":
+            if method == "progress":
                 done, length = found.get(request.lease, (set(), 0))
                 found[request.lease] = done.union(request.committed), length
-            if method == "FinishTask":
+            if method == "finished":
                 found[request.lease] = found.get(request.lease, (set(), 0))[0], request.num_minibatches
         return found
 
     def surpluses(self) -> dict[int, int]:
         """By lease, once `told` has been asked for: samples beyond one a record, of whole tasks."""
         self.told()
-        return {request.lease: request.surplus.count for method, request in self.master.told if method == "FinishTask"}
+        return {request.lease: request.surplus.count for method, request in self.master.told if method == "finished"}
 
 
 Make = Callable[..., Life]
@@ -193,7 +189,7 @@ def test_the_steps_are_the_same_for_every_world_and_rank_0_reports_them(life: Ma
         [[204, 205]],
     ]
     assert one.told() == {1000: ({0, 1}, 2), 1001: ({0, 1}, 2), 1002: ({0, 1, 2}, 3)}
-    assert {r.worker_id for method, r in one.master.told if method in ("ReportProgress", "FinishTask")} == {0}
+    assert {r.worker_id for method, r in one.master.told if method in ("progress", "finished")} == {0}
     assert [member.session.ledger.num_records for member in one.members] == [14] * size
 
 
@@ -245,7 +241,7 @@ def test_a_second_lease_on_minibatches_of_the_newest_step_is_reported_once_all_h
     one.master.grant(lease(0, life=1))
     assert begun.result(ANSWER_S) == []
     one.members[0].reporter.drain()
-    assert 5000 not in {request.lease for method, request in one.master.told if method == "ReportProgress"}
+    assert 5000 not in {request.lease for method, request in one.master.told if method == "progress"}
     assert one.told()[5000] == ({0, 1}, 2)
 
 
@@ -424,11 +420,11 @@ def test_minibatches_that_are_not_finite_are_reported_by_rank_0_before_the_step_
     ]
     assert [settled.result(ANSWER_S) for settled in begun] == [skips, skips]
     if skips:
-        told = [report for report in one.master.hears("ReportProgress") if report.skipped]
+        told = [report for report in one.master.hears("progress") if report.skipped]
         assert [(t.worker_id, t.lease, list(t.skipped), t.not_finite) for t in told] == [
             (0, 1000, [1], "the loss is nan")
         ]
     else:
-        (told,) = one.master.hears("ReportProgress")
+        (told,) = one.master.hears("progress")
         assert (told.worker_id, told.lease, list(told.committed)) == (0, 1000, [])
         assert told.not_finite == "the loss is nan, in minibatch 1"

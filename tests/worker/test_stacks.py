@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.protocol import Activity
+from elasticdl.activities import Activity
 from elasticdl.worker import stacks
 from elasticdl.worker.stacks import MAX_TEXT, StackFrame, ThreadStack, describe, take
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from elasticdl.activities import ActivityClock
 from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.loop import WorkerLoop
+from elasticdl.worker.loop import TrainingTasks, TrainingWork, WorkerLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.task_reporting import TaskReporter
+from elasticdl.worker.reporter import Reporter, TaskFailures
 from elasticdl.worker.tasks import Commit, HeldLease, NotFinite, TaskBatches, TaskStream
 from elasticdl.worker.termination import Termination
 from tests.worker.counting import Numbers
@@ -50,12 +49,12 @@ def test_what_is_not_finite_is_reported_and_the_lease_given_up() -> None:
     framework: Any = OneByOne()
     exporter: Any = None
     tasks = TaskStream(link, lambda task_type: Numbers(), strategy.begin, seed=1, shuffle=False, clock=clock)
-    outcomes = TaskReporter(link, framework, Reporter(link, 10), exporter)
-    loop = WorkerLoop(tasks, strategy, outcomes, Termination(clock))
-    loop.run()
-    reports = master.hears("ReportProgress", times=2)
+    training = TrainingTasks(TaskFailures(link, Reporter(link, 10)), framework, strategy, exporter)
+    termination = Termination(clock)
+    WorkerLoop(tasks, TrainingWork(training, strategy, termination), termination).run()
+    reports = master.hears("progress", times=2)
     assert [n for report in reports[:-1] for n in report.committed] == [0, 1]
     assert (reports[-1].not_finite, list(reports[-1].committed)) == ("The loss is nan, in minibatch 2", [])
     assert link.leases.held() == []
-    assert [name for name, _ in master.told if name in ("FinishTask", "FailTask")] == []
+    assert [name for name, _ in master.told if name in ("finished", "FailTask")] == []
     master.stop()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.cluster import explained
+from elasticdl.worker.process import exit_code_of
 from tests.lines import next_line
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -65,6 +66,12 @@ def test_each_process_becomes_a_command_of_the_users(start: Start, tmp_path: Pat
     command = ("elasticdl.worker.command", str(tmp_path), "python", "of_a_user.py", "word")
     pod = start('print(os.environ["WORKER_ID"], sys.argv[1])', module=command)
     assert sorted(lines_of(pod)) == ["[process 0] 6 word", "[process 1] 7 word"]
+
+
+def test_a_command_whose_directory_is_not_there_says_so(start: Start, tmp_path: Path) -> None:
+    """On Kubernetes it is /model_zoo by default, which an image of the user's own may lack."""
+    pod = start("", module=("elasticdl.worker.command", str(tmp_path / "zoo"), "python", "of_a_user.py"))
+    assert f"the directory {tmp_path / 'zoo'} cannot be entered: No such file or directory" in "".join(lines_of(pod))
 
 
 def test_devices_of_another_vendor_are_those_that_the_pod_asks_for(start: Start) -> None:
@@ -180,3 +187,8 @@ def test_entries_of_a_json_log_say_themselves_which_process_they_are_of(start: S
     lines = lines_of(start(code, ELASTICDL_LOG_FORMAT="json"))
     assert sorted(line.partition('"process": ')[2][:1] for line in lines) == ["0", "1"]
     assert all(line.startswith('{"time": ') for line in lines)
+
+
+@pytest.mark.parametrize(("code", "found"), [(0, 1), (None, 1), ("why", 1), (3, 3), (-1, 255), (256, 1)])
+def test_a_worker_that_its_users_code_ends_has_never_the_code_of_success(code: object, found: int) -> None:
+    assert exit_code_of(SystemExit(code)) == found

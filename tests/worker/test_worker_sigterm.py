@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.activities import ActivityClock
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.termination import FAREWELL_S, LIMIT_S, PATIENCE_S, SAVED_S, Termination
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
@@ -93,10 +93,10 @@ class Life:
         return [request for name, request in self.master.told if name == "Heartbeat" and request.leaving]
 
     def committed(self) -> set[int]:
-        return {n for name, request in self.master.told if name == "ReportProgress" for n in request.committed}
+        return {n for name, request in self.master.told if name == "progress" for n in request.committed}
 
     def has_finished_a_task(self) -> bool:
-        return any(name == "FinishTask" for name, _ in self.master.told)
+        return any(name == "finished" for name, _ in self.master.told)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_the_present_minibatch_is_finished_reported_and_saved_and_no_more(stack:
     (farewell,) = life.farewells()
     assert list(farewell.positions) == []
     names = [name for name, _ in life.master.told]
-    assert "ReportProgress" not in names[names.index("Heartbeat", life.master.told.index(("Heartbeat", farewell))) :]
+    assert "progress" not in names[names.index("Heartbeat", life.master.told.index(("Heartbeat", farewell))) :]
     assert saved_minibatches(tmp_path) == [0, 1]
 
 
@@ -169,7 +169,7 @@ def test_a_master_that_is_away_is_sent_nothing(stack: ExitStack, tmp_path: Path)
     life = begin(stack, tmp_path, lease())
     life.go(0)
     life.until("computing 1")
-    life.master.hears("ReportProgress")
+    life.master.hears("progress")
     life.master.stop()
     life.ask_to_leave()
     life.go(1)
@@ -209,7 +209,7 @@ def _catches_sigterm(status: str) -> bool:
 def test_a_forked_child_of_user_code_ends_at_sigterm_without_its_worker(tmp_path: Path) -> None:
     code = """
 import os, signal, threading
-from elasticdl.worker.activity import ActivityClock
+from elasticdl.activities import ActivityClock
 from elasticdl.worker.termination import Termination
 termination = Termination(ActivityClock())
 termination.install()

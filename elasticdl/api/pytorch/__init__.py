@@ -27,8 +27,9 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import parent_process
 from typing import Any
 
-from elasticdl.cluster.local.framework_import import no_garbage_collection
+from elasticdl.cluster.local.framework_import import finalize_at_exit, no_garbage_collection
 
+finalize_at_exit()
 with no_garbage_collection():  # at the script's exit, too, collections pass over all that is imported by now
     import torch
 

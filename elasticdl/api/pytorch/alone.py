@@ -1,4 +1,7 @@
-"""The world of one process without a master: steps of its own minibatches, without other members."""
+"""The group of one process without a master: steps of its own minibatches, without other members.
+
+The ports of a script's group, each for the clients that use it; `LoneGroup` and `GroupSession` have them all.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,39 @@ import numpy.typing as npt
 from elasticdl.collective import Reduction
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.worker.allreduce.group_session import GroupEnded, ReplicaState
-from elasticdl.worker.allreduce.replica import EndingGroup
+from elasticdl.worker.allreduce.replica import EndingGroup, Membership
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan, StepProposal
 from elasticdl.worker.ledger import Ledger
 
 
-class StepGroup(EndingGroup, Protocol):
-    """The part of `GroupSession` that a script's controller uses."""
+class SharesGroup(Membership, Protocol):
+    """The part of `GroupSession` that decides on a script's minibatches."""
 
     most_parts: int
+
+    def is_proven(self, name: MinibatchName) -> bool: ...
+
+
+class GradientGroup(Protocol):
+    """The part of `GroupSession` that sums a script's gradients."""
+
+    def begin_reduce(self, buffer: Any) -> Reduction: ...
+
+    def continue_step(self) -> None: ...
+
+    def finish_reduce(self, reductions: Sequence[Reduction]) -> None: ...
+
+    def abandon(self, reason: str, is_model_whole: bool = True) -> GroupEnded: ...
+
+
+class MetricGroup(Membership, Protocol):
+    """The part of `GroupSession` that agrees on the metrics of a script's schedulers."""
+
+    def gather(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
+
+
+class StepGroup(EndingGroup, SharesGroup, GradientGroup, MetricGroup, Protocol):
+    """The part of `GroupSession` that a script's controller uses."""
 
     @property
     def is_outdated(self) -> bool: ...
@@ -28,25 +55,11 @@ class StepGroup(EndingGroup, Protocol):
 
     def enter(self) -> bool: ...
 
-    def abandon(self, reason: str, is_model_whole: bool = True) -> GroupEnded: ...
-
     def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan: ...
-
-    def begin_reduce(self, buffer: Any) -> Reduction: ...
-
-    def continue_step(self) -> None: ...
-
-    def finish_reduce(self, reductions: Sequence[Reduction]) -> None: ...
 
     def commit(self, plan: StepPlan, reported: Sequence[BatchRef] | None = None) -> None: ...
 
-    def is_proven(self, name: MinibatchName) -> bool: ...
-
     def take_confirmed(self) -> list[MinibatchName]: ...
-
-    def gather(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
-
-    def share(self, data: bytes | None, source: int = 0) -> bytes: ...
 
 
 class LoneGroup:

@@ -1,4 +1,4 @@
-"""The elastic controller: a script's view of the world it trains in."""
+"""The elastic controller: a script's view of the group it trains in."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class ElasticController(ScriptSteps):
-    """Turns a script's own loop into the steps of a world that changes; made by `create_elastic_controller`.
+    """Turns a script's own loop into the steps of a group that changes; made by `create_elastic_controller`.
 
     Attributes:
-        rank: of this process in its world; the member with rank 0 writes checkpoints.
-        size: members of the world.
+        rank: of this process in its group; the member with rank 0 writes checkpoints.
+        size: members of the group.
         is_rehearsal: the present batch only makes this process ready (compilation, memory) before it joins; the
             script's changes to registered state on it are undone.
     """
@@ -210,11 +210,11 @@ class ElasticController(ScriptSteps):
     @property
     def num_steps(self) -> int:
         """Return the updates of the model."""
-        return self._parts.world.ledger.steps
+        return self._parts.group.ledger.steps
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Training stands inside: at its end, also by an exception, this process leaves its world.
+        """Training stands inside: at its end, also by an exception, this process leaves its group.
 
         As in the original one loop over the loader goes over all epochs here, unless it stands in `epochs()`.
         """
@@ -241,7 +241,7 @@ class ElasticController(ScriptSteps):
     def save_checkpoint(self) -> None:
         """Write a checkpoint now, between two batches: the worker with rank 0 does, in the others nothing happens."""
         if self.rank == 0 and self._is_inside:
-            self._parts.writer.save_last(self._parts.world.ledger)
+            self._parts.writer.save_last(self._parts.group.ledger)
 
 
 class _StepContext(AbstractContextManager[None]):
@@ -300,10 +300,11 @@ def taken_over(
     source: Any = loader if is_plain else batches  # Accelerate gives a loader that it prepares the batch sampler alone
     own = {name: getattr(loader, name) for name in names}
     own |= {name: getattr(source, name) for name in ("batch_size", "drop_last")}
-    if _permutes(source.sampler):
+    takes_all = _takes_all(source.sampler, loader.dataset)
+    if takes_all and _permutes(source.sampler):
         own["shuffle"] = True
     elif not isinstance(loader.dataset, IterableDataset):
-        if not isinstance(source.sampler, SequentialSampler | DistributedSampler):
+        if not takes_all:
             own["sampler"] = source.sampler
         if own["batch_size"] is None:
             own["batch_sampler"] = batches
@@ -312,9 +313,20 @@ def taken_over(
     return loader.dataset, collate_fn or loader.collate_fn, {**own, **options}
 
 
+def _takes_all(sampler: Any, dataset: Any) -> bool:
+    """Whether a sampler takes each record of a data set once: it may be made for a part of it, or for another one."""
+    match sampler:
+        case DistributedSampler():
+            taken_from = sampler.dataset
+        case SequentialSampler():
+            taken_from = sampler.data_source
+        case RandomSampler(replacement=False, data_source=taken_from) if sampler.num_samples == len(taken_from):
+            pass
+        case _:
+            return False
+    return taken_from is dataset or len(taken_from) == len(dataset)
+
+
 def _permutes(sampler: Any) -> bool:
-    """Whether a sampler takes each record once, in a random order."""
-    if isinstance(sampler, DistributedSampler):
-        return bool(sampler.shuffle)
-    is_random = isinstance(sampler, RandomSampler) and not sampler.replacement
-    return is_random and sampler.num_samples == len(sampler.data_source)
+    """Whether a sampler that takes each record once does so in a random order."""
+    return bool(sampler.shuffle) if isinstance(sampler, DistributedSampler) else isinstance(sampler, RandomSampler)

@@ -9,10 +9,9 @@ from typing import Protocol
 
 import torch
 
-from elasticdl.api.pytorch.alone import StepGroup
+from elasticdl.activities import Activity, ActivityClock
 from elasticdl.api.pytorch.state import RegisteredState
-from elasticdl.protocol import Activity
-from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.allreduce.replica import Membership
 
 _log = logging.getLogger("elasticdl.api")
 
@@ -25,7 +24,7 @@ class EvaluatedController(Protocol):
     size: int
 
     @property
-    def world(self) -> StepGroup: ...
+    def group(self) -> Membership: ...
 
     def tell_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Tells the master, if there is one."""
@@ -60,7 +59,7 @@ class ScriptEvaluation:
             How many periods are over.
 
         Raises:
-            GroupEnded: the world is broken; it is due in the next one.
+            GroupEnded: the group is broken; it is due in the next one.
         """
         period = self._steps or per_epoch
         over = num_minibatches // period if period else 0
@@ -80,7 +79,7 @@ class ScriptEvaluation:
         sums = {name: float(value) * len(piece) for name, value in found.items()}
         data = json.dumps(sums).encode()
         with clock.during(Activity.WORLD):
-            told = [json.loads(trainer.world.share(data if rank == k else None, k)) for k in range(size)]
+            told = [json.loads(trainer.group.share(data if rank == k else None, k)) for k in range(size)]
         total: dict[str, float] = {}
         for one in told:
             for name, value in one.items():

@@ -9,7 +9,7 @@ Where a script calls `backward()` several times for a batch, as with two optimiz
 to what is at the parameters.  Whether a script does is learned from its first batch.
 
 `backward()` does not return where its gradient is incomplete: it ends by `PartDone` where more minibatches of
-the step are to come, and by `StepDropped` where the world is broken.  A trainer of another library may need it to
+the step are to come, and by `StepDropped` where the group is broken.  A trainer of another library may need it to
 return: it does so without any gradient, for which an optimizer does nothing, and `ended_by` holds the exception.
 """
 
@@ -23,14 +23,13 @@ from typing import Any
 
 import torch
 
-from elasticdl.api.pytorch.alone import StepGroup
+from elasticdl.activities import Activity, ActivityClock
+from elasticdl.api.pytorch.alone import GradientGroup
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.torch.buckets import Buckets
 from elasticdl.frameworks.torch.computation import Computation, device_meter
 from elasticdl.frameworks.torch.model import BuiltModule, buffers_of, plain_name
 from elasticdl.frameworks.torch.undo import change_of, masks_among
-from elasticdl.protocol import Activity
-from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl_client.errors import JobError, ModelDefinitionError
 
@@ -57,7 +56,7 @@ class PartDone(BaseException):
 
 
 class StepDropped(BaseException):
-    """The world is broken: nothing of this step is applied.  Not for user code to catch."""
+    """The group is broken: nothing of this step is applied.  Not for user code to catch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class ScriptGradients(Buckets):
         self._weight_by_records = self._weight_by_items = 0.0  # of this member's minibatches of the step
         self._starts: list[Any] = []
         self._place: StepPosition | None = None
-        self._world: StepGroup | None = None
+        self._group: GradientGroup | None = None
         self._reductions: list[Reduction] = []
         self._is_queued = False
         self._is_local = False
@@ -142,7 +141,7 @@ class ScriptGradients(Buckets):
         self.raises = True
         self.ended_by: PartDone | StepDropped | None = None
 
-    def begin(self, place: StepPosition, world: StepGroup) -> None:
+    def begin(self, place: StepPosition, group: GradientGroup) -> None:
         """Before the user's code runs on a minibatch.
 
         Raises:
@@ -154,7 +153,7 @@ class ScriptGradients(Buckets):
         self._clear()
         if self._uncleared is not None:
             self._parameters[self._uncleared.number].grad = self._uncleared.gradient
-        self._place, self._world = place, world
+        self._place, self._group = place, group
         self._reductions.clear()
         self._is_queued = self.is_complete = self._is_again = False
         self.ended_by = None
@@ -275,7 +274,7 @@ class ScriptGradients(Buckets):
 
     def _begin_again(self) -> None:
         """Begin to sum one more backward of a batch."""
-        assert self._world is not None
+        assert self._group is not None
         if self.is_several is False:
             raise ModelDefinitionError(
                 "backward() was called again for a batch, and the first batch had one backward().",
@@ -285,8 +284,8 @@ class ScriptGradients(Buckets):
         try:
             if self.is_several is None:
                 self._learn(True)
-                raise self._world.abandon("a batch has several backward(): its step is made again")
-            self._world.continue_step()
+                raise self._group.abandon("a batch has several backward(): its step is made again")
+            self._group.continue_step()
         except GroupEnded as ended:
             raise StepDropped from ended
         self.is_complete = False
@@ -319,9 +318,9 @@ class ScriptGradients(Buckets):
         self._begin_reduce(self.flats[bucket])
 
     def _begin_reduce(self, buffer: Any) -> None:
-        assert self._world is not None
+        assert self._group is not None
         try:
-            self._reductions.append(self._world.begin_reduce(buffer))
+            self._reductions.append(self._group.begin_reduce(buffer))
         except GroupEnded as ended:
             raise StepDropped from ended
 
@@ -367,14 +366,14 @@ class ScriptGradients(Buckets):
         self._loss.zero_()
 
     def _sum_up(self) -> None:
-        assert self._world is not None
+        assert self._group is not None
         self.hand_over_rest(self._reduce)
         weights = self._weight_by_records, self._weight_by_items
         self._counts.copy_(torch.tensor([*self.used, *weights], dtype=torch.float32))
         self._begin_reduce(self._last)
         try:
             with self._clock.during(Activity.WORLD):
-                self._world.finish_reduce(self._reductions)
+                self._group.finish_reduce(self._reductions)
         except GroupEnded as ended:
             raise StepDropped from ended
         self._reductions.clear()

@@ -7,7 +7,6 @@ makes an empty place, and continues.  A batch that is made ahead is known by the
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import random
@@ -27,6 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
 from elasticdl.api.data import Minibatch, Name
+from elasticdl.api.session import at_exit
 from elasticdl.frameworks.torch.randomness import seed_script
 from elasticdl.protocol import derive_seed
 from elasticdl.rpc.signals import signal_pipe
@@ -82,7 +82,7 @@ class LoaderPipeline:
     def start(self) -> None:
         """Starts the loader's processes."""
         if self._batches is None:
-            atexit.register(self.close)  # before those of `multiprocessing`, which ends its children by SIGTERM
+            at_exit(self.close)  # before those of `multiprocessing`, which ends its children by SIGTERM
             self._batches = iter(self._loader)
 
     def close(self) -> None:

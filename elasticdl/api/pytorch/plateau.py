@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from elasticdl.api.pytorch.alone import StepGroup
+from elasticdl.api.pytorch.alone import MetricGroup
 from elasticdl.api.pytorch.state import RegisteredState
 from elasticdl.worker.allreduce.step_header import StepFlag
 from elasticdl_client.errors import ModelDefinitionError
@@ -86,7 +86,7 @@ class PlateauMetrics:
         return StepFlag.METRIC if self._given or self._is_unsure else StepFlag.NOTHING
 
     def entered(self) -> None:
-        """A world has been entered: the end of the one before may have kept a metric from some of its members."""
+        """A group has been entered: the end of the one before may have kept a metric from some of its members."""
         self._is_unsure = bool(self._state.plateau_schedulers)
 
     def close(self) -> None:
@@ -100,17 +100,17 @@ class PlateauMetrics:
         """Forget the metrics of a step that is dropped."""
         self._given.clear()
 
-    def agree(self, world: StepGroup) -> None:
+    def agree(self, group: MetricGroup) -> None:
         """Exchange metrics; called by all members after headers of which one has the flag.
 
         Raises:
-            GroupEnded: the world is broken; members that have not agreed do so in the next one.
+            GroupEnded: the group is broken; members that have not agreed do so in the next one.
         """
-        rows = world.gather(self._row())
+        rows = group.gather(self._row())
         self._is_unsure = False
         counts = rows[:, 0].tolist()
         if min(counts) < max(counts):
-            self._catch_up(world, counts.index(max(counts)))
+            self._catch_up(group, counts.index(max(counts)))
             return
         gives, schedulers = rows[:, 1], rows[:, 2]
         if not gives.any():
@@ -120,11 +120,11 @@ class PlateauMetrics:
         values, weights = np.ascontiguousarray(rows[chosen, 3:]).view(np.float64).T.tolist()
         self._apply(scheduler, _mean(values, weights))
 
-    def _catch_up(self, world: StepGroup, source: int) -> None:
+    def _catch_up(self, group: MetricGroup, source: int) -> None:
         """Apply what other members agreed on without this one."""
-        told = json.dumps(self._agreed.state_dict()).encode() if world.rank == source else None
+        told = json.dumps(self._agreed.state_dict()).encode() if group.rank == source else None
         theirs = AgreedMetrics()
-        theirs.load_state_dict(json.loads(world.share(told, source)))
+        theirs.load_state_dict(json.loads(group.share(told, source)))
         for scheduler, metric in theirs.since(self._agreed.count):
             self._apply(int(scheduler), metric)
 

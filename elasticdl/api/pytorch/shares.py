@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from elasticdl.api.data import DataShardService, Minibatch, Name
-from elasticdl.api.pytorch.alone import StepGroup
+from elasticdl.api.pytorch.alone import SharesGroup
 from elasticdl.api.pytorch.pipeline import LoaderPipeline
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.worker.allreduce.schedule import NO_EPOCH, StepSchedule
-from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
+from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepParts, StepPlan
 
 _AHEAD = 64  # minibatches drawn and not taken yet, at least
 
@@ -79,39 +79,16 @@ class MinibatchPrefetcher:
             self._changed.notify_all()
 
 
-class ScriptBatchSource(Protocol):
-    """In the order of a step.
+class ScriptBatchSource(StepParts, Protocol):
+    """The minibatches of a script, and the reports on them.
 
     Attributes:
-        wish: for the next header.
         num_per_step: minibatches of a step of all members together; 0: one of each.
     """
 
-    wish: StepFlag
     num_per_step: int
 
-    @property
-    def is_over(self) -> bool:
-        """There are no more data."""
-        ...
-
-    def entered(self) -> None:
-        """A world has been entered: the ledger may be another one."""
-        ...
-
-    def offer(self, patience_s: float) -> list[BatchRef]:
-        """Return the minibatches of this member; wait at most `patience_s` if it has none."""
-        ...
-
-    def agree(self, plan: StepPlan) -> bool:
-        """Whether the plan is one of a step; may exchange more with the other members."""
-        ...
-
     def minibatch(self, part: BatchRef) -> Minibatch: ...
-
-    def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
-        """Return the minibatches that this member reports."""
-        ...
 
     def applied(self, plan: StepPlan) -> None:
         """The step is in the model of this process."""
@@ -126,14 +103,14 @@ class LeasedShares:
     """See above."""
 
     def __init__(
-        self, data: DataShardService, drawer: MinibatchPrefetcher, pipeline: LoaderPipeline, world: StepGroup
+        self, data: DataShardService, drawer: MinibatchPrefetcher, pipeline: LoaderPipeline, group: SharesGroup
     ) -> None:
         self.wish = StepFlag.NOTHING
         self.num_per_step = 0
         self._data = data
         self._drawer = drawer
         self._pipeline = pipeline
-        self._world = world
+        self._group = group
         self._queue: deque[Minibatch] = deque()
         self._begun: dict[Name, Minibatch] = {}  # applied, of leases that are still held
         self._known: deque[Minibatch] = deque()  # in the model already, by another member
@@ -143,7 +120,7 @@ class LeasedShares:
         return self._drawer.is_over and not self._queue
 
     def entered(self) -> None:
-        applied = self._world.ledger.applied
+        applied = self._group.ledger.applied
         older = [m for m in self._begun.values() if MinibatchName(*m.name) not in applied and self._data.undone(m)]
         known = [m for m in self._known if MinibatchName(*m.name) in applied]
         older += [m for m in self._known if m not in known]
@@ -194,7 +171,7 @@ class LeasedShares:
             self._pipeline.ask(minibatch)
         while self._queue:
             first = self._queue[0]
-            is_known = MinibatchName(*first.name) in self._world.ledger.applied
+            is_known = MinibatchName(*first.name) in self._group.ledger.applied
             if self._data.holds(first) and not is_known:
                 return
             self._queue.popleft()
@@ -211,18 +188,18 @@ class GlobalShares:
         data: DataShardService,
         drawer: MinibatchPrefetcher,
         pipeline: LoaderPipeline,
-        world: StepGroup,
+        group: SharesGroup,
         num_per_step: int,
     ) -> None:
         """
         Args:
-            num_per_step: minibatches of a step of the whole world.
+            num_per_step: minibatches of a step of the whole group.
         """
         self.wish = StepFlag.NOTHING
         self._data = data
         self._drawer = drawer
         self._pipeline = pipeline
-        self._world = world
+        self._group = group
         self.num_per_step = num_per_step
         self._schedule: StepSchedule[Minibatch] = StepSchedule(
             num_per_step, data.get_minibatch_count_per_epoch(), lambda minibatch: MinibatchName(*minibatch.name)
@@ -238,19 +215,19 @@ class GlobalShares:
 
     def entered(self) -> None:
         """The queue begins anew with what rank 0 holds."""
-        world = self._world
-        world.most_parts = -(-self.num_per_step // world.size)
+        group = self._group
+        group.most_parts = -(-self.num_per_step // group.size)
         for minibatch in self._schedule:
             self._pipeline.forget(minibatch.name)
         self._schedule.clear()
         self._closes = NO_EPOCH
         self._held = {name: m for name, m in self._held.items() if self._data.holds(m)}
         for name, minibatch in self._held.items():
-            if MinibatchName(*name) in world.ledger.applied:
+            if MinibatchName(*name) in group.ledger.applied:
                 self._data.done(minibatch)
             else:
                 self._data.undone(minibatch)
-        self._unshared = list(self._held.values()) if world.rank == 0 else []
+        self._unshared = list(self._held.values()) if group.rank == 0 else []
 
     def offer(self, patience_s: float) -> list[BatchRef]:
         self._draw(0.0)
@@ -262,17 +239,17 @@ class GlobalShares:
     def agree(self, plan: StepPlan) -> bool:
         step = self._schedule.next()
         if plan.wishes & StepFlag.SHARING:
-            self._unpack(self._world.share(self._packed() if self._world.rank == 0 else None))
+            self._unpack(self._group.share(self._packed() if self._group.rank == 0 else None))
         return bool(step) and {part.name for part in plan.all_parts} == {MinibatchName(*m.name) for m in step}
 
     def minibatch(self, part: BatchRef) -> Minibatch:
         return next(m for m in self._schedule if MinibatchName(*m.name) == part.name)
 
     def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
-        return plan.all_parts if self._world.rank == 0 else ()
+        return plan.all_parts if self._group.rank == 0 else ()
 
     def applied(self, plan: StepPlan) -> None:
-        for minibatch in self._schedule.take_applied(self._world.ledger.applied):
+        for minibatch in self._schedule.take_applied(self._group.ledger.applied):
             self._pipeline.forget(minibatch.name)
         self._ask()
 
@@ -289,17 +266,17 @@ class GlobalShares:
             if minibatch.ends_lease:
                 self._newest = max(self._newest, minibatch.lease)
             name = MinibatchName(*minibatch.name)
-            if self._world.is_proven(name):
+            if self._group.is_proven(name):
                 self._data.done(minibatch)  # reports under an earlier lease were refused
-            elif self._world.rank == 0 and name not in self._world.ledger.applied:
+            elif self._group.rank == 0 and name not in self._group.ledger.applied:
                 self._unshared.append(minibatch)
 
     def _has_news(self) -> bool:
         """Of rank 0, for all."""
-        if self._world.rank:
+        if self._group.rank:
             return False
         if not self._unshared:
-            self._closes = self._schedule.epoch_to_close(self._world.ledger.applied, self._has_rest_of)
+            self._closes = self._schedule.epoch_to_close(self._group.ledger.applied, self._has_rest_of)
         return bool(self._unshared) or self._closes != NO_EPOCH
 
     def _has_rest_of(self, epoch: int) -> bool:
@@ -307,17 +284,17 @@ class GlobalShares:
 
     def _packed(self) -> bytes:
         new, self._unshared = self._unshared, []
-        rows = [[m.lease, m.epoch, m.task, m.n, m.shard, m.indices] for m in new]
+        rows = [[m.lease, m.epoch, m.task, m.n, m.shard, m.indices, m.identity] for m in new]
         return json.dumps({"closes": self._closes, "minibatches": rows}).encode()
 
     def _unpack(self, data: bytes) -> None:
         news: dict[str, Any] = json.loads(data)
         self._schedule.close(news["closes"])
         minibatches = [
-            self._held.get((epoch, task, n)) or Minibatch(lease, epoch, task, n, shard, indices)
-            for lease, epoch, task, n, shard, indices in news["minibatches"]
+            self._held.get((epoch, task, n)) or Minibatch(lease, epoch, task, n, shard, indices, identity=identity)
+            for lease, epoch, task, n, shard, indices, identity in news["minibatches"]
         ]
-        self._schedule.add(minibatches, self._world.ledger.applied)
+        self._schedule.add(minibatches, self._group.ledger.applied)
         self._ask()
 
     def _ask(self) -> None:
@@ -330,8 +307,9 @@ class GlobalShares:
         """Rank 0 broadcasts descriptions only; load the records locally."""
         if minibatch.records or minibatch.name in self._held:
             return minibatch
-        return dataclasses.replace(minibatch, records=self._data.records_of(minibatch.shard, minibatch.indices))
+        records = self._data.records_of(minibatch.shard, minibatch.indices, minibatch.identity)
+        return dataclasses.replace(minibatch, records=records)
 
     def _piece(self, step: Sequence[Minibatch]) -> Sequence[Minibatch]:
         """This member's of a step."""
-        return self._schedule.piece(step, self._world.rank, self._world.size)
+        return self._schedule.piece(step, self._group.rank, self._group.size)

@@ -1,7 +1,7 @@
 """The steps behind an elastic controller: between two batches of a script, and around each of them.
 
 Between two batches the script is inside of `batches`, which exchanges headers with the other members, enters the next
-world when one is planned, and gives a batch again whose step was dropped.  On a batch the script's own code runs,
+group when one is planned, and gives a batch again whose step was dropped.  On a batch the script's own code runs,
 inside of `step`.  A member that has no work while others have runs it on a batch of before, with no weight: so all
 members do the same to model, optimizer, scheduler and whatever else is registered.
 
@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from elasticdl.activities import Activity
 from elasticdl.api.data import DataShardService, Minibatch
 from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.api.pytorch.evaluation import ScriptEvaluation
@@ -29,7 +30,7 @@ from elasticdl.api.pytorch.state import Arrays, RegisteredState
 from elasticdl.api.pytorch.trainers import LightningTrainer
 from elasticdl.cluster.cluster import frames_of_user
 from elasticdl.frameworks.torch.randomness import seed_script
-from elasticdl.protocol import Activity, derive_seed
+from elasticdl.protocol import derive_seed
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channels import MasterGone
 from elasticdl.worker.allreduce.group_session import GroupEnded
@@ -86,7 +87,7 @@ class ScriptSteps:
         self.evaluations: list[ScriptEvaluation] = []
         self._wire = wire
         self._loop: Loop | None = None
-        self._is_inside = False  # of a world
+        self._is_inside = False  # of a group
         self._unbroken: ExitStack | None = None  # while SIGTERM waits for this process
         self._has_rehearsed = self._has_entered = False
         self._rehearsed_epoch = 0  # in which the others are while this process rehearses
@@ -100,6 +101,7 @@ class ScriptSteps:
         self._num_names = 0  # minibatches in the model
         self._plan: StepPlan | None = None
         self._todo: list[tuple[BatchRef | None, Minibatch]] = []  # of the plan, not computed yet
+        self._num_ahead = 0  # batches of the plan that follow the one that was given last
         self._stand_in: Minibatch | None = None
         self._batch: Any = None
         self._stand_in_batch: Any = None
@@ -108,6 +110,7 @@ class ScriptSteps:
         self._unchanged: Arrays | None = None  # the state before a batch that comes to nothing
         self._before: dict[str, Any] | None = None  # the state before a step that changes it before its last sum
         self._loss: float | None = None
+        self._error: Exception | None = None  # of a batch, which has ended training here
         self._has_set_trigger = self._is_triggered = False  # here, not known to others; by some member
 
     def __reduce__(self) -> Any:
@@ -122,9 +125,9 @@ class ScriptSteps:
         return self._num_names // per_epoch if per_epoch else 0
 
     @property
-    def world(self) -> StepGroup:
+    def group(self) -> StepGroup:
         """Of this process; for what comes between two batches."""
-        return self._parts.world
+        return self._parts.group
 
     def share(self, data: bytes | None) -> bytes | None:
         """Return what the member with rank 0 gives to all; called by all of them between the same two batches.
@@ -139,13 +142,13 @@ class ScriptSteps:
             return data
         try:
             with self._parts.data.session.clock.during(Activity.WORLD):
-                return self._parts.world.share(data)
+                return self._parts.group.share(data)
         except GroupEnded:
             self._come_out()
             return data
 
     def close(self) -> None:
-        """Leaves the world; also done at the end of the process."""
+        """Leaves the group; also done at the end of the process."""
         if self._loop is None or self._is_closed:
             return
         if self._is_inside and self._plan is None and self._final_ledger is None:
@@ -154,7 +157,7 @@ class ScriptSteps:
                 return
         self._is_closed = self._is_over = True
         if self._is_inside:
-            self._loop.world.leave("its script has ended")
+            self._loop.group.leave("its script has ended")
             self._loop.data.close()
             self._loop.writer.wait()
         self._come_out_for_good()
@@ -163,7 +166,7 @@ class ScriptSteps:
         self._loop.stop()
 
     def final_ledger(self) -> pb.AppliedSet | None:
-        """The final ledger, once the model is complete and this process has left its world for good."""
+        """The final ledger, once the model is complete and this process has left its group for good."""
         return self._final_ledger
 
     def bid_farewell(self, is_idle: bool) -> None:
@@ -174,7 +177,7 @@ class ScriptSteps:
         """
         parts = self._parts
         parts.data.reporter.drain(parts.termination.reports_s)
-        is_idle = parts.world.shut_out() or is_idle
+        is_idle = parts.group.shut_out() or is_idle
         is_whole = is_idle and self._unchanged is None  # else the script's loop may have changed it meanwhile
         parts.last.save(is_whole)
         if parts.data.session.link is not None:
@@ -209,7 +212,7 @@ class ScriptSteps:
             self._has_stepped = False
             self._num_given += 1
             if self._trainer is not None:
-                self._trainer.begin_batch(self._epoch, self._parts.world.ledger.steps)
+                self._trainer.begin_batch(self._epoch, self._parts.group.ledger.steps)
             doing = Activity.COMPILE if self.is_rehearsal else Activity.COMPUTE
             with self._parts.data.session.clock.during(doing):
                 try:
@@ -232,8 +235,9 @@ class ScriptSteps:
         per_epoch = parts.data.get_minibatch_count_per_epoch()
         at_once = min(self.size, parts.shares.num_per_step or self.size)
         end = per_epoch * (parts.data.plan.num_epochs if self._spans_epochs else self._epoch + 1)
-        left = end - self._num_names - (len(self._plan.all_parts) if self._plan is not None else 0)
-        return self._num_given - (-max(0, left) // at_once)
+        planned, ahead = (len(self._plan.all_parts), self._num_ahead) if self._plan is not None else (0, 0)
+        left = max(0, end - self._num_names - planned)
+        return self._num_given + ahead - (-left // at_once)
 
     @property
     def _most_batches(self) -> int:
@@ -271,6 +275,11 @@ class ScriptSteps:
 
     def _prepare(self) -> bool:
         """Work until there is a batch to compute; return False if there are no more."""
+        if self._error is not None:
+            raise JobError(
+                f"the script has caught an error of a step, which is lost, and continues: {cause_of(self._error)}",
+                "let the error end the script; a bad record is left out by the data set or collate_fn",
+            ) from self._error
         while not self._is_over:
             if self._todo:
                 return self._fetch()
@@ -296,7 +305,7 @@ class ScriptSteps:
         parts.start()
         try:
             with parts.data.session.clock.during(Activity.JOIN):
-                has_entered = parts.world.enter()
+                has_entered = parts.group.enter()
         except CheckpointError as error:
             self._end_job(error)
             raise
@@ -310,23 +319,23 @@ class ScriptSteps:
             self._save_after_group()
             return False
         self._is_inside, self._is_idle, self._has_entered = True, False, True
-        self.rank, self.size = parts.world.rank, parts.world.size
+        self.rank, self.size = parts.group.rank, parts.group.size
         parts.data.session.rank = self.rank
-        parts.last.begin_world()
-        self._num_names = parts.world.ledger.applied.num_names
+        parts.last.begin_group()
+        self._num_names = parts.group.ledger.applied.num_names
         if -1 < self._epoch < self.progress.begun:
             # The source's script has run what comes after its loop, and this one's has not.
             self._after_loop = self.state.state()
-        parts.shares.confirmed(parts.world.take_confirmed(), None)
+        parts.shares.confirmed(parts.group.take_confirmed(), None)
         parts.shares.entered()
         parts.metrics.entered()
-        parts.writer.begin(parts.world.ledger)
+        parts.writer.begin(parts.group.ledger)
         return True
 
     def _end_without_model(self) -> None:
         """End a process whose job is over unless it has the trained model: its script would go on with another one."""
         has_all = self._has_entered and 0 < self._parts.data.plan.num_epochs <= self.get_current_epoch()
-        has_final = self._has_entered and not self._parts.world.is_outdated
+        has_final = self._has_entered and not self._parts.group.is_outdated
         if not has_all and not (has_final and self._has_no_more_data()):
             _log.info("The training has ended without this worker: its script ends here, before what follows its loop")
             raise SystemExit(0)
@@ -341,10 +350,10 @@ class ScriptSteps:
     def _save_after_group(self) -> None:
         """Write the last checkpoint if the end of the job has broken the group before: `stop_training` was called."""
         parts = self._parts
-        if self.rank != 0 or not parts.world.holds_all:
+        if self.rank != 0 or not parts.group.holds_all:
             return
         with parts.termination.unbroken(), parts.data.session.clock.during(Activity.CHECKPOINT):
-            parts.writer.save_last(parts.world.ledger)
+            parts.writer.save_last(parts.group.ledger)
         if parts.writer.failure:
             self._fail_unsaved(parts.writer.failure)
 
@@ -379,7 +388,7 @@ class ScriptSteps:
         self._rehearsed_epoch = min(sample.epoch, num_epochs - 1) if num_epochs else sample.epoch  # all may be trained
         numbers = list(range(shard.start, shard.end))
         if numbers:
-            records = self._parts.data.records_of(shard.name, numbers)
+            records = self._parts.data.records_of(shard.name, numbers, shard.identity)
             self._stand_in = Minibatch(0, _UNASSIGNED, 0, 0, shard.name, numbers, records)
             self._todo = [(None, self._stand_in)]
             self.is_rehearsal = True
@@ -396,10 +405,10 @@ class ScriptSteps:
             with clock.during(Activity.IDLE if self._is_idle else Activity.INPUT):
                 offered = parts.shares.offer(_PATIENCE_S if self._is_idle else 0.0)
         with clock.during(Activity.WORLD):
-            plan = parts.world.plan_step(offered, parts.shares.wish | leaving | parts.metrics.wish)
-        parts.shares.confirmed(parts.world.take_confirmed(), self._loss)
+            plan = parts.group.plan_step(offered, parts.shares.wish | leaving | parts.metrics.wish)
+        parts.shares.confirmed(parts.group.take_confirmed(), self._loss)
         if plan.ends_all:
-            parts.last.end_with_all()
+            raise GroupEnded(parts.last.end_with_all())
         if self._exchanges(plan):
             return
         is_step = parts.shares.agree(plan)
@@ -416,7 +425,7 @@ class ScriptSteps:
         """Return whether the members exchange something instead of a step, and do so."""
         self._is_triggered |= StepFlag.TRIGGER in plan.wishes
         if StepFlag.METRIC in plan.wishes:
-            self._parts.metrics.agree(self._parts.world)
+            self._parts.metrics.agree(self._parts.group)
             if self._after_loop is not None:
                 self._after_loop = self.state.state()
         return bool(plan.wishes & (StepFlag.METRIC | StepFlag.CHECK))
@@ -437,7 +446,7 @@ class ScriptSteps:
             wish = StepFlag.CHECK | (StepFlag.TRIGGER if self._has_set_trigger else StepFlag.NOTHING)
             try:
                 with self._parts.data.session.clock.during(Activity.WORLD):
-                    self._exchanges(self._parts.world.plan_step((), wish))
+                    self._exchanges(self._parts.group.plan_step((), wish))
             except GroupEnded:
                 self._come_out()
                 return False
@@ -457,7 +466,7 @@ class ScriptSteps:
         try:
             while self._is_inside and self._plan is None and parts.metrics.wish:
                 with parts.data.session.clock.during(Activity.WORLD):
-                    self._exchanges(parts.world.plan_step((), parts.metrics.wish))
+                    self._exchanges(parts.group.plan_step((), parts.metrics.wish))
         except GroupEnded:
             self._come_out()
         return True
@@ -477,7 +486,7 @@ class ScriptSteps:
             )
         if self.rank == 0:
             with parts.data.session.clock.during(Activity.CHECKPOINT):
-                parts.writer.save_if_due(parts.world.ledger)
+                parts.writer.save_if_due(parts.group.ledger)
 
     def _finish(self) -> None:
         """All is in the model: check that with the others, report it, and write it down."""
@@ -487,11 +496,11 @@ class ScriptSteps:
                 continue
             num_epochs = parts.data.plan.num_epochs
             if not parts.shares.is_over and self.get_current_epoch() < num_epochs:
-                return  # the world has begun with an older model
+                return  # the group has begun with an older model
             try:
                 self._between_steps()
                 with parts.data.session.clock.during(Activity.WORLD):
-                    plan = parts.world.plan_step((), parts.metrics.wish)
+                    plan = parts.group.plan_step((), parts.metrics.wish)
                     if self._exchanges(plan):
                         continue
                 why_unsaved = parts.last.save_with_all()
@@ -501,9 +510,9 @@ class ScriptSteps:
             if why_unsaved:
                 self._fail_unsaved(why_unsaved)
             # Not before: with the last report the training is over for the master, which ends the group.
-            parts.shares.confirmed(parts.world.take_confirmed(), self._loss)
-            self._final_ledger = parts.world.ledger.applied.to_message()
-            parts.world.part()
+            parts.shares.confirmed(parts.group.take_confirmed(), self._loss)
+            self._final_ledger = parts.group.ledger.applied.to_message()
+            parts.group.part()
             self.close()
 
     def _fail_unsaved(self, why: str) -> NoReturn:
@@ -534,6 +543,7 @@ class ScriptSteps:
         """The batch of the next minibatch to compute."""
         parts = self._parts
         part, minibatch = self._todo[0]
+        self._num_ahead = 0 if self._is_joined else len(self._todo) - 1
         if part is None and not self.is_rehearsal and self._stand_in_batch is not None:
             self._batch = self._stand_in_batch
             return True
@@ -581,7 +591,7 @@ class ScriptSteps:
                 if num_items is not None:
                     weight = items_of(num_items) / plan.num_records
             position = StepPosition(weight, is_first, is_last, is_own, num_items is not None)
-            parts.gradients.begin(position, parts.world)
+            parts.gradients.begin(position, parts.group)
         except Exception as error:
             self._fail(error)
             raise
@@ -593,8 +603,8 @@ class ScriptSteps:
         self._parts.optimizers.end()
         is_ours = self._end_batch(error or self._parts.gradients.ended_by)
         if self._trainer is not None:
-            has_stepped, is_cut = self._num_names > before, self._num_given >= self._most_batches
-            self._trainer.end_batch(has_stepped, self._is_through, self.num_batches, is_cut)
+            num_steps, is_cut = self._parts.group.ledger.steps, self._num_given >= self._most_batches
+            self._trainer.end_batch(self._num_names > before, num_steps, self._is_through, self.num_batches, is_cut)
             if self._is_through:
                 self._num_given = 0  # it may ask for the length of its next loop before that begins
         return is_ours
@@ -640,7 +650,7 @@ class ScriptSteps:
         self._todo.clear()
         if part is not None:
             self._stand_in_batch = self._batch
-        parts.world.commit(plan, parts.shares.reported(plan))
+        parts.group.commit(plan, parts.shares.reported(plan))
         parts.metrics.num_records += sum(own.num_records for own in plan.own)
         self._num_names += len(plan.all_parts)
         parts.shares.applied(plan)
@@ -651,9 +661,9 @@ class ScriptSteps:
         parts = self._parts
         part, minibatch = self._todo[0]
         self._todo.clear()
-        self._is_over = True
+        self._is_over, self._error = True, error
         if self._is_inside:
-            parts.world.abandon("the script raised", is_model_whole=False)
+            parts.group.abandon("the script raised", is_model_whole=False)
         self._come_out_for_good()
         link = parts.data.session.link
         if link is None:
@@ -671,12 +681,12 @@ class Loop:
     """The parts that `ElasticController` drives; put together by `wiring`.
 
     Attributes:
-        start: the threads behind the world and the shares; further calls do nothing.
+        start: the threads behind the group and the shares; further calls do nothing.
         stop: ends threads that must not outlive the interpreter.
     """
 
     data: DataShardService
-    world: StepGroup
+    group: StepGroup
     shares: ScriptBatchSource
     pipeline: LoaderPipeline
     gradients: ScriptGradients

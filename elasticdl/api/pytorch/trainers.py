@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from elasticdl.activities import Activity
 from elasticdl.api.session import ScriptSession
-from elasticdl.protocol import Activity
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 
@@ -108,6 +108,11 @@ class LightningTrainer:
         return None
 
     @property
+    def _steps(self) -> Any:
+        """Return the Trainer's count of updates by automatic optimization."""
+        return self._loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+
+    @property
     def state(self) -> list[Any]:
         """Return the Trainer's objects that must be equal in all members."""
         schedulers = [config.scheduler for config in self._trainer.lr_scheduler_configs]
@@ -178,19 +183,19 @@ class LightningTrainer:
             )
         if self.continues_after_backward:
             self._trainer.accumulate_grad_batches = self._no_update = 1
-            steps = self._loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
-            steps.ready = steps.completed = num_steps
+            self._steps.ready = self._steps.completed = num_steps
         if epoch >= 0:
             self._loop.max_epochs = self._max_epochs
             current = self._loop.epoch_progress.current
             current.ready = current.started = epoch + 1
             current.processed = current.completed = epoch
 
-    def end_batch(self, has_stepped: bool, is_last: bool, num_batches: int, is_cut: bool) -> None:
+    def end_batch(self, has_stepped: bool, num_steps: int, is_last: bool, num_batches: int, is_cut: bool) -> None:
         """The script's code on a batch has run.
 
         Args:
             has_stepped: the model was updated.
+            num_steps: updates of the model.
             is_last: of its epoch.
             num_batches: of the loop, as far as can be known.
             is_cut: the Trainer has taken as many as the loader's length was when its loop began.
@@ -202,6 +207,8 @@ class LightningTrainer:
             # So the Trainer takes the batch for one whose gradient it adds up, and leaves its schedulers alone.
             self._no_update = loop.epoch_loop.batch_progress.current.ready + 1
             self._trainer.accumulate_grad_batches = self._no_update
+            # It counts the step once this one returns: of one that is lost, or of the first part of one, too.
+            self._steps.ready, self._steps.completed = num_steps, num_steps - 1
         if is_cut and not is_last and self._max_epochs >= 0:
             loop.max_epochs = self._max_epochs + 1  # its next loop is about the same epoch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import math
 import os
@@ -24,7 +23,7 @@ from elasticdl.api.pytorch.registration import OptimizerCheck
 from elasticdl.api.pytorch.shares import GlobalShares, LeasedShares, MinibatchPrefetcher, ScriptBatchSource
 from elasticdl.api.pytorch.steps import Loop, ScriptSteps
 from elasticdl.api.pytorch.trainers import check_minibatch_size
-from elasticdl.api.session import ScriptSession
+from elasticdl.api.session import ScriptSession, at_exit
 from elasticdl.collective import ElasticGroup
 from elasticdl.frameworks.framework import Framework
 from elasticdl.frameworks.torch.computation import limit_threads
@@ -80,21 +79,22 @@ def make_loop(
     if session.link is not None:
         session.link.carry_ledger(controller.final_ledger)
         session.link.carry_device(gradients.meter)
+        session.link.carry_checkpoints(lambda: checkpoints.newest_try)
         session.link.tasks_ahead = math.ceil(pipeline.num_ahead / data.plan.num_minibatches_per_task)
         pipeline.start()  # before there are connections that its processes could hold on to
-    world, stop = _world_of(session, model, str(gradients.device))
+    group, stop = _group_of(session, model, str(gradients.device))
     drawer = MinibatchPrefetcher(data, max(2 * num_per_step, 2 * pipeline.num_ahead))
 
     @cache
     def start_once() -> None:
-        world.start()
+        group.start()
         drawer.start()
 
-    atexit.register(controller.close)
+    at_exit(controller.close)
     return Loop(
         data=data,
-        world=world,
-        shares=_shares_of(data, drawer, pipeline, world, num_per_step),
+        group=group,
+        shares=_shares_of(data, drawer, pipeline, group, num_per_step),
         pipeline=pipeline,
         gradients=gradients,
         optimizers=OptimizerCheck(state),
@@ -102,7 +102,7 @@ def make_loop(
         model=model,
         writer=writer,
         termination=termination,
-        last=LastCheckpoint(world, writer, termination, session.clock),
+        last=LastCheckpoint(group, writer, termination, session.clock),
         start=start_once,
         stop=stop,
     )
@@ -153,8 +153,8 @@ def _termination_of(session: ScriptSession, controller: ScriptSteps) -> Terminat
     return termination
 
 
-def _world_of(session: ScriptSession, model: Replica, device: str) -> tuple[StepGroup, Callable[[], None]]:
-    """The world, and how it is freed."""
+def _group_of(session: ScriptSession, model: Replica, device: str) -> tuple[StepGroup, Callable[[], None]]:
+    """The group, and how it is freed."""
     if session.link is None:
         return LoneGroup(model), lambda: None
     spec = session.spec
@@ -163,22 +163,22 @@ def _world_of(session: ScriptSession, model: Replica, device: str) -> tuple[Step
             f"the script trains with all workers together, and the job's strategy is {spec.distribution_strategy}",
             "start it with --distribution_strategy=AllReduceStrategy",
         )
-    group = ElasticGroup(own_host(os.environ["MASTER_ADDR"]), read_token(), device, spec.encrypt)
+    connections = ElasticGroup(own_host(os.environ["MASTER_ADDR"]), read_token(), device, spec.encrypt)
     num_processes = spec.num_processes_per_worker
-    world = GroupSession(session.link, group, model, spec.collective_timeout, processes_per_worker=num_processes)
-    return world, group.close
+    group = GroupSession(session.link, connections, model, spec.collective_timeout, processes_per_worker=num_processes)
+    return group, connections.close
 
 
 def _shares_of(
-    data: DataShardService, drawer: MinibatchPrefetcher, pipeline: LoaderPipeline, world: StepGroup, num_per_step: int
+    data: DataShardService, drawer: MinibatchPrefetcher, pipeline: LoaderPipeline, group: StepGroup, num_per_step: int
 ) -> ScriptBatchSource:
     if num_per_step:
-        return GlobalShares(data, drawer, pipeline, world, num_per_step)
-    return LeasedShares(data, drawer, pipeline, world)
+        return GlobalShares(data, drawer, pipeline, group, num_per_step)
+    return LeasedShares(data, drawer, pipeline, group)
 
 
 def _num_per_step(wanted: int, data: DataShardService, session: ScriptSession) -> int:
-    """Minibatches of a step of the whole world; 0: as many as it has members.
+    """Minibatches of a step of the whole group; 0: as many as it has members.
 
     Raises:
         FlagError: the script says something else than the job, or no multiple of its minibatches.

@@ -181,7 +181,8 @@ def why_ended(pod: Object, log: str = "") -> Cause:
     if disruption.reason is not EndReason.NONE:
         return disruption
     if ended is None:
-        return Cause(EndReason.ERROR, pod["status"].get("message") or "its containers have not run")
+        unknown = "its status does not say how its containers ended, or whether they ran"
+        return Cause(EndReason.ERROR, pod["status"].get("message") or unknown)
     code = int(ended["exitCode"])
     if code == 0:
         return Cause(EndReason.COMPLETED)
@@ -255,7 +256,9 @@ def _terminated(pod: Object) -> Object | None:
     main = _main(pod)
     ended: Object | None = main.get("state", {}).get("terminated") if main else None
     if pod["status"].get("phase") == PodPhase.FAILED and (ended is None or ended["exitCode"] == 0):
-        sidecars = _sidecars(pod)
+        # Native ones, init containers that run beside the others; how they end says nothing of the pod.
+        starters = pod["spec"].get("initContainers") or []
+        sidecars = {one["name"] for one in starters if one.get("restartPolicy") == "Always"}
         for status in [*_statuses(pod, "initContainerStatuses"), *_statuses(pod, "containerStatuses")]:
             if status["name"] in sidecars:
                 continue  # ended by the kubelet after the others
@@ -263,11 +266,6 @@ def _terminated(pod: Object) -> Object | None:
             if other and other["exitCode"] != 0:
                 return other
     return ended
-
-
-def _sidecars(pod: Object) -> set[str]:
-    """Its native ones, init containers that run beside the others; how they end says nothing of the pod."""
-    return {one["name"] for one in pod["spec"].get("initContainers") or [] if one.get("restartPolicy") == "Always"}
 
 
 def _code_in_words(code: int) -> str:

@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -49,7 +50,7 @@ class ProcessCluster:
         self._closed = False
 
     def create(self, spec: PodSpec) -> Pod:
-        return pod_from_message(self._ask({"verb": "create", "spec": spec_to_message(spec)}))
+        return pod_from_message(self._ask({"verb": "create", "spec": asdict(spec)}))
 
     def delete(self, name: str, grace_s: float | None = None) -> None:
         self._ask({"verb": "delete", "name": name, "grace_s": grace_s})
@@ -108,7 +109,7 @@ class ProcessCluster:
     def _events(self, connection: _Connection) -> Iterator[PodEvent]:
         try:
             while (message := connection.receive(None)) is not None:
-                yield event_from_message(message)
+                yield PodEvent(EventType(message["type"]), pod_from_message(message["pod"]))
         finally:
             self._release(connection)
         if not self._closed:
@@ -217,80 +218,25 @@ def decode(line: bytes) -> Message:
     return message
 
 
-def spec_to_message(spec: PodSpec) -> Message:
-    return {
-        "name": spec.name,
-        "role": spec.role,
-        "index": spec.index,
-        "command": list(spec.command),
-        "env": dict(spec.env),
-        "labels": dict(spec.labels),
-        "restart_policy": spec.restart_policy,
-        "grace_s": spec.grace_s,
-        "framework": spec.framework,
-        "num_gpus": spec.num_gpus,
-    }
-
-
 def spec_from_message(message: Message) -> PodSpec:
-    """The inverse of `spec_to_message`.
+    """The inverse of `asdict`, as JSON carries it.
 
     Raises:
-        KeyError, ValueError: a field is missing or has no such value.
+        KeyError, TypeError, ValueError: a field is missing, unknown, or has no such value.
     """
-    return PodSpec(
-        name=message["name"],
-        role=Role(message["role"]),
-        index=message["index"],
-        command=tuple(message["command"]),
-        env=message["env"],
-        labels=message["labels"],
-        restart_policy=RestartPolicy(message["restart_policy"]),
-        grace_s=message["grace_s"],
-        framework=message["framework"],
-        num_gpus=message["num_gpus"],
-    )
-
-
-def pod_to_message(pod: Pod) -> Message:
-    return {
-        "name": pod.name,
-        "role": pod.role,
-        "index": pod.index,
-        "uid": pod.uid,
-        "phase": pod.phase,
-        "labels": dict(pod.labels),
-        "reason": pod.reason,
-        "exit_code": pod.exit_code,
-        "message": pod.message,
-        "restarts": pod.restarts,
-        "pid": pod.pid,
-        "has_slot": pod.has_slot,
+    typed = {
+        "role": Role(message["role"]),
+        "command": tuple(message["command"]),
+        "restart_policy": RestartPolicy(message["restart_policy"]),
     }
+    return PodSpec(**(message | typed))
 
 
 def pod_from_message(message: Message) -> Pod:
-    """The inverse of `pod_to_message`."""
-    return Pod(
-        name=message["name"],
-        role=Role(message["role"]),
-        index=message["index"],
-        uid=message["uid"],
-        phase=PodPhase(message["phase"]),
-        labels=message["labels"],
-        reason=EndReason(message["reason"]),
-        exit_code=message["exit_code"],
-        message=message["message"],
-        restarts=message["restarts"],
-        pid=message["pid"],
-        has_slot=message["has_slot"],
-    )
-
-
-def event_to_message(event: PodEvent) -> Message:
-    return {"type": event.type, "pod": pod_to_message(event.pod)}
-
-
-def event_from_message(message: Message) -> PodEvent:
-    """The inverse of `event_to_message`."""
-    return PodEvent(EventType(message["type"]), pod_from_message(message["pod"]))
+    """The inverse of `asdict`, as JSON carries it."""
+    typed = {
+        "role": Role(message["role"]),
+        "phase": PodPhase(message["phase"]),
+        "reason": EndReason(message["reason"]),
+    }
+    return Pod(**(message | typed))

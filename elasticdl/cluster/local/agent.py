@@ -17,18 +17,11 @@ import shutil
 import signal
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from elasticdl.cluster.cluster import EventType, PodEvent
-from elasticdl.cluster.local.adapter import (
-    MAX_LINE_BYTES,
-    Message,
-    decode,
-    encode,
-    event_to_message,
-    pod_to_message,
-    spec_from_message,
-)
+from elasticdl.cluster.local.adapter import MAX_LINE_BYTES, Message, decode, encode, spec_from_message
 from elasticdl.cluster.local.kubelet import Kubelet
 from elasticdl.cluster.local.process_group import adopt_orphans
 from elasticdl_client.errors import ElasticDLError
@@ -84,7 +77,7 @@ class Agent:
 
     async def _watch(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for pod in self.kubelet.list():
-            writer.write(encode(event_to_message(PodEvent(EventType.ADDED, pod))))
+            writer.write(encode(asdict(PodEvent(EventType.ADDED, pod))))
         self._watchers.add(writer)
         try:
             await reader.read()  # until the watcher leaves
@@ -92,7 +85,7 @@ class Agent:
             self._watchers.discard(writer)
 
     def _publish(self, event: PodEvent) -> None:
-        line = encode(event_to_message(event))
+        line = encode(asdict(event))
         for writer in list(self._watchers):
             if writer.transport.get_write_buffer_size() > MAX_LINE_BYTES:
                 _LOG.warning("a watcher that does not read is dropped")
@@ -114,12 +107,12 @@ class Agent:
     async def _execute(self, request: Message) -> object:
         match request["verb"]:
             case "create":
-                return pod_to_message(self.kubelet.create(spec_from_message(request["spec"])))
+                return asdict(self.kubelet.create(spec_from_message(request["spec"])))
             case "delete":
                 self.kubelet.delete(request["name"], request["grace_s"])
                 return None
             case "list":
-                return [pod_to_message(pod) for pod in self.kubelet.list()]
+                return [asdict(pod) for pod in self.kubelet.list()]
             case "log_path":
                 return str(self.kubelet.log_path(request["name"]))
             case "set_slots":

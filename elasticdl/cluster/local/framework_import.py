@@ -10,9 +10,12 @@ quarter.
 
 from __future__ import annotations
 
+import atexit
 import gc
+import io
 import sys
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -62,3 +65,39 @@ def no_garbage_collection() -> Iterator[None]:
         gc.freeze()
         if was_enabled:
             gc.enable()
+
+
+def finalize_at_exit() -> None:
+    """Before `no_garbage_collection` in a script, which may have made objects that end in order.
+
+    Open files and objects with a ``__del__`` in cycles of references are finalized by the collections at the exit, and
+    by nothing else.  These see all objects again where one such object lives on by then.
+    """
+    streams = _with_files_behind((sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__))
+    found = [one for one in gc.get_objects() if hasattr(type(one), "__del__") and id(one) not in streams]
+    if found:
+        atexit.register(_unfreeze, [_reference(one) for one in found])
+
+
+def _with_files_behind(streams: Iterable[object]) -> set[int]:
+    """Return the ids of standard streams, which Python flushes itself, and of the files that they write to."""
+    known: set[int] = set()
+    todo = list(streams)
+    while todo:
+        stream = todo.pop()
+        if id(stream) not in known:
+            known.add(id(stream))
+            todo += [found for found in gc.get_referents(stream) if issubclass(type(found), io.IOBase)]
+    return known
+
+
+def _reference(found: object) -> Callable[[], object]:
+    try:
+        return weakref.ref(found)
+    except TypeError:  # a class with __slots__: it counts as alive
+        return lambda: True
+
+
+def _unfreeze(references: Sequence[Callable[[], object]]) -> None:
+    if any(reference() is not None for reference in references):
+        gc.unfreeze()

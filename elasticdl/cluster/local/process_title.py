@@ -34,10 +34,11 @@ def name_process() -> None:
     match = _POD.fullmatch(pod_name)
     short = f"{match['pod']} {match['job']}" if match else pod_name
     ctypes.CDLL(None).prctl(_PR_SET_NAME, short.encode()[:_MAX_NAME], 0, 0, 0)
-    _write_arguments(title_of(pod_name, os.environ.get(PROCESS_VARIABLE, "")).encode())
+    write_arguments(title_of(pod_name, os.environ.get(PROCESS_VARIABLE, "")).encode())
 
 
-def _write_arguments(title: bytes) -> None:
+def write_arguments(title: bytes) -> None:
+    """Show a command line for this process, cut to the length of that with which it was started; on Linux."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
     if not 2 < end - start < 1 << 20:  # hidden from this process

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import closing
 
 from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl_client.errors import ElasticDLError
@@ -26,13 +27,11 @@ def main() -> None:
     parser.add_argument("socket", help="the agent's socket")
     parser.add_argument("slots", type=_slots, help="PS and worker pods that may run at once, or 'unlimited'")
     arguments = parser.parse_args()
-    cluster = ProcessCluster(arguments.socket)
     try:
-        cluster.set_slots(arguments.slots)
+        with closing(ProcessCluster(arguments.socket)) as cluster:
+            cluster.set_slots(arguments.slots)
     except ElasticDLError as error:
         sys.exit(str(error))
-    finally:
-        cluster.close()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import pkgutil
 import runpy
 import socket
 import sys
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elasticdl.cluster.local.framework_import import import_less_with_keras, no_garbage_collection
@@ -121,7 +123,7 @@ def _fork_for_agent() -> int:
     return int(answer)
 
 
-def _serve(control: socket.socket) -> ForkRequest | None:
+def serve(control: socket.socket) -> ForkRequest | None:
     """Answers requests until the agent is gone (None); in each forked child returns the request."""
     while request := ForkRequest.receive(control):
         pid = _fork_for_agent()
@@ -134,19 +136,24 @@ def _serve(control: socket.socket) -> ForkRequest | None:
     return None
 
 
-def _become(request: ForkRequest, agent: int) -> None:
-    """Turns this forked child into what a plain start of the pod would be just before its module runs."""
+def become(request: ForkRequest, agent: int, env: Mapping[str, str]) -> None:
+    """Gives this forked child the descriptors, the environment and the randomness of a plain start."""
     pass_gate(request.gate_fd, agent)
     redirect_output(request.log_fd)
     os.close(request.log_fd)
     os.environ.clear()
-    os.environ.update(request.env)
+    os.environ.update(env)
     os.environ[READY_VARIABLE] = str(request.ready_fd)
-    sys.argv = [request.module, *request.arguments]
-    name_process()
+    threading.current_thread()._set_native_id()  # type: ignore[attr-defined]  # Python 3.11 keeps the parent's
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None:
+        multiprocessing.current_process().authkey = os.urandom(32)  # made when it was imported
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()  # else every child would draw the same numbers
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()  # those of GPUs begin with a constant
 
 
 def main() -> None:
@@ -159,10 +166,12 @@ def main() -> None:
     with no_garbage_collection():
         _preload(framework)
     control.send(b"{}")
-    request = _serve(control)
+    request = serve(control)
     if request is None:
         return
-    _become(request, agent)
+    become(request, agent, request.env)
+    sys.argv = [request.module, *request.arguments]
+    name_process()
     runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 
 

@@ -2,8 +2,8 @@
 
 A standby is started when the first pod that could use one is created.  That pod and those that come while it imports
 wait for it: one import and forks are sooner done than an import in every pod.  It serves pods of one framework that
-differ only in what is a pod's own in the environment, because imports read the rest.  A request that it does not answer
-falls back to a plain start, always.
+differ only in what is a pod's own in the environment, because imports read the rest; or of one script that imports
+PyTorch first.  A request that it does not answer falls back to a plain start, always.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from dataclasses import dataclass
 
 from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.local.process_group import Leash, ProcessGroup, start
+from elasticdl.cluster.local.script import COMMAND_MODULE, Script
 from elasticdl.cluster.local.standby import PRELOADED, ForkRequest
 from elasticdl_client.choices import RUN_MODULE
 
 _LOG = logging.getLogger("elasticdl.agent")
 _PYTHON = (sys.executable, *RUN_MODULE)
+_STANDBY = "elasticdl.cluster.local.standby"
+_SCRIPT_STANDBY = "elasticdl.cluster.local.script_standby"
 _MAX_FAILURES = 3  # standbys that died or whose child hung, before it is given up
 _OWN_PREFIX = "ELASTICDL_"
 _OWN_NAMES = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORKER_ID", "PS_ID"})
@@ -33,15 +36,34 @@ _OWN_NAMES = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORKER_ID", "PS_ID"})
 
 @dataclass(frozen=True, slots=True)
 class _Flavour:
-    """Properties of a pod that its standby must share: the framework and all that its import could read."""
+    """Properties of a pod that its standby must share: the imports and all that they could read.
 
-    framework: str
+    Attributes:
+        program: the command of the standby, up to its descriptor.
+        arguments: those behind the agent's process id.
+        env: of the pod, without what is its own.
+    """
+
+    program: tuple[str, ...]
+    arguments: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
 
     @staticmethod
-    def of(spec: PodSpec) -> _Flavour:
+    def of(spec: PodSpec, env: Mapping[str, str]) -> _Flavour | None:
+        """Return that of a pod; None if no standby could serve it."""
+        if len(spec.command) <= len(_PYTHON) or spec.command[: len(_PYTHON)] != _PYTHON:
+            return None
         own = (item for item in spec.env.items() if not item[0].startswith(_OWN_PREFIX) and item[0] not in _OWN_NAMES)
-        return _Flavour(spec.framework, tuple(sorted(own)))
+        shared = tuple(sorted(own))
+        script = Script.of(spec.command, env)
+        if script is not None:
+            program = (*_PYTHON, COMMAND_MODULE, script.directory, *script.interpreter, "-m", _SCRIPT_STANDBY)
+            return _Flavour(program, (",".join(script.modules), *script.words), shared)
+        if spec.framework not in PRELOADED:
+            return None
+        if any(importlib.util.find_spec(name.partition(".")[0]) is None for name in PRELOADED[spec.framework]):
+            return None
+        return _Flavour((*_PYTHON, _STANDBY), (spec.framework,), shared)
 
 
 class Fork:
@@ -133,17 +155,16 @@ class StandbyProcess:
 
     def prepare(self, spec: PodSpec, env: Mapping[str, str]) -> None:
         """Starts a standby for pods like this one, unless there is one, or it makes no sense."""
-        if self._flavour is not None or spec.framework not in PRELOADED or not _runs_module(spec):
+        if self._flavour is not None:
             return
-        if any(importlib.util.find_spec(name.partition(".")[0]) is None for name in PRELOADED[spec.framework]):
-            return
-        self._flavour = _Flavour.of(spec)
-        self._env = env
-        self._start()
+        self._flavour = _Flavour.of(spec, env)
+        if self._flavour is not None:
+            self._env = env
+            self._start()
 
     def request(self, spec: PodSpec, env: Mapping[str, str], log_fd: int) -> Fork | None:
         """Asks for a fork; None when this pod has to be started plainly."""
-        if self._control is None or not _runs_module(spec) or _Flavour.of(spec) != self._flavour:
+        if self._control is None or _Flavour.of(spec, env) != self._flavour:
             return None
         self._last_number += 1
         fork = Fork(self._last_number)
@@ -196,13 +217,11 @@ class StandbyProcess:
         assert self._flavour is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        command = [sys.executable, *RUN_MODULE, "elasticdl.cluster.local.standby"]
-        arguments = [str(theirs.fileno()), str(os.getpid()), self._flavour.framework]
+        fd = theirs.fileno()
+        command = [*self._flavour.program, str(fd), str(os.getpid()), *self._flavour.arguments]
         with theirs:
             try:
-                self._group = start(
-                    command + arguments, self._env, self._log_fd, self._leash, inherit=[theirs.fileno()]
-                )
+                self._group = start(command, self._env, self._log_fd, self._leash, inherit=[fd])
             except OSError as error:
                 ours.close()
                 _LOG.warning("no standby process: %s", error)
@@ -225,7 +244,3 @@ class StandbyProcess:
         else:
             _LOG.info("the standby process is ready")
             self._ready.set()
-
-
-def _runs_module(spec: PodSpec) -> bool:
-    return len(spec.command) > len(_PYTHON) and spec.command[: len(_PYTHON)] == _PYTHON

@@ -135,12 +135,29 @@ def _array(output: Any) -> npt.NDArray[Any]:
     return np.asarray(tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor)
 
 
-def of_file(value: npt.NDArray[Any], variable: Any) -> npt.NDArray[Any]:
-    """Return a value that was read from a file for a variable: files of NumPy have bfloat16 and its like as bytes."""
-    return value.view(_own_dtype(variable)) if _is_bytes(value) else value
+def assign_all(variables: Mapping[str, Any], state: Mapping[str, npt.NDArray[Any]], whose: str, advice: str) -> None:
+    """Assign the values of a checkpoint to variables, by name.
+
+    Args:
+        whose: the variables; for messages, as is `advice`.
+
+    Raises:
+        CheckpointError: the names or shapes are others; nothing is assigned.
+    """
+    wrong = sorted(set(state) ^ set(variables)) or [
+        name for name, variable in variables.items() if not _fits(state[name], variable)
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"The checkpoint is of another {whose}: {', '.join(wrong)}.",
+            f"Use the module that the checkpoint was written with, {advice}.",
+        )
+    for name, variable in variables.items():
+        value = state[name]  # files of NumPy have bfloat16 and its like as bytes
+        variable.assign(value.view(_own_dtype(variable)) if _is_bytes(value) else value)
 
 
-def fits(value: npt.NDArray[Any], variable: Any) -> bool:
+def _fits(value: npt.NDArray[Any], variable: Any) -> bool:
     """Return whether a value that was read from a file has the variable's shape, and as bytes may be of its type."""
     if tuple(value.shape) != tuple(variable.shape):
         return False
@@ -166,13 +183,4 @@ def load_weights(path: str, built: BuiltModel, state: Mapping[str, npt.NDArray[A
     weights = [*built.trainable, *built.non_trainable, *built.own]
     variables = {_PREFIX + name: variable for name, variable in zip(unique_names(weights), weights, strict=True)}
     given = {name: value for name, value in state.items() if name.startswith(_PREFIX)}
-    wrong = sorted(set(given) ^ set(variables)) or [
-        name for name, variable in variables.items() if not fits(given[name], variable)
-    ]
-    if wrong:
-        raise CheckpointError(
-            f"The checkpoint is of another model than {path}: {', '.join(wrong)}.",
-            "Use the module that the checkpoint was written with, and its --model_params.",
-        )
-    for name, variable in variables.items():
-        variable.assign(of_file(given[name], variable))
+    assign_all(variables, given, f"model than {path}", "and its --model_params")

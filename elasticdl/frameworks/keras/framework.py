@@ -41,7 +41,7 @@ from elasticdl.frameworks.framework import (
 from elasticdl.frameworks.keras import optimizer as hooks
 from elasticdl.frameworks.keras.compiled import by_output, check_compiled, check_complete, taken_from_compile
 from elasticdl.frameworks.keras.computation import build_optimizer, check_policy, device_meter, set_policy
-from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures, arrays_of, fits, load_weights, of_file
+from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures, arrays_of, assign_all, load_weights
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.input.feed import TracedFeed
 from elasticdl.frameworks.keras.input.pipeline import Pipeline
@@ -50,6 +50,7 @@ from elasticdl.frameworks.keras.metrics import Evaluated, LossMeasure, TensorMea
 from elasticdl.frameworks.keras.model import BuiltModel, build_model, unique_names
 from elasticdl.frameworks.keras.optimizer import (
     LearningRates,
+    check_for_groups,
     check_for_parameter_server,
     describe_optimizer,
     make_optimizer,
@@ -63,7 +64,7 @@ from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers.placement import Placement
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.choices import Precision
-from elasticdl_client.errors import CheckpointError, ModelDefinitionError
+from elasticdl_client.errors import ModelDefinitionError
 
 _LOOKUP = "keras.layers.StringLookup(vocabulary={}, num_oov_indices=0)"
 _log = logging.getLogger("elasticdl.keras")
@@ -79,6 +80,7 @@ class KerasSettings:
         needed: symbols that the module or `compile` must have: loss, optimizer, eval_metrics_fn.
         precision: of the model's computation; it is made the policy of this process.
         evaluates: there are validation data.
+        in_groups: workers train in groups, whose members sum up their gradients.
         fixed_global_batch: all steps of a group have the same number of records, so that its steps are those of `fit`.
     """
 
@@ -88,6 +90,7 @@ class KerasSettings:
     precision: Precision = Precision.FP32
     evaluates: bool = True
     fixed_global_batch: bool = False
+    in_groups: bool = False
 
 
 _DEFAULTS = KerasSettings()
@@ -124,6 +127,7 @@ class KerasFramework:
         self._seed = seed
         self._metadata = metadata
         self._on_parameter_server = on_parameter_server
+        self._in_groups = settings.in_groups
         self._jit_compile = settings.jit_compile
         self._fixed_global_batch = settings.fixed_global_batch
         self._threshold_bytes = settings.embedding_threshold if on_parameter_server else None
@@ -163,7 +167,9 @@ class KerasFramework:
         if built.definition.optimizer is not None:
             optimizer = describe_optimizer(self._optimizer())
             if self._on_parameter_server and self._mode is Mode.TRAINING:
-                check_for_parameter_server(self._definition.path, self._optimizer(), built.model)
+                check_for_parameter_server(path, self._optimizer(), built.model, built.assigned)
+            if self._in_groups and self._mode is Mode.TRAINING:
+                check_for_groups(path, built.trainable)
         self._rates().at(0, 0)
         measures = list(self._measures())
         callbacks = self._callbacks() if self._mode is not Mode.PREDICTION else []  # those watch metrics
@@ -243,6 +249,12 @@ class KerasFramework:
             gradient.not_finite[position] += self._data_flaws(shares[position].batch)
         return gradient
 
+    def sums(self) -> list[str]:
+        """See `DescribesSums`: of the code in `call` follows what a step assigns."""
+        built = self._built()
+        gradients = [f"the gradient of {v.path} {tuple(v.shape)}" for v in built.trainable]
+        return gradients + [f"the change of {v.path} {tuple(v.shape)}" for v in built.changed]
+
     def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
         """See `Framework.apply_gradient`."""
         self._all_reduce_step().apply_gradient(gradient, learning_rate)
@@ -266,17 +278,8 @@ class KerasFramework:
         Raises:
             CheckpointError: the state is of another model or optimizer.
         """
-        variables = self._state_variables()
-        wrong = sorted(set(state) ^ set(variables)) or [
-            name for name, variable in variables.items() if not fits(state[name], variable)
-        ]
-        if wrong:
-            raise CheckpointError(
-                f"The checkpoint is of another model or optimizer than {self._definition.path}: {', '.join(wrong)}.",
-                "Use the module that the checkpoint was written with, or another --checkpoint_dir.",
-            )
-        for name, variable in variables.items():
-            variable.assign(of_file(state[name], variable))
+        whose = f"model or optimizer than {self._definition.path}"
+        assign_all(self._state_variables(), state, whose, "or another --checkpoint_dir")
 
     def load_weights(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """See `Framework.load_weights`."""
@@ -379,7 +382,9 @@ class KerasFramework:
         mode = Mode.EVALUATION if self._evaluates else self._mode  # without validation data there may be no set of them
         examples = take_apart(mode, zeros_like_spec(self._spec(mode)))
         built = self._built()
-        predictions = built.model(built.inputs.matched(examples.features), training=False)
+        features = built.inputs.matched(examples.features)
+        what = f"{self._definition.path}: the model, called with zeros of the data's shapes,"
+        predictions = user_call(lambda: built.model(features, training=False), what)
         return by_output(built.model, Evaluated(examples.labels, predictions, tf.zeros(())))
 
     def _evaluated(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Evaluated:

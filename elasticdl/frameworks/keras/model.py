@@ -7,6 +7,7 @@ Everything random inside a step depends on the step's seed alone: `StepSeeds` se
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -30,7 +31,7 @@ from elasticdl.frameworks.keras.compiled import (
 from elasticdl.frameworks.keras.embedding import Swap, Unmovable, describe_table
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs, nested_models_checked
 from elasticdl.frameworks.keras.losses import TotalLoss
-from elasticdl.frameworks.keras.operations import ids_function
+from elasticdl.frameworks.keras.operations import assigned_variables, ids_function
 from elasticdl.frameworks.keras.samples import Examples, zeros_like_spec
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers import functions
@@ -39,7 +40,8 @@ from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ElasticDLError, ModelDefinitionError
 
 _log = logging.getLogger("elasticdl.keras")
-_KNOWN_PACKAGES = ("keras", "elasticdl", "elasticdl_preprocessing")
+_KNOWN_PACKAGES = frozenset({"keras", "elasticdl", "elasticdl_preprocessing"})
+_FRAMEWORKS = frozenset({"tensorflow", "numpy", "ml_dtypes", "builtins"})  # their functions assign no such variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class BuiltModel:
         trainable: Keras variables of the trainable vector, in order.
         non_trainable: of the non-trainable vector.
         own: other state, which never leaves the process.
+        assigned: trainable variables that the model itself assigns in a training step, as SpectralNormalization does.
+        keeps_state: a training step assigns some of its own state.
         loss: of its minibatches; None: the module has none.
         placement: of its embedding tables; None: they are variables like any other.
     """
@@ -62,11 +66,18 @@ class BuiltModel:
     trainable: tuple[Any, ...]
     non_trainable: tuple[Any, ...]
     own: tuple[Any, ...]
+    assigned: tuple[Any, ...]
+    keeps_state: bool
     loss: TotalLoss | None
     placement: Placement | None
     seeds: StepSeeds
     initial: Parameters
     _ids_functions: dict[tuple[Mode, str], Callable[[Any], dict[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> tuple[Any, ...]:
+        """Variables that the model may assign in a training step, in the order in which members sum their changes."""
+        return self.non_trainable + self.assigned
 
     def variables(self) -> tuple[Variable, ...]:
         """Names and shapes in order: the trainable ones, then the others."""
@@ -140,10 +151,7 @@ def _built(
     examples: Callable[[ModelInputs], Examples],
     mode: Mode,
 ) -> BuiltModel:
-    policy = keras.config.dtype_policy()
-    keras.utils.clear_session(free_memory=False)  # names count from the start, whatever was built before
-    keras.config.set_dtype_policy(policy)  # that of --precision, or of the module, which is forgotten with the session
-    keras.utils.set_random_seed(seed)
+    _begin_session(seed)
     making = swap.making() if swap is not None else nullcontext()
     with functions.accepted(), functions.inlined(), embedding_placement(placement), making:
         model = user_call(definition.model, f"{definition.path}: {definition.symbol}")
@@ -160,12 +168,15 @@ def _built(
             if not _is_built(model):
                 example = zeros_like_spec(examples(inputs).features)
                 user_call(lambda: model(example, training=False), f"{where}.call")
-            if has_own_code(model):
+            graphs: list[Any] = []  # of training, where the model may assign variables
+            if has_own_code(model) or (mode is Mode.TRAINING and _may_assign(model)):
                 features = examples(inputs).features
-                adds_losses = user_call(lambda: _trace_training(model, features), f"{where}.call")
+                adds_losses, graph = user_call(lambda: _trace_training(model, features), f"{where}.call")
+                graphs.append(graph)
                 if adds_losses and may_do_without_loss(definition, model):
                     definition = replace(definition, loss=no_loss)
-            loss = _make_loss(definition, model, placement, is_of_compile, lambda: examples(inputs))
+            loss, of_loss = _make_loss(definition, model, placement, is_of_compile, lambda: examples(inputs))
+            graphs += of_loss
         if swap is not None:
             swap.keep_frozen(model)
             swap.drop_strangers(model)
@@ -174,12 +185,39 @@ def _built(
     others = list({id(v): v for v in model.non_trainable_weights}.values())
     non_trainable = tuple(v for v in others if v.dtype == "float32")
     own = tuple(v for v in others if v.dtype != "float32")
-    if own:
-        names = ", ".join(v.path for v in own)
-        _log.warning("Each worker keeps its own value of these variables, which are not float32: %s", names)
+    changing = {id(v) for graph in graphs for v in assigned_variables(graph, [*trainable, *own])}
+    assigned = tuple(v for v in trainable if id(v) in changing)
+    kept = tuple(v for v in own if id(v) in changing)
+    _warn_of_state(model, kept, mode)
     initial = Parameters(flat_values(trainable), flat_values(non_trainable))
     seeds = StepSeeds(generator_states(model), seed)
-    return BuiltModel(definition, model, inputs, trainable, non_trainable, own, loss, placement, seeds, initial)
+    variables = (trainable, non_trainable, own, assigned)
+    return BuiltModel(definition, model, inputs, *variables, bool(kept), loss, placement, seeds, initial)
+
+
+def _begin_session(seed: int) -> None:
+    policy = keras.config.dtype_policy()
+    keras.utils.clear_session(free_memory=False)  # names count from the start, whatever was built before
+    keras.config.set_dtype_policy(policy)  # that of --precision, or of the module, which is forgotten with the session
+    keras.utils.set_random_seed(seed)
+
+
+def _warn_of_state(model: Any, kept: Sequence[Any], mode: Mode) -> None:
+    """Warn of state that depends on which worker computes a minibatch.
+
+    Args:
+        kept: variables that a training step assigns, and that never leave the process.
+    """
+    if kept:
+        names = ", ".join(v.path for v in kept)
+        _log.warning("Each worker keeps its own value of these variables, which are not float32: %s", names)
+    stateful = [one.name for one in model._flatten_layers() if isinstance(one, keras.layers.RNN) and one.stateful]
+    if stateful and mode is Mode.TRAINING:
+        _log.warning(
+            "The layers %s are stateful: a state is handed on in the order in which the job computes minibatches, and "
+            "where there are several workers theirs are mixed",
+            ", ".join(stateful),
+        )
 
 
 def flat_values(variables: Sequence[Any]) -> Floats:
@@ -229,11 +267,38 @@ def has_own_code(model: Any) -> bool:
     return any(type(part).__module__.partition(".")[0] not in _KNOWN_PACKAGES for part in model._flatten_layers())
 
 
-def _trace_training(model: Any, features: Any) -> bool:
+def _may_assign(model: Any) -> bool:
+    """Whether a layer of Keras's own may assign trainable variables, or such as are not float32.
+
+    Functions of the user's that layers call may, as an activation or a regularizer of the outputs.
+
+    The count of a Normalization layer is left out, which `adapt` alone changes: a trace of a large model takes seconds.
+    """
+    layers = list(model._flatten_layers())
+    counts = {
+        id(v) for layer in layers if isinstance(layer, keras.layers.Normalization) for v in layer.non_trainable_weights
+    }
+    own = any(v.dtype != "float32" and id(v) not in counts for v in model.non_trainable_weights)
+    return own or any(isinstance(one, keras.layers.SpectralNormalization) or _calls_own_code(one) for one in layers)
+
+
+def _calls_own_code(layer: Any) -> bool:
+    """Whether a layer has a function or an object of the user's among its attributes."""
+    return any(callable(value) and _is_own(value) for value in vars(layer).values())
+
+
+def _is_own(function: Any) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return module.partition(".")[0] not in _KNOWN_PACKAGES | _FRAMEWORKS
+
+
+def _trace_training(model: Any, features: Any) -> tuple[bool, Any]:
     """Makes the variables of layers that the user's code calls in training alone; it runs nothing.
 
     Returns:
-        Whether `call` adds losses, beside the regularizers of variables.
+        Whether `call` adds losses, beside the regularizers of variables; and the graph.
     """
     num_losses = 0
 
@@ -243,8 +308,9 @@ def _trace_training(model: Any, features: Any) -> bool:
         num_losses = len(model.losses)
         return outputs
 
-    tf.function(call, autograph=False).get_concrete_function(features)
-    return num_losses > sum(getattr(one, "regularizer", None) is not None for one in model.trainable_variables)
+    graph = tf.function(call, autograph=False).get_concrete_function(features).graph
+    num_regularized = sum(getattr(one, "regularizer", None) is not None for one in model.trainable_variables)
+    return num_losses > num_regularized, graph
 
 
 def _make_loss(
@@ -253,10 +319,13 @@ def _make_loss(
     placement: Placement | None,
     is_of_compile: bool,
     examples: Callable[[], Examples],
-) -> TotalLoss | None:
-    """The loss, and the variables of layers that `compute_loss` alone calls; without labels nothing calls it."""
+) -> tuple[TotalLoss | None, list[Any]]:
+    """The loss, and graphs in which it was traced.
+
+    Makes the variables of layers that `compute_loss` alone calls; without labels nothing calls it.
+    """
     if definition.loss is None:
-        return None
+        return None, []
     what = f"{definition.path}: loss = {definition.loss!r}"
     given = (model, definition.loss, placement, definition.loss_weights, is_of_compile)
     loss: TotalLoss = user_call(lambda: TotalLoss(*given), what)
@@ -267,8 +336,8 @@ def _make_loss(
         if spec.labels is not None:
             parts = (spec.features, spec.labels, spec.weights)
             traced = tf.function(lambda *given: loss(Examples(*given)), autograph=False)
-            user_call(lambda: traced.get_concrete_function(*parts), what)
-    return loss
+            return loss, [user_call(lambda: traced.get_concrete_function(*parts).graph, what)]
+    return loss, []
 
 
 def _is_built(model: Any) -> bool:
@@ -288,6 +357,25 @@ def check_trainable(definition: ModelDefinition, variables: Sequence[Any]) -> No
                 f"{definition.path}: the trainable variable {variable.path} is {variable.dtype}.",
                 "Trainable variables must be float32 (a mixed_float16 policy keeps them so).",
             )
+
+
+def check_assigned(built: BuiltModel, graph: Any) -> None:
+    """Refuse assignments of trainable variables that building the model has not found, such as those of a loss.
+
+    Args:
+        graph: of a step, before an update.
+
+    Raises:
+        ModelDefinitionError: there is one.
+    """
+    known = {id(variable) for variable in built.assigned}
+    found = assigned_variables(graph, [variable for variable in built.trainable if id(variable) not in known])
+    if found:
+        raise ModelDefinitionError(
+            f"{built.definition.path}: a function beside the model's call, such as loss, assigns its trainable "
+            f"variable {found[0].path} in a training step.",
+            "Assign it in call of the model or of a layer, with --distribution_strategy=AllReduceStrategy or Local.",
+        )
 
 
 _LARGEST = 2**31 - 1

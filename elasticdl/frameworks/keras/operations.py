@@ -17,7 +17,8 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -40,6 +41,7 @@ _ASSIGNMENT = re.compile(r"Assign\w*VariableOp$|Resource(Scatter|Strided)\w+")
 _PYTHON = re.compile(r"PyFunc")
 _CONTROL_FLOW = re.compile(r"(Stateless)?(If|Case|While)$|For$|(Ref)?(Switch|Merge|Enter|Exit|NextIteration)$")
 _DATASET = re.compile(r"_?(?:Parallel|Legacy)?(\w+?)(?:Dataset)?(?:V\d)?$")
+_NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _ONE_FOR_ONE = frozenset(  # or undone by `unbatch`
     {"assert_cardinality", "assert_next", "batch", "cache", "global_shuffle", "map", "options", "padded_batch"}
     | {"prefetch", "rebatch", "restructured", "scan", "shuffle", "snapshot", "variant"}
@@ -57,12 +59,42 @@ def operations_of_graph(graph: Any) -> set[str]:
     return found
 
 
-def assigned_variables(graph: Any, variables: Iterable[Any]) -> list[str]:
-    """Paths of the Keras variables that a graph assigns, conditional parts and loops left out."""
-    captured = {id(outside): inside for outside, inside in graph.captures}
-    inputs = {id(captured[id(v.value.handle)]): v.path for v in variables if id(v.value.handle) in captured}
-    assigned = [op.inputs[0] for op in graph.get_operations() if _ASSIGNMENT.match(op.type)]
-    return [inputs[id(tensor)] for tensor in assigned if id(tensor) in inputs]
+def assigned_variables(graph: Any, variables: Sequence[Any]) -> list[Any]:
+    """Those of the Keras variables that a graph assigns, in its conditions, loops and other functions, too."""
+    definition = graph.as_graph_def()
+    functions = {function.signature.name: function for function in definition.library.function}
+    captured = {id(outside): inside.op.name for outside, inside in graph.captures}
+    handles = [captured.get(id(variable.value.handle), "") for variable in variables]
+    assigned = set(_assigned(definition.node, {handle: handle for handle in handles if handle}, functions))
+    return [variable for variable, handle in zip(variables, handles, strict=True) if handle in assigned]
+
+
+def _assigned(nodes: Iterable[Any], handles: Mapping[str, str], functions: Mapping[str, Any]) -> Iterator[str]:
+    """The variables that nodes of a graph assign.
+
+    Args:
+        handles: by the name of a node the variable whose handle it gives.
+    """
+    known = dict(handles)
+    for node in nodes:
+        given = [known.get(source.partition(":")[0], "") for source in node.input if not source.startswith("^")]
+        if not any(given):
+            continue
+        if node.op == "Identity":
+            known[node.name] = given[0]
+        elif _ASSIGNMENT.match(node.op) and given[0]:
+            yield given[0]
+        for name in _functions_of(node):
+            names = [argument.name for argument in functions[name].signature.input_arg]
+            of_function = given[len(given) - len(names) :]  # the first input of If and Case chooses the function
+            inner = {name: handle for name, handle in zip(names, of_function, strict=True) if handle}
+            yield from _assigned(functions[name].node_def, inner, functions)
+
+
+def _functions_of(node: Any) -> list[str]:
+    """The names of the functions that a node may call."""
+    lists = [[value.func, *value.list.func] for value in node.attr.values()]
+    return [function.name for functions in lists for function in functions if function.name]
 
 
 def operations_of_dataset(dataset: Any) -> set[str]:
@@ -106,6 +138,21 @@ def _chain(dataset: Any) -> Iterator[Any]:
         yield from _chain(part)
 
 
+def frames_of_operation(dataset: Any, message: str) -> list[traceback.FrameSummary]:
+    """Return the frames that made the operation of a dataset's functions which an error of TensorFlow names.
+
+    The name of one inside a condition or a loop begins with that of the outer one.
+    """
+    functions = (function for part in _chain(dataset) for function in part._functions())
+    known = {op.name: op for function in functions for op in function.function.graph.get_operations()}
+    for name in _NODE.findall(message):
+        parts = name.split("/")
+        for length in range(len(parts), 0, -1):
+            if (found := known.get("/".join(parts[:length]))) is not None:
+                return [traceback.FrameSummary(file, line, name) for file, line, name, _ in found.traceback]
+    return []
+
+
 def stateful_random(operations: Iterable[str]) -> list[str]:
     """Those whose values depend on what was run before."""
     return sorted(op for op in operations if _STATEFUL_RANDOM.match(op))
@@ -119,11 +166,6 @@ def not_vectorisable(operations: Iterable[str]) -> list[str]:
 def has_control_flow(operations: Iterable[str]) -> bool:
     """Whether there are conditions or loops, which TensorFlow does not run in one thread."""
     return any(_CONTROL_FLOW.match(op) for op in operations)
-
-
-def slow_with_xla(operations: Iterable[str]) -> str:
-    """One of those that XLA runs slower on a CPU than TensorFlow does; empty: there is none."""
-    return min((op for op in operations if _SLOW_WITH_XLA.match(op)), default="")
 
 
 def warn_of_chance(operations: Iterable[str]) -> None:
@@ -203,7 +245,7 @@ def first_run(make: Callable[[], G], run: Callable[[G], R]) -> tuple[G, R] | Non
     """
     try:
         graph = make()
-        slow = slow_with_xla(graph.operations)
+        slow = min((op for op in graph.operations if _SLOW_WITH_XLA.match(op)), default="")
         if slow:
             tell_uncompiled(f"{slow} is slower with XLA")
             return None

@@ -68,8 +68,11 @@ def describe_optimizer(optimizer: Any) -> str:
     return json.dumps(kept, sort_keys=True, default=float)
 
 
-def check_for_parameter_server(path: str, optimizer: Any, model: Any) -> None:
+def check_for_parameter_server(path: str, optimizer: Any, model: Any, assigned: Sequence[Any]) -> None:
     """Refuse settings of the model and its optimizer that no parameter server implements; Keras checks its own options.
+
+    Args:
+        assigned: trainable variables that the model assigns in a training step.
 
     Raises:
         ModelDefinitionError: there is something.
@@ -89,6 +92,14 @@ def check_for_parameter_server(path: str, optimizer: Any, model: Any) -> None:
             f"{path}: the model's policy is {_SCALED}, whose loss must be scaled, which parameter servers do not do.",
             "Use mixed_bfloat16, or --distribution_strategy=AllReduceStrategy or Local.",
         )
+    if assigned:
+        raise ModelDefinitionError(
+            f"{path}: the model assigns its trainable variable {assigned[0].path} in a training step, as "
+            "SpectralNormalization does, and parameter servers take gradients of such variables alone.",
+            "Use --distribution_strategy=AllReduceStrategy or Local, or a layer that computes with the new value and "
+            "assigns nothing.",
+        )
+    _check_overwritten(path, model.trainable_variables, "which no parameter server does")
     for variable in model.trainable_variables:
         if variable.constraint is not None:
             raise ModelDefinitionError(
@@ -96,6 +107,24 @@ def check_for_parameter_server(path: str, optimizer: Any, model: Any) -> None:
                 "server applies to a whole variable.",
                 "Use --distribution_strategy=AllReduceStrategy or Local, or leave it out; some of those of large "
                 "embeddings are applied to their rows: docs/embedding.md.",
+            )
+
+
+def check_for_groups(path: str, trainable: Sequence[Any]) -> None:
+    """Refuse what the average of the members' gradients spoils.
+
+    Raises:
+        ModelDefinitionError: there is something.
+    """
+    _check_overwritten(path, trainable, "and a group would take the mean of what its members measure, not the largest")
+
+
+def _check_overwritten(path: str, trainable: Sequence[Any], why: str) -> None:
+    for variable in trainable:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise ModelDefinitionError(
+                f"{path}: {variable.path} takes its gradient as its value, as quantize('float8') has it, {why}.",
+                "Use --distribution_strategy=Local, or leave the model as it is.",
             )
 
 

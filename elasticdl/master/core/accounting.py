@@ -27,11 +27,11 @@ class Accounting:
     """
 
     def __init__(
-        self, state: JobState, fleet: Fleet, worlds: WorkerGroups, checkpoints: Checkpoints, began_at: float
+        self, state: JobState, fleet: Fleet, groups: WorkerGroups, checkpoints: Checkpoints, began_at: float
     ) -> None:
         self._settings, self._workers, self._ending = state.settings, state.workers, state.ending
         self._fleet = fleet
-        self._worlds = worlds
+        self._groups = groups
         self._checkpoints = checkpoints
         self._began_at = began_at
         self._is_decided = False  # as far as slots know
@@ -60,7 +60,7 @@ class Accounting:
         """An event was handled."""
         if self._ending.is_decided and not self._ending.has_failed:
             self._workers.times.complete()
-        if self._worlds.is_broken:
+        if self._groups.is_broken:
             self._workers.times.miss_group()
         self._fleet.servers.times.save(self._checkpoints.is_running)
         servers = self._fleet.servers

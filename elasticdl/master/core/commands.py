@@ -61,7 +61,7 @@ class SampleGiven:
 
 @dataclass(frozen=True, slots=True)
 class WorldPlanned:
-    """A world newer than the known one.  A worker that is not in it leaves its world and waits for the next."""
+    """A group newer than the known one.  A worker that is not in it leaves its group and waits for the next."""
 
     world: WorkerGroup
 
@@ -71,7 +71,7 @@ class JobOver:
     """Leave with exit code 0.
 
     Attributes:
-        formed: to WorldWatched: version of the last world that formed, whose members have the trained model.
+        formed: to WorldWatched: version of the last group that formed, whose members have the trained model.
     """
 
     formed: int = 0
@@ -125,11 +125,20 @@ class HeartbeatAnswer:
     pace: MessagePace = field(default_factory=MessagePace)
 
 
+LeaseAnswer = LeaseGranted | NoLeaseNow | JobOver | UnknownWorker
+
+
 @dataclass(frozen=True, slots=True)
 class MessageAnswer:
-    """Answer to `MessageReceived`: those to its parts, up to the first that is not accepted."""
+    """Answer to `MessageReceived`.
+
+    Attributes:
+        parts: the answers to its parts, up to the first that is not accepted.
+        lease: the answer to its request for a lease.
+    """
 
     parts: tuple[HeartbeatAnswer | Accepted | Refused | UnknownWorker, ...]
+    lease: LeaseAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)

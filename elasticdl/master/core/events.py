@@ -29,8 +29,12 @@ from elasticdl.protocol import Device, Role, Shard
 
 
 @dataclass(frozen=True, slots=True)
-class SampleRequested:
-    """Sample, a long poll.  Answers: `SampleGiven`, `NoLeaseNow`, `JobOver`, `UnknownWorker`."""
+class WorkerCall:
+    """The call of a worker's process.
+
+    Attributes:
+        incarnation: random, one per process.
+    """
 
     call: int
     worker_id: int
@@ -38,35 +42,34 @@ class SampleRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadyForWorld:
-    """ReadyForWorld: a worker stands outside of every world.  Answers: `Accepted`, `UnknownWorker`.
+class SampleRequested(WorkerCall):
+    """Sample, a long poll.  Answers: `SampleGiven`, `NoLeaseNow`, `JobOver`, `UnknownWorker`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyForWorld(WorkerCall):
+    """ReadyForWorld: a worker stands outside of every group.  Answers: `Accepted`, `UnknownWorker`.
 
     Attributes:
         address: of the store that it opens when it is rank 0.
-        left: version of the world that it has left, or could not form; 0: it comes new.
+        left: version of the group that it has left, or could not form; 0: it comes new.
         reason: why it left.
     """
 
-    call: int
-    worker_id: int
-    incarnation: int
     address: str
     left: int = 0
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class WorldWatched:
+class WorldWatched(WorkerCall):
     """WatchWorld, a long poll.  Answers: `WorldPlanned`, `NoLeaseNow`, `JobOver`, `UnknownWorker`."""
 
-    call: int
-    worker_id: int
-    incarnation: int
     known_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class WorldFormed:
+class WorldFormed(WorkerCall):
     """WorldFormed, from rank 0: every member holds this.  Answers: `Accepted`, `Refused` (leave it), `UnknownWorker`.
 
     Attributes:
@@ -76,9 +79,6 @@ class WorldFormed:
         engine: that sums in it, for people; empty: none, it has one member.
     """
 
-    call: int
-    worker_id: int
-    incarnation: int
     version: int
     applied: CommittedSet
     steps: int = 0
@@ -87,25 +87,26 @@ class WorldFormed:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerJoined:
+class WorkerJoined(WorkerCall):
     """RegisterWorker.  Answers: `Registered`, `Refused` (the worker was replaced: leave).
 
     Attributes:
-        incarnation: random, one per process.
         held: after a restart of the master: every lease that it works on, with what it committed under it.
-        applied: Local strategy: everything that its model holds now (after a start: the content of its checkpoint).
+        applied: Local strategy: everything that its model holds now (after a start: the content of its checkpoint);
+            None: that is not known as yet.
+        restored_from: Local strategy: the checkpoint with which the model began; empty: initial values.
+        restored_records: of an epoch of that checkpoint's data; 0: not known.
     """
 
-    call: int
-    worker_id: int
-    incarnation: int
     pod_name: str
     held: tuple[ReportedLease, ...] = ()
-    applied: CommittedSet = field(default_factory=CommittedSet)
+    applied: CommittedSet | None = None
+    restored_from: str = ""
+    restored_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class ModelReported:
+class ModelReported(WorkerCall):
     """ReportModel.  Answers: `Accepted`, `UnknownWorker`.  The first report counts; an error fails the job.
 
     Attributes:
@@ -116,9 +117,6 @@ class ModelReported:
         callbacks: the master's decisions for the user's; see callbacks.py.
     """
 
-    call: int
-    worker_id: int
-    incarnation: int
     error: str = ""
     error_details: str = ""
     has_metrics: bool = False
@@ -129,31 +127,31 @@ class ModelReported:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionReported:
+class SessionReported(WorkerCall):
     """ReportSession, from TensorFlow's chief.  Answers: `Accepted`, `Refused`, `UnknownWorker`."""
 
-    call: int
-    worker_id: int
-    incarnation: int
     what: SessionEvent
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRequested:
+class LeaseRequested(WorkerCall):
     """RequestLease, a long poll.  Answers: `LeaseGranted`, `NoLeaseNow`, `JobOver`, `UnknownWorker`.
 
     Attributes:
         at_once: no long poll: `NoLeaseNow` if there is nothing now.
         only: nothing of another type.
         ahead: tasks that its own input processes make ready, beside the one being computed and the next.
+        number: counts the requests of the process, from 1; 0: it does not say what it holds.
+        oldest: its oldest request that is under way; what it was granted by earlier ones it holds, or never got.
+        held: leases that it holds, of requests before `oldest` all of them.
     """
 
-    call: int
-    worker_id: int
-    incarnation: int
     at_once: bool = False
     only: TaskType | None = None
     ahead: int = 0
+    number: int = 0
+    oldest: int = 0
+    held: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +175,7 @@ class HeartbeatReceived:
         leaving: it was ended from outside: a worker has given up its leases and leaves now; a PS leaves when
             the answer says `stop`, after a checkpoint.
         load: of a PS.
-        world_version: of the world that it is in; 0: in none.
+        world_version: of the group that it is in; 0: in none.
         waiting_seconds: for so long it has been waiting inside one collective.
         memory_share: of its memory limit; 0: it has none.
         stacks: the answer to `HeartbeatAnswer.wants_stacks`.
@@ -186,6 +184,9 @@ class HeartbeatReceived:
         ended: a script ends by itself, while others of its pod may continue.
         optimizer_share: that it holds of the optimizer's state, where members divide that; else 0.
         ending: it was asked to end, and agrees with other members of its group on the last checkpoint before it leaves.
+        checkpoint: the newest that the worker has written, or could not write; repeated until an answer has come, in
+            each generation of the master.
+        checkpoint_attempt: counts those of the process, from 1; 0: it does not count them.
     """
 
     call: int
@@ -207,11 +208,13 @@ class HeartbeatReceived:
     ended: bool = False
     optimizer_share: float = 0.0
     ending: bool = False
+    checkpoint: CheckpointSaved | CheckpointFailed | None = None
+    checkpoint_attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressReported:
-    """ReportProgress: minibatches that every PS has applied.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
+class ProgressReported(WorkerCall):
+    """Exchange: minibatches that every PS has applied.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
 
     Attributes:
         loss: of the newest minibatch among them; may be NaN.
@@ -220,9 +223,6 @@ class ProgressReported:
         learning_rate: of the newest minibatch among them; None: not known.
     """
 
-    call: int
-    worker_id: int
-    incarnation: int
     lease: int
     committed: tuple[int, ...]
     loss: float | None = None
@@ -232,8 +232,8 @@ class ProgressReported:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskFinished:
-    """FinishTask: all of the task's minibatches are in the model.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
+class TaskFinished(WorkerCall):
+    """Exchange: all of the task's minibatches are in the model.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
 
     After `EvaluationReported` under the same lease it is accepted and changes nothing.
 
@@ -243,9 +243,6 @@ class TaskFinished:
         not_exported: why no model was written, where one was to be.
     """
 
-    call: int
-    worker_id: int
-    incarnation: int
     lease: int
     num_minibatches: int
     surplus: int = 0
@@ -259,19 +256,22 @@ class MessageReceived:
 
     Attributes:
         parts: in order, all of this call; the first that is not accepted is the last that is handled.
+        lease_request: of this call, too, and to be answered at once; it comes after the parts, accepted or not.
     """
 
     call: int
     parts: tuple[HeartbeatReceived | ProgressReported | TaskFinished, ...]
+    lease_request: LeaseRequested | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class TaskFailed:
-    """FailTask: user code raised.  Answers: `Accepted`, `Refused`, `UnknownWorker`."""
+class TaskFailed(WorkerCall):
+    """FailTask: user code raised.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
 
-    call: int
-    worker_id: int
-    incarnation: int
+    Attributes:
+        minibatch: -1: it failed in none, as a task whose records cannot be read.
+    """
+
     lease: int
     minibatch: int
     error: str
@@ -280,7 +280,7 @@ class TaskFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationReported:
+class EvaluationReported(WorkerCall):
     """ReportEvaluation, which ends the lease.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
 
     Attributes:
@@ -290,9 +290,6 @@ class EvaluationReported:
         made_by: the same.
     """
 
-    call: int
-    worker_id: int
-    incarnation: int
     lease: int
     states: tuple[MetricArrays, ...] = ()
     results: Mapping[str, float] = field(default_factory=dict)
@@ -301,33 +298,24 @@ class EvaluationReported:
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsReported:
+class MetricsReported(WorkerCall):
     """ReportMetrics: metrics computed by a user's own script.  Answers: `Accepted`, `UnknownWorker`."""
 
-    call: int
-    worker_id: int
-    incarnation: int
     step: int
     metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingStopRequested:
+class TrainingStopRequested(WorkerCall):
     """StopTraining: a user's own script ends training early.  Answers: `Accepted`, `Refused`, `UnknownWorker`."""
 
-    call: int
-    worker_id: int
-    incarnation: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseQuestioned:
+class LeaseQuestioned(WorkerCall):
     """ConfirmLease: is it still mine?  Answers: `Accepted`, `Refused`, `UnknownWorker`."""
 
-    call: int
-    worker_id: int
-    incarnation: int
     lease: int
 
 

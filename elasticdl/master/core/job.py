@@ -15,9 +15,11 @@ from elasticdl.master.core.accounting import Accounting
 from elasticdl.master.core.autoscaler import Autoscaler
 from elasticdl.master.core.commands import (
     Accepted,
+    Answer,
     Command,
     HeartbeatAnswer,
     JobOver,
+    LeaseGranted,
     ListShards,
     MessageAnswer,
     NoLeaseNow,
@@ -26,6 +28,7 @@ from elasticdl.master.core.commands import (
     UnknownWorker,
 )
 from elasticdl.master.core.fleet.fleet import Fleet, FleetEvent
+from elasticdl.master.core.fleet.hangs import STANDS
 from elasticdl.master.core.fleet.registration import MemberEvent, Members, Registration, RegistrationEvent
 from elasticdl.master.core.group.groups import LATE, WorkerGroups
 from elasticdl.master.core.ledger.checkpoints import CheckpointEvent, Checkpoints
@@ -38,7 +41,7 @@ from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level
 from elasticdl_client.job_events import EventHistory, EventKind
 from elasticdl_client.job_series import JobSeries
-from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.job_status import MASTER_RESTARTED, JobPhase, JobStatus
 
 _NO_DATA = (
     "All commands have ended with 0, and none of them has taken any data: each has run by itself. Let the script make "
@@ -91,22 +94,23 @@ class Job:
         self._state = state = JobState.new(settings, generation)
         self._out, self._ending, self._workers = state.out, state.ending, state.workers
         self._checkpoints = Checkpoints(state, self._clock)
-        self._worlds = worlds = WorkerGroups(state)
-        self._work = work = Work(state, worlds)
+        self._groups = groups = WorkerGroups(state)
+        self._work = work = Work(state, groups)
         self._reconciler = Reconciler(state, work)
-        self._members = Members(state, worlds, work, self._reconciler)
-        self._fleet = fleet = Fleet(state, worlds, work, self._reconciler, self._checkpoints)
+        self._members = Members(state, groups, work, self._reconciler)
+        self._fleet = fleet = Fleet(state, groups, work, self._reconciler, self._checkpoints)
         began_at = self._unix_now if began_at is None else began_at
-        self._accounting = Accounting(state, fleet, worlds, self._checkpoints, began_at)
+        self._accounting = Accounting(state, fleet, groups, self._checkpoints, began_at)
         self._autoscaler = Autoscaler(state, fleet, work, self._accounting)
         self._session = EstimatorSession(state, work, self._reconciler)
-        self._registration = Registration(state, fleet, worlds, work, self._session)
+        self._registration = Registration(state, fleet, groups, work, self._session)
         self._data = self._registration.data
         self._has_opened = False  # something may have been handed out in this generation
         self._pace = Pace()
         self._series = JobSeries()
         self._waits_for = ""
         self._out.events.now = now + unix_offset
+        self._answers_to_parts: tuple[HeartbeatAnswer | Accepted | Refused | UnknownWorker, ...] = ()  # of one event
         if generation == 1:
             self._out.events.add(EventKind.JOB_STARTED, "job")
 
@@ -119,6 +123,7 @@ class Job:
         now: float,
         unix_offset: float = 0.0,
         resumed_at: float = 0.0,
+        is_resumed: bool | None = None,
     ) -> Job:
         """The next generation, from the last snapshot on disk.
 
@@ -130,6 +135,7 @@ class Job:
             unix_offset: see above.
             resumed_at: seconds since the Unix epoch: when this run was asked for; a journal that is older is that of a
                 job that was stopped.
+            is_resumed: this generation is of another run than the one before; None: the times above tell.
         """
         job = cls(settings, generation, now, unix_offset)
         if "events" in snapshot:
@@ -137,8 +143,10 @@ class Job:
         if "series" in snapshot:
             job._series = JobSeries.from_journal(snapshot["series"])
         times = snapshot.get("accounting")
-        stopped = job._accounting.stopped_seconds(times, resumed_at) if times is not None else 0.0
-        if stopped:
+        stopped = 0.0
+        if times is not None and is_resumed is not False:
+            stopped = job._accounting.stopped_seconds(times, resumed_at)
+        if is_resumed or stopped:
             job._fleet.resumed = job._out.events.add(EventKind.JOB_RESUMED, "job", "", 0, seconds=round(stopped, 3))
         else:
             job._out.events.add(EventKind.MASTER_RESTARTED, "master", generation=generation)
@@ -153,7 +161,7 @@ class Job:
         job._work.restore(snapshot)
         if snapshot.get("session"):
             job._session.restore(snapshot["session"])
-        job._worlds.restore(snapshot["worlds"], job._clock)
+        job._groups.restore(snapshot["worlds"], job._clock)
         if "loads" in snapshot:
             job._state.ps_metrics.restore(snapshot["loads"])
         if times is not None:
@@ -179,7 +187,7 @@ class Job:
             "servers": self._fleet.servers.snapshot(),
             **self._work.snapshot(),
             "session": self._session.snapshot() if self.settings.has_tensorflow_servers else None,
-            "worlds": self._worlds.snapshot(),
+            "worlds": self._groups.snapshot(),
             "events": self._out.events.snapshot(),
             "loads": self._state.ps_metrics.snapshot(),
             "series": self._series.to_journal(),
@@ -197,6 +205,8 @@ class Job:
         self._accounting.begin(self._unix_now)
         self._dispatch(event)
         self._advance()
+        if isinstance(event, events.MessageReceived) and event.lease_request is not None:
+            self._out.change_reply(event.call, self._message_answer)
         commands = self._out.take()
         self._accounting.end()
         return commands
@@ -258,7 +268,16 @@ class Job:
             answers.append(answer)
             if isinstance(answer, Refused | UnknownWorker):
                 break
-        self._out.reply(event.call, MessageAnswer(tuple(answers)))
+        if event.lease_request is None:
+            self._out.reply(event.call, MessageAnswer(tuple(answers)))
+        else:
+            self._answers_to_parts = tuple(answers)
+            self._lease_requested(event.lease_request)
+
+    def _message_answer(self, lease: Answer) -> MessageAnswer:
+        """Add the answers to a message's parts to that to its request for a lease, which comes as the job advances."""
+        assert isinstance(lease, LeaseGranted | NoLeaseNow | JobOver | UnknownWorker)
+        return MessageAnswer(self._answers_to_parts, lease)
 
     def _shards_unreadable(self, event: events.ShardsUnreadable) -> None:
         cause = self._out.events.add(EventKind.DATA_UNREADABLE, "data", event.message, data=str(event.kind))
@@ -292,6 +311,7 @@ class Job:
             if worker.waiting_call is not None:
                 self._out.reply(worker.waiting_call, NoLeaseNow())
                 self._workers.stop_waiting(worker)
+            self._work.requested(event)
             self._workers.wait(worker, event, self._clock)
 
     def _tick(self) -> None:
@@ -317,7 +337,7 @@ class Job:
         if self._ending.is_decided:
             self._leave()
             return
-        if self.settings.has_worlds and not self._is_recovering:
+        if self.settings.has_groups and not self._is_recovering:
             self._members.advance(self._clock, self._is_trained_by_scripts, self._fleet.pods.num_unfinished)
         if self._registration.is_planned and not self._is_recovering and self._workers.some_have_joined:
             self._reconciler.ask_if_needed(self._fleet.servers.partition, self._clock)
@@ -349,7 +369,7 @@ class Job:
     def _is_open(self) -> bool:
         """Work may be handed out."""
         ready = self._registration.is_planned and self._fleet.servers.is_complete
-        is_in_doubt = self._reconciler.in_doubt or (self.settings.has_worlds and not self._worlds.stands)
+        is_in_doubt = self._reconciler.in_doubt or (self.settings.has_groups and not self._groups.stands)
         return ready and not is_in_doubt and not self._is_recovering
 
     def _checkpoint(self) -> None:
@@ -389,8 +409,8 @@ class Job:
 
     @property
     def _is_trained_by_scripts(self) -> bool:
-        """AllReduce under scripts: all is in the model of a world, or of a script that has ended: no new world."""
-        if not self.settings.has_worlds or not self.settings.runs_command or not self._registration.is_planned:
+        """AllReduce under scripts: all is in the model of a group, or of a script that has ended: no new group."""
+        if not self.settings.has_groups or not self.settings.runs_command or not self._registration.is_planned:
             return False
         return self._work.is_covered and (self._is_open or self._fleet.pods.some_are_done)
 
@@ -455,24 +475,37 @@ class Job:
         status = JobStatus(self.settings.job_name, phase, message, self.generation, ps_wanted=num_ps)
         status = overview.with_progress(status, self.settings, self._work, self._pace, have_left)
         status = overview.with_model(status, self._work)
-        status = overview.with_processes(status, self._state, self._fleet, self._worlds)
+        status = overview.with_processes(status, self._state, self._fleet, self._groups)
+        standing, num_standing = self._fleet.hangs.standing(self._clock) if outcome is None else ((), 0)
+        saving = self._checkpoints.seconds(self._clock) if outcome is None else 0.0
+        saving = round(saving, 1) if saving > STANDS else 0.0
+        status = replace(status, standing=standing, num_standing=num_standing, saving_seconds=saving)
         status = replace(status, scaling=self._autoscaler.status())
         return overview.with_history(status, self._out.events.totals, self._accounting, unix_now)
 
     def _why_waiting(self) -> str:
-        if not self._fleet.servers.is_complete:
-            return f"waiting for parameter servers: {self._fleet.servers.num_ready} of {self.settings.num_ps} are ready"
+        servers = self._fleet.servers
+        if servers.are_expected_back:
+            have = f"{servers.num_ready} of {self.settings.num_ps} have"
+            return f"{MASTER_RESTARTED}: waiting for parameter servers to register again: {have}"
+        if not servers.is_complete:
+            found = [f"{servers.num_ready} of {self.settings.num_ps} are ready"]
+            found += [f"{n} {'is' if n == 1 else 'are'} lost"] if (n := servers.num_lost) else []
+            found += [f"{n} {'has' if n == 1 else 'have'} to register again"] if (n := servers.num_unregistered) else []
+            return f"waiting for parameter servers: {', '.join(found)}"
         if not self._fleet.pods.worker_slots:
             return "paused: no workers are wanted; `elasticdl scale` continues the job"
+        if self._is_recovering and not self._workers.all():
+            return f"{MASTER_RESTARTED}: waiting for workers to register again"
         if not self._workers.all():
             return "waiting for workers"
         if not self._data.has_model:
             return "waiting for a worker to load the model definition"
-        if self.settings.has_worlds and not self._worlds.num_formed:
-            late = ", ".join(map(self.settings.name_of, self._worlds.awaited(self._clock, LATE)))
+        if self.settings.has_groups and not self._groups.num_formed:
+            late = ", ".join(map(self.settings.name_of, self._groups.awaited(self._clock, LATE)))
             return f"waiting for {f'worker {late}' if late else 'workers'} to form a group"
         if self._is_recovering:
-            return "the master has restarted: waiting for workers to register again"
+            return f"{MASTER_RESTARTED}: waiting for workers to register again"
         return ""
 
     def validate_state(self) -> None:
@@ -482,7 +515,7 @@ class Job:
             AssertionError: one does not hold.
         """
         self._work.validate()
-        self._worlds.validate()
+        self._groups.validate()
         self._fleet.pods.validate()
         self._fleet.servers.validate()
         self._accounting.validate()

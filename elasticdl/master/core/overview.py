@@ -15,14 +15,16 @@ from elasticdl.master.core.plan.epoch import coverage_of, records_by_fate
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.workers import Workers
+from elasticdl.protocol import Role
 from elasticdl_client.job_series import SeriesPoint
-from elasticdl_client.job_status import DeviceStatus, JobPhase, JobStatus
+from elasticdl_client.job_status import DeviceStatus, JobPhase, JobStatus, UncreatedPods
 
 _ENDED = (JobPhase.SUCCEEDED, JobPhase.FAILED)
 RATE_WINDOW = 30.0  # seconds over which the throughput is taken
 MIN_WINDOW = 20.0  # seconds over which the pace is taken at least, as far as they are there
 MIN_MEASURED = 2.0  # seconds of work before anything is foretold
 MIN_SETTLED, MAX_SETTLED = 3.0, 30.0  # seconds after which another number of workers is no passing loss
+MAX_REASON = 500  # characters of an API server's reason: the status has a limit of its own
 MAX_SAMPLES = 512  # of a whole job; of a long one they are further apart
 
 
@@ -72,7 +74,7 @@ def with_model(status: JobStatus, work: Work) -> JobStatus:
     )
 
 
-def with_processes(status: JobStatus, state: JobState, fleet: Fleet, worlds: WorkerGroups) -> JobStatus:
+def with_processes(status: JobStatus, state: JobState, fleet: Fleet, groups: WorkerGroups) -> JobStatus:
     """Return the status with workers, parameter servers and groups."""
     settings, workers, loads = state.settings, state.workers, state.ps_metrics
     return replace(
@@ -82,14 +84,24 @@ def with_processes(status: JobStatus, state: JobState, fleet: Fleet, worlds: Wor
         devices=_devices(workers, settings),
         workers_wanted=len(fleet.pods.worker_slots),
         ps_alive=fleet.num_serving,
+        not_created=() if state.ending.outcome is not None else _not_created(fleet),
         ps=loads.servers(),
         staleness=loads.staleness,
         gradients_refused=loads.refused,
-        world=worlds.members,
-        num_worlds=worlds.num_formed,
-        engine=worlds.engine,
-        optimizer_shares=_optimizer_shares(workers, worlds.members) if settings.shard_optimizer else (),
+        world=groups.members,
+        num_worlds=groups.num_formed,
+        engine=groups.engine,
+        optimizer_shares=_optimizer_shares(workers, groups.members) if settings.shard_optimizer else (),
     )
+
+
+def _not_created(fleet: Fleet) -> tuple[UncreatedPods, ...]:
+    """Return the refused pods of each role, with the reason for the newest one."""
+    found = dict[Role, UncreatedPods]()
+    for name, (role, why) in fleet.pods.refusals().items():
+        count = found[role].count + 1 if role in found else 1
+        found[role] = UncreatedPods(role.value, count, name, " ".join(why.split())[:MAX_REASON])
+    return tuple(found.values())
 
 
 def _optimizer_shares(workers: Workers, members: Sequence[int]) -> tuple[float, ...]:

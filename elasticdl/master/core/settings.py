@@ -30,9 +30,9 @@ class JobSettings:
         model_version: of a job that trains nothing: of the trained model that it loads.
         has_last_task: a job that trains nothing: TRAIN_END is granted once when all is covered, to put the outputs of
             all tasks together.
-        collective_timeout: AllReduce: a member that is silent for this long is out of the world.
-        min_workers: AllReduce: the fewest workers of a world, each with all its processes.
-        fixed_global_batch: AllReduce: records of every step, of the whole world; 0: each member brings a minibatch.
+        collective_timeout: AllReduce: a member that is silent for this long is out of the group.
+        min_workers: AllReduce: the fewest workers of a group, each with all its processes.
+        fixed_global_batch: AllReduce: records of every step, of the whole group; 0: each member brings a minibatch.
         shard_optimizer: AllReduce: a member may be the only one with a part of the model, so that all are called.
         input_workers: processes of each worker that make minibatches, each of a task of its own; 0: there are none.
         hang_timeout: a worker with a history hangs after this long in one minibatch, at the earliest.
@@ -115,8 +115,8 @@ class JobSettings:
         return TaskType.EVALUATION if self.evaluates_alone else TaskType.PREDICTION
 
     @property
-    def has_worlds(self) -> bool:
-        """The model is with the members of a world."""
+    def has_groups(self) -> bool:
+        """The model is with the members of an AllReduce group."""
         return self.strategy is DistributionStrategy.ALL_REDUCE and self.trains
 
     @property

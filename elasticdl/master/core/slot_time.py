@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from elasticdl.protocol import Activity, pod_and_process
+from elasticdl.activities import Activity
+from elasticdl.protocol import pod_and_process
 from elasticdl_client.goodput import PodTimes, SlotState
 
 SECOND = 1_000_000  # microseconds

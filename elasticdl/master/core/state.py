@@ -5,7 +5,7 @@ A part owns one concept; it takes the shared state and the parts that it stands 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,14 @@ class Outbox:
         assert isinstance(reply, Reply)
         assert reply.call == call
         return reply.answer
+
+    def change_reply(self, call: int, change: Callable[[Answer], Answer]) -> None:
+        """Put another reply to this call in the place of the one that there is."""
+        for place, command in enumerate(self._commands):
+            if isinstance(command, Reply) and command.call == call:
+                self._commands[place] = Reply(call, change(command.answer))
+                return
+        raise AssertionError(f"call {call} is not answered")
 
     def log(self, text: str, level: Level = Level.INFO) -> None:
         self._commands.append(Log(level, text))

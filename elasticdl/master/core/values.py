@@ -166,11 +166,11 @@ class MessagePace:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker in a world.
+    """A worker in a group.
 
     Attributes:
         address: host:port of the store that it opens when it is rank 0.
-        is_source: it was in the last world that formed: the model may be taken from it.
+        is_source: it was in the last group that formed: the model may be taken from it.
     """
 
     worker_id: int

@@ -32,11 +32,14 @@ class Worker:
         is_leaving: it was ended from outside, or ends by itself, and gets no more tasks.
         has_ended: its script has come to its end, so it is silent.
         only: type that its request asks for; None: any.
+        request_number: that the worker gave to its newest request for a lease.
         ahead: tasks that its own input processes make ready, as it said.
-        world_version: of the world that it is in, as it said last; 0: in none.
+        world_version: of the group that it is in, as it said last; 0: in none.
         collective_seconds: for so long it had been inside one collective then.
         device: the accelerator that its model is on, as it said last; None: there is none.
         optimizer_share: that it holds of the optimizer's state, as it said last; 0: members do not divide that.
+        checkpoint_attempt: its newest at a checkpoint that was reported, over all generations of the master.
+        has_ledger: it has brought the ledger of its own model.
         is_ending: it was asked to end, as it said last, and has to agree with others on the last checkpoint.
         reached: records that were done when it last had a part in a commit of training; 0 again once another one has
             failed.
@@ -58,6 +61,7 @@ class Worker:
     has_ended: bool = False
     waiting_call: int | None = None  # of its request for a lease
     waiting_since: float = 0.0
+    request_number: int = 0
     only: TaskType | None = None
     ahead: int = 0
     world_version: int = 0
@@ -66,6 +70,14 @@ class Worker:
     device: Device | None = None
     optimizer_share: float = 0.0
     is_ending: bool = False
+    checkpoint_attempt: int = 0
+    has_ledger: bool = False
+
+    def tries_checkpoint(self, attempt: int) -> bool:
+        """Note an attempt at a checkpoint; return whether it is a new one.  0 is always new."""
+        is_new = attempt == 0 or attempt > self.checkpoint_attempt
+        self.checkpoint_attempt = max(self.checkpoint_attempt, attempt)
+        return is_new
 
 
 class Workers:
@@ -112,7 +124,7 @@ class Workers:
 
     def pace(self, settings: JobSettings) -> MessagePace:
         """The interval of messages: together no more than the master can take, as far as no worker seems silent."""
-        silence = min(settings.lease_timeout, settings.collective_timeout if settings.has_worlds else float("inf"))
+        silence = min(settings.lease_timeout, settings.collective_timeout if settings.has_groups else float("inf"))
         longest, share = max(HEARTBEAT_S, min(silence / 4, LONGEST_PAUSE)), len(self._workers) / MOST_PER_SECOND
         return MessagePace(min(max(HEARTBEAT_S, share), longest), min(max(REPORT_S, share), longest))
 
@@ -160,6 +172,7 @@ class Workers:
     def wait(self, worker: Worker, request: LeaseRequested, clock: float) -> None:
         """A worker that does not wait yet waits for a lease."""
         worker.waiting_call, worker.waiting_since, worker.only = request.call, clock, request.only
+        worker.request_number = request.number
         worker.ahead = max(worker.ahead, min(request.ahead, MOST_AHEAD))
         self._waiting[request.call] = self._hopeful[worker.id] = worker
         if request.at_once:
@@ -217,7 +230,10 @@ class Workers:
     def snapshot(self) -> dict[str, Any]:
         return {
             "workers": [
-                [w.id, w.incarnation, w.has_committed, w.is_leaving, w.stuck_since is not None, w.has_ended]
+                [
+                    *(w.id, w.incarnation, w.has_committed, w.is_leaving, w.stuck_since is not None, w.has_ended),
+                    *([w.checkpoint_attempt, w.has_ledger] if w.checkpoint_attempt or w.has_ledger else ()),
+                ]
                 for w in self._workers.values()
             ]
         }
@@ -227,5 +243,7 @@ class Workers:
             worker = Worker(worker_id, incarnation, clock, clock, has_joined=False, has_committed=has_committed)
             worker.is_leaving = is_leaving
             worker.stuck_since = clock if any(rest[:1]) else None
-            worker.has_ended = any(rest[1:])
+            worker.has_ended = any(rest[1:2])
+            worker.checkpoint_attempt = sum(rest[2:3])
+            worker.has_ledger = any(rest[3:4])
             self._workers[worker_id] = self._absent[worker_id] = worker

@@ -19,15 +19,15 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl.cluster.kubernetes.api import ApiCalls, ApiServer, Closed, Object, Query, StreamPauses
-from elasticdl.master.environment import UserRequest
-from elasticdl.master.journal import Journal, JournalWriteError, Superseded
+from elasticdl.master.environment import Endpoint, JobRun, RuntimeTraits, UserRequest
+from elasticdl.master.journal import Journal, JournalDeleted, JournalWriteError, Superseded
 from elasticdl.master.kubernetes.event_publisher import EventPublisher, Owner
 from elasticdl.master.kubernetes.journal import ConfigMapJournal
 from elasticdl.master.pod_specs import PodSpecs
@@ -44,6 +44,7 @@ from elasticdl_client.kubernetes.pods import pod_manifest
 from elasticdl_client.kubernetes.rbac import EXPIRY_RIGHTS, MASTER_RIGHTS, described, missing_of_user
 
 PATIENCE_S = 300.0
+_NUM_POD_THREADS = 16
 _MAX_PAUSE_S = 5.0
 _LABELS = {
     JobPhase.PENDING: "Pending",
@@ -73,29 +74,30 @@ logger = logging.getLogger("elasticdl.master")
 class KubernetesEnvironment:
     """`RuntimeEnvironment` of a job in a namespace; see the port for the attributes."""
 
-    num_pod_threads = 16
-    patience_s = PATIENCE_S
-    sigterm_ends_job = False
-
     def __init__(self, connection: Connection, namespace: str, job_name: str, port: int) -> None:
         """Takes the job over; calls that the API does not answer are repeated for `PATIENCE_S`.
 
         Raises:
-            Superseded: the job was deleted, or this pod has a successor.
+            Superseded: the job was deleted, or its journal was, or this pod has a successor.
             ElasticDLError: the job cannot be run here; one that has begun can be once that is mended, in the next start
                 of this pod's container.
         """
-        self.host = addresses.any_host()
-        self.port = port
-        self.token = read_token()
+        self.endpoint = Endpoint(addresses.any_host(), port, read_token())
         self._connection = connection
         self._calls = ApiCalls()
+        self.traits = RuntimeTraits(
+            _NUM_POD_THREADS, PATIENCE_S, sigterm_ends_job=False, read_api_calls=self._calls.counts
+        )
         self._calls.count(connection.client)
         self._namespace = namespace
         self._publisher: EventPublisher | None = None
         self._own_pod = OwnPod(connection, namespace, job_name)
         try:
             self._take(job_name)
+        except JournalDeleted:  # another start, or another master, would find no more
+            self._own_pod.label(_LABELS[JobPhase.FAILED])
+            self._own_pod.end()
+            raise
         except Superseded:
             raise
         except ElasticDLError as error:
@@ -115,13 +117,13 @@ class KubernetesEnvironment:
         self._expiry = Expiry(self._connection, self._namespace, job_name, owner_uid, account)
         _patiently(self._check_rights)
         is_owned = _patiently(lambda: self._own_pod.look(owner_uid))
-        self.submitted_at = min(now, job.metadata.creation_timestamp.timestamp() + ahead)
-        self.resumed_at = min(now, self._own_pod.created_at + ahead)
+        submitted_at = min(now, job.metadata.creation_timestamp.timestamp() + ahead)
+        self.run = JobRun(self._own_pod.uid, submitted_at, resumed_at=min(now, self._own_pod.created_at + ahead))
         if not is_owned:
             _patiently(lambda: set_owners(self._connection, self.spec, self._namespace, owner_uid))
         shown = _patiently(lambda: ConfigMapJournal(self._connection, self._namespace, job_name, self._say_phase))
         job_dir = self.spec.job_dir
-        self.journal: Journal = StorageJournal(job_dir, place_of(self.token), shown) if job_dir else shown
+        self.journal: Journal = StorageJournal(job_dir, place_of(self.endpoint.token), shown) if job_dir else shown
 
         has_secret_envs = read_secret_flags() is not None
 
@@ -145,9 +147,6 @@ class KubernetesEnvironment:
 
     def _check_rights(self) -> None:
         check_rights(self._connection, self._namespace, self.spec.service_account, self.spec.expires)
-
-    def api_calls(self) -> Mapping[tuple[str, str], int]:
-        return self._calls.counts()
 
     def pod_specs(self, port: int) -> PodSpecs:
         address = names.master_address(self.spec.job_name, self._namespace)
@@ -379,17 +378,21 @@ _MERGE = "application/merge-patch+json"
 
 
 class OwnPod:
-    """The master's pod, by its name; its methods may be called from any thread.
+    """The master's pod, by its name and uid; its methods may be called from any thread.
+
+    `elasticdl resume` makes a pod of the same name while the process of a deleted one may still run: that one changes
+    nothing of its successor.
 
     Attributes:
         created_at: by the API server's clock, in seconds since the Unix epoch; 0 before `look`.
+        uid: of the pod; empty before `look`.
     """
 
     def __init__(self, connection: Connection, namespace: str, job_name: str) -> None:
         self._connection = connection
         self._namespace = namespace
         self._name = names.pod_name(job_name, "master", 0)
-        self.created_at = 0.0
+        self.created_at, self.uid = 0.0, ""
 
     def look(self, owner_uid: str) -> bool:
         """Whether it has the job's ConfigMap as its owner.
@@ -398,16 +401,8 @@ class OwnPod:
             Superseded: the pod of that name is another one than this process runs in.
             ClusterError: it cannot be read.
         """
-        try:
-            pod = self._read()
-        except ClusterError as error:
-            if error.status == 404:
-                raise Superseded(f"pod {self._name} was deleted, and its master leaves with it") from error
-            raise
-        self.created_at = pod.metadata.creation_timestamp.timestamp()
-        own, shown = os.environ.get("MY_POD_IP", ""), pod.status.pod_ip or ""
-        if own and shown and own != shown:
-            raise Superseded(f"pod {self._name} was made again and has the address {shown}; this one has {own}")
+        pod = self._read()
+        self.created_at, self.uid = pod.metadata.creation_timestamp.timestamp(), str(pod.metadata.uid or "")
         return any(owner.uid == owner_uid for owner in pod.metadata.owner_references or [])
 
     def label(self, status: str) -> None:
@@ -425,7 +420,7 @@ class OwnPod:
                 return
             self._patch({"spec": {"activeDeadlineSeconds": 1}}, "be ended")
             self._await_failed()
-        except ClusterError as error:
+        except (ClusterError, Superseded) as error:
             logger.warning("Pod %s could not be ended: %s", self._name, error.what)
 
     def _await_failed(self) -> None:
@@ -437,15 +432,36 @@ class OwnPod:
             threading.Event().wait(_LOOK_S)
 
     def _read(self) -> Any:
-        with self._connection.doing(f"read pod {self._name} of namespace {self._namespace}"):
-            return self._connection.core.read_namespaced_pod(self._name, self._namespace, _request_timeout=_TIMEOUT_S)
+        """
+        Raises:
+            Superseded: it is gone, or the pod of that name is another one than this process runs in.
+            ClusterError: it cannot be read.
+        """
+        try:
+            with self._connection.doing(f"read pod {self._name} of namespace {self._namespace}"):
+                read = self._connection.core.read_namespaced_pod
+                pod = read(self._name, self._namespace, _request_timeout=_TIMEOUT_S)
+        except ClusterError as error:
+            if error.status == 404:
+                raise Superseded(f"pod {self._name} was deleted, and its master leaves with it") from error
+            raise
+        own, shown = os.environ.get("MY_POD_IP", ""), pod.status.pod_ip or ""
+        if own and shown and own != shown:
+            raise Superseded(f"pod {self._name} was made again and has the address {shown}; this one has {own}")
+        if self.uid and self.uid != pod.metadata.uid:
+            raise Superseded(
+                f"pod {self._name} was made again, with the uid {pod.metadata.uid}; this one has {self.uid}"
+            )
+        return pod
 
     def _patch(self, body: dict[str, Any], what: str) -> None:
         try:
+            uid = self.uid or str(self._read().metadata.uid or "")
+            body = {**body, "metadata": {**body.get("metadata", {}), "uid": uid}}  # the API refuses those of another
             with self._connection.doing(f"change pod {self._name}"):
                 path = f"/api/v1/namespaces/{self._namespace}/pods/{self._name}"
                 self._connection.patch(path, body, _MERGE, timeout_s=_TIMEOUT_S)
-        except ClusterError as error:
+        except (ClusterError, Superseded) as error:
             logger.warning("Pod %s could not %s: %s", self._name, what, error.what)
 
 

@@ -15,7 +15,16 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from elasticdl.master.journal import JournalWriteError, Outage, Outages, Superseded, damaged, decode, encode
+from elasticdl.master.journal import (
+    JournalDeleted,
+    JournalWriteError,
+    Outage,
+    Outages,
+    Superseded,
+    damaged,
+    decode,
+    encode,
+)
 from elasticdl.master.journal_writer import JournalWriter
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobPhase, JobStatus
@@ -53,10 +62,11 @@ class ConfigMapJournal:
 
         Raises:
             ClusterError: the API does not answer, or refuses.
-            JobError: the job does not exist.
+            JobError: the job does not exist, or its journal does not.
         """
         self._connection = connection
         self._namespace = namespace
+        self._job_name = job_name
         self._name = names.state_object(job_name)
         self._where = f"in ConfigMap {self._name} of namespace {namespace}"
         self._on_phase = on_phase
@@ -148,7 +158,7 @@ class ConfigMapJournal:
                 self._patch({})
             except ClusterError as error:
                 if error.status == 404:
-                    raise _deleted(self._where) from error
+                    raise self._deleted() from error
                 if error.status != 409:
                     raise
             else:
@@ -189,7 +199,7 @@ class ConfigMapJournal:
             self._patch(body)
         except ClusterError as error:
             if error.status == 404:
-                raise _deleted(self._where) from error
+                raise self._deleted() from error
             if error.status != 409:
                 raise
             self._adopt_version()
@@ -201,7 +211,7 @@ class ConfigMapJournal:
             found = self._read()
         except ClusterError as error:
             if error.status == 404:
-                raise _deleted(self._where) from error
+                raise self._deleted() from error
             raise
         if (found.metadata.annotations or {}).get(WRITER) != self._writer:
             raise Superseded(f"another master has taken over the job: it writes the journal {self._where}")
@@ -235,6 +245,20 @@ class ConfigMapJournal:
                 self._phase = phase
                 self._on_phase(phase)
 
-
-def _deleted(where: str) -> Superseded:
-    return Superseded(f"the job was deleted: there is no journal {where} any more")
+    def _deleted(self) -> Superseded:
+        """The error of a journal that is gone: with its job, or alone, by hand."""
+        name = names.job_object(self._job_name)
+        try:
+            with self._connection.doing(f"read ConfigMap {name} of namespace {self._namespace}"):
+                core = self._connection.core
+                job = core.read_namespaced_config_map(name, self._namespace, _request_timeout=TIMEOUT_S)
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+            job = None
+        if job is None or job.metadata.deletion_timestamp is not None:
+            return Superseded(f"the job was deleted: there is no journal {self._where} any more")
+        return JournalDeleted(
+            f"the journal {self._where} was deleted, and the job has not been: it cannot continue without",
+            f"`elasticdl status {self._job_name} --namespace={self._namespace}` says how to start again",
+        )

@@ -97,9 +97,6 @@ class PsService:
             self._newest_lease = max(self._newest_lease, newest)
             self._named.notify_all()
 
-    def _check_generation(self, generation: int) -> None:
-        self._wait_until(lambda: generation <= self.generation, f"generation {generation}")
-
     def _check_name(self, lease: int, epoch: int) -> None:
         """
         Raises:
@@ -325,7 +322,7 @@ class PsService:
         return self.incarnation == 0 or incarnation != self.incarnation
 
     def _refusal_of_master(self, generation: int, incarnation: int) -> pb.PsStatus | None:
-        self._check_generation(generation)
+        self._wait_until(lambda: generation <= self.generation, f"generation {generation}")
         if generation < self.generation:
             return pb.OLD_GENERATION
         return pb.WRONG_INCARNATION if self._is_another(incarnation) else None

@@ -17,53 +17,27 @@ from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.allreduce.group_session import GroupSession
 from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher, Broke, Failed, Item, Other, Over, Unreadable
-from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.task_reporting import TaskReporter
+from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepParts, StepPlan
+from elasticdl.worker.reporter import TaskFailures
 from elasticdl.worker.tasks import HeldLease, NotFinite, TaskStream
 
 _log = logging.getLogger("elasticdl.worker")
 
 
-class BatchSource(Protocol):
-    """Called by the main thread, in the order of a step.
-
-    Attributes:
-        wish: for the next header, beside those of the loop.
-        is_over: the job is over.
-    """
-
-    wish: StepFlag
-    is_over: bool
-
-    def start(self) -> None: ...
-
-    def entered(self) -> None:
-        """A group has been entered: the ledger may be another one."""
-        ...
-
-    def offer(self, patience_s: float) -> list[BatchRef]:
-        """Return the parts that this member offers for the next step; wait at most `patience_s` if it has none."""
-        ...
+class OtherLeases(Protocol):
+    """The leases of a member that are not for training, one after another."""
 
     def take_other(self) -> HeldLease | None:
-        """A lease that is not for training."""
+        """Return the present one; None: there is none."""
         ...
 
     def other_is_done(self) -> None:
         """That lease has been dealt with."""
         ...
 
-    def agree(self, plan: StepPlan) -> bool:
-        """After the headers: whether the plan is one of a step.  May exchange more with the other members."""
-        ...
 
-    def batch(self, part: BatchRef) -> Batch:
-        """Return the minibatch behind a part of this member."""
-        ...
-
-    def next_part(self) -> tuple[MinibatchName, Batch] | None:
-        """The minibatch that this member will probably offer after the present one; None: not known."""
-        ...
+class FlawedSteps(Protocol):
+    """The fate of minibatches that are not finite, or in which the user's code raises."""
 
     def leave_out(self, flaws: Mapping[int, str]) -> bool:
         """--nan_policy skip, before the reduction: tells that own minibatches will be left out of the model.
@@ -85,12 +59,22 @@ class BatchSource(Protocol):
         """
         ...
 
-    def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
-        """The parts of a step that this member tells the master of."""
-        ...
-
     def fail(self, error: Exception) -> None:
         """The user's model, loss or optimizer raised the exception being handled, maybe in a step without own parts."""
+        ...
+
+
+class BatchSource(StepParts, OtherLeases, FlawedSteps, Protocol):
+    """The minibatches of a module, and the reports on them."""
+
+    def start(self) -> None: ...
+
+    def batch(self, part: BatchRef) -> Batch:
+        """Return the minibatch behind a part of this member."""
+        ...
+
+    def next_part(self) -> tuple[MinibatchName, Batch] | None:
+        """The minibatch that this member will probably offer after the present one; None: not known."""
         ...
 
     def applied(self, plan: StepPlan, loss: float) -> None:
@@ -110,7 +94,7 @@ class LeasedBatches:
         session: GroupSession,
         feeder: BatchPrefetcher,
         tasks: TaskStream,
-        outcomes: TaskReporter,
+        failures: TaskFailures,
         skips_not_finite: bool,
     ) -> None:
         """
@@ -119,12 +103,12 @@ class LeasedBatches:
         """
         self.wish = StepFlag.NOTHING
         self.is_over = False
-        self._link, self._reporter = outcomes.link, outcomes.reporter
+        self._link, self._reporter = failures.link, failures.reporter
         self._leases = self._link.leases
         self._session = session
         self._feeder = feeder
         self._tasks = tasks
-        self._outcomes = outcomes
+        self._failures = failures
         self._skips_not_finite = skips_not_finite
         self._at_hand: tuple[MinibatchName, Batch] | None = None
         self._other: HeldLease | None = None
@@ -200,7 +184,7 @@ class LeasedBatches:
             return False
         what = next(iter(flaws.values()))
         _log.warning("Minibatch %d of %s is left out of the model: %s", n, held.task_name, what)
-        if self._link.report_progress(held.id, [], None, skipped=[n], not_finite=what).accepted:
+        if self._link.report_not_finite(held.id, what, [n]).accepted:
             return True
         self._leases.revoke((held.id,))
         self._at_hand = None
@@ -211,7 +195,7 @@ class LeasedBatches:
             return True
         held, n = self._held_at_hand()
         if flaws and held is not None:
-            self._outcomes.not_finite(held, NotFinite(n, next(iter(flaws.values()))))
+            self._failures.not_finite(held, NotFinite(n, next(iter(flaws.values()))))
             self._at_hand = None
         return False
 
@@ -225,7 +209,7 @@ class LeasedBatches:
             _log.error("%s", traceback.format_exc())
         else:
             self._forget(held.id)
-            self._outcomes.user_code_failed(held, error)
+            self._failures.user_code_failed(held, error)
 
     def applied(self, plan: StepPlan, loss: float) -> None:
         self._loss = loss if plan.num_records else self._loss
@@ -280,11 +264,11 @@ class LeasedBatches:
                 self._other = other
             case Failed(error=error):
                 self._forget(error.lease)
-                self._outcomes.feed_failed(error, self._tasks)
+                self._failures.feed_failed(error, self._tasks)
                 self._feeder.resume()
             case Unreadable(held=unread, error=cause):
                 self._forget(unread.id)
-                self._outcomes.unreadable(unread, cause)
+                self._failures.unreadable(unread, cause)
             case Over():
                 self.is_over = True
             case Broke(error=end):

@@ -32,7 +32,7 @@ from elasticdl.worker.allreduce.prefetchers import (
 )
 from elasticdl.worker.allreduce.schedule import NO_EPOCH, StepSchedule
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.task_reporting import TaskReporter, said_of
+from elasticdl.worker.reporter import TaskFailures, said_of
 from elasticdl.worker.tasks import HeldLease, NotFinite
 from elasticdl_client.job_spec import JobSpec
 
@@ -74,7 +74,7 @@ class GlobalBatches:
         drawer: LeasePrefetcher,
         leases: LocalLeases,
         feeder: BatchPrefetcher,
-        outcomes: TaskReporter,
+        failures: TaskFailures,
         num_per_epoch: int,
     ) -> None:
         """
@@ -84,12 +84,12 @@ class GlobalBatches:
         """
         self.wish = StepFlag.NOTHING
         self.is_over = False
-        self._link, self._reporter = outcomes.link, outcomes.reporter
+        self._link, self._reporter = failures.link, failures.reporter
         self._session = session
         self._drawer = drawer
         self._local = leases
         self._feeder = feeder
-        self._outcomes = outcomes
+        self._failures = failures
         self._minibatch_size = spec.minibatch_size
         num_per_step = spec.fixed_global_batch // spec.minibatch_size
         self._schedule: StepSchedule[StepOrder] = StepSchedule(num_per_step, num_per_epoch, lambda one: one.name)
@@ -298,9 +298,9 @@ class GlobalBatches:
                 marks[k] = True
             elif self._skips_not_finite:
                 _log.warning("Minibatch %d of %s is left out of the model: %s", n, held.task_name, what)
-                marks[k] = not self._link.report_progress(held.id, [], None, skipped=[n], not_finite=what).accepted
+                marks[k] = not self._link.report_not_finite(held.id, what, [n]).accepted
             else:
-                self._outcomes.not_finite(held, NotFinite(n, what))
+                self._failures.not_finite(held, NotFinite(n, what))
         return bytes(marks)
 
     def _share_failure(self, rank: int) -> None:

@@ -15,7 +15,7 @@ import hashlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -25,10 +25,11 @@ from elasticdl.collective import ElasticGroup, GroupLost, Peer, Reduction
 from elasticdl.protocol import pod_and_process
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.allreduce.agreement import Sums, check_rounds
 from elasticdl.worker.allreduce.step_header import BatchRef, Departures, StepFlag, StepPlan, StepProposal
 from elasticdl.worker.ledger import Ledger, RestoredModel
 from elasticdl.worker.master_link import MasterLink
-from elasticdl_client.errors import JobError
+from elasticdl_client.errors import ModelDefinitionError
 
 _BROKEN = re.compile(r"world \d+ is broken: ")
 _NOT_FORMED = re.compile(r"world \d+ cannot be formed: ")
@@ -160,6 +161,10 @@ class ReplicaState(Protocol):
 
     def load(self, arrays: Arrays) -> None:
         """The inverse of `arrays`."""
+        ...
+
+    def sums(self) -> Sequence[str]:
+        """Describe the parts of what members sum up in a step, in order."""
         ...
 
     def start_over(self) -> RestoredModel:
@@ -357,7 +362,7 @@ class GroupSession:
         header = StepProposal(max(self.version, self._watch.world.version), wishes, tuple(parts))
         line = header.numbers(self.most_parts)
         gathered = self._collective(lambda: self._group.gather(line))
-        self._check_equal([StepFlag(int(row[1])) for row in gathered])
+        self._check_rounds(gathered)
         self._holds_model = True  # rank 0 sends its first header once the master has accepted the group
         self._confirmed += self._pending
         self._pending, self._unproven = [], frozenset()
@@ -395,17 +400,10 @@ class GroupSession:
         """
         line = StepProposal(self.version, StepFlag.AGAIN).numbers(self.most_parts)
         gathered = self._collective(lambda: self._group.gather(line))
-        self._check_equal([StepFlag(int(row[1])) for row in gathered])
+        self._check_rounds(gathered)
 
-    def _check_equal(self, flags: Sequence[StepFlag]) -> None:
-        again = [StepFlag.AGAIN in one for one in flags]
-        if any(again) and not all(again):
-            more, fewer = (self._world.members[again.index(kind)].worker_id for kind in (True, False))
-            raise JobError(
-                f"worker {more} calls backward() once more in a step that worker {fewer} has ended",
-                "call it equally often in all workers: what depends on a count of batches, as a generator that is "
-                "trained every fifth time, is to count controller.num_steps, which is equal in all of them",
-            )
+    def _check_rounds(self, headers: Iterable[npt.NDArray[np.int64]]) -> None:
+        check_rounds([StepFlag.AGAIN in StepFlag(int(row[1])) for row in headers], self._world.members)
 
     def finish_reduce(self, reductions: Sequence[Reduction]) -> None:
         """Waits for the sums.
@@ -573,7 +571,7 @@ class GroupSession:
             source, restored_from = self._take_over(world)
             if self._rank == 0:
                 self._tell(world, restored_from)
-        except GroupLost as error:
+        except (GroupLost, ModelDefinitionError) as error:
             self._group.abandon(str(error))
             raise
         # The master may not know of a restored model yet: rank 0 must restore it again, and report it, if this fails.
@@ -590,10 +588,12 @@ class GroupSession:
             The rank of the model's source, None if no member holds it; and the checkpoint that rank 0 has read.
         """
         restored_from = ""
-        own = np.array([self.ledger.steps, self._holds_model], np.int64)
+        sums = Sums(self._state.sums())
+        own = np.array([self.ledger.steps, self._holds_model, sums.number], np.int64)
         standings = self._group.gather(own).tolist()
+        sums.compare([number for _, _, number in standings], world.members, self._group, self._rank)
         pairs = zip(standings, world.members, strict=True)
-        steps = [count if holds and member.is_source else -1 for (count, holds), member in pairs]
+        steps = [count if holds and member.is_source else -1 for (count, holds, _), member in pairs]
         newest = max(steps)
         source = steps.index(newest) if newest >= 0 else 0
         if newest < 0 and self._rank == 0:

@@ -2,30 +2,49 @@
 
 The loop of one member: headers, gradients, reduction, update; evaluation between steps; and the work before and after
 groups.  It never waits for a lease while others wait for it.
+
+`make_all_reduce_loop` puts the parts of a worker together, and compiles the step before it stands ready for a group.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import reduce
 from operator import and_
 
 import grpc
 
-from elasticdl.collective import Reduction
-from elasticdl.frameworks.framework import ComputeGradient, FeedError, LocalGradient, Share
-from elasticdl.protocol import Activity, derive_seed
+from elasticdl.activities import Activity
+from elasticdl.collective import ElasticGroup, Reduction
+from elasticdl.data.reader import Reader
+from elasticdl.frameworks.framework import (
+    Batch,
+    ComputeGradient,
+    FeedError,
+    Framework,
+    LocalGradient,
+    Mode,
+    Share,
+    TaskRecords,
+)
+from elasticdl.protocol import Shard, derive_seed
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.allreduce.batch_source import BatchSource
+from elasticdl.rpc.addresses import own_host
+from elasticdl.rpc.job_secret import read_token
+from elasticdl.worker.allreduce.batch_source import BatchSource, LeasedBatches
+from elasticdl.worker.allreduce.global_batch_source import GlobalBatches
 from elasticdl.worker.allreduce.group_session import GroupEnded, GroupSession
-from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint
+from elasticdl.worker.allreduce.prefetchers import BatchPrefetcher, InterruptibleLeases, LeasePrefetcher, LocalLeases
+from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint, Replica
+from elasticdl.worker.allreduce.sharded_session import make_session
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.task_reporting import TaskReporter
-from elasticdl.worker.tasks import HeldLease, TaskBatches, TaskStream
+from elasticdl.worker.loop import TrainingTasks, WorkerLoop
+from elasticdl.worker.reporter import TaskFailures
+from elasticdl.worker.tasks import HeldLease, LeaseSource, TaskStream
 from elasticdl.worker.termination import Termination
-from elasticdl_client.errors import ElasticDLError, LastCheckpointError
+from elasticdl_client.errors import DataError, ElasticDLError, LastCheckpointError
 from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
@@ -43,7 +62,7 @@ class AllReduceLoop:
         supply: BatchSource,
         evaluations: TaskStream,
         checkpoints: CheckpointWriter,
-        outcomes: TaskReporter,
+        tasks: TrainingTasks,
         termination: Termination,
     ) -> None:
         """
@@ -51,14 +70,14 @@ class AllReduceLoop:
             evaluations: of evaluation tasks alone.
             checkpoints: of the model that this trains.
         """
-        self._link, self._framework = outcomes.link, outcomes.framework
-        self._reporter, self._clock = outcomes.reporter, outcomes.clock
+        failures = tasks.failures
+        self._link, self._reporter, self._clock = failures.link, failures.reporter, failures.clock
+        self._framework = tasks.model
         self._session = session
         self._supply = supply
-        self._evaluations = evaluations
-        self._model = checkpoints.model
+        self._evaluations = WorkerLoop(evaluations, tasks.evaluation, termination)
+        self._exports = tasks.exports
         self._checkpoints = checkpoints
-        self._outcomes = outcomes
         self._termination = termination
         self._seed = spec.seed
         self._minibatch_size = spec.minibatch_size
@@ -141,7 +160,7 @@ class AllReduceLoop:
             if not self._session.enter():
                 return False
         self._is_idle, self._is_saved, self._why_unsaved = False, False, ""
-        self._last.begin_world()
+        self._last.begin_group()
         self._supply.confirmed(self._session.take_confirmed())
         self._supply.entered()
         self._checkpoints.begin(self._session.ledger)
@@ -173,7 +192,7 @@ class AllReduceLoop:
             plan = self._session.plan_step(parts, wishes)
         self._supply.confirmed(self._session.take_confirmed())
         if plan.ends_all:
-            self._last.end_with_all()
+            raise GroupEnded(self._last.end_with_all())
         if self._session.is_split and self._end_or_save(plan):
             return StepFlag.OVER not in reduce(and_, plan.wishes_by_rank)
         is_step = self._supply.agree(plan)
@@ -339,41 +358,15 @@ class AllReduceLoop:
         """Works evaluation tasks off until there is none: its own, and those that the master still has."""
         other = self._supply.take_other()
         if other is not None:
-            self._evaluations.reopen([other])
             self._supply.other_is_done()
-        while not self._termination.is_asked:
-            held = self._evaluations.peek_at_once(pb.EVALUATION)
-            if held is None:
-                return
-            if held.lease.merged:
-                self._outcomes.merge(held, self._evaluations)
-            else:
-                self._evaluate_tasks()
-
-    def _evaluate_tasks(self) -> None:
-        """Consecutive tasks through one run of the input pipeline."""
-        tasks = self._evaluations.by_task(self._framework, pb.EVALUATION, may_wait=lambda: False)
-        try:
-            for held, taken in tasks:
-                self._evaluate_task(held, taken)
-        except FeedError as error:
-            self._outcomes.feed_failed(error, self._evaluations)
-
-    def _evaluate_task(self, held: HeldLease, batches: TaskBatches) -> None:
-        try:
-            self._outcomes.evaluate(held, self._model.values(held), batches, self._evaluations)
-        except (FeedError, ElasticDLError, grpc.RpcError):
-            raise
-        except Exception as error:  # noqa: BLE001  the user's model and metrics run in here
-            self._outcomes.user_code_failed(held, error)
-        self._evaluations.close(held)
+        self._evaluations.run_at_once(pb.EVALUATION, other)
 
     def _do_alone(self, held: HeldLease) -> None:
         """TRAIN_END or CALLBACK, while the others wait for this member's header."""
         if held.lease.type == pb.CALLBACK:
-            self._outcomes.occasion(held)
+            self._exports.occasion(held)
         else:
-            self._outcomes.end_training(held, self._check_saved)
+            self._exports.end_training(held, self._check_saved)
         self._supply.other_is_done()
 
     def _save_with_all(self) -> None:
@@ -396,6 +389,84 @@ class AllReduceLoop:
                 self._checkpoints.save_last(self._session.ledger)
             else:
                 self._checkpoints.wait()  # the end of the process would cut off one that is being written
+
+
+def make_all_reduce_loop(
+    failures: TaskFailures,
+    framework: Framework,
+    reader: Callable[[pb.TaskType], Reader],
+    spec: JobSpec,
+    termination: Termination,
+    master_address: str,
+) -> AllReduceLoop:
+    """The loop of a worker whose model is compiled; the master knows what it defines.
+
+    Args:
+        reader: see `Readers.of`.
+    """
+    link, clock = failures.link, failures.clock
+    checkpoints = CheckpointWriter.of(spec, framework, clock)
+    link.on_checkpoint_request(checkpoints.request)
+    link.carry_checkpoints(checkpoints.newest_try)
+    model = checkpoints.model
+    with clock.during(Activity.COMPILE):
+        _compile_on(framework, model, _samples(link.sample().shard, framework, reader, spec), spec.seed)
+    group = ElasticGroup(own_host(master_address), read_token(), framework.device, spec.encrypt)
+    session = make_session(link, group, model, framework, spec)
+    tasks = TrainingTasks.of(spec, failures, framework, model)
+
+    def stream(requests: LeaseSource) -> TaskStream:
+        return TaskStream.of(spec, requests, reader, clock)
+
+    supply = _supply(session, stream, tasks, spec)
+    termination.at_once(link.announce_end)
+    return AllReduceLoop(spec, session, supply, stream(link), checkpoints, tasks, termination)
+
+
+def _supply(
+    session: GroupSession, stream: Callable[[LeaseSource], TaskStream], tasks: TrainingTasks, spec: JobSpec
+) -> BatchSource:
+    """Of the group together, with --fixed_global_batch, or each member's own."""
+    failures, framework = tasks.failures, tasks.model
+    link = failures.link
+    if spec.fixed_global_batch:
+        local = LocalLeases()
+        drawer = LeasePrefetcher(InterruptibleLeases(link))
+        feeder = BatchPrefetcher(stream(local), local, framework)
+        return GlobalBatches(spec, session, drawer, local, feeder, failures, link.register().plan.num_minibatches)
+    requests = InterruptibleLeases(link)
+    training = stream(requests)
+    feeder = BatchPrefetcher(training, requests, framework)
+    return LeasedBatches(session, feeder, training, failures, spec.skips_not_finite)
+
+
+def _samples(
+    shard: pb.ShardMessage, framework: Framework, reader: Callable[[pb.TaskType], Reader], spec: JobSpec
+) -> list[Batch]:
+    """Make a full minibatch and a short one; none if that fails: the error is reported again with its task."""
+    found: list[Batch] = []
+    try:
+        records = reader(pb.TRAINING).read(Shard(shard.name, shard.start, shard.end, shard.identity))
+        for count in (len(records), len(records) // 2):
+            task = TaskRecords(0, derive_seed(spec.seed, 0, 0), records[:count])
+            found += [batch for batch in framework.batches(Mode.TRAINING, iter([task])) if batch.size][:1]
+    except (DataError, FeedError) as error:
+        _log.info("The step is not compiled on a sample: %s", error)
+    return found
+
+
+def _compile_on(framework: Framework, model: Replica, samples: Sequence[Batch], seed: int) -> None:
+    """Compile the step on samples, and reset the model afterwards.
+
+    Errors of user code are only logged here: the same error is reported when the task runs.
+    """
+    try:
+        for batch in samples:
+            gradient = framework.local_gradient([Share(batch, seed, 1.0)], lambda buffer: None)
+            framework.apply_gradient(gradient, framework.learning_rate(0, 0))
+    except Exception as error:  # noqa: BLE001  see above
+        _log.info("The step could not be compiled on a sample: %s: %s", type(error).__name__, error)
+    model.reset()
 
 
 def _present(plan: StepPlan) -> list[int]:

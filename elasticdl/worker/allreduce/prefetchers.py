@@ -230,7 +230,7 @@ class BatchPrefetcher:
             self._put(batch)
             return
         held = self._leases.get(batch.lease)
-        error = self._tasks.errors.get(batch.lease)
+        error = None if held is None else held.unreadable
         self._put(Unreadable(held, error) if held is not None and error is not None else batch)
         if held is not None:
             self._tasks.close(held)

@@ -13,27 +13,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from elasticdl.frameworks.framework import KeepsState, ShardsOptimizer, TableRows, TakesSnapshots
-from elasticdl.protocol import Activity
-from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.allreduce.group_session import GroupEnded
+from elasticdl.activities import Activity, ActivityClock
+from elasticdl.frameworks.framework import DescribesSums, KeepsState, ShardsOptimizer, TableRows, TakesSnapshots
+from elasticdl.protocol import WrittenCheckpoint
 from elasticdl.worker.allreduce.step_header import StepFlag
 from elasticdl.worker.checkpoint import Arrays, Checkpoint, StateCheckpoints, read_from
 from elasticdl.worker.ledger import Ledger, RestoredModel
-from elasticdl.worker.tasks import HeldLease, Values
+from elasticdl.worker.tasks import HeldLease, OwnValues
 from elasticdl.worker.termination import PATIENCE_S, Termination
 from elasticdl_client.errors import CheckpointError
+from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
 _CHECKPOINT_PERIOD_S = 60.0
+_STATE_FILE = "model.npz"
 
 
-class Replica:
+class Replica(OwnValues):
     """See `ModelState`; and the model as evaluation and export read it (see `Strategy`).
 
     Attributes:
@@ -71,6 +72,10 @@ class Replica:
     def load(self, arrays: Arrays) -> None:
         self._framework.load_state(arrays)
 
+    def sums(self) -> Sequence[str]:
+        """See `ReplicaState`; nothing of a framework where they follow from the names in `arrays`."""
+        return self._framework.sums() if isinstance(self._framework, DescribesSums) else ()
+
     def reset(self) -> None:
         """Initial values."""
         self._framework.load_state(self._initial)
@@ -105,9 +110,6 @@ class Replica:
                 f"The checkpoint in {found.directory} cannot be loaded. {error.what}",
                 f"Use the module that the checkpoint was written with, or another {flag}.",
             ) from None
-
-    def values(self, held: HeldLease) -> Values:
-        return Values()
 
     def tables(self, held: HeldLease) -> list[TableRows]:
         return []
@@ -160,6 +162,22 @@ class CheckpointWriter:
         self.failure = ""
         self._thread: threading.Thread | None = None
         self._saving_last = threading.Lock()
+
+    @classmethod
+    def of(cls, spec: JobSpec, framework: KeepsState, clock: ActivityClock) -> CheckpointWriter:
+        """Return that of a job, of a model whose present values are its initial ones."""
+        checkpoints = StateCheckpoints.of_module(spec, _STATE_FILE)
+        make_model = ShardedReplica if spec.shard_optimizer else Replica
+        model = make_model(framework, checkpoints, spec.checkpoint_dir_for_init, clock)
+        return cls(model, checkpoints, spec.checkpoint_steps)
+
+    def request(self) -> None:
+        """Write one when the present step is made; from any thread."""
+        self._checkpoints.request()
+
+    def newest_try(self) -> WrittenCheckpoint | None:
+        """Return how the newest attempt to write one has ended."""
+        return self._checkpoints.newest_try
 
     def begin(self, ledger: Ledger) -> None:
         """Begin a group with this ledger.  Unwritten minibatches of earlier groups stay to be written.
@@ -214,7 +232,7 @@ class CheckpointWriter:
 
         Args:
             within_s: None: there is no limit.
-            others: what other members hold of the model.
+            others: state of the model that other members hold.
         """
         end = None if within_s is None else time.monotonic() + within_s
         self.wait(within_s)
@@ -257,6 +275,7 @@ class CheckpointWriter:
             _log.error("Checkpoint at step %d in %s failed: %s", ledger.steps, self._checkpoints.place, error.what)
         except Exception as error:  # noqa: BLE001  what is not on disk must not count as written
             self.failure = f"{type(error).__name__}: {error}"
+            self._checkpoints.note_failure(number, error)  # it may not have come to the files
             _log.exception("Checkpoint at step %d in %s failed", ledger.steps, self._checkpoints.place)
         else:
             _log.info("Checkpoint of %d minibatches written", number)
@@ -265,8 +284,8 @@ class CheckpointWriter:
 _TOGETHER_S = 1.0  # after SIGTERM, for which a member waits for that of the others
 
 
-class EndingGroup(Protocol):
-    """The part of `GroupSession` that this uses."""
+class Membership(Protocol):
+    """The part of `GroupSession` that all its clients use: this member among the others, and what its model holds."""
 
     ledger: Ledger
 
@@ -275,6 +294,12 @@ class EndingGroup(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    def share(self, data: bytes | None, source: int = 0) -> bytes: ...
+
+
+class EndingGroup(Membership, Protocol):
+    """The part of `GroupSession` that the last checkpoint uses."""
 
     @property
     def holds_all(self) -> bool: ...
@@ -293,8 +318,6 @@ class EndingGroup(Protocol):
     def collect(self) -> Mapping[str, npt.NDArray[Any]]: ...
 
     def part(self) -> bool: ...
-
-    def share(self, data: bytes | None, source: int = 0) -> bytes: ...
 
     def leave(self, reason: str = "") -> None: ...
 
@@ -323,7 +346,7 @@ class LastCheckpoint:
         is_decided = self.is_agreed or self._group.has_left or self._group.is_alone
         return self._checkpoints.is_wanted and not is_decided
 
-    def begin_world(self) -> None:
+    def begin_group(self) -> None:
         """The next round is the first of a group."""
         self._round_began = time.monotonic()
 
@@ -340,13 +363,13 @@ class LastCheckpoint:
         is_late = seconds - round_s >= _TOGETHER_S or seconds + 2 * round_s > PATIENCE_S  # the next may take longer
         return StepFlag.ENDING | (StepFlag.LEAVING if is_late else StepFlag.NOTHING)
 
-    def end_with_all(self) -> None:
-        """All members end after the present step: write the checkpoint, and leave when it is on disk.
+    def end_with_all(self) -> str:
+        """All members end after the present step: write the checkpoint, and leave the group when it is on disk.
 
         A member that leaves earlier brings a successor, which could begin with the checkpoint before.
 
-        Raises:
-            GroupEnded: always.
+        Returns:
+            Why the group has ended.
         """
         reason = "all members were asked to end"
         with self._clock.during(Activity.CHECKPOINT):
@@ -357,7 +380,7 @@ class LastCheckpoint:
             if not self._group.part() and self._group.rank != 0:
                 self.is_agreed = self._checkpoints.is_written(self._group.ledger)  # else rank 0 may be lost
         self._group.leave(reason)
-        raise GroupEnded(reason)
+        return reason
 
     def save_with_all(self) -> str:
         """Write it at the end of the training; every member calls this between the same two steps.

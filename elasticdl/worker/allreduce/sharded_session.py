@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from elasticdl.worker.allreduce.group_session import GroupSession, ReplicaState,
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.master_link import MasterLink
+from elasticdl_client.job_spec import JobSpec
 
 _PIECE_ELEMENTS = 8 << 20  # of parameters whose shards a member sends at once
 _MIB = 1 << 20
@@ -138,14 +139,9 @@ class ShardedSession(GroupSession):
         """Of the bytes of all but shards: equal in all members after the same step."""
         return digest_of(self._framework.shared_state())
 
-    @property
-    def _num_held(self) -> int:
-        """Elements of the parameters whose shards this member holds."""
-        return sum(self._sizes[number] for number in self._held)
-
     def optimizer_share(self) -> float:
         """Return the share of the optimizer's state that this member holds, from any thread."""
-        return self._num_held / max(1, sum(self._sizes))
+        return sum(self._sizes[number] for number in self._held) / max(1, sum(self._sizes))
 
     def standing(self) -> tuple[int, float]:
         """See `GroupSession.standing`.  When the job is over, members that do not come are waited for no longer."""
@@ -375,6 +371,21 @@ class ShardedSession(GroupSession):
             100.0 * self.optimizer_share(),
             self._framework.shard_bytes() / _MIB,
         )
+
+
+def make_session(
+    link: MasterLink, group: ElasticGroup, model: ReplicaState, framework: object, spec: JobSpec
+) -> GroupSession:
+    """Return the session of a job's members.
+
+    Args:
+        model: of that framework; with --shard_optimizer a `ShardedModel` of a `ShardsOptimizer`.
+    """
+    timeout_s, num_processes = spec.collective_timeout, spec.num_processes_per_worker
+    if not spec.shard_optimizer:
+        return GroupSession(link, group, model, timeout_s, processes_per_worker=num_processes)
+    assert isinstance(framework, ShardsOptimizer)
+    return ShardedSession(link, group, cast(ShardedModel, model), framework, timeout_s, num_processes)
 
 
 def owners(sizes: Sequence[int], num_members: int) -> list[int]:

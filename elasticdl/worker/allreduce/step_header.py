@@ -1,7 +1,8 @@
 """The header that members of a group exchange before every step: one line of int64 numbers per member.
 
 A header names the minibatches that its member brings, the newest group that it knows, and its requests.  From those of
-all members follow the step (`StepPlan`), and which members leave (`Departures`).
+all members follow the step (`StepPlan`), and which members leave (`Departures`).  `StepParts`: the port of what a
+member brings.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntFlag
 from functools import reduce
 from operator import and_, or_
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -142,6 +144,37 @@ class StepPlan:
     def scale(self, part: BatchRef) -> float:
         """The weight of a part's mean gradient in that of the step."""
         return part.num_records / self.num_records if part.num_records else 0.0
+
+
+class StepParts(Protocol):
+    """The part of a member in the steps of its group.  Called by the main thread, in the order of a step.
+
+    Attributes:
+        wish: for the next header, beside those of the loop.
+    """
+
+    wish: StepFlag
+
+    @property
+    def is_over(self) -> bool:
+        """There are no more data."""
+        ...
+
+    def entered(self) -> None:
+        """A group has been entered: the ledger may be another one."""
+        ...
+
+    def offer(self, patience_s: float) -> list[BatchRef]:
+        """Return the parts that this member offers for the next step; wait at most `patience_s` if it has none."""
+        ...
+
+    def agree(self, plan: StepPlan) -> bool:
+        """After the headers: whether the plan is one of a step.  May exchange more with the other members."""
+        ...
+
+    def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
+        """Return the parts of a step that this member reports to the master."""
+        ...
 
 
 class Departures:

@@ -15,20 +15,29 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from elasticdl.activities import Activity
 from elasticdl.cluster.local.gpus import VARIABLE as GPUS_VARIABLE
 from elasticdl.frameworks.framework import Framework, Parameters, Table, TableRows
 from elasticdl.frameworks.memory_file import create_memory_file
 from elasticdl.rpc.resource_use import available_bytes
 from elasticdl.storage.paths import DONE_FILE, RemotePath, path_of, sync_directory, sync_file
 from elasticdl.worker.export.process import ExportWriter
+from elasticdl.worker.reporter import TaskFailures
 from elasticdl.worker.tasks import HeldLease, LeaseLost, ReadableModel
 from elasticdl_client.choices import RUN_MODULE
-from elasticdl_client.errors import CheckpointError, ElasticDLError, ModelDefinitionError
+from elasticdl_client.errors import (
+    CheckpointError,
+    ElasticDLError,
+    JobError,
+    LastCheckpointError,
+    ModelDefinitionError,
+)
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.storage_kinds import AnyPath, is_remote
 
@@ -185,6 +194,54 @@ class Exporter:
     def _confirm(self, held: HeldLease) -> None:
         if not self._is_confirmed(held.id):
             raise LeaseLost
+
+
+class ExportTasks:
+    """TRAIN_END and CALLBACK, from the lease to the report.  The caller closes the lease in its stream."""
+
+    def __init__(self, failures: TaskFailures, exporter: Exporter) -> None:
+        self._link, self._reporter, self._clock = failures.link, failures.reporter, failures.clock
+        self._exporter = exporter
+
+    def end_training(self, held: HeldLease, save_last: Callable[[], None]) -> None:
+        """TRAIN_END: the export and the user's callbacks.
+
+        Args:
+            save_last: see `Strategy.save_last`; it comes first.
+        """
+
+        def end(held: HeldLease) -> str:
+            save_last()
+            return self._exporter.end_training(held)
+
+        self._run(held, end)
+
+    def occasion(self, held: HeldLease) -> None:
+        """CALLBACK: saves the model, or calls the user's callbacks."""
+        self._run(held, self._exporter.occasion)
+
+    def _run(self, held: HeldLease, do: Callable[[HeldLease], str]) -> None:
+        """
+        Args:
+            do: returns why no model was written, if one was to be.
+        """
+        self._reporter.drain()
+        try:
+            with self._clock.during(Activity.EXPORT):
+                not_exported = do(held)
+        except LeaseLost:
+            _log.info("Lease %d (%s) is lost; another worker has it", held.id, held.task_name)
+        except JobError:
+            raise
+        except LastCheckpointError as error:
+            _log.error("%s", error)
+            self._link.fail(held.id, 0, str(error), "", [])
+        except Exception as error:  # noqa: BLE001  the user's model and callbacks run in here
+            _log.error("%s", traceback.format_exc())
+            self._link.fail(held.id, 0, f"{type(error).__name__}: {error}", traceback.format_exc(), [])
+        else:
+            self._link.finish(held.id, 0, not_exported=not_exported)
+        self._link.leases.remove(held.id)
 
 
 def _put(made: Path, final: Path) -> None:

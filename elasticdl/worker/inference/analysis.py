@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from elasticdl.activities import Activity
 from elasticdl.analysis.analysis import Analysis, check_library
 from elasticdl.analysis.cells import Cells, Columns
 from elasticdl.data.reader import Metadata, Reader
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Mode, TaskRecords
-from elasticdl.protocol import Activity
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.storage.paths import path_of
 from elasticdl.worker.inference.output_parts import Parts
-from elasticdl.worker.inference.worker import OnePassLoop
-from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.tasks import HeldLease, TaskBatches, TaskStream, Values
+from elasticdl.worker.reporter import TaskFailures
+from elasticdl.worker.tasks import HeldLease, TaskBatches
 from elasticdl_client.errors import DataError, StorageError
 from elasticdl_client.job_spec import JobSpec
 
@@ -44,24 +43,45 @@ class TableInput:
 
 
 class AnalysisWork:
-    """See `PassWork`."""
+    """See `TaskWork`."""
 
-    def __init__(self, link: MasterLink, spec: JobSpec) -> None:
-        self._link, self._clock = link, link.clock
+    def __init__(self, spec: JobSpec, failures: TaskFailures, table: TableInput) -> None:
+        self.model = cast(Inference, table)
+        self.failures = failures
+        self._link, self._clock = failures.link, failures.clock
         self._spec = spec
-        self._parts = Parts(path_of(spec.prediction_outputs), _EXTENSION, link.confirm)
+        self._parts = Parts(path_of(spec.prediction_outputs), _EXTENSION, failures.link.confirm)
         self._has_ended_job = False
 
-    def run(self, held: HeldLease, values: Values, batches: TaskBatches, check: Callable[[], None]) -> None:
+    @classmethod
+    def of(cls, spec: JobSpec, failures: TaskFailures, reader: Callable[[pb.TaskType], Reader]) -> AnalysisWork:
+        """Return that of a job.
+
+        Args:
+            reader: see `Readers.of`.
+
+        Raises:
+            DataError: a package is missing, or the data cannot be read.
+        """
+        check_library()
+        return cls(spec, failures, TableInput(columns_of(spec, reader(pb.PREDICTION).metadata())))
+
+    def run(self, held: HeldLease, batches: TaskBatches) -> None:
         analysis = Analysis()
         for batch in batches:
             with self._clock.during(Activity.COMPUTE):
                 analysis.add(batch.data, batch.size)
-        check()
+        held.check_read()
         with self._parts.writing(held) as path:
             path.write_bytes(analysis.dump())
         assert batches.num_minibatches is not None
         self._link.finish(held.id, batches.num_minibatches)
+        self._link.leases.remove(held.id)
+
+    def alone(self, held: HeldLease) -> None:
+        self.end(held)
+        self._link.finish(held.id, 0)
+        self._link.leases.remove(held.id)
 
     def end(self, held: HeldLease) -> None:
         """Put the parts together; keep them until the job is over, as another worker may have to repeat this.
@@ -89,7 +109,7 @@ class AnalysisWork:
         for held.minibatch, part in enumerate(self._parts.contents()):
             yield part
 
-    def remove_parts(self) -> None:
+    def close(self) -> None:
         """Remove the parts of the job, which is over, if this worker put them together."""
         try:
             if self._has_ended_job:
@@ -104,29 +124,6 @@ def merged(parts: Iterable[bytes]) -> Analysis:
     for part in parts:
         whole.merge(Analysis.load(part))
     return whole
-
-
-def make_analysis_loop(link: MasterLink, reader: Callable[[pb.TaskType], Reader], spec: JobSpec) -> OnePassLoop:
-    """The loop of a worker of an analysis.
-
-    Args:
-        reader: see `Readers.of`.
-
-    Raises:
-        DataError: a package is missing, or the data cannot be read.
-    """
-    check_library()
-    metadata = reader(pb.PREDICTION).metadata()
-    tasks = TaskStream.of(spec, link, reader, link.clock)
-    work = AnalysisWork(link, spec)
-    return OnePassLoop(
-        link,
-        tasks,
-        cast(Inference, TableInput(columns_of(spec, metadata))),
-        lambda held: Values(),
-        work,
-        work.remove_parts,
-    )
 
 
 def columns_of(spec: JobSpec, metadata: Metadata) -> Columns:

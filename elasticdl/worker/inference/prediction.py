@@ -13,13 +13,14 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import grpc
 import numpy as np
 
-from elasticdl.data.example import parse_examples
+from elasticdl.activities import Activity
+from elasticdl.data.example import parse_all, parse_examples
 from elasticdl.data.factory import open_source
 from elasticdl.data.reader import Reader
 from elasticdl.data.sql import OutputTable
@@ -28,11 +29,11 @@ from elasticdl.data.table_encoder import exact_fractions
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Surplus
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
-from elasticdl.protocol import Activity, Shard
+from elasticdl.protocol import Shard
 from elasticdl.storage.paths import DONE_FILE, path_of
 from elasticdl.worker.inference.output_parts import Columns, Parts, RowWriter, columns_of, format_of, open_rows
-from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.tasks import HeldLease, LeaseLost, TaskBatches, Values
+from elasticdl.worker.reporter import TaskFailures
+from elasticdl.worker.tasks import HeldLease, LeaseLost, TaskBatches, ValueSource
 from elasticdl_client.choices import PredictionFormat
 from elasticdl_client.data_sources import is_table, split_columns
 from elasticdl_client.errors import DataError, ModelDefinitionError
@@ -45,15 +46,28 @@ _ONE_A_RECORD = "Let feed keep every record when its mode is 'prediction', and r
 
 
 class PredictionWork:
-    """See `PassWork`."""
+    """See `TaskWork`."""
 
-    def __init__(self, link: MasterLink, model: Inference, spec: JobSpec, definition: ModelDefinition) -> None:
+    def __init__(
+        self,
+        failures: TaskFailures,
+        model: Inference,
+        source: ValueSource,
+        spec: JobSpec,
+        definition: ModelDefinition,
+    ) -> None:
         """
+        Args:
+            source: of the values of that model.
+
         Raises:
             JobError, ModelDefinitionError: predictions can go nowhere.
         """
-        self._link, self._clock = link, link.clock
-        self._model = model
+        self.model = model
+        self.failures = failures
+        self._link, self._clock = failures.link, failures.clock
+        link = failures.link
+        self._source = source
         self._process = make_process(definition, link.worker_id)
         self._parts: Parts | None = None
         self._table: TableParts | None = None
@@ -71,17 +85,28 @@ class PredictionWork:
                 "Define a class with a method process(predictions, worker_id), or name a directory.",
             )
 
-    def run(self, held: HeldLease, values: Values, batches: TaskBatches, check: Callable[[], None]) -> None:
+    def run(self, held: HeldLease, batches: TaskBatches) -> None:
+        with self._clock.during(Activity.EVALUATE):
+            values = self._source.values(held)
         with self._writing(held) as writer:
             for batch in batches:
                 held.minibatch = batch.n
                 with self._clock.during(Activity.COMPUTE):
-                    outputs = self._model.predict(batch, values.parameters, values.rows(batch))
+                    outputs = self.model.predict(batch, values.parameters, values.rows(batch))
                 self._give(outputs, batch, held, writer)
-            check()
+            held.check_read()
             self._check_count(held, batches.surplus)
         assert batches.num_minibatches is not None
         self._link.finish(held.id, batches.num_minibatches)
+        self._link.leases.remove(held.id)
+
+    def alone(self, held: HeldLease) -> None:
+        self.end(held)
+        self._link.finish(held.id, 0)
+        self._link.leases.remove(held.id)
+
+    def close(self) -> None:
+        self._source.close()
 
     @contextmanager
     def _writing(self, held: HeldLease) -> Iterator[RowWriter | None]:
@@ -90,12 +115,8 @@ class PredictionWork:
             with self._table.writing(held) as rows:
                 yield rows
         elif self._parts is not None:
-            with self._parts.writing(held) as path:
-                writer = open_rows(self._format, path)
-                try:
-                    yield writer
-                finally:
-                    writer.close()
+            with self._parts.writing(held) as path, closing(open_rows(self._format, path)) as writer:
+                yield writer
         else:
             yield None
 
@@ -204,6 +225,7 @@ class CarriedColumns:
         self._reader: Reader = reader
         metadata = reader.metadata()
         dtypes, shapes = dict(metadata.column_dtypes), dict(metadata.column_shapes)
+        self._whole = [name for name in self.names if dtypes.get(name) == "int64" and name not in shapes]
         self._fractions = [name for name in self.names if dtypes.get(name) == "float64" and name not in shapes]
         texts = dtypes | dict.fromkeys(self._fractions, "string")
         self._rows = (
@@ -219,14 +241,16 @@ class CarriedColumns:
             DataError: a record lacks one, or has several values of it.
         """
         numbers = held.record_numbers[minibatch * self._size : (minibatch + 1) * self._size]
-        name = held.lease.shard.name
-        records = [r for start, end in _runs(numbers) for r in self._reader.read(Shard(name, start, end))]
+        name, identity = held.lease.shard.name, held.lease.shard.identity
+        runs = [Shard(name, start, end, identity) for start, end in _runs(numbers)]
+        records = [record for run in runs for record in self._reader.read(run)]
         if self._rows is not None:
             decoded = decode(records, self._rows)
         else:
             try:
                 decoded = dict(parse_examples(records, dict.fromkeys(self.names, ())))
             except DataError as error:
+                self._check_whole(records, name, numbers)
                 what = f"--prediction_columns={','.join(self.names)}: {error.what}"
                 raise DataError(what, error.hint or _ONE_VALUE) from error
         for column in self._fractions:
@@ -237,6 +261,22 @@ class CarriedColumns:
                 else numbers_of_cells(column, "float64", [value.decode() for value in values])
             )
         return {column: _array(decoded[column]) for column in self.names}
+
+    def _check_whole(self, records: Sequence[bytes], shard: str, numbers: Sequence[int]) -> None:
+        """
+        Raises:
+            DataError: a record has no value of a column of whole numbers.
+        """
+        for record, number in zip(records, numbers, strict=True):
+            found = parse_all([record]) if self._whole else {}
+            missing = next((column for column in self._whole if column not in found), None)
+            if missing is not None:
+                raise DataError(
+                    f"--prediction_columns={missing}: record {number} of {shard} has no value of it, and it holds "
+                    "whole numbers.",
+                    f'Fill it in; or say --data_reader_params=\'column_dtypes={{"{missing}": "float64"}}\', where '
+                    "missing is NaN.",
+                )
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

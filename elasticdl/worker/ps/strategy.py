@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from elasticdl.activities import Activity
 from elasticdl.frameworks.framework import (
     Batch,
     Floats,
@@ -26,7 +27,7 @@ from elasticdl.frameworks.framework import (
     Table,
     TableRows,
 )
-from elasticdl.protocol import Activity, derive_seed
+from elasticdl.protocol import derive_seed
 from elasticdl.ps.client import LocalDenseValues, PsClient, Pull, Pulled, Push, TooStale
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.ps.session import PsSession
@@ -349,7 +350,7 @@ class Gradients:
             raise NotFinite(batch.n, what)
         _log.warning("Minibatch %d of %s is left out of the model: %s", batch.n, held.task_name, what)
         # Before the push: the model must not hold a name whose records are not in it, unknown to all.
-        if not self._link.report_progress(held.id, [], None, skipped=[batch.n], not_finite=what).accepted:
+        if not self._link.report_not_finite(held.id, what, [batch.n]).accepted:
             raise LeaseLost
         return Computed(batch, None, Push(held.id, lease.epoch, lease.task, batch.n, None, None, {}, versions))
 

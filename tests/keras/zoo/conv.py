@@ -1,6 +1,8 @@
 """Convolution, batch normalisation, dropout and a regulariser on 8 × 8 images; a record is 64 pixels and a label."""
 
 import uuid
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -21,6 +23,13 @@ def custom_model(dropout: float = 0.3, normalize: bool = True, regularizer: str 
 
 def plain_model() -> keras.Model:
     return custom_model(dropout=0.0, normalize=False)
+
+
+def rooted_model() -> keras.Model:
+    """The gradient of an image of zeros is NaN, and its loss is finite."""
+    image = keras.Input((8, 8, 1))
+    squares = keras.ops.square(keras.layers.Dense(5, use_bias=False)(keras.layers.Flatten()(image)))
+    return keras.Model(image, keras.layers.Dense(10)(keras.ops.sqrt(squares)))
 
 
 class CustomModel(keras.Model):
@@ -136,7 +145,70 @@ def spectral_model() -> keras.Model:
     """Its layer assigns its own kernel before it uses it."""
     image = keras.Input((8, 8, 1))
     hidden = keras.layers.SpectralNormalization(keras.layers.Dense(5))(keras.layers.Flatten()(image))
-    return keras.Model(image, keras.layers.Dense(10)(keras.layers.ActivityRegularization(0.1)(hidden)))
+    return keras.Model(image, keras.layers.Dense(10)(hidden))
+
+
+class Shrinking(keras.layers.Layer):
+    """Scales by a variable that it assigns in a condition inside a loop."""
+
+    def build(self, shape: tuple[int, ...]) -> None:
+        self.scale = self.add_weight(shape=shape[1:], initializer="ones", name="scale")
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        def shrunk(count: tf.Tensor) -> tuple[tf.Tensor]:
+            tf.cond(count < 2, lambda: self.shrink(), lambda: 0.0)
+            return (count + 1,)
+
+        if training:
+            tf.while_loop(lambda count: count < 3, shrunk, (tf.constant(0),))
+        return x * self.scale
+
+    def shrink(self) -> float:
+        self.scale.assign(self.scale * 0.9)
+        return 0.0
+
+
+def shrinking_model() -> keras.Model:
+    image = keras.Input((8, 8, 1))
+    return keras.Model(image, keras.layers.Dense(10)(Shrinking()(keras.layers.Flatten()(image))))
+
+
+def halving_model() -> keras.Model:
+    """A layer of Keras's own calls a function that assigns the kernel of the layer after it."""
+    return _model_with(lambda halve: keras.layers.Lambda(halve, output_shape=(64,)))
+
+
+def activating_model() -> keras.Model:
+    """The function is an activation."""
+    return _model_with(keras.layers.Activation)
+
+
+def _model_with(layer_of: Callable[[Any], keras.layers.Layer]) -> keras.Model:
+    image = keras.Input((8, 8, 1))
+    score = keras.layers.Dense(10, name="halved")
+    score.build((None, 64))
+
+    def halve(x: tf.Tensor) -> tf.Tensor:
+        score.kernel.assign(score.kernel * 0.5)
+        return x
+
+    return keras.Model(image, score(layer_of(halve)(keras.layers.Flatten()(image))))
+
+
+_SCORES: list[keras.layers.Layer] = []
+
+
+def scoring_model() -> keras.Model:
+    image = keras.Input((8, 8, 1))
+    _SCORES[:] = [keras.layers.Dense(10, name="halved")]
+    return keras.Model(image, _SCORES[0](keras.layers.Flatten()(image)))
+
+
+def halving_loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    """Assigns a variable of `scoring_model`."""
+    kernel = _SCORES[0].kernel
+    kernel.assign(kernel * 0.5)
+    return loss(labels, predictions)
 
 
 def sequential_model() -> keras.Model:

@@ -19,6 +19,12 @@ def flat() -> keras.Model:
     return keras.Model(x, keras.layers.Reshape(())(keras.layers.Dense(1)(x)))
 
 
+def narrow() -> keras.Model:
+    """Of other data than `feed` makes."""
+    x = keras.Input((3,))
+    return keras.Model(x, keras.layers.Dense(1)(x))
+
+
 def both() -> keras.Model:
     x = keras.Input((4,))
     kind = keras.layers.Dense(3, activation="softmax", name="kind")(x)
@@ -49,6 +55,21 @@ def half_frozen() -> keras.Model:
 def constrained() -> keras.Model:
     x = keras.Input((4,))
     return keras.Model(x, keras.layers.Dense(1, kernel_constraint="non_neg", activation="sigmoid")(x))
+
+
+def overwritten() -> keras.Model:
+    """Its bias takes its gradient as its value, as the scales of a model that is trained in float8."""
+    x = keras.Input((4,))
+    scored = keras.layers.Dense(1, activation="sigmoid")
+    model = keras.Model(x, scored(x))
+    scored.bias.overwrite_with_gradient = True
+    return model
+
+
+def stateful() -> keras.Model:
+    x = keras.Input((4,), batch_size=8)
+    both = keras.layers.Bidirectional(keras.layers.GRU(2, stateful=True, name="gru"))(keras.layers.Reshape((2, 2))(x))
+    return keras.Model(x, keras.layers.Dense(1, activation="sigmoid")(both))
 
 
 loss = "sparse_categorical_crossentropy"

@@ -29,6 +29,15 @@ def functional() -> keras.Model:
     return _scored(ids, keras.layers.Concatenate(axis=1)([both, _embedding("wide", 6)(ids)]))
 
 
+def adapted() -> keras.Model:
+    """Its first layer has a counter that training leaves alone."""
+    ids = _ids()
+    normalization = keras.layers.Normalization(axis=None)
+    normalization.adapt(np.arange(40.0))
+    numbers = keras.layers.Dense(DIM)(normalization(ids))
+    return _scored(ids, keras.layers.Add()([keras.layers.Reshape((1, DIM))(numbers), _embedding("table")(ids)]))
+
+
 def column() -> keras.Model:
     ids = _ids()
     return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(_embedding("table")(ids))))

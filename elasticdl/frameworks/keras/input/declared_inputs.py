@@ -159,7 +159,8 @@ class ModelInputs:
         keys = self._keys or [declared.name for declared in inputs]
         missing = [str(key) for key in keys if key != "" and key not in features]
         if missing:
-            raise self._error(features, f"the model's {', '.join(missing)} {_is_are(missing)} missing")
+            verb = "is" if len(missing) == 1 else "are"
+            raise self._error(features, f"the model's {', '.join(missing)} {verb} missing")
         if "" not in keys and len(set(keys)) == len(keys):
             return [features[key] for key in keys]
         raise self._error(features, "which of them is which input cannot be seen from their names")
@@ -269,7 +270,3 @@ def _listed(features: Any) -> str:
 
 def _words(name: str, dtype: Any) -> str:
     return name if dtype is None else f"{name} {tf.as_dtype(dtype).name}"
-
-
-def _is_are(names: Sequence[str]) -> str:
-    return "is" if len(names) == 1 else "are"

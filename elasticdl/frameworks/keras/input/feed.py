@@ -11,7 +11,10 @@ without samples: tf.data's own iterator takes as long in Python for a structure 
 from __future__ import annotations
 
 import logging
+import os
+import sysconfig
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,9 +24,11 @@ import numpy.typing as npt
 import tensorflow as tf
 from tensorflow.python.data.ops.map_op import _MapDataset  # the public `map` has no option for the device
 
+import elasticdl.frameworks
 from elasticdl.frameworks.framework import Mode
 from elasticdl.frameworks.keras.operations import (
     changing_the_count,
+    frames_of_operation,
     has_control_flow,
     not_vectorisable,
     operations_of_dataset,
@@ -37,6 +42,9 @@ _log = logging.getLogger("elasticdl.keras")
 
 Explained = Callable[[str, bytes | None], str]
 _SLICED = "Attempting to slice scalar input"  # as TensorFlow says of `record[0]`
+_OURS = os.path.dirname(os.path.dirname(elasticdl.frameworks.__file__))
+_NOT_OF_USERS = ("<", _OURS, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+_HAS_TRACEBACK = "Traceback (most recent call last)"
 _GRAPH_SEED = 87_654_321  # any constant but 0: the second half of the seed of every shuffle
 
 
@@ -63,6 +71,7 @@ class TracedFeed:
         self._mode = mode
         self._minibatch_size = minibatch_size
         self._probed: Any = None
+        self._samples: Any = None  # once traced
         self.explained = explained
         self.counting: list[str] = []  # operations that may drop or repeat samples, once traced
 
@@ -77,8 +86,19 @@ class TracedFeed:
         patches = _Patches(seed, self._minibatch_size, dataset, records)
         with patches.applied():
             samples = self._checked(self._feed(dataset, *self._arguments))
-        self.counting = changing_the_count(samples)
+        self.counting, self._samples = changing_the_count(samples), samples
         return samples
+
+    def frames_of(self, message: str) -> str:
+        """Return the lines of the user's code that made the operation which an error of TensorFlow names.
+
+        As in a traceback; empty: they are not known, or the error has a traceback of its own: Python's in a graph.
+        """
+        frames = (
+            [] if self._samples is None or _HAS_TRACEBACK in message else frames_of_operation(self._samples, message)
+        )
+        users = [frame for frame in frames if not frame.filename.startswith(_NOT_OF_USERS)]
+        return "".join(traceback.format_list(users))
 
     def probe(self) -> Any:
         """Spec of a minibatch, found by calling `feed` on a dataset that is never read.

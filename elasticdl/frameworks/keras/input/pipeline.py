@@ -135,7 +135,8 @@ class Pipeline:
                 message = _message(error)
                 explained = self._feed.explained(message, source.only_record)
                 is_explained = explained != message
-                raise FeedError(source.leases[task], n, explained, is_explained) from _without_frames(error)
+                frames = self._feed.frames_of(str(error))
+                raise FeedError(source.leases[task], n, explained, is_explained, frames) from _without_frames(error)
             if element is None:
                 if source.error is not None:
                     raise source.error

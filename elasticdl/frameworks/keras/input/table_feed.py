@@ -113,6 +113,10 @@ _WRONG_FIELD = re.compile(
     r"Field (\d+) (?:in record \d+ is not a valid (\w+): (.*)|is required but missing in record)", re.DOTALL
 )
 _WRONG_COUNT = re.compile(r"Expect (\d+) fields but have (\d+) in record")
+_NOT_CSV = re.compile(
+    "Unquoted fields cannot have quotes/CRLFs inside|Quote inside a string has to be escaped by another quote"
+    "|Quoted field has to end with quote followed by delim or end"
+)
 _MISSING = re.compile(r"Feature: (\S+) \(.*?\) is required but|Key: ([^,]+), Index: \d+\.  Number of int64 values")
 _WRONG_TYPE = re.compile(
     r"Key: ([^,]+), Index: \d+\.  Data types don't match. Data type: (\w+) but expected type: (\w+)"
@@ -131,6 +135,8 @@ def explain_table_feed(table: FeedColumns, message: str) -> str:
         error = wrong_cell(name, table.dtypes[name], found[3] or "")
     elif found := _WRONG_COUNT.search(message):
         error = wrong_row(int(found[2]), len(names))
+    elif found := _NOT_CSV.search(message):
+        error = _not_csv(found[0])
     elif found := _MISSING.search(message):
         error = missing_number(found[1] or found[2])
     elif found := _WRONG_TYPE.search(message):
@@ -158,6 +164,8 @@ def explain_own_feed(metadata: Metadata, message: str, record: bytes | None) -> 
             f"tf.io.decode_csv in feed has {found[1]} record_defaults, and a record has {found[2]} fields.",
             f"Give one entry for each column, and quote fields that hold the delimiter; {_LEAVES_OUT}",
         )
+    elif found := _NOT_CSV.search(message):
+        error = _not_csv(found[0])
     elif found := _NO_NUMBER.search(message):
         error = DataError(
             f"tf.strings.to_number in feed reads {found[1]!r}{_column(metadata, record, found[1])}: no number.",
@@ -170,6 +178,13 @@ def explain_own_feed(metadata: Metadata, message: str, record: bytes | None) -> 
             "numbers of the fields whose entry of record_defaults is one.",
         )
     return message if error is None else f"{type(error).__name__}: {error}"
+
+
+def _not_csv(reason: str) -> DataError:
+    return DataError(
+        f"A row is not CSV: {reason}.",
+        f"Put fields with quotes into quotes and double the quotes inside: there is no escapechar; {_LEAVES_OUT}",
+    )
 
 
 def _column(metadata: Metadata, record: bytes | None, value: str, field: int = -1) -> str:

@@ -1,8 +1,8 @@
 """A member's part of a synchronous step: gradients at the model's own variables, and their update after the reduction.
 
-Gradients, the changes of non-trainable variables, how many shares reached each trainable variable, and the step's
-numbers are one flat buffer, which TensorFlow allocates for every step and does not read again: so the reduction may
-write into it.
+Gradients, the changes of variables that the model assigns, how many shares reached each trainable variable, and the
+step's numbers are one flat buffer, which TensorFlow allocates for every step and does not read again: so the reduction
+may write into it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,18 @@ import tensorflow as tf
 
 from elasticdl.frameworks.framework import NUM_TOLD, Floats, LocalGradient, Mode, Share
 from elasticdl.frameworks.keras.computation import build_optimizer
-from elasticdl.frameworks.keras.model import BuiltModel, as_int64, flat_tensor
+from elasticdl.frameworks.keras.model import BuiltModel, as_int64, check_assigned, flat_tensor
 from elasticdl.frameworks.keras.operations import (
     IdOutOfRange,
     IdWatch,
-    assigned_variables,
     first_run,
     operations_of_graph,
     warn_of_chance,
 )
 from elasticdl.frameworks.keras.samples import KerasMinibatch, full_spec, take_apart
 from elasticdl.layers.functions import inlined
-from elasticdl_client.errors import ModelDefinitionError
 
-_FLAWS = ("the loss", "the gradient", "the change of the non-trainable variables")
+_FLAWS = ("the loss", "the gradient", "the change of the variables that the model assigns")
 
 
 class AllReduceStep:
@@ -52,7 +50,7 @@ class AllReduceStep:
         self._fixed_global_batch = fixed_global_batch
         self._minibatch_size = minibatch_size
         self._jit_compile = jit_compile
-        self._variables = [*built.trainable, *built.non_trainable]
+        self._variables = [*built.trainable, *built.changed]
         self._sizes = [int(np.prod(v.shape, dtype=np.int64)) for v in self._variables]
         self._num_trainable = len(built.trainable)
         self._length = sum(self._sizes) + self._num_trainable + NUM_TOLD
@@ -146,10 +144,10 @@ class AllReduceStep:
         parts = tf.split(flat * rescale, [*self._sizes, self._num_trainable + NUM_TOLD])[:-1]
         shaped = [tf.reshape(part, v.shape) for part, v in zip(parts, self._variables, strict=True)]
         gradients = [part if is_reached else None for part, is_reached in zip(shaped, reached, strict=False)]
+        for variable, change in zip(self._built.changed, shaped[self._num_trainable :], strict=True):
+            variable.assign_add(change)  # before the update, as in `fit`: some may be trainable
         with nullcontext() if self._scheduled is None else self._told_rate.standing_in(self._scheduled):
             self._optimizer.apply(gradients, self._built.trainable)
-        for variable, change in zip(self._built.non_trainable, shaped[self._num_trainable :], strict=True):
-            variable.assign_add(change)
 
 
 class _AllReduceGraph:
@@ -179,13 +177,7 @@ class _AllReduceGraph:
             self._step, input_signature=signature, autograph=False, jit_compile=True if jit_compile else None
         )
         self._function = function.get_concrete_function()
-        assigned = assigned_variables(self._function.graph, built.trainable)
-        if assigned:  # a member without records assigns none, and one with two shares assigns twice
-            raise ModelDefinitionError(
-                f"{built.definition.path}: the model assigns its trainable variable {assigned[0]} in a training step, "
-                "as SpectralNormalization does, and the members of a group would no longer hold the same model.",
-                "Use --distribution_strategy=Local, or a layer that computes with the new value and assigns nothing.",
-            )
+        check_assigned(built, self._function.graph)
 
     @property
     def operations(self) -> set[str]:
@@ -209,8 +201,8 @@ class _AllReduceGraph:
     def _step(self, *flat: Any) -> tuple[Any, Any]:
         built, (*leaves, seed, scale) = self._built, flat
         examples = take_apart(self._mode, tf.nest.pack_sequence_as(self._spec, leaves, expand_composites=True))
-        before = [tf.identity(v.value) for v in built.non_trainable]
-        start = flat_tensor(built.non_trainable)
+        before = [tf.identity(v.value) for v in built.changed]
+        start = flat_tensor(built.changed)
         built.seeds.assign(seed)
         self._lookups = lookups = IdWatch()
         with tf.GradientTape() as tape, lookups.watched(), inlined():
@@ -221,8 +213,8 @@ class _AllReduceGraph:
         reached = tf.constant([float(part is not None) for part in found], tf.float32)
         given = [tf.zeros_like(own) if part is None else part for part, own in zip(found, sources, strict=True)]
         parts = [tf.reshape(tf.convert_to_tensor(part), [-1]) for part in given]
-        change = flat_tensor(built.non_trainable) - start
-        for variable, value in zip(built.non_trainable, before, strict=True):
+        change = flat_tensor(built.changed) - start
+        for variable, value in zip(built.changed, before, strict=True):
             variable.assign(value)
         gradient = tf.concat(parts, 0) if parts else tf.zeros([0])
         checked = [loss, gradient if self._checks_gradient else loss, change]

@@ -18,7 +18,14 @@ import tensorflow as tf
 
 from elasticdl.frameworks.framework import Floats, Ids, Mode, Parameters, Ranges, Step
 from elasticdl.frameworks.keras.losses import TotalLoss
-from elasticdl.frameworks.keras.model import BuiltModel, as_int64, assign_flat, flat_tensor, split_flat
+from elasticdl.frameworks.keras.model import (
+    BuiltModel,
+    as_int64,
+    assign_flat,
+    check_assigned,
+    flat_tensor,
+    split_flat,
+)
 from elasticdl.frameworks.keras.operations import (
     IdOutOfRange,
     IdWatch,
@@ -36,21 +43,15 @@ class GivenValues(keras.StatelessScope):  # type: ignore[misc]
     """A scope in which Keras reads the values of some variables from tensors.
 
     Variables other than the trainable ones stay as they are: a model may keep state of its own.
-
-    Attributes:
-        assigned: paths of those that the model has assigned.
     """
 
     def __init__(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         super().__init__(zip(variables, values, strict=True), collect_losses=True, initialize_variables=False)
         self.sources = [self.state_mapping[id(variable)] for variable in variables]
-        self.assigned: list[str] = []
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """A variable is assigned."""
+        """A variable is assigned; no trainable one, see `check_for_parameter_server`."""
         variable, value = update
-        if id(variable) in self.state_mapping:
-            self.assigned.append(variable.path)
         variable._direct_assign(value)
 
     def get_current_value(self, variable: Any) -> Any:
@@ -107,18 +108,11 @@ class GradientGraph:
             function = tf.function(self._step, input_signature=self._signature(), autograph=False, jit_compile=jit)
             call = _FlatCall(function.get_concrete_function())
             self._takes_seed |= self._built.seeds.are_needed
+            if not known[1]:  # else the graph itself assigns them
+                check_assigned(self._built, call.graph)
             if known == (self._takes_seed, self._assigns):
                 self._check_reached()
                 return call
-
-    def _check_assigned(self, paths: Sequence[str]) -> None:
-        """Refuse what would be lost: the servers are sent a gradient of these variables, not their new values."""
-        if paths:
-            raise ModelDefinitionError(
-                f"{self._built.definition.path}: the model assigns its trainable variable {paths[0]} in a training "
-                "step, as SpectralNormalization does, and parameter servers take gradients of such variables alone.",
-                "Use --distribution_strategy=Local, or a layer that computes with the new value and assigns nothing.",
-            )
 
     def _check_reached(self) -> None:
         """As `fit` does, of a loss that nothing is trained by."""
@@ -235,7 +229,6 @@ class GradientGraph:
             with nullcontext() if self._assigns else given, rows_given, lookups.watched(), inlined():
                 loss = self._loss(examples, presence)
             loss += self._regularization(rows, places)
-        self._check_assigned(given.assigned)
         self._assigns = self._assigns or hidden_from_gradients(given.sources)
         sources = [v.value for v in built.trainable] if self._assigns else given.sources
         found, of_rows = tape.gradient(loss, [sources, rows])

@@ -275,7 +275,8 @@ class Padding:
         self._built = built
         self._mode = mode
         self._size = size
-        self._is_exact: bool | None = False if built.own else None  # its own state would see each filling
+        # State of its own would see each filling.
+        self._is_exact: bool | None = False if built.keeps_state else None
 
     def run(
         self,

@@ -52,19 +52,19 @@ class Fleet:
     """All processes of a job but the master's own."""
 
     def __init__(
-        self, state: JobState, worlds: WorkerGroups, work: Work, reconciler: Reconciler, checkpoints: Checkpoints
+        self, state: JobState, groups: WorkerGroups, work: Work, reconciler: Reconciler, checkpoints: Checkpoints
     ) -> None:
         self._settings = settings = state.settings
         self._workers, self._loads = state.workers, state.ps_metrics
         self._ending, self._out = state.ending, state.out
-        self._worlds = worlds
+        self._groups = groups
         self._work = work
         self._retry_budget = work.retry_budget
         self._reconciler = reconciler
         self._checkpoints = checkpoints
         self.pods = Pods(settings)
         self.servers = Servers(settings.num_own_servers, state.generation)
-        self.hangs = Hangs(state, worlds, work)
+        self.hangs = Hangs(state, groups, work)
         self._stragglers = Stragglers(state)
         self._liveness = Liveness(state, self.servers, work)
         self._create_message = ""
@@ -139,7 +139,7 @@ class Fleet:
             return 0
         if clock - worker.heard_at > self._settings.collective_timeout:
             return 1
-        return 3 if worker_id in {member.worker_id for member in self._worlds.formed_members} else 2
+        return 3 if worker_id in {member.worker_id for member in self._groups.formed_members} else 2
 
     def _refuse_scale(self, event: ScaleRefused) -> None:
         """Report an impossible number of workers once, over all generations of the master."""
@@ -166,6 +166,8 @@ class Fleet:
         worker.world_version, worker.collective_seconds = event.world_version, event.waiting_seconds
         worker.device, worker.optimizer_share = event.device, event.optimizer_share
         worker.is_ending = event.ending
+        if event.checkpoint is not None and worker.tries_checkpoint(event.checkpoint_attempt):
+            self._checkpoints.handle_of_worker(event.checkpoint)
         self._workers.times.report(worker.id, worker.incarnation, event.seconds)
         if event.leaving:
             self._worker_leaves(worker, clock)
@@ -176,7 +178,7 @@ class Fleet:
         self._stragglers.on_heartbeat(worker, event, clock)
         self._workers.heard(worker, event.positions, event.activity, event.seconds, clock)
         known = worker.has_joined or worker.is_leaving
-        version = self._worlds.newest_version
+        version = self._groups.newest_version
         partition = self._news_of_partition(event)
         whole, newest = self._work.quota.all_held_by(worker.id, self._work.tasks)
         asked, pace = self._checkpoints.num_requests, self._workers.pace(self._settings)
@@ -237,19 +239,19 @@ class Fleet:
             is_first = sum(one.is_leaving for one in self._in_pod(self._settings.pod_of(worker.id))) == 1
             if is_first and (record is None or not record.is_released):  # else that is said already
                 self._drains(self._settings.subject_of(worker.id))
-            self._worlds.leaves(worker.id, clock)
+            self._groups.leaves(worker.id, clock)
             self._work.lose_worker(worker.id)
             self._out.persist()
             self._out.log(f"Worker {self._settings.name_of(worker.id)} was asked to end; its leases are back")
 
     def _script_ends(self, worker: Worker, clock: float) -> None:
-        """A process of a pod is silent from now on; it has left its world by itself."""
+        """A process of a pod is silent from now on; it has left its group by itself."""
         if not worker.is_leaving:
             worker.is_leaving = worker.has_ended = True
             self._workers.times.committed(worker.id)  # it has reported what it has trained
             self.pods.touch(worker.id)
             if not self._work.is_covered:  # else the others come to their end, too
-                self._worlds.ends(worker.id, clock)
+                self._groups.ends(worker.id, clock)
             self._work.lose_worker(worker.id)
             self._out.persist()
             self._out.log(f"Worker {self._settings.name_of(worker.id)} has ended its script")
@@ -439,7 +441,7 @@ class Fleet:
         )
 
     def _pod_not_created(self, event: PodNotCreated, clock: float) -> None:
-        delay = self.pods.not_created(event.name, clock)
+        delay = self.pods.not_created(event.name, event.message, clock)
         if delay is not None and event.message != self._create_message:
             self._create_message = event.message
             self._out.events.add(EventKind.POD_NOT_CREATED, self._subject(event.name), event.message)
@@ -561,7 +563,7 @@ class Fleet:
         self.pods.touch_slot(record)
         has_committed = False
         for worker_id in self._settings.ids_in(record.index):
-            self._worlds.lost(worker_id, why, clock)
+            self._groups.lost(worker_id, why, clock)
             self._work.lose_worker(worker_id)
             worker = self._workers.remove(worker_id)
             has_committed |= worker is not None and worker.has_committed
@@ -587,7 +589,7 @@ class Fleet:
             self._out.log(f"Worker {name} has lost lease {lease.id}: it was not renewed in time", Level.WARNING)
             self._workers.times.lost(holder)
             self._work.give_back(lease)
-            self._worlds.lost_lease(holder, clock)
+            self._groups.lost_lease(holder, clock)
         if self._ending.is_decided:
             return
         for record in self.pods.existing():

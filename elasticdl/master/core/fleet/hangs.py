@@ -6,6 +6,8 @@ takes as long as it takes: compiling, loading, exporting.  Time of saving, of wa
 evaluation does not count.  Without a task a worker hangs
 only before its first one, in the user's code: while it starts, or compiles on a sample of the data.  A worker without
 heartbeats is judged by its silence: `Liveness`.
+
+Long before, and of work that has no limit, the status tells what a worker has done without a change, and where.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from elasticdl.activities import Activity
 from elasticdl.master.core.events import HeartbeatReceived
 from elasticdl.master.core.fleet.pods import PodRecord
 from elasticdl.master.core.fleet.servers import Servers
@@ -22,13 +25,17 @@ from elasticdl.master.core.ledger.work import Work
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level, Position, Stacks, TaskType
 from elasticdl.master.core.workers import Worker
-from elasticdl.protocol import Activity, Role
+from elasticdl.protocol import Role
 from elasticdl_client.choices import Remedy
 from elasticdl_client.job_events import EventKind
+from elasticdl_client.job_status import StandingWorker
 
 HISTORY = 20.0  # times the longest minibatch: garbage collection, a cold cache, a slow file are all less
 LOOK_AHEAD = 10.0  # seconds before the end of its time at which a worker is asked for its stacks; py-spy takes some
 SILENCE = 3.0  # heartbeats that fail: it cannot be said whether it moves
+STANDS = 30.0  # seconds of the same, after which people ask why; at most half of --step_timeout
+USUAL = 3.0  # times its longest minibatch is nothing to report
+MOST_LOOKED_AT = 16  # workers at once, and most that the status lists: of thousands that compile, these tell it all
 MAX_TEXT = 1900  # of the stacks in an event; the whole text is in the log
 LOOK_BACK = 2.5  # what a main thread does is seen in so many seconds: it may wait for input for one at a time
 _NO_STACKS = Stacks("", "")
@@ -37,6 +44,8 @@ OWN_WORK = frozenset({Activity.COMPUTE, Activity.REPEAT, Activity.INPUT, Activit
 WAITING = frozenset({Activity.WORLD, Activity.JOIN})
 STARTING = (Activity.START, Activity.COMPILE)
 UNBOUNDED_WORK = frozenset({*STARTING, Activity.EXPORT, Activity.CHECKPOINT})  # says nothing of the next minibatch
+WITH_MINIBATCHES = frozenset({*OWN_WORK, *UNBOUNDED_WORK, Activity.IDLE})  # idle: the feed has its records
+WITHOUT_MINIBATCHES = frozenset({Activity.COMPILE, Activity.EVALUATE, Activity.EXPORT, Activity.CHECKPOINT})
 
 
 @dataclass(slots=True)
@@ -55,9 +64,13 @@ class _Watch:
         behind_since: since then it has waited in a group that is over; None: it does not.
         hung: how it looked when it was found; None: it moves.
         is_silent: an event says that it is silent.
+        same_since: since then its positions and its activity have been the same.
+        looked: where it was then, when it was looked at; None: it was not.
+        is_looked_at: the stacks that it sends next are for that alone, even if it has moved since.
     """
 
     incarnation: int
+    same_since: float
     kind: TaskType | None = None
     longest: dict[TaskType, float] = field(default_factory=dict)
     is_unbounded: bool = False
@@ -69,6 +82,8 @@ class _Watch:
     behind_since: float | None = None
     hung: _Hung | None = None
     is_silent: bool = False
+    looked: str | None = None
+    is_looked_at: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +102,14 @@ class _Hung:
 class Hangs:
     """Finds workers that hang, and takes their leases back if that is wanted."""
 
-    def __init__(self, state: JobState, worlds: WorkerGroups, work: Work) -> None:
+    def __init__(self, state: JobState, groups: WorkerGroups, work: Work) -> None:
         self._settings, self._workers, self._out = state.settings, state.workers, state.out
         self._work = work
-        self._worlds = worlds
+        self._groups = groups
         # Slow storage is no hang, however slow, nor is a script's own evaluation; that of a module has minibatches.
         self._without_limit = {Activity.CHECKPOINT} | ({Activity.EVALUATE} if self._settings.runs_command else set())
         self._watches: dict[int, _Watch] = {}
+        self._looked_at: set[int] = set()  # workers that are or were looked at where they are
 
     # Heartbeats --------------------------------------------------------------------------------------------------
 
@@ -104,6 +120,9 @@ class Hangs:
             Whether the worker is to send its stacks.
         """
         watch = self._watch(worker)
+        if (event.activity, event.positions) != (worker.activity, worker.positions):
+            watch.same_since, watch.looked = clock, None
+            self._looked_at.discard(worker.id)
         before, now = _front(worker.positions), _front(event.positions)
         if now != before:
             if watch.kind is not None and not watch.is_unbounded and worker.stuck_since is None:
@@ -126,11 +145,70 @@ class Hangs:
             watch.hung = _Hung(_the_only(watch.grown), event.seconds)
         watch.is_silent = False
         watch.is_unbounded |= event.activity in UNBOUNDED_WORK | self._without_limit
-        watch.stacks = event.stacks or watch.stacks
+        if event.stacks is not None and watch.is_looked_at:
+            watch.is_looked_at = False
+            self._look(worker, watch, event, clock)
+        else:
+            watch.stacks = event.stacks or watch.stacks
         if watch.hung is not None and _moves(watch.hung, event):
             self._moves_again(worker, watch)
         is_known = watch.stacks is not None and (bool(watch.stacks.where) or not self._is_starting(worker))
-        return not is_known and watch.hung is None and self._is_suspect(worker, event, clock)
+        if not is_known and watch.hung is None and self._is_suspect(worker, event, clock):
+            watch.is_looked_at = False
+            return True
+        if watch.looked is not None or not self._stands(worker, event.activity, event.positions, clock):
+            return False
+        if worker.id not in self._looked_at and len(self._looked_at) >= MOST_LOOKED_AT:
+            return False
+        self._looked_at.add(worker.id)
+        watch.is_looked_at = True
+        return True
+
+    def _look(self, worker: Worker, watch: _Watch, event: HeartbeatReceived, clock: float) -> None:
+        """Note where a worker is that does the same for long."""
+        if event.stacks is not None and self._stands(worker, event.activity, event.positions, clock):
+            watch.looked = event.stacks.where
+            at = f", at {watch.looked}" if watch.looked else ""
+            text = f"has done the same for {clock - watch.same_since:.0f} s ({event.activity}){at}"
+            self._out.log(f"Worker {self._settings.name_of(worker.id)} {text}")
+
+    def _stands(self, worker: Worker, activity: str, positions: Sequence[Position], clock: float) -> bool:
+        """Whether a worker has done the same, and not waited, for longer than people expect."""
+        watch = self._watch(worker)
+        usual = min(STANDS, self._settings.step_timeout / 2)
+        if watch.hung is not None or clock - watch.same_since <= usual:
+            return False
+        if positions:
+            may_stand = activity in WITH_MINIBATCHES
+        else:
+            may_stand = activity in WITHOUT_MINIBATCHES or (
+                activity == Activity.START and not self._settings.runs_command  # a script may be one long start
+            )
+        longest = watch.longest.get(watch.kind, 0.0) if watch.kind is not None else 0.0
+        return may_stand and clock - watch.same_since > USUAL * longest
+
+    def standing(self, clock: float) -> tuple[tuple[StandingWorker, ...], int]:
+        """Return those that have done the same for longest, and are not known to hang, and how many there are in all.
+
+        Those that were looked at come first.
+        """
+        found = [
+            worker
+            for worker in self._workers.all()
+            if clock - worker.heard_at <= SILENCE and self._stands(worker, worker.activity, worker.positions, clock)
+        ]
+        found.sort(key=lambda worker: (not self._watch(worker).looked, self._watch(worker).same_since, worker.id))
+        shown = (
+            StandingWorker(
+                self._settings.pod_of(worker.id),
+                round(clock - self._watch(worker).same_since, 1),
+                worker.activity,
+                self._watch(worker).looked or "",
+                self._settings.number_in_pod(worker.id),
+            )
+            for worker in found[:MOST_LOOKED_AT]
+        )
+        return tuple(shown), len(found)
 
     def _is_suspect(self, worker: Worker, event: HeartbeatReceived, clock: float) -> bool:
         threshold = self._threshold(worker, event.activity)
@@ -167,7 +245,7 @@ class Hangs:
 
     def _behind(self, worker: Worker, clock: float) -> float:
         """For how long a worker has waited in a group that is over, whose other members wait for it no longer."""
-        watch, newest = self._watch(worker), self._worlds.newest_version
+        watch, newest = self._watch(worker), self._groups.newest_version
         if worker.activity != Activity.WORLD or not 0 < worker.world_version < newest:
             watch.behind_since = None
         elif watch.behind_since is None:
@@ -198,7 +276,8 @@ class Hangs:
     def _watch(self, worker: Worker) -> _Watch:
         watch = self._watches.get(worker.id)
         if watch is None or watch.incarnation != worker.incarnation:
-            watch = self._watches[worker.id] = _Watch(worker.incarnation)
+            watch = self._watches[worker.id] = _Watch(worker.incarnation, worker.heard_at)
+            self._looked_at.discard(worker.id)
         return watch
 
     # Judging --------------------------------------------------------------------------------------------------------
@@ -211,6 +290,7 @@ class Hangs:
         """
         known = {worker.id for worker in self._workers.all()}
         self._watches = {worker_id: watch for worker_id, watch in self._watches.items() if worker_id in known}
+        self._looked_at &= known
         waited_for = self._seconds_waited_for()
         for worker in self._workers.all():
             has_task = self._work.leases.num_of_worker(worker.id) > 0
@@ -239,7 +319,7 @@ class Hangs:
 
     def _seconds_waited_for(self) -> dict[int, float]:
         """For how long all other members of the group that stands have waited for some; empty: for none."""
-        seconds = self._worlds.collective_seconds()
+        seconds = self._groups.collective_seconds()
         least = min((one for one in seconds.values() if one > 0), default=0.0)
         return {worker_id: least for worker_id, one in seconds.items() if not one and least}
 

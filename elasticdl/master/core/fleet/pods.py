@@ -114,6 +114,7 @@ class Pods:
         self._delayed: dict[Place, Pending] = {}  # those that could not be created before
         self._soonest = 0.0  # nothing that is pending is to be created before
         self._touched: set[int] = set()  # worker slots whose content may be another one
+        self._refusals: dict[str, tuple[Role, str]] = {}  # of pods that could not be created, the newest last
         self._gone_uids: dict[str, list[str]] = {}
         self._memory_factors: dict[Place, float] = {}  # those above 1
         self._has_run: set[Role] = set()
@@ -256,6 +257,8 @@ class Pods:
         for pending in list(self._pending.values()):
             if pending.role is Role.WORKER and pending.slot not in self._slots:
                 self._unplan(pending)
+                if pending.index is not None:
+                    self._refusals.pop(self._settings.pod_name(pending.role, pending.index), None)
         self.touch_all()
         released = [living[slot] for slot in dropped if slot in living]
         for record in released:
@@ -375,7 +378,7 @@ class Pods:
             del self._in_slot[record.slot]
         self._touch(record.role, record.slot)
 
-    def not_created(self, name: str, clock: float) -> float | None:
+    def not_created(self, name: str, why: str, clock: float) -> float | None:
         """A creation failed and is tried again: after how many seconds; None if the pod is unknown, or exists.
 
         That of a worker which is not wanted any more is not tried again.
@@ -384,12 +387,18 @@ class Pods:
         if record is None or record.uid:
             return None
         self._forget(record)
+        self._refusals.pop(name, None)
         if record.is_released:
             return None
+        self._refusals[name] = (record.role, why)
         delay = min(MAX_CREATE_DELAY[record.role], max(RETRY, 2 * record.create_delay))
         self._gone_uids[name] = record.gone_uids
         self._plan(Pending(clock + delay, record.role, record.slot, record.index, delay, record.cause))
         return delay
+
+    def refusals(self) -> dict[str, tuple[Role, str]]:
+        """Return why wanted pods could not be created, by their names, the newest last."""
+        return dict(self._refusals)
 
     def is_without_room(self, slot: int) -> bool:
         """The pod of a worker slot could not be created, and is tried again later."""
@@ -413,6 +422,7 @@ class Pods:
         if record is None or self._is_gone(event):
             return None
         self._touch(record.role, record.slot)
+        self._refusals.pop(record.name, None)
         record.uid = event.uid
         record.is_scheduled = bool(event.node) or event.has_slot
         record.queued_since = (clock if record.queued_since is None else record.queued_since) if event.queue else None
@@ -529,6 +539,9 @@ class Pods:
         living = {record.slot: record for record in self.living(Role.WORKER)}
         assert living == self.in_slots(living.keys() | self._in_slot.keys())
         assert self._delayed == {place: one for place, one in self._pending.items() if one.delay}
+        planned = {self._settings.pod_name(*index) for index in self._by_index}
+        attempted = {record.name for record in self._records.values() if not record.uid}
+        assert self._refusals.keys() <= planned | attempted, self._refusals
         assert set(self._by_index) == {(p.role, p.index) for p in self._pending.values() if p.index is not None}
         assert all(one.due_at >= self._soonest for one in self._pending.values())
         assert all(1.0 < factor <= MAX_MEMORY_FACTOR for factor in self._memory_factors.values())

@@ -1,17 +1,16 @@
-"""Reports of workers about themselves, from which the tasks are cut, and about their worlds in an AllReduce job.
+"""Reports of workers about themselves, from which the tasks are cut, and about their groups in an AllReduce job.
 
 Registration: a worker registers with its leases, its model and its data; ledger/work.py assigns its tasks.
 
-Members: reports of the workers of an AllReduce job about their worlds, and the consequences for work and ledger.
+Members: reports of the workers of an AllReduce job about their groups, and the consequences for work and ledger.
 
-Which world there is next is decided in group/groups.py.  A world whose members have the model of the last one holds at
+Which group there is next is decided in group/groups.py.  A group whose members have the model of the last one holds at
 least what was reported under every lease in force; one that begins with another model does not, so then every lease
 ends.
 """
 
 from __future__ import annotations
 
-from elasticdl.master.core.applied import CommittedSet
 from elasticdl.master.core.commands import (
     Accepted,
     JobOver,
@@ -57,16 +56,16 @@ class Registration:
     """The reports of workers before their first task: data, model, layout."""
 
     def __init__(
-        self, state: JobState, fleet: Fleet, worlds: WorkerGroups, work: Work, session: EstimatorSession
+        self, state: JobState, fleet: Fleet, groups: WorkerGroups, work: Work, session: EstimatorSession
     ) -> None:
         self._settings, self._workers = state.settings, state.workers
         self._ending, self._out = state.ending, state.out
         self._fleet = fleet
-        self._worlds = worlds
+        self._groups = groups
         self._work = work
         self._session = session
         self.data = Data(state.settings)
-        self._local_ledger = CommittedSet()  # Local strategy: brought by the worker before the data was known
+        self._brought: WorkerJoined | None = None  # Local strategy: with a ledger, before the data was known
         self.is_planned = False  # the tasks are cut
 
     def handle(self, event: RegistrationEvent, begins: bool, clock: float) -> None:
@@ -94,7 +93,7 @@ class Registration:
         is_same = before is not None and before.incarnation == event.incarnation
         is_first_time = not (is_same and before is not None and before.has_joined)
         if not is_same:
-            self._worlds.lost(event.worker_id, "began anew", clock)
+            self._groups.lost(event.worker_id, "began anew", clock)
             self._work.lose_worker(event.worker_id)
         worker = self._workers.join(event.worker_id, event.incarnation, clock)
         self._fleet.pods.touch(worker.id)
@@ -109,8 +108,9 @@ class Registration:
             )
         if is_first_time:
             self._learn_held(worker, event.held, begins, clock)
-            self._learn_local_ledger(event.applied, is_same)
-        asks = self._settings.runs_command or self._settings.fixed_global_batch > 0
+        self._learn_ledger(worker, event, is_first_time)
+        is_local = self._settings.strategy is DistributionStrategy.LOCAL
+        asks = self._settings.runs_command or self._settings.fixed_global_batch > 0 or is_local
         plan = self.data.plan_in_force() if asks and self.is_planned else None
         self._out.reply(event.call, Registered(self._fleet.servers.partition, plan))
 
@@ -128,22 +128,40 @@ class Registration:
         for lease in self._work.leases.of_worker(worker.id) if worker.is_leaving else ():
             self._work.give_back(lease)
 
-    def _learn_local_ledger(self, applied: CommittedSet, is_same: bool) -> None:
-        """Local strategy: the model is the worker's, and holds what it says.
+    def _learn_ledger(self, worker: Worker, event: WorkerJoined, is_first_time: bool) -> None:
+        """Learn what the model of a worker of its own holds.
 
         A script says what it has trained itself, of which a killed master may have forgotten the last second; one of
-        a world, when it has left it for good, what the model of the world holds.
+        a group, when it has left it for good, what the model of the group holds.
         """
+        if event.applied is None:
+            return
         if self._settings.runs_command:
-            if self.is_planned and not self._settings.has_tensorflow_servers:
-                self._work.reconcile(applied | self._work.tasks.ledger())
+            if is_first_time and self.is_planned and not self._settings.has_tensorflow_servers:
+                self._work.reconcile(event.applied | self._work.tasks.ledger())
+        elif self._settings.strategy is DistributionStrategy.LOCAL and self._settings.trains:
+            if self.is_planned:
+                self._learn_local_ledger(worker, event)
+            else:
+                self._brought = event
+
+    def _learn_local_ledger(self, worker: Worker, event: WorkerJoined) -> None:
+        """Local strategy: the model is the worker's, and holds what it says.
+
+        Of a later ledger of the same process, reports may have come since it was made.
+        """
+        assert event.applied is not None
+        num_records = self.data.plan_in_force().num_records
+        if event.restored_records not in (0, num_records):
+            self._ending.fail(
+                f"The checkpoint in {event.restored_from} was written with an epoch of {event.restored_records:,} "
+                f"records, not {num_records:,}: its record of which minibatches the model holds does not fit. Train "
+                "with those records again, or name another --checkpoint_dir to begin a new model."
+            )
             return
-        if self._settings.strategy is not DistributionStrategy.LOCAL or not self._settings.trains:
-            return
-        if self.is_planned:
-            self._work.reconcile(applied | self._work.tasks.ledger() if is_same else applied)
-        else:
-            self._local_ledger = applied
+        self._work.reconcile(event.applied | self._work.tasks.ledger() if worker.has_ledger else event.applied)
+        worker.has_ledger = True
+        self._out.persist()
 
     def _model_reported(self, event: ModelReported, clock: float) -> None:
         worker = self._workers.known(event.worker_id, event.incarnation, clock)
@@ -245,8 +263,10 @@ class Registration:
             work.callbacks = Callbacks(data.callbacks)
             work.evaluations = Evaluations(self._schedule(work.callbacks), data.evaluation_slices())
         self.is_planned = True
-        if self._local_ledger.num_names:
-            work.reconcile(self._local_ledger)
+        if self._brought is not None:
+            worker = self._workers.get(self._brought.worker_id)
+            if worker is not None and worker.incarnation == self._brought.incarnation:
+                self._learn_local_ledger(worker, self._brought)
 
     def _schedule(self, callbacks: Callbacks) -> EvaluationSchedule:
         """As the flags say; where they say nothing, each epoch is evaluated for the callbacks that want metrics."""
@@ -259,12 +279,12 @@ MemberEvent = SampleRequested | ReadyForWorld | WorldWatched | WorldFormed
 
 
 class Members:
-    """Without effect for jobs that have no worlds."""
+    """Without effect for jobs that have no groups."""
 
-    def __init__(self, state: JobState, worlds: WorkerGroups, work: Work, reconciler: Reconciler) -> None:
+    def __init__(self, state: JobState, groups: WorkerGroups, work: Work, reconciler: Reconciler) -> None:
         self._settings, self._workers = state.settings, state.workers
         self._ending, self._out = state.ending, state.out
-        self._worlds = worlds
+        self._groups = groups
         self._work = work
         self._reconciler = reconciler
         self._samples: dict[int, float] = {}  # calls that wait, since when
@@ -272,40 +292,40 @@ class Members:
     def handle(self, event: MemberEvent, clock: float) -> None:
         worker = self._workers.known(event.worker_id, event.incarnation, clock)
         if self._ending.is_decided and isinstance(event, SampleRequested | WorldWatched):
-            self._out.reply(event.call, self._worlds.over())
+            self._out.reply(event.call, self._groups.over())
         elif worker is None or not worker.has_joined:
             self._out.reply(event.call, UnknownWorker("register first"))
         elif isinstance(event, SampleRequested):
             self._samples[event.call] = clock
         elif isinstance(event, WorldWatched):
-            self._worlds.watched(event, clock)
+            self._groups.watched(event, clock)
         elif isinstance(event, ReadyForWorld):
-            self._worlds.ready(event, clock)
+            self._groups.ready(event, clock)
             self._out.reply(event.call, Accepted(self._work.tasks.model_version))
         else:
             self._formed(event, clock)
 
     def _formed(self, event: WorldFormed, clock: float) -> None:
-        is_new_model = self._worlds.has_formed(event, clock)
+        is_new_model = self._groups.has_formed(event, clock)
         if is_new_model is not None:
-            # Members of the last world may have begun with an initial model; reports on the lost one may be under way.
+            # Members of the last group may have begun with an initial model; reports on the lost one may be under way.
             if is_new_model or not event.steps:
                 self._work.model_was_lost()
             version = self._work.tasks.model_version
             self._reconciler.told(event.applied)
-            members = self._worlds.formed_members
+            members = self._groups.formed_members
             # With a fixed global batch the others train what rank 0 holds: a lease of theirs would be held for ever.
             holders = members[:1] if self._settings.fixed_global_batch else members
             self._work.keep_workers(member.worker_id for member in holders)
             self._judge_last_steps(self._work.tasks.model_version > version)
-        elif not self._worlds.is_formed(event.version):
+        elif not self._groups.is_formed(event.version):
             self._out.reply(event.call, Refused(f"world {event.version} is not the newest"))
             return
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 
     def _judge_last_steps(self, are_held: bool) -> None:
         """Count the steps since the last report as lost, unless the model holds more than that."""
-        for member in self._worlds.formed_members:
+        for member in self._groups.formed_members:
             if are_held:
                 self._workers.times.committed(member.worker_id)
             else:
@@ -314,17 +334,17 @@ class Members:
     def abandoned(self, call: int) -> None:
         """The caller of a long poll has gone."""
         self._samples.pop(call, None)
-        self._worlds.abandoned(call)
+        self._groups.abandoned(call)
 
     def time_out(self, clock: float) -> None:
         """Looks for members that are not there any more."""
-        self._worlds.time_out(clock)
+        self._groups.time_out(clock)
 
     def advance(self, clock: float, is_trained: bool, num_wanted: int) -> None:
-        """Plan the next world if it is due, and answer the workers that wait for it.
+        """Plan the next group if it is due, and answer the workers that wait for it.
 
         Args:
-            is_trained: there is nothing left to form a world for.
+            is_trained: there is nothing left to form a group for.
             num_wanted: workers that are here or may come.
         """
         sample = self._work.tasks.sample()
@@ -337,13 +357,13 @@ class Members:
                 continue
             del self._samples[call]
         if is_trained:
-            self._worlds.end()
+            self._groups.end()
         else:
-            self._worlds.advance(clock, num_wanted)
+            self._groups.advance(clock, num_wanted)
 
     def end(self) -> None:
         """The job is decided."""
         for call in self._samples:
             self._out.reply(call, JobOver())
         self._samples.clear()
-        self._worlds.end()
+        self._groups.end()

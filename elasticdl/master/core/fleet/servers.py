@@ -76,6 +76,20 @@ class Servers:
         return sum(server.is_ready and server.is_present for server in self._servers)
 
     @property
+    def are_expected_back(self) -> bool:
+        """Each that is missing served an earlier generation of the master, and has not registered in this one."""
+        return 0 < self.num_unregistered == len(self._servers) - self.num_ready
+
+    @property
+    def num_unregistered(self) -> int:
+        """Those that served an earlier generation of the master, and have not registered in this one."""
+        return sum(server.is_ready and not server.is_present and not server.is_lost for server in self._servers)
+
+    @property
+    def num_lost(self) -> int:
+        return sum(server.is_lost for server in self._servers)
+
+    @property
     def partition(self) -> PsPartition | None:
         """None while some PS is not ready, and without PS."""
         return self._partition

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from elasticdl.activities import Activity
 from elasticdl.master.core.events import HeartbeatReceived
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import CpuUse, Level
 from elasticdl.master.core.workers import Worker
-from elasticdl.protocol import Activity
 from elasticdl_client.choices import Remedy
 from elasticdl_client.job_events import EventKind
 

@@ -1,4 +1,4 @@
-"""Candidates: the processes that a world can be made of, their calls that wait for it, and those that it excludes."""
+"""Candidates: the processes that a group can be made of, their calls that wait for it, and those that it excludes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Candidate:
     """A process that has said where it can be reached.
 
     Attributes:
-        ready_at: since when it stands outside of every world; None: it has not said so.
-        told: version of the world with it that was sent to it since then; 0: none, so it still waits.
+        ready_at: since when it stands outside of every group; None: it has not said so.
+        told: version of the group with it that was sent to it since then; 0: none, so it still waits.
     """
 
     id: int
@@ -32,7 +32,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A call of a worker that waits for a world newer than one."""
+    """A call of a worker that waits for a group newer than one."""
 
     call: int
     since: float
@@ -46,20 +46,20 @@ def together(ready: list[Candidate], joiners: list[Candidate]) -> list[Candidate
 
 
 class Suspects:
-    """Workers that the next world excludes, when one could not form although all its members live, and until when.
+    """Workers that the next group excludes, when one could not form although all its members live, and until when.
 
-    Joiners first: members of the last world work without them.  Then one after another, the youngest first.  An
+    Joiners first: members of the last group work without them.  Then one after another, the youngest first.  An
     excluded worker is tried again later, each time after twice the time.
     """
 
     def __init__(self) -> None:
-        self._num_tries = 0  # of leaving one member out, since a world formed last
+        self._num_tries = 0  # of leaving one member out, since a group formed last
         self._num_spared = 0  # attempts with the same members, since then
         self._num_bars: dict[int, int] = {}
         self._until: dict[int, float] = {}
 
     def spares(self) -> bool:
-        """Count an attempt at a world whose members may each hold what no other does.
+        """Count an attempt at a group whose members may each hold what no other does.
 
         Returns:
             Whether it is made with the same members; after some it is not, so that the job does not wait without end.
@@ -68,10 +68,10 @@ class Suspects:
         return self._num_spared <= MAX_SPARED
 
     def of_failed_world(self, members: Sequence[tuple[int, bool]], clock: float) -> set[int]:
-        """Return the workers that the next world excludes.
+        """Return the workers that the next group excludes.
 
         Args:
-            members: of the world that could not form, in order of rank: worker, and whether it was in the last one.
+            members: of the group that could not form, in order of rank: worker, and whether it was in the last one.
             clock: now.
         """
         joiners = {worker_id for worker_id, is_source in members if not is_source}
@@ -91,7 +91,7 @@ class Suspects:
         return clock < self._until.get(worker_id, 0.0)
 
     def has_formed(self, members: Iterable[int]) -> None:
-        """These have formed a world: they are trusted again."""
+        """These have formed a group: they are trusted again."""
         self._num_tries = self._num_spared = 0
         for worker_id in members:
             self._num_bars.pop(worker_id, None)

@@ -1,12 +1,12 @@
-"""Worlds: the members of the group of an AllReduce job, their order, and when a new one is called.
+"""The groups of an AllReduce job: their members in order, and when a new one is called.
 
-The truth on the model is with the members.  A world *forms* when its rank 0 says so; it *stands* until something
+The truth on the model is with the members.  A group *forms* when its rank 0 says so; it *stands* until something
 happens to a member or a worker is to join.  While none stands the ledger is in doubt: nothing is granted, and the
-next world that forms reports the commits.  A world takes its model from a member of the last one that formed, if
-any lives; so no world is planned without one of them as long as one lives, however slow it is.
+next group that forms reports the commits.  A group takes its model from a member of the last one that formed, if
+any lives; so no group is planned without one of them as long as one lives, however slow it is.
 
-Only the last world that formed is written down, before rank 0 continues: a version carries the master's generation, so
-worlds that never formed need not be known to the next generation.
+Only the last group that formed is written down, before rank 0 continues: a version carries the master's generation, so
+groups that never formed need not be known to the next generation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from elasticdl.master.core.values import Level, Member, WorkerGroup
 from elasticdl.master.core.workers import Worker
 from elasticdl_client.job_events import Detail, EventKind
 
-SETTLE = 0.2  # seconds that a new world waits for workers that may be ready a moment later
+SETTLE = 0.2  # seconds that a new group waits for workers that may be ready a moment later
 MAX_SETTLE = 1.0  # of the first that is ready
 LATE = 30.0  # seconds for which a process waits for those beside it before the status names them
 HOLDER_LEASES = 3  # lease timeouts of silence after which even the last member that has the model is given up
@@ -32,7 +32,7 @@ _MAX_COMPLAINT = 160  # characters of what a member has met; its own log has the
 
 
 class WorkerGroups:
-    """Says nothing of leases and minibatches; without effect for jobs that have no worlds."""
+    """Says nothing of leases and minibatches; without effect for jobs that have no groups."""
 
     def __init__(self, state: JobState) -> None:
         self._settings, self._workers, self._out = state.settings, state.workers, state.out
@@ -49,7 +49,7 @@ class WorkerGroups:
         self._announced = (0, False)  # the newest version and whether it is broken, as all other watches know
         self._ready: set[int] = set()  # candidates that are
         self._broken = ""  # why the newest one cannot stand
-        self._broken_by = 0  # number of the newest event of a broken world since one has formed
+        self._broken_by = 0  # number of the newest event of a broken group since one has formed
         self._broken_at = 0.0
         self._lost: set[int] = set()  # of the newest one, workers that are gone
         self._transitions = TransitionLog(state.settings)
@@ -61,12 +61,12 @@ class WorkerGroups:
 
     @property
     def stands(self) -> bool:
-        """Whether a world has formed, and no reason is known against its next step."""
+        """Whether a group has formed, and no reason is known against its next step."""
         return self.planned is not None and self.planned is self.formed and not self._broken
 
     @property
     def is_broken(self) -> bool:
-        """A world had formed, and was lost to something that happened to a member."""
+        """A group had formed, and was lost to something that happened to a member."""
         return self.formed is not None and bool(self._broken)
 
     @property
@@ -75,34 +75,34 @@ class WorkerGroups:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Workers of the world that stands, in order of rank; none while there is none."""
+        """Workers of the group that stands, in order of rank; none while there is none."""
         return self._formed_ids() if self.stands else ()
 
     @property
     def engine(self) -> str:
-        """The engine that sums in the current world, for people; empty: none, or there is no world."""
+        """The engine that sums in the current group, for people; empty: none, or there is no group."""
         return self._engine if self.stands else ""
 
     def is_member(self, worker_id: int) -> bool:
-        """It is in the world that stands."""
+        """It is in the group that stands."""
         return self.stands and self.formed is not None and worker_id in self.formed.ids
 
     @property
     def formed_members(self) -> tuple[Member, ...]:
-        """Of the last world that formed, whatever has become of it."""
+        """Of the last group that formed, whatever has become of it."""
         return () if self.formed is None else self.formed.members
 
     # Reports of workers ---------------------------------------------------------------------------------------------
 
     def ready(self, event: ReadyForWorld, clock: float) -> None:
-        """A known worker stands outside of every world."""
+        """A known worker stands outside of every group."""
         known = self._candidates.get(event.worker_id)
         if known is None or known.incarnation != event.incarnation:
             self._lose(event.worker_id, "its process is a new one", clock)
             known = self._candidates[event.worker_id] = Candidate(event.worker_id, event.incarnation, event.address)
         known.address = event.address
         known.ready_at = clock
-        known.told = 0 if event.left >= known.told else known.told  # else it is on its way into that world
+        known.told = 0 if event.left >= known.told else known.told  # else it is on its way into that group
         self._note(known)
         planned = self.planned
         if planned is not None and event.left == planned.version and planned.has(event.worker_id, event.incarnation):
@@ -111,7 +111,7 @@ class WorkerGroups:
             self._break(complaint, clock)
 
     def watched(self, event: WorldWatched, clock: float) -> None:
-        """A known worker waits for a world newer than the one that it knows."""
+        """A known worker waits for a group newer than the one that it knows."""
         self._answer_watch(event.worker_id, NoLeaseNow())
         candidate = self._candidates.get(event.worker_id)
         if candidate is not None and candidate.told > event.known_version:
@@ -128,28 +128,28 @@ class WorkerGroups:
         """Rank 0 says that all members hold the same model.
 
         Returns:
-            Whether that model may lack what was reported so far: it is not that of a member of the last world.  None:
+            Whether that model may lack what was reported so far: it is not that of a member of the last group.  None:
             the event is refused, or was received before.
         """
-        world = self.planned
-        if world is None or world.version != event.version or world is self.formed:
+        group = self.planned
+        if group is None or group.version != event.version or group is self.formed:
             return None
-        first = world.members[0]
+        first = group.members[0]
         if (first.worker_id, first.incarnation) != (event.worker_id, event.incarnation):
             return None
         before = len(self.formed_members)
-        has_source = any(member.is_source for member in world.members)
+        has_source = any(member.is_source for member in group.members)
         is_new = not has_source or bool(event.restored_from)
-        self.formed = world
+        self.formed = group
         self.num_formed += 1
-        for member in world.members:
-            self._has_heard(member.worker_id, world)
-        self._suspects.has_formed(member.worker_id for member in world.members)
-        self._write_down(world, before, clock)
+        for member in group.members:
+            self._has_heard(member.worker_id, group)
+        self._suspects.has_formed(member.worker_id for member in group.members)
+        self._write_down(group, before, clock)
         self._broken_by = 0
         restored = f"that of {event.restored_from}" if event.restored_from else "the initial one"
         origin = "" if has_source and not event.restored_from else restored
-        line = self._transitions.end(world, self.num_formed, clock, origin)
+        line = self._transitions.end(group, self.num_formed, clock, origin)
         if event.engine not in ("", self._engine):
             line += f"; it sums by {event.engine}"
         self._engine = event.engine
@@ -160,9 +160,9 @@ class WorkerGroups:
         self._out.persist()
         return is_new
 
-    def _write_down(self, world: WorkerGroup, before: int, clock: float) -> None:
-        """Adds a world that has formed to the log of events."""
-        joined = [self._settings.subject_of(member.worker_id) for member in world.members if not member.is_source]
+    def _write_down(self, group: WorkerGroup, before: int, clock: float) -> None:
+        """Adds a group that has formed to the log of events."""
+        joined = [self._settings.subject_of(member.worker_id) for member in group.members if not member.is_source]
         cause = self._broken_by or max((self._out.events.newest(subject) for subject in joined), default=0)
         seconds = 0.0 if self._transitions.since is None else clock - self._transitions.since
         self._out.events.add(
@@ -171,10 +171,10 @@ class WorkerGroups:
             "",
             cause,
             before=before,
-            after=len(world.members),
+            after=len(group.members),
             seconds=round(seconds, 3),
-            workers=" ".join(map(str, pods_of(world, self._settings))),
-            **({"processes": len(world.members)} if self._settings.processes_per_worker > 1 else {}),
+            workers=" ".join(map(str, pods_of(group, self._settings))),
+            **({"processes": len(group.members)} if self._settings.processes_per_worker > 1 else {}),
         )
 
     def is_formed(self, version: int) -> bool:
@@ -250,14 +250,14 @@ class WorkerGroups:
             self._break_knowingly(text, clock, waited=round(min(inside), 1))
 
     def _collective_seconds(self, member: Member) -> float:
-        """For how long a member has waited inside a collective of the newest world."""
+        """For how long a member has waited inside a collective of the newest group."""
         worker = self._known(member)
         if worker is None or worker.world_version != self.newest_version:
             return 0.0
         return worker.collective_seconds
 
     def collective_seconds(self) -> dict[int, float]:
-        """For how long each member of the world that stands has waited inside its present collective; 0: it has not."""
+        """For how long each member of the group that stands has waited inside its present collective; 0: it has not."""
         if not self.stands:
             return {}
         return {member.worker_id: self._collective_seconds(member) for member in self.formed_members}
@@ -265,7 +265,7 @@ class WorkerGroups:
     # Planning -------------------------------------------------------------------------------------------------------
 
     def advance(self, clock: float, num_wanted: int) -> None:
-        """Plan the next world if it is due, and announce it to its workers.
+        """Plan the next group if it is due, and announce it to its workers.
 
         Args:
             clock: now.
@@ -276,7 +276,7 @@ class WorkerGroups:
         chosen = self._choose(clock)
         at_least = min(self._settings.min_workers, num_wanted)
         num_pods = len({self._settings.pod_of(one.id) for one in chosen})
-        # Only the first world waits for all processes: later a pod may have one that has ended.
+        # Only the first group waits for all processes: later a pod may have one that has ended.
         awaited = self.awaited(clock) if chosen and self.formed is None else []
         is_short = num_pods < at_least or (awaited and len(chosen) < at_least * num_processes)
         if is_short and (ending := self._ending(chosen)):
@@ -297,16 +297,16 @@ class WorkerGroups:
     def _ending(self, chosen: list[Candidate]) -> list[Candidate]:
         """Return those that hold the model if all of them only agree on the last checkpoint: however few, they do."""
         if self.stands:
-            return []  # they do so in this world
+            return []  # they do so in this group
         holders = [one for one in chosen if one.id in self._formed_ids()]
         known = [self._workers.get(one.id) for one in holders]
         return holders if all(worker is not None and worker.is_ending for worker in known) else []
 
     def awaited(self, clock: float, after: float = 0.0) -> list[int]:
-        """Return the processes that the first world waits for: those beside others of their pods that are ready.
+        """Return the processes that the first group waits for: those beside others of their pods that are ready.
 
         One that has ended does not come, and one that is not ready after the time in which a worker must have started
-        is not waited for.  One that has been ready before may be in a world that did not form, which it leaves when the
+        is not waited for.  One that has been ready before may be in a group that did not form, which it leaves when the
         next is planned.
 
         Args:
@@ -326,11 +326,11 @@ class WorkerGroups:
         return [worker_id for worker_id, worker in known.items() if worker is None or not self._has_come(worker)]
 
     def _has_come(self, worker: Worker) -> bool:
-        """It has been ready, or says that it is in a world of an earlier generation of the master; or it has ended."""
+        """It has been ready, or says that it is in a group of an earlier generation of the master; or it has ended."""
         return worker.has_ended or worker.id in self._candidates or worker.world_version > 0
 
     def _announce(self) -> None:
-        """Answer the watches of workers that do not know the newest world."""
+        """Answer the watches of workers that do not know the newest group."""
         news = (self.newest_version, bool(self._broken))
         workers = list(self._watches) if news != self._announced else list(self._unanswered)
         self._announced, self._unanswered = news, set()
@@ -341,10 +341,10 @@ class WorkerGroups:
                 self._answer_watch(worker_id, WorldPlanned(self.planned))
                 self._has_heard(worker_id, self.planned)
 
-    def _has_heard(self, worker_id: int, world: WorkerGroup) -> None:
+    def _has_heard(self, worker_id: int, group: WorkerGroup) -> None:
         candidate = self._candidates.get(worker_id)
-        if candidate is not None and world.has(worker_id, candidate.incarnation):
-            candidate.told = world.version
+        if candidate is not None and group.has(worker_id, candidate.incarnation):
+            candidate.told = group.version
             self._note(candidate)
 
     def _note(self, candidate: Candidate) -> None:
@@ -355,7 +355,7 @@ class WorkerGroups:
             self._ready.discard(candidate.id)
 
     def over(self) -> JobOver:
-        """The answer to a watch once no world is planned any more."""
+        """The answer to a watch once no group is planned any more."""
         return JobOver(0 if self.formed is None else self.formed.version)
 
     def end(self) -> None:
@@ -365,7 +365,7 @@ class WorkerGroups:
             self._answer_watch(worker_id, self.over())
 
     def _choose(self, clock: float) -> list[Candidate]:
-        """The members of a world that is due now; empty: none is."""
+        """The members of a group that is due now; empty: none is."""
         if self.planned is not None and self.planned is not self.formed and not self._broken:
             return []  # it is being formed; a worker that comes later joins the next one
         if self.stands and not self._ready:
@@ -398,7 +398,7 @@ class WorkerGroups:
         return together(called, joiners) if self._is_over(self._broken_at + SETTLE, clock) else []
 
     def _awaits_holder(self, clock: float) -> bool:
-        """Whether a member of the last world is silent, but may return: no other process has the model."""
+        """Whether a member of the last group is silent, but may return: no other process has the model."""
         limit = HOLDER_LEASES * self._settings.lease_timeout
         for member in self.formed_members:
             worker = self._known(member)
@@ -411,16 +411,16 @@ class WorkerGroups:
         return False
 
     def _without_suspects(self, ready: list[Candidate], clock: float) -> list[Candidate]:
-        """Exclude a suspect, if all planned members of the newest world live and could not form it."""
-        world = self.planned
-        if world is None or world is self.formed or self._lost or self._judged == world.version:
+        """Exclude a suspect, if all planned members of the newest group live and could not form it."""
+        group = self.planned
+        if group is None or group is self.formed or self._lost or self._judged == group.version:
             return ready
-        if {one.id for one in ready} < {member.worker_id for member in world.members}:
+        if {one.id for one in ready} < {member.worker_id for member in group.members}:
             return ready
-        self._judged = world.version
-        if self._may_hold_alone(world, ready) and self._suspects.spares():
+        self._judged = group.version
+        if self._may_hold_alone(group, ready) and self._suspects.spares():
             return ready
-        named = [(member.worker_id, member.is_source) for member in world.members]
+        named = [(member.worker_id, member.is_source) for member in group.members]
         suspects = self._suspects.of_failed_world(named, clock)
         if suspects and len(ready) > len(suspects):
             names = ", ".join(map(self._settings.name_of, sorted(suspects)))
@@ -428,11 +428,11 @@ class WorkerGroups:
             return [one for one in ready if one.id not in suspects]
         return ready
 
-    def _may_hold_alone(self, world: WorkerGroup, ready: list[Candidate]) -> bool:
-        """Whether a member of a world that could not form may hold a part of the model that no other member does."""
+    def _may_hold_alone(self, group: WorkerGroup, ready: list[Candidate]) -> bool:
+        """Whether a member of a group that could not form may hold a part of the model that no other member does."""
         living = {(one.id, one.incarnation) for one in ready}
         is_one_gone = any((member.worker_id, member.incarnation) not in living for member in self.formed_members)
-        return self._settings.shard_optimizer and is_one_gone and all(member.is_source for member in world.members)
+        return self._settings.shard_optimizer and is_one_gone and all(member.is_source for member in group.members)
 
     def _are_all_there(self, joiners: list[Candidate], clock: float) -> bool:
         """Whether no other worker is about to be ready."""
@@ -450,7 +450,7 @@ class WorkerGroups:
         return clock >= moment
 
     def _plan(self, chosen: list[Candidate], clock: float) -> None:
-        """Calls a world: the members of the last one first, in their order, which is their age."""
+        """Calls a group: the members of the last one first, in their order, which is their age."""
         before = self.formed_members
         order = {(member.worker_id, member.incarnation): rank for rank, member in enumerate(before)}
         chosen = sorted(chosen, key=lambda one: (order.get((one.id, one.incarnation), len(order)), one.id))
@@ -485,9 +485,9 @@ class WorkerGroups:
             return False
         return clock - worker.heard_at < self._settings.collective_timeout
 
-    def _alive(self, world: WorkerGroup | None, clock: float) -> list[Candidate]:
-        """The members of a world that live, in their order."""
-        members = () if world is None else world.members
+    def _alive(self, group: WorkerGroup | None, clock: float) -> list[Candidate]:
+        """The members of a group that live, in their order."""
+        members = () if group is None else group.members
         found = [(self._candidates.get(member.worker_id), member) for member in members]
         return [one for one, m in found if one and one.incarnation == m.incarnation and self._is_alive(one, clock)]
 
@@ -499,12 +499,12 @@ class WorkerGroups:
     # Generations of the master ----------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        world = self.formed
-        members = [] if world is None else [[m.worker_id, m.incarnation, m.address] for m in world.members]
-        return {"version": 0 if world is None else world.version, "members": members, "num_formed": self.num_formed}
+        group = self.formed
+        members = [] if group is None else [[m.worker_id, m.incarnation, m.address] for m in group.members]
+        return {"version": 0 if group is None else group.version, "members": members, "num_formed": self.num_formed}
 
     def restore(self, saved: Mapping[str, Any], clock: float) -> None:
-        """The members of the last world continue in it, and are called to another one when they have registered."""
+        """The members of the last group continue in it, and are called to another one when they have registered."""
         self.num_formed = saved["num_formed"]
         if saved["members"]:
             self.formed = self.planned = WorkerGroup(saved["version"], tuple(Member(*one) for one in saved["members"]))
@@ -513,16 +513,16 @@ class WorkerGroups:
             self._break_knowingly("the master has restarted", clock, began)
 
     def validate(self) -> None:
-        """Check that the newest world is not older than the last that formed, and that no worker is in it twice.
+        """Check that the newest group is not older than the last that formed, and that no worker is in it twice.
 
         Raises:
             AssertionError: it is not so.
         """
         assert self._ready == {one.id for one in self._candidates.values() if one.is_ready}
-        for world in filter(None, (self.formed, self.planned)):
-            ids = [member.worker_id for member in world.members]
-            assert ids, world
-            assert len(set(ids)) == len(ids), world
+        for group in filter(None, (self.formed, self.planned)):
+            ids = [member.worker_id for member in group.members]
+            assert ids, group
+            assert len(set(ids)) == len(ids), group
         if self.formed is not None:
             assert self.planned is not None
             assert self.planned.version >= self.formed.version
@@ -531,13 +531,13 @@ class WorkerGroups:
                 assert {(m.worker_id, m.incarnation) for m in self.planned.members if m.is_source} <= sources
 
 
-def pods_of(world: WorkerGroup, settings: JobSettings) -> list[int]:
-    """Return the pods of a world's members, in order of rank."""
-    return list(dict.fromkeys(settings.pod_of(member.worker_id) for member in world.members))
+def pods_of(group: WorkerGroup, settings: JobSettings) -> list[int]:
+    """Return the pods of a group's members, in order of rank."""
+    return list(dict.fromkeys(settings.pod_of(member.worker_id) for member in group.members))
 
 
 class TransitionLog:
-    """The steps from one world to the next, for the log: since when a change is under way, and why.
+    """The steps from one group to the next, for the log: since when a change is under way, and why.
 
     The master's own knowledge counts; a member's report of its collective is used only if nothing else is known.
     """
@@ -554,7 +554,7 @@ class TransitionLog:
         return self._since
 
     def begin(self, clock: float) -> None:
-        """A world is broken or a new one is called; only the first of these since the last one formed counts."""
+        """A group is broken or a new one is called; only the first of these since the last one formed counts."""
         self._since = clock if self._since is None else self._since
 
     def fact(self, text: str) -> None:
@@ -562,25 +562,25 @@ class TransitionLog:
             self._facts.append(text)
 
     def complaint(self, text: str) -> None:
-        """A member has left its world, with these words."""
+        """A member has left its group, with these words."""
         first = text.split(". ")[0].strip()
         self._complaints.append(first if len(first) <= _MAX_COMPLAINT else first[: _MAX_COMPLAINT - 1] + "…")
 
-    def end(self, world: WorkerGroup, number: int, clock: float, origin: str) -> str:
-        """The line of a world that has formed; the next change begins anew.
+    def end(self, group: WorkerGroup, number: int, clock: float, origin: str) -> str:
+        """The line of a group that has formed; the next change begins anew.
 
         Args:
-            world: the one that has formed.
+            group: the one that has formed.
             number: how many have, with this one.
             clock: now.
-            origin: of a model that is not that of a member of the last world; else empty.
+            origin: of a model that is not that of a member of the last group; else empty.
         """
         duration = 0.0 if self._since is None else clock - self._since
-        pods = pods_of(world, self._settings)
+        pods = pods_of(group, self._settings)
         names = ", ".join(map(str, pods))
         count = f"{len(pods)} worker{'s' if len(pods) > 1 else ''}"
         if self._settings.processes_per_worker > 1:
-            count += f" ({len(world.members)} processes)"
+            count += f" ({len(group.members)} processes)"
         line = f"World {number} of {count} has formed in {duration:.2f} s: worker {names}"
         causes = self._facts or self._complaints[:1]
         if origin and number > 1:

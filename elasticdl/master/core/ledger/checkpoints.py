@@ -1,6 +1,6 @@
 """Checkpoints: when one is due, whether one is being written, and which is the newest that is whole.
 
-Local strategy: the worker writes its own; this module then never finds one due.
+Without parameter servers workers write their own; this module then never finds one due, and notes what they report.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Checkpoints:
         self.newest = ""
         self.num_requests = 0
         self._is_requested = False
+        self._reported = (0, False)  # the newest of a worker: version, and whether it has failed
         self._saved_version = 0
         self._tried_version = 0
         self._num_failures = 0  # in a row, of `_tried_version`
@@ -48,26 +49,39 @@ class Checkpoints:
         self.is_running = False
 
     def handle(self, event: CheckpointEvent) -> None:
-        subject = "" if isinstance(event, CheckpointRequested) else f"checkpoint-{event.version}"
         match event:
             case CheckpointSaved():
                 self.is_running = False
                 self.newest, self._saved_version = event.directory, event.version
                 self._num_failures = 0
-                text = f"saved to {event.directory}"
-                self._out.events.add(EventKind.CHECKPOINT_SAVED, subject, text, directory=event.directory)
-                self._out.log(f"Checkpoint of version {event.version} {text}")
+                self._report(event)
             case CheckpointFailed():
                 self.is_running = False
                 self._num_failures += 1
                 self._reason = event.reason
-                self._cause = self._out.events.add(EventKind.CHECKPOINT_FAILED, subject, event.reason)
-                text = f"The checkpoint of version {event.version} failed: {event.reason}."
-                self._out.log(f"{text}{self._then()}", Level.ERROR)
+                self._cause = self._report(event)
             case CheckpointRequested():  # at the next moment at which one can be written
                 self.num_requests += 1
                 self._is_requested = self._is_on
                 self._out.log("A checkpoint was asked for")
+
+    def handle_of_worker(self, event: CheckpointSaved | CheckpointFailed) -> None:
+        """Report one that a worker has written, or could not write, once: heartbeats and members repeat it."""
+        reported = (event.version, isinstance(event, CheckpointFailed))
+        if reported != self._reported:
+            self._reported = reported
+            self._report(event)
+
+    def _report(self, event: CheckpointSaved | CheckpointFailed) -> int:
+        """Return the number of the job's event."""
+        subject = f"checkpoint-{event.version}"
+        if isinstance(event, CheckpointFailed):
+            text = f"The checkpoint of version {event.version} failed: {event.reason}."
+            self._out.log(f"{text}{self._then()}", Level.ERROR)
+            return self._out.events.add(EventKind.CHECKPOINT_FAILED, subject, event.reason)
+        text = f"saved to {event.directory}"
+        self._out.log(f"Checkpoint of version {event.version} {text}")
+        return self._out.events.add(EventKind.CHECKPOINT_SAVED, subject, text, directory=event.directory)
 
     def begin_if_due(self, version: int, is_wanted: bool, clock: float) -> bool:
         """Whether to write one now; if so, it counts as being written.
@@ -100,6 +114,10 @@ class Checkpoints:
         limit = self._settings.max_task_failures
         return f" It is tried again, up to {limit} times in all." if self._num_failures < limit else ""
 
+    def seconds(self, clock: float) -> float:
+        """For how long one is being written; 0: none is."""
+        return clock - self._tried_at if self.is_running else 0.0
+
     def is_settled(self, version: int) -> bool:
         """The state of this version is saved, or saving it has failed, or nothing is to be saved."""
         return not self._is_on or (not self.is_running and self._tried_version >= version)
@@ -124,8 +142,10 @@ class Checkpoints:
         return self._settings.checkpoint_dir_for_init, bool(self._settings.checkpoint_dir_for_init)
 
     def snapshot(self) -> dict[str, Any]:
-        return {"newest": self.newest, "saved_version": self._saved_version}
+        return {"newest": self.newest, "saved_version": self._saved_version, "reported": list(self._reported)}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         self.newest, self._saved_version = saved["newest"], saved["saved_version"]
         self._tried_version = self._saved_version
+        version, has_failed = saved.get("reported", (0, False))
+        self._reported = (version, has_failed)

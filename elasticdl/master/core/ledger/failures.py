@@ -173,7 +173,8 @@ class Failures:
         if event.bad_records and self._quarantine(event, lease, tasks, evaluations, is_planned):
             return
         failures = self._retry_budget.task_failed(key_of(lease), event.worker_id)
-        where = f"{lease.type} task {lease.task} of epoch {lease.epoch + 1}, minibatch {event.minibatch}"
+        where = f"{lease.type} task {lease.task} of epoch {lease.epoch + 1}"
+        where += f", minibatch {event.minibatch}" if event.minibatch >= 0 else ""
         cause = self._out.events.add(
             EventKind.TASK_FAILED,
             f"task-{lease.task}",

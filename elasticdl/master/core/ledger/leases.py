@@ -36,7 +36,8 @@ class Holding:
     lease: Lease
     worker_id: int
     renewed_at: float
-    call: int | None  # the request that it answered
+    call: int | None  # the request that it answered, until the worker has named the lease
+    request: int = 0  # the number that the worker gave to that request
 
 
 class Leases:
@@ -54,7 +55,7 @@ class Leases:
         self._num_busy: Counter[TaskType] = Counter()
         self._finished: dict[int, None] = {}  # in order
         self._shrunk: set[int] = set()  # workers that have lost or ended a lease since this was asked last
-        self.is_shared = False  # AllReduce: a worker may hold more, for its world
+        self.is_shared = False  # AllReduce: a worker may hold more, for its group
         self.most_per_worker = MIN_PER_WORKER  # elsewhere
 
     def grant(
@@ -137,6 +138,23 @@ class Leases:
     def num_busy(self, task_type: TaskType) -> int:
         """Workers the oldest of whose leases is of a type: they work leases off in the order of their grant."""
         return self._num_busy[task_type]
+
+    def note_request(self, lease: Lease, number: int) -> None:
+        """Keep by which of its requests a worker was granted a lease."""
+        self._holdings[lease.id].request = number
+
+    def never_received(self, worker_id: int, oldest_request: int, held: Sequence[int]) -> list[Lease]:
+        """Return the leases of a worker the answers with which were lost.
+
+        Args:
+            oldest_request: the answers to all requests before it have come, or never will.
+            held: leases that the worker has from those answers.
+        """
+        return [
+            one.lease
+            for one in self._by_worker.get(worker_id, {}).values()
+            if one.call is not None and one.request < oldest_request and one.lease.id not in held
+        ]
 
     def answered_by(self, call: int) -> Lease | None:
         """The lease that was the answer to a call."""
@@ -226,20 +244,20 @@ def most_per_worker(settings: JobSettings, ahead: int = 0) -> int:
 
 
 class LeaseQuota:
-    """How many leases a worker may hold: its task and those that it prepares; in worlds, for members alone."""
+    """How many leases a worker may hold: its task and those that it prepares; in groups, for members alone."""
 
-    def __init__(self, settings: JobSettings, leases: Leases, worlds: WorkerGroups, workers: Workers) -> None:
+    def __init__(self, settings: JobSettings, leases: Leases, groups: WorkerGroups, workers: Workers) -> None:
         self._settings = settings
         self._leases = leases
-        self._worlds = worlds
+        self._groups = groups
         self._workers = workers
 
     def may_ask(self, worker: Worker, tasks: Tasks) -> bool:
         """It holds less than it may."""
         held = self._leases.of_worker(worker.id)
-        if not self._settings.has_worlds:
+        if not self._settings.has_groups:
             return len(held) < self._most(worker, tasks)
-        if not self._worlds.is_member(worker.id):
+        if not self._groups.is_member(worker.id):
             return False
         if worker.only is TaskType.EVALUATION:
             return self.may_evaluate(worker)
@@ -258,33 +276,33 @@ class LeaseQuota:
         """A worker's share of the tasks that are left, as far as it matters."""
         settings = self._settings
         num_processes = max(settings.num_workers * settings.processes_per_worker, self._workers.num_known)
-        num_workers = len(self._worlds.members) if settings.has_worlds else num_processes
+        num_workers = len(self._groups.members) if settings.has_groups else num_processes
         return min(tasks.num_todo // max(1, num_workers), MOST_AHEAD + settings.input_workers)
 
     def outlook(self, tasks: Tasks) -> tuple[object, ...]:
         """The inputs of `may_ask` beside the worker: while they are the same, a worker with enough has enough."""
-        worlds = (self._worlds.stands, self._worlds.newest_version) if self._settings.has_worlds else ()
-        return (*worlds, -1 if tasks.can_begin else self._share(tasks))
+        group = (self._groups.stands, self._groups.newest_version) if self._settings.has_groups else ()
+        return (*group, -1 if tasks.can_begin else self._share(tasks))
 
     def may_evaluate(self, worker: Worker) -> bool:
-        """In worlds: on top of what it is training on."""
+        """In groups: on top of what it is training on."""
         held = self._leases.of_worker(worker.id)
-        return not self._settings.has_worlds or sum(one.type is TaskType.EVALUATION for one in held) < MIN_PER_WORKER
+        return not self._settings.has_groups or sum(one.type is TaskType.EVALUATION for one in held) < MIN_PER_WORKER
 
     def may_train(self, worker: Worker, tasks: Tasks) -> bool:
         """--fixed_global_batch: rank 0 alone holds the training leases: for a step of all and what it prepares."""
         settings = tasks.settings
-        if not settings.has_worlds or not settings.fixed_global_batch:
+        if not settings.has_groups or not settings.fixed_global_batch:
             return True
         held = [lease for lease in self._leases.of_worker(worker.id) if lease.type is TaskType.TRAINING]
         missing = sum(tasks.num_missing((lease.epoch, lease.task)) for lease in held)
         step = settings.fixed_global_batch // settings.minibatch_size
         ahead = (most_per_worker(settings, worker.ahead) - 1) * settings.num_minibatches_per_task
-        return worker.id == self._worlds.members[0] and missing < step + ahead
+        return worker.id == self._groups.members[0] and missing < step + ahead
 
     def all_held_by(self, worker_id: int, tasks: Tasks) -> tuple[int, int]:
         """With a fixed global batch: of how many epochs every task is done or a worker's, and its newest lease."""
-        if not tasks.settings.fixed_global_batch or worker_id not in self._worlds.members[:1]:
+        if not tasks.settings.fixed_global_batch or worker_id not in self._groups.members[:1]:
             return 0, 0
         held = [lease for lease in self._leases.of_worker(worker_id) if lease.type is TaskType.TRAINING]
         own = {(lease.epoch, lease.task) for lease in held}

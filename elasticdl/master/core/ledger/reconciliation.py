@@ -2,7 +2,7 @@
 
 In doubt (a PS or the master has restarted) nothing is handed out until the model has answered.  It is asked
 too when an epoch seems to be complete.  A job without PS, or one that does not train, takes the master's ledger for it.
-The members of an AllReduce world say unasked what they hold.
+The members of an AllReduce group say unasked what they hold.
 With the coverage it is said how the parameter servers have fared.
 """
 
@@ -40,7 +40,7 @@ class Reconciler:
         self._may_doubt = self.is_asked or settings.has_tensorflow_servers
         self.in_doubt = self._may_doubt
         self.num_repeated = 0  # pushes that were applied twice, as far as printed
-        self._num_told_repeated = 0  # AllReduce: by the last world that formed
+        self._num_told_repeated = 0  # AllReduce: by the last group that formed
         self._num_questions = 0
         self._open: int | None = None
         self._retry_at = 0.0
@@ -84,7 +84,7 @@ class Reconciler:
         self._cover(max(one.num_repeated for one in event.sets.values()))
 
     def told(self, applied: CommittedSet) -> None:
-        """AllReduce: the members of a world say what their model holds."""
+        """AllReduce: the members of a group say what their model holds."""
         self._num_told_repeated = max(self._num_told_repeated, applied.num_repeated)
         self._work.reconcile(applied)
 

@@ -16,6 +16,7 @@ from elasticdl.master.core.events import (
     CallAbandoned,
     EvaluationReported,
     LeaseQuestioned,
+    LeaseRequested,
     ProgressReported,
     TaskFailed,
     TaskFinished,
@@ -40,14 +41,14 @@ _MODEL_CHANGES = (EventKind.PS_READY, EventKind.GROUP_FORMED, EventKind.WORKER_R
 class Work:
     """The tasks of a job and the leases on them."""
 
-    def __init__(self, state: JobState, worlds: WorkerGroups) -> None:
+    def __init__(self, state: JobState, groups: WorkerGroups) -> None:
         self._settings = settings = state.settings
         self._workers, self._ending, self._out = state.workers, state.ending, state.out
-        self._worlds = worlds
+        self._groups = groups
         self.leases = Leases(state.generation)
-        self.leases.is_shared = settings.has_worlds
+        self.leases.is_shared = settings.has_groups
         self.leases.most_per_worker = most_per_worker(settings)
-        self.quota = LeaseQuota(settings, self.leases, worlds, state.workers)
+        self.quota = LeaseQuota(settings, self.leases, groups, state.workers)
         self._outlook: tuple[object, ...] = ()  # of the quota, when requests were looked at last
         self.tasks = Tasks(settings, ())
         self.evaluations = Evaluations(EvaluationSchedule(), ())
@@ -111,6 +112,7 @@ class Work:
                 continue
             lease = self._grant(worker, call, clock)
             if lease is not None:
+                self.leases.note_request(lease, worker.request_number)
                 self._workers.stop_waiting(worker)
                 worker.moved_at = clock
                 self._out.reply(call, LeaseGranted(lease))
@@ -139,7 +141,7 @@ class Work:
             self._out.reply(call, NoLeaseNow())
 
     def _grant(self, worker: Worker, call: int, clock: float) -> Lease | None:
-        is_alone = self._workers.is_one_staying or len(self._worlds.members) == 1
+        is_alone = self._workers.is_one_staying or len(self._groups.members) == 1
         is_alone |= self._settings.fixed_global_batch > 0
         version = self.tasks.model_version
 
@@ -214,6 +216,11 @@ class Work:
             self._workers.times.lost(self.leases.holder_of(lease))
             self.give_back(lease)
         self.leases.raise_floor()
+
+    def requested(self, event: LeaseRequested) -> None:
+        """Take back at once what earlier requests of the worker were granted and their answers did not bring."""
+        for lease in self.leases.never_received(event.worker_id, event.oldest, event.held):
+            self.give_back(lease)
 
     def abandoned(self, event: CallAbandoned) -> None:
         self._workers.abandon(event.call)
@@ -489,14 +496,14 @@ class Work:
 
     def _count(self, worker: Worker, num_minibatches: int) -> None:
         """Adds to what workers have computed; with a fixed global batch all members compute the same share."""
-        members = [member for one in self._worlds.members if (member := self._workers.get(one)) is not None]
+        members = [member for one in self._groups.members if (member := self._workers.get(one)) is not None]
         shared = members if self._settings.fixed_global_batch and members else [worker]
         for one in shared:
             one.num_minibatches += num_minibatches / len(shared)
 
     def _has_committed(self, worker: Worker, lease: Lease, num_minibatches: int = 0) -> None:
-        members = [member for one in self._worlds.members if (member := self._workers.get(one)) is not None]
-        is_late = self._settings.has_worlds and not self._worlds.is_member(worker.id)  # its group is broken
+        members = [member for one in self._groups.members if (member := self._workers.get(one)) is not None]
+        is_late = self._settings.has_groups and not self._groups.is_member(worker.id)  # its group is broken
         for one in (worker, *members):  # one member's report is the work of all
             one.has_committed = True
             self._workers.times.committed(one.id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,12 @@ from elasticdl.master.core.plan.tasks import cut, num_cut
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import DataKind, ScriptPlan
 from elasticdl.protocol import Shard
+
+# A journal must fit into a ConfigMap, and has more than the names and identities of files.  An identity takes about 11
+# bytes of it, a random name may take 30.
+MAX_IDENTITIES = 50_000
+_MAX_ROWS_BYTES = 704 << 10  # compressed
+_FEW_IDENTITIES = 1000  # take no room to speak of, however many shards their files are cut into
 
 
 class Data:
@@ -32,6 +39,7 @@ class Data:
             DataKind.VALIDATION: settings.has_validation_data,
             DataKind.PREDICTION: settings.has_prediction_data,
         }
+        self._is_identified: bool | None = None  # whether the journal has the identities; None: to be decided
         self._fingerprint = ""  # made when it is asked for: many shards take their time, and each journal holds it
         self._kinds = [kind for kind, has in sources.items() if has]
 
@@ -90,7 +98,7 @@ class Data:
 
     def listed(self, kind: DataKind, shards: tuple[Shard, ...]) -> None:
         self._shards.setdefault(kind, tuple(sorted(shards)))
-        self._fingerprint = ""
+        self._fingerprint, self._is_identified = "", None
 
     def empty_kinds(self) -> list[DataKind]:
         return [kind for kind in self._kinds if not any(len(shard) for shard in self._shards[kind])]
@@ -117,7 +125,7 @@ class Data:
         if self._fingerprint:
             return self._fingerprint
         settings = self.settings
-        shards = [[shard.name, shard.start, shard.end] for shard in self._shards.get(DataKind.TRAINING, ())]
+        shards = self._rows().get(DataKind.TRAINING, [])
         known = [shards, settings.minibatch_size, settings.num_minibatches_per_task, settings.seed]
         self._fingerprint = hashlib.sha256(json.dumps(known).encode()).hexdigest()
         return self._fingerprint
@@ -128,7 +136,7 @@ class Data:
             "has_metrics": self.has_metrics,
             "plan": None if self.plan is None else list(dataclasses.astuple(self.plan)),
             "callbacks": self.callbacks,
-            "shards": {kind: [[s.name, s.start, s.end] for s in shards] for kind, shards in self._shards.items()},
+            "shards": self._rows(),
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -137,4 +145,26 @@ class Data:
         plan = saved.get("plan")
         self.plan = None if plan is None else ScriptPlan(*plan)
         self._shards = {DataKind(k): tuple(Shard(*s) for s in shards) for k, shards in saved["shards"].items()}
-        self._fingerprint = ""
+        self._fingerprint, self._is_identified = "", None
+
+    def _rows(self) -> dict[DataKind, list[list[str | int]]]:
+        """The shards as the journal has them."""
+        if self._is_identified is None:
+            self._is_identified = self._identities_fit()
+        is_identified = self._is_identified
+        return {kind: [_row(shard, is_identified) for shard in shards] for kind, shards in self._shards.items()}
+
+    def _identities_fit(self) -> bool:
+        identities = {shard.identity for shards in self._shards.values() for shard in shards}
+        if not any(identities) or len(identities) > MAX_IDENTITIES:
+            return False
+        if len(identities) <= _FEW_IDENTITIES:
+            return True
+        rows = [_row(shard, True) for shards in self._shards.values() for shard in shards]
+        return len(zlib.compress(json.dumps(rows, separators=(",", ":")).encode())) <= _MAX_ROWS_BYTES
+
+
+def _row(shard: Shard, is_identified: bool) -> list[str | int]:
+    """Return a shard; one without an identity as journals had them before there were any."""
+    row: list[str | int] = [shard.name, shard.start, shard.end]
+    return [*row, shard.identity] if is_identified and shard.identity else row

@@ -82,7 +82,7 @@ class Epoch:
             records = budget * self._minibatch_size
             shard = self._slices[task]
             if len(shard) > records:
-                self._shortened[task] = Shard(shard.name, shard.start, shard.start + records)
+                self._shortened[task] = Shard(shard.name, shard.start, shard.start + records, shard.identity)
             budget -= -(-len(shard) // self._minibatch_size)
         return len(order)
 

@@ -45,6 +45,14 @@ def merge(left: MetricArrays, right: MetricArrays) -> MetricArrays:
     return MetricArrays(left.name, tuple(_add(a, b) for a, b in zip(left.arrays, right.arrays, strict=True)))
 
 
+def _joined(known: Mapping[str, MetricArrays], states: Iterable[MetricArrays]) -> dict[str, MetricArrays]:
+    """Return the states of metrics by name, with more of them merged in; raises as `merge`."""
+    joined = dict(known)
+    for state in states:
+        joined[state.name] = merge(joined[state.name], state) if state.name in joined else state
+    return joined
+
+
 class EvaluationRound:
     """One evaluation: its tasks are todo, leased or done; the task after the last one computes the results."""
 
@@ -101,11 +109,7 @@ class EvaluationRound:
         Raises:
             ValueError: states of one metric do not go together.
         """
-        merged = dict(self._states)
-        for state in states:
-            known = merged.get(state.name)
-            merged[state.name] = state if known is None else merge(known, state)
-        self._states = merged
+        self._states = _joined(self._states, states)
         self.leased.remove(task)
         self.num_done += 1
         if self.num_done == len(self._slices):
@@ -290,11 +294,7 @@ class PlannedEvaluation(Evaluations):
         Raises:
             ValueError: states of one metric do not go together; none is taken.
         """
-        merged = dict(self._states)
-        for state in states:
-            known = merged.get(state.name)
-            merged[state.name] = state if known is None else merge(known, state)
-        self._states = merged
+        self._states = _joined(self._states, states)
 
     def begin_if_due(self, step: int, all_trained: bool) -> EvaluationRound | None:
         """Once all is done: the round that computes the results."""

@@ -33,7 +33,7 @@ def num_cut(shards: Iterable[Shard], records_per_task: int) -> int:
 def cut(shards: Iterable[Shard], records_per_task: int) -> tuple[Shard, ...]:
     """Slices of at most `records_per_task` records; the position in the result is the number of the task."""
     return tuple(
-        Shard(shard.name, start, min(start + records_per_task, shard.end))
+        Shard(shard.name, start, min(start + records_per_task, shard.end), shard.identity)
         for shard in sorted(shards)
         for start in range(shard.start, shard.end, records_per_task)
     )
@@ -338,7 +338,8 @@ class Tasks:
             return None
         task = next((task for task in range(len(self.slices)) if not self._quarantine.get(task)), 0)
         shard = self.slices[task]
-        return Shard(shard.name, shard.start, min(shard.end, shard.start + self._settings.minibatch_size))
+        end = min(shard.end, shard.start + self._settings.minibatch_size)
+        return Shard(shard.name, shard.start, end, shard.identity)
 
     def ledger(self) -> CommittedSet:
         """Everything that is committed as far as is known here."""

@@ -1,5 +1,5 @@
 """The digits in NumPy with a part of the user's own that fails, as the variable TROUBLE says: model, feed, loss,
-callback, metrics, nan, or memory, which the first process to come so far takes without end; it makes the file MARK.
+callback, metrics, nan, exit, or memory, which the first process to come so far takes without end; it makes MARK
 
 For tests of its explanation.
 """
@@ -7,6 +7,7 @@ For tests of its explanation.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,8 @@ def feed(images: Floats) -> Floats:
 def loss(value: float) -> float:
     if TROUBLE == "loss":
         raise TypeError("shapes do not fit on purpose")
+    if TROUBLE == "exit":
+        sys.exit(0)
     if TROUBLE == "memory":
         _take_all_memory()
     return float("nan") if TROUBLE == "nan" else value
