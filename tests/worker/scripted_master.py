@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -15,6 +15,7 @@ from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.servers import serve
 
 TOKEN = "a token of the tests"
+Reply = TypeVar("Reply")
 
 
 def before_the_deadline(context: grpc.ServicerContext) -> float:
@@ -74,34 +75,43 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         return [request for name, request in self.told if name == method]
 
     def _note(self, method: str, request: Any) -> pb.Ack:
+        return self._keep(method, request, self._ack)
+
+    def _keep(self, method: str, request: Any, answer: Callable[[], Reply]) -> Reply:
+        """Keeps a call and makes its answer in one go: a test that hears of a call changes the later answers alone."""
         self.is_called.set()
         self.on_call(method)
         with self.changed:
             self.told.append((method, request))
             self.changed.notify_all()
+            return answer()
+
+    def _ack(self) -> pb.Ack:
         reason = "" if self.accepts else "as the test wants"
         return pb.Ack(accepted=self.accepts, reason=reason, generation=self.generation, model_version=100)
 
     def RegisterWorker(self, request: Any, context: grpc.ServicerContext) -> pb.RegisterWorkerReply:  # noqa: N802
-        self._note("RegisterWorker", request)
+        return self._keep("RegisterWorker", request, self._registered)
+
+    def _registered(self) -> pb.RegisterWorkerReply:
         self.known = True
         return pb.RegisterWorkerReply(accepted=True, generation=self.generation, job_spec="{}")
 
     def RequestLease(self, request: Any, context: grpc.ServicerContext) -> pb.LeaseReply:  # noqa: N802
-        reply = self._lease_now(request)
+        reply = self._keep("RequestLease", request, self._lease_now)
         if reply.wait and not request.at_once:
             self._stopped.wait(before_the_deadline(context))
         return reply
 
-    def _lease_now(self, request: pb.LeaseRequest) -> pb.LeaseReply:
-        self._note("RequestLease", request)
-        with self.changed:
-            if self.leases:
-                return self._grant()
+    def _lease_now(self) -> pb.LeaseReply:
+        if self.leases:
+            return self._grant()
         return pb.LeaseReply(end=True) if self._ends else pb.LeaseReply(wait=True)
 
     def Heartbeat(self, request: Any, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
-        self._note("Heartbeat", request)
+        return self._keep("Heartbeat", request, self._beaten)
+
+    def _beaten(self) -> pb.HeartbeatReply:
         return pb.HeartbeatReply(
             known=self.known,
             generation=self.generation,
@@ -127,7 +137,7 @@ class ScriptedMaster(pb_grpc.MasterServicer):
                 if not reply.acks[-1].accepted:
                     break
             if message.HasField("lease_request"):
-                reply.lease.CopyFrom(self._lease_now(message.lease_request))
+                reply.lease.CopyFrom(self._keep("RequestLease", message.lease_request, self._lease_now))
             yield reply
 
     def _noted(self, message: pb.WorkerMessage) -> pb.WorkerMessage:
