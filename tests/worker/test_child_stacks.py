@@ -54,10 +54,11 @@ def functions_of(thread: ThreadStack) -> list[str]:
 
 
 def taken(function: str) -> ThreadStack:
-    """The thread that is in a function: a process under load answers late, or is on its way there."""
+    """The thread that is in a function: under load a process answers late or in two parts, or is on its way there."""
     deadline = time.monotonic() + 30
     while True:
-        found = [thread for thread in stacks.of_children() if function in functions_of(thread)]
+        answers = [(thread, functions_of(thread)) for thread in stacks.of_children()]
+        found = [thread for thread, functions in answers if function in functions and functions[-1] == "run"]
         if found:
             return found[0]
         assert time.monotonic() < deadline
