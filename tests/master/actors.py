@@ -29,6 +29,7 @@ from tests.master.directory_cluster import DirectoryCluster
 from tests.master.life import TOKEN
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+_CALL_S = 20.0  # the master answers within 10, also where it cannot write its journal
 _MODULE = """
 def custom_model(): ...
 def loss(labels, predictions): ...
@@ -161,7 +162,7 @@ class MasterJob:
         return "\n".join(self.log().splitlines()[-20:])
 
 
-def repeated(call: Callable[[float], Any], timeout_s: float = 5.0) -> Any:
+def repeated(call: Callable[[float], Any], timeout_s: float = _CALL_S) -> Any:
     """The answer to a call with a time limit in seconds, which is made again while the master is down."""
     deadline = time.monotonic() + 60
     while True:
@@ -185,7 +186,7 @@ class ScriptedWorker:
         self.generation = 0
         self.model: dict[tuple[int, int], set[int]] = {}  # Local strategy: its content
 
-    def call(self, method: str, request: Any, timeout_s: float = 5.0) -> Any:
+    def call(self, method: str, request: Any, timeout_s: float = _CALL_S) -> Any:
         return repeated(lambda limit_s: getattr(self.stub, method)(request, timeout=limit_s), timeout_s)
 
     def register(self, held: tuple[tuple[pb.Lease, tuple[int, ...]], ...] = ()) -> pb.RegisterWorkerReply:
@@ -206,7 +207,12 @@ class ScriptedWorker:
 
     def request_lease(self, timeout_s: float = 5.0) -> pb.LeaseReply:
         request = pb.LeaseRequest(worker_id=self.id, incarnation=self.incarnation)
-        return self.call("RequestLease", request, timeout_s)
+        try:
+            return self.call("RequestLease", request, timeout_s)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
+            return pb.LeaseReply(wait=True)  # its answer came too late: the master takes a lease in it back
 
     def lease(self) -> pb.Lease:
         """The next task, however many waits it takes."""
