@@ -65,10 +65,10 @@ class TrainingMember:
         self.model: Replica
         if framework._computation.shards_optimizer:
             self.model = sharded = ShardedReplica(framework, checkpoints, "", self.link.clock)
-            self.session = ShardedSession(self.link, self.group, sharded, framework, 5.0)
+            self.session = ShardedSession(self.link, self.group, sharded, framework, ANSWER_S)
         else:
             self.model = Replica(framework, checkpoints, "", self.link.clock)
-            self.session = GroupSession(self.link, self.group, self.model, 5.0)
+            self.session = GroupSession(self.link, self.group, self.model, ANSWER_S)
         self.writer = CheckpointWriter(self.model, checkpoints, 1)
         self.session.start()
         self._thread = ThreadPoolExecutor(1)

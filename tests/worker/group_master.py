@@ -151,7 +151,7 @@ class SessionMember:
         self.link.register()
         self.group = ElasticGroup("127.0.0.1", TOKEN)
         self.state = Total()
-        self.session = GroupSession(self.link, self.group, self.state, 5.0, most_parts=2)
+        self.session = GroupSession(self.link, self.group, self.state, ANSWER_S, most_parts=2)
         self.session.start()
         self._thread = ThreadPoolExecutor(1)
 
