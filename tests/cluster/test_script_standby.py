@@ -310,7 +310,10 @@ def test_other_commands_have_none(command: tuple[str, ...], tmp_path: Path) -> N
     assert modules_of(tmp_path, ELASTIC, *command) == ()
 
 
-@pytest.mark.parametrize(("name", "modules"), [("PYTHONWARNINGS", ()), ("PYTHONINSPECT", ()), ("PYTHONHASHSEED", BOTH)])
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [("PYTHONWARNINGS", ()), ("PYTHONINSPECT", ()), ("PYTHONHASHSEED", BOTH), ("PYTHON_VERSION", BOTH)],
+)
 def test_variables_that_change_imports_or_the_exit_leave_no_standby(
     name: str, modules: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -24,10 +24,13 @@ _ON_API = (_API, "elasticdl.api.accelerate", "elasticdl.api.lightning", "elastic
 _OURS = frozenset({"elasticdl", "elasticdl_client"})
 _BEFORE_TORCH = sys.stdlib_module_names | _OURS | {"numpy", _TORCH}  # it does not depend on their imports
 _SUFFIXES = frozenset(all_suffixes())
-_HARMLESS = frozenset(  # of the variables that the interpreter reads; others change what an import prints, or the exit
+_HARMLESS = frozenset(  # others that begin so may change what an import prints, or the exit
     {
         *("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONNOUSERSITE"),
         *("PYTHONUTF8", "PYTHONIOENCODING", "PYTHONFAULTHANDLER", "PYTHONPYCACHEPREFIX", "PYTHONSAFEPATH"),
+        # The interpreter does not read these: Docker's images of Python set them.
+        *("PYTHON_VERSION", "PYTHON_SHA256", "PYTHON_PIP_VERSION", "PYTHON_SETUPTOOLS_VERSION"),
+        *("PYTHON_GET_PIP_URL", "PYTHON_GET_PIP_SHA256"),
     }
 )
 
