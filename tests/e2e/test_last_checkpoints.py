@@ -19,7 +19,9 @@ from tests.hangs.job_events import events_of
 from tests.master.small_disk import small_disk
 
 pytestmark = pytest.mark.timeout(240)
-JOB = replace(NUMPY_DIGITS, num_epochs=2, pace_s=0.001)
+JOB = replace(NUMPY_DIGITS, num_epochs=4, pace_s=0.01)  # much longer than what happens before `hurry`
+# None is removed: that would make room on the full disk for the next one.
+CHECKPOINTS = {"checkpoint_steps": 7, "keep_checkpoint_max": 0}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,7 @@ def test_a_full_disk_at_the_last_checkpoint_fails_the_job_and_is_said(
             digits,
             distribution_strategy=strategy.value,
             checkpoint_dir=place,
-            checkpoint_steps=20,
+            **CHECKPOINTS,
             **flags,
         ).start()
         try:
@@ -88,7 +90,7 @@ def test_checkpoints_of_workers_that_a_full_disk_refuses_are_said_while_the_job_
     with small_disk(tmp_path / "disk", size_kib=4096) as disk:
         place = disk / "checkpoints"
         place.mkdir()
-        running = JOB.local_job(tmp_path / "job", digits, checkpoint_dir=place, checkpoint_steps=20, **flags).start()
+        running = JOB.local_job(tmp_path / "job", digits, checkpoint_dir=place, **CHECKPOINTS, **flags).start()
         try:
             running.wait_until("a checkpoint", lambda: bool(versions(place)))
             running.wait_until("an event of a checkpoint", lambda: bool(events_of(running, EventKind.CHECKPOINT_SAVED)))

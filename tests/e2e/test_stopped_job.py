@@ -39,8 +39,8 @@ def job_command(command: str, job: LocalJob) -> subprocess.CompletedProcess[str]
 
 def test_what_is_trained_before_a_stop_is_not_trained_again_nor_said_again(tmp_path: Path) -> None:
     data = NUMPY_DIGITS.make_data(tmp_path)
-    job = NUMPY_DIGITS.local_job(tmp_path / "job", data, job_name="numpy", num_epochs=4, validation_data="")
-    job.pace_s = 0.004  # seconds for a record: three epochs more take longer than any stop
+    job = NUMPY_DIGITS.local_job(tmp_path / "job", data, job_name="numpy", num_epochs=8, validation_data="")
+    job.pace_s = 0.004  # seconds for a record: seven epochs more take longer than any stop
     job.start()
     job.wait_until("an epoch", lambda: any("epoch 1: records" in line for line in job.output))
     before = job.status()
@@ -58,7 +58,7 @@ def test_what_is_trained_before_a_stop_is_not_trained_again_nor_said_again(tmp_p
     ready = [event for event in read_journal(job.job_dir).history.events if event.kind is EventKind.PS_READY]
     assert ready[-1].details["restored_from"], said
     assert "ps-0 ready, restored from " in said, said
-    assert "epoch 4: records 1437, committed 1437, repeated 0, lost 0" in said, said
+    assert "epoch 8: records 1437, committed 1437, repeated 0, lost 0" in said, said
     assert said.count("epoch 1: records") == 1, said  # in the report at the end
     assert " lost: " not in said, said  # workers ended by the stop are not lost
     ended = job.status()
@@ -78,7 +78,7 @@ def test_a_file_that_is_replaced_between_a_stop_and_a_resume_is_refused(tmp_path
     (data / "train/SHA256SUMS").unlink()
     (file,) = (data / "train").glob("data-*")
     job = NUMPY_DIGITS.local_job(tmp_path / "job", data, job_name="numpy", num_epochs=8, validation_data="")
-    job.pace_s = 0.004
+    job.pace_s = 0.02
     job.start()
     job.wait_for_version(2)
     client("stop", job)
