@@ -112,7 +112,10 @@ def killed_all(tmp_path: Path, **flags: object) -> LocalJob:
     running = started(NUMPY_JOB, tmp_path, **flags)
     try:
         running.wait_for_version(130)
-        for victim in running.victims(Role.WORKER):
+        victims = running.victims(Role.WORKER)
+        for victim in victims:  # else a successor of the first may get the model from the last
+            running.stop(victim)
+        for victim in victims:
             running.kill(victim)
         running.hurry()
         assert running.wait() == 0, running.story()
