@@ -168,7 +168,7 @@ def test_texts_that_stand_for_missing_numbers_are_named(
     """Pandas reads them as missing; here they are texts, and make texts of the numbers beside them."""
     reader = open_csv(tmp_path, f"age,state\n1,{text}\n{text},NY\n{text},CA\n".encode())
     assert dict(reader.metadata().column_dtypes) == {"age": "string", "state": "string"}
-    (said,) = [record.getMessage() for record in caplog.records]
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "elasticdl.data.text"]
     assert f"The column age holds {text!r} beside numbers" in said
 
 

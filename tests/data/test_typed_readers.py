@@ -230,7 +230,7 @@ def test_ids_that_float32_rounds_are_named(kind: str, tmp_path: Path, caplog: py
     reader = create_reader(str(source))
     assert dict(reader.metadata().column_dtypes) == dict.fromkeys(values, "float64")
     everything(reader)
-    named = [record.args[0] for record in caplog.records if isinstance(record.args, tuple)]
+    named = [record.args[0] for record in caplog.records if record.name == "elasticdl.data"]
     assert named == [ids]
 
 
