@@ -9,6 +9,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +101,16 @@ def test_only_the_columns_that_are_named_are_read_and_the_label(tmp_path: Path) 
     assert "a, bad, c, label" in caught.value.hint
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", ["csv", "feather", "parquet"])
 def test_a_table_of_very_many_columns_is_read_at_once(tmp_path: Path, kind: str) -> None:
     path, names = tmp_path / f"rows.{kind}", [f"c{number}" for number in range(6_000 if kind != "csv" else 30_000)]
     table = pa.table({name: [1, 2] for name in names})
     {"csv": write_csv, "feather": write_feather, "parquet": pq.write_table}[kind](table, str(path))
+    began = time.process_time()
     reader = create_reader(str(path))
     (shard,) = reader.shards()
     found = decode(reader.read(shard), table_of(reader.metadata(), True, "m.py"))
+    assert time.process_time() - began < 15.0
     assert list(found) == names
 
 

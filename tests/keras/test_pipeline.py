@@ -238,7 +238,6 @@ def test_an_error_of_the_tasks_is_raised_as_it_is(framework: Any, rows_of: Any) 
         list(framework("feeds.custom_model").batches(Mode.TRAINING, tasks()))
 
 
-@pytest.mark.timeout(60)
 def test_an_abandoned_pipeline_does_not_wait_for_a_task(framework: Any, rows_of: Any) -> None:
     tested = framework("feeds.custom_model", feed="raising")
     release = threading.Event()
