@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
 import signal
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from elasticdl.activities import Activity
 from elasticdl.api.pytorch import join_job
+from elasticdl.api.pytorch.trainers import LightningTrainer
 from elasticdl.protocol import Role
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
@@ -29,6 +32,10 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from elasticdl.api.lightning import ElasticStrategy
 
+KNOWS_TIMES = pytest.mark.skipif(
+    "timedelta" not in str(inspect.signature(Trainer.__init__).parameters["val_check_interval"]),
+    reason="this Lightning is older: validation is not by time",
+)
 SCRIPT = Path(__file__).parent / "elastic_strategy_script.py"
 EPOCHS = 3
 
@@ -150,6 +157,42 @@ def test_a_part_of_a_step_does_not_count_as_one() -> None:
     strategy = elastic(fixed_global_batch=4)
     trainer_of(strategy, max_epochs=2, max_steps=3).fit(Counted(), DataLoader(torch.ones(8, 2), batch_size=2))
     assert steps == [(0, 0), (1, 1), (1, 1), (2, 2), (2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize("option", ["limit_train_batches", "overfit_batches", "fast_dev_run"])
+def test_a_number_of_batches_is_a_part_of_them_though_it_be_1(option: str) -> None:
+    """The Trainer takes the integer 1 for one batch, and 1.0 for all."""
+
+    class Checked(Line):
+        def on_train_start(self) -> None:
+            found = LightningTrainer.of([self])
+            assert found is not None
+            found.check(num_epochs=3, is_alone=False)
+
+    trainer = trainer_of(ElasticStrategy("cpu"), max_epochs=3, **{option: 1})
+    with pytest.raises(JobError, match=r"limit_train_batches=1 .* leaves records out"):
+        trainer.fit(Checked(), DataLoader(torch.ones(8, 2), batch_size=2))
+
+
+@pytest.mark.parametrize(
+    ("interval", "num_validations"),
+    [
+        pytest.param(1, 8, id="each-batch"),
+        pytest.param(1.0, 2, id="each-epoch"),
+        pytest.param(3, 2, id="three-batches"),
+        pytest.param(timedelta(microseconds=1), 8, id="a-time", marks=KNOWS_TIMES),
+    ],
+)
+def test_validation_comes_as_often_as_val_check_interval_says(interval: Any, num_validations: int) -> None:
+    class Validated(Line):
+        def validation_step(self, batch: Any) -> None:
+            steps.append(self.trainer.global_step)
+
+    steps: list[int] = []
+    trainer = trainer_of(elastic(), max_epochs=2, num_sanity_val_steps=0, val_check_interval=interval)
+    data = torch.ones(8, 2)
+    trainer.fit(Validated(), DataLoader(data, batch_size=2), DataLoader(data, batch_size=8))
+    assert len(steps) == num_validations, steps
 
 
 def test_a_second_loader_for_training_is_refused() -> None:

@@ -113,6 +113,12 @@ class LightningTrainer:
         return self._loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
 
     @property
+    def _val_check_interval(self) -> float:
+        """Return a number of batches, or a share of them; 0: validation is by time, for which a Trainer has none."""
+        number: float = getattr(self._trainer, "val_check_interval", 0)
+        return number
+
+    @property
     def state(self) -> list[Any]:
         """Return the Trainer's objects that must be equal in all members."""
         schedulers = [config.scheduler for config in self._trainer.lr_scheduler_configs]
@@ -121,7 +127,7 @@ class LightningTrainer:
 
     def begin(self) -> None:
         """Before the first batch: validation waits for the last batch of an epoch, whichever that is."""
-        if self._trainer.val_check_interval == 1.0:
+        if _is_all(self._val_check_interval):
             self._trainer.val_check_batch = float("inf")
 
     def check(self, num_epochs: int, is_alone: bool) -> None:
@@ -139,15 +145,15 @@ class LightningTrainer:
             )
         if is_alone:
             return
-        if trainer.limit_train_batches != 1.0:
+        if not _is_all(trainer.limit_train_batches):
             raise JobError(
                 f"limit_train_batches={trainer.limit_train_batches} (also by overfit_batches, fast_dev_run) leaves "
                 "records out",
                 "to train on fewer of them, give the loader a smaller data set, or the job --max_step",
             )
-        if isinstance(trainer.val_check_interval, float) and trainer.val_check_interval != 1.0:
+        if isinstance(self._val_check_interval, float) and not _is_all(self._val_check_interval):
             raise JobError(
-                f"val_check_interval={trainer.val_check_interval} is a part of this worker's batches, and how many it "
+                f"val_check_interval={self._val_check_interval} is a part of this worker's batches, and how many it "
                 "gets turns out as it trains",
                 "give a number of batches, 1.0 for the end of each epoch, or a time",
             )
@@ -215,3 +221,8 @@ class LightningTrainer:
     def end(self) -> None:
         """There are no more data."""
         self._trainer.should_stop = True
+
+
+def _is_all(batches: float) -> bool:
+    """Whether a setting of the Trainer means all batches of an epoch: the integer 1 is one batch."""
+    return isinstance(batches, float) and batches == 1.0
