@@ -240,6 +240,17 @@ class StateCheckpoints:
         found = _newest_first(self._directory) if self._directory is not None else []
         return str(found[0]) if found else ""
 
+    def newest_number(self) -> int:
+        """Return the minibatches in the newest complete one, unread; 0: there is none, or the directory is damaged.
+
+        Raises:
+            StorageUnreachable: see `newest`.
+        """
+        with suppress(CheckpointError):  # who reads the model says so
+            found = _newest_first(self._directory) if self._directory is not None else []
+            return versions.number_of(found[0]) if found else 0
+        return 0
+
     def newest(self) -> Checkpoint | None:
         """The newest whole one of this job, None if there is none at all; errors of newer ones are logged.
 

@@ -70,6 +70,24 @@ def test_a_worker_is_killed_in_its_step_and_a_successor_joins(tmp_path: Path) ->
     }
 
 
+@pytest.mark.parametrize(
+    ("num_saved", "first_step"), [(0, 1), pytest.param(40, 41, marks=pytest.mark.full)], ids=["anew", "checkpoint"]
+)
+def test_a_script_that_begins_with_an_older_model_gets_the_numbers_of_its_epochs(
+    num_saved: int, first_step: int, tmp_path: Path
+) -> None:
+    flags = {"num_workers": 1, "checkpoint_steps": num_saved or 10_000}
+    job = job_of(tmp_path, f"--hold-worker 0 --hold-at {MINIBATCHES + 10}", **flags).start()
+    job.wait_until("worker 0 to hold, in the second epoch", (tmp_path / "notes" / "held").exists, 90)
+    if num_saved:
+        manifest = tmp_path / "checkpoints" / f"version-{num_saved}" / "MANIFEST.json"
+        job.wait_until("a checkpoint of the first epoch", manifest.exists)
+    os.kill(job.pods(Role.WORKER)[0].pid, signal.SIGKILL)
+    assert job.wait(150) == 0, job.story()
+    epochs = {step: int(rest.split()[-1]) for step, rest in steps_of(tmp_path)["1"].items()}
+    assert epochs == {step: (step - 1) // MINIBATCHES for step in range(first_step, EPOCHS * MINIBATCHES + 1)}
+
+
 @pytest.mark.parametrize("num_workers", [3, 1])
 def test_a_script_that_is_asked_to_end_leaves_between_two_steps(num_workers: int, tmp_path: Path) -> None:
     flags = {"num_workers": num_workers, "min_workers": num_workers}  # no worker trains all before worker 0 comes

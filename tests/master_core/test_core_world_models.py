@@ -139,8 +139,8 @@ def test_a_sample_is_the_first_minibatch_of_the_data() -> None:
     assert script.ask(e.SampleRequested, 0, 7) is None
     call = script._num_calls
     script.data_is_known()
-    assert script.answer(call) == c.SampleGiven(Shard("training", 0, 10), 0)
-    assert script.ask(e.SampleRequested, 0, 7) == c.SampleGiven(Shard("training", 0, 10), 0)
+    assert script.answer(call) == c.SampleGiven(Shard("training", 0, 10), -1)
+    assert script.ask(e.SampleRequested, 0, 7) == c.SampleGiven(Shard("training", 0, 10), -1)
 
 
 def test_a_sample_comes_with_the_first_epoch_that_is_not_whole() -> None:
@@ -150,6 +150,9 @@ def test_a_sample_comes_with_the_first_epoch_that_is_not_whole() -> None:
         script.finish(script.lease(0))
     answer = script.ask(e.SampleRequested, 0, 7)
     assert (answer.shard, answer.epoch) == (Shard("training", 0, 10), 1)
+    script.kill(0)
+    script.worker_starts(1)
+    assert script.ask(e.SampleRequested, 1, 7).epoch == -1, "no worker has the model any more"
 
 
 def test_there_is_a_sample_though_every_task_has_a_record_that_is_set_aside() -> None:
@@ -159,7 +162,7 @@ def test_there_is_a_sample_though_every_task_has_a_record_that_is_set_aside() ->
     tasks = script.job._work.tasks
     for task, shard in enumerate(tasks.slices):
         tasks.quarantine(task, (shard.start,))
-    assert script.ask(e.SampleRequested, 0, 7) == c.SampleGiven(Shard("training", 0, 10), 0)
+    assert script.ask(e.SampleRequested, 0, 7) == c.SampleGiven(Shard("training", 0, 10), -1)
 
 
 def test_a_request_at_once_is_not_kept_waiting() -> None:

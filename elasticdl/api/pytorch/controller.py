@@ -119,8 +119,16 @@ class ElasticController(ScriptSteps):
             yield 0
         self._settle()
         while self._prepare():
-            yield self._rehearsed_epoch if self.is_rehearsal else self.get_current_epoch()
+            yield self._epoch_to_join() if self.is_rehearsal else self.get_current_epoch()
             self._settle()
+
+    def _epoch_to_join(self) -> int:
+        """Return the epoch of the model with which this process will begin after its rehearsal."""
+        data, epoch = self._parts.data, self._sampled_epoch
+        if epoch < 0:
+            epoch = self._parts.model.num_saved() // data.get_minibatch_count_per_epoch()
+        num_epochs = data.plan.num_epochs
+        return min(epoch, num_epochs - 1) if num_epochs else epoch  # all may be trained
 
     def step(self, num_items: Any = None) -> AbstractContextManager[None]:
         """Return the context of the script's code on one batch: forward, backward, the update of the model.

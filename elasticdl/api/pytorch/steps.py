@@ -90,7 +90,7 @@ class ScriptSteps:
         self._is_inside = False  # of a group
         self._unbroken: ExitStack | None = None  # while SIGTERM waits for this process
         self._has_rehearsed = self._has_entered = False
-        self._rehearsed_epoch = 0  # in which the others are while this process rehearses
+        self._sampled_epoch = 0  # in which the others are while this process rehearses; -1: none has the model
         self._num_given = 0  # batches of the script's present loop
         self._trainer: LightningTrainer | None = None  # it owns the loop
         self._is_over = self._is_closed = False
@@ -384,8 +384,7 @@ class ScriptSteps:
             unbroken.close()
 
     def _rehearse(self, sample: pb.SampleReply) -> None:
-        shard, num_epochs = sample.shard, self._parts.data.plan.num_epochs
-        self._rehearsed_epoch = min(sample.epoch, num_epochs - 1) if num_epochs else sample.epoch  # all may be trained
+        shard, self._sampled_epoch = sample.shard, sample.epoch
         numbers = list(range(shard.start, shard.end))
         if numbers:
             records = self._parts.data.records_of(shard.name, numbers, shard.identity)

@@ -52,7 +52,7 @@ class SampleGiven:
     """Records to compile a step on; no lease.
 
     Attributes:
-        epoch: the first that is not whole.
+        epoch: the first that is not whole; -1: no worker has the model.
     """
 
     shard: Shard

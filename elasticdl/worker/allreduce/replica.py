@@ -102,6 +102,10 @@ class Replica(OwnValues):
         _log.info("Restored the model at step %d from %s", ledger.steps, found.directory)
         return RestoredModel(ledger, str(found.directory))
 
+    def num_saved(self) -> int:
+        """Return the minibatches in the checkpoint with which the model would start over; 0: there is none."""
+        return read_from(self._checkpoints.place, self._clock, self._checkpoints.newest_number)
+
     def _load_from(self, found: Checkpoint, flag: str) -> None:
         try:
             self._framework.load_state(found.arrays)

@@ -348,9 +348,10 @@ class Members:
             num_wanted: workers that are here or may come.
         """
         sample = self._work.tasks.sample()
+        epoch = self._work.tasks.num_covered if self._groups.is_model_held else -1
         for call, since in list(self._samples.items()):
             if sample is not None:
-                self._out.reply(call, SampleGiven(sample, self._work.tasks.num_covered))
+                self._out.reply(call, SampleGiven(sample, epoch))
             elif clock - since >= self._settings.long_poll:
                 self._out.reply(call, NoLeaseNow())
             else:

@@ -88,6 +88,12 @@ class WorkerGroups:
         return self.stands and self.formed is not None and worker_id in self.formed.ids
 
     @property
+    def is_model_held(self) -> bool:
+        """Whether a member of the last group that formed stays; else the next begins with a checkpoint or anew."""
+        known = map(self._known, self.formed_members)
+        return any(worker is not None and not worker.is_leaving for worker in known)
+
+    @property
     def formed_members(self) -> tuple[Member, ...]:
         """Of the last group that formed, whatever has become of it."""
         return () if self.formed is None else self.formed.members
