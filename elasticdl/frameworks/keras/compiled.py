@@ -7,6 +7,7 @@ docs/keras_models.md has the same as a table.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -224,6 +225,23 @@ REFUSED = {
     Mode.PREDICTION: dict.fromkeys(("predict_step", "predict_on_batch", "make_predict_function", "predict"), _PREDICT),
 }
 NOTED = ("metrics", "metrics_names", "reset_metrics")  # change nothing of the model: the log says so
+
+
+def call_model(model: Any, features: Any, training: bool) -> Any:
+    """Call a model as `fit` and `evaluate` do: without `training` where its `call` does not take it.
+
+    Keras then calls its layers, too, with their own defaults: Dropout and BatchNormalization as in inference.
+    """
+    if "training" in inspect.signature(model.call).parameters:
+        return model(features, training=training)
+    return model(features)
+
+
+def scales_loss(model: Any) -> bool:
+    """Return whether the optimizer scales the loss: by the policy, unless `compile(auto_scale_loss=False)`."""
+    if model.dtype_policy.name != "mixed_float16":
+        return False
+    return not _arguments(model) or isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def is_overridden(model: Any, name: str) -> bool:

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from elasticdl.frameworks.devices import DeviceMeter, cpu_text, num_processors
+from elasticdl.frameworks.keras.compiled import call_model
 from elasticdl.protocol import Device
 from elasticdl_client.choices import Precision
 from elasticdl_client.errors import ModelDefinitionError
@@ -35,6 +36,12 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
     """Make the slots of an optimizer once: a LossScaleOptimizer that is built again begins with a new scale."""
     if not optimizer.built:
         optimizer.build(variables)
+
+
+def apply_gradients(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Update the variables as `fit` does: by the method of that name, which a class of the user's may override."""
+    if variables:
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
 
 
 def check_policy(path: str, model: Any, precision: Precision, features: Callable[[], Any]) -> None:
@@ -67,7 +74,7 @@ def check_policy(path: str, model: Any, precision: Precision, features: Callable
 
 def _traced(model: Any, features: Any) -> Any:
     """Return symbolic outputs of a model; nothing is computed."""
-    called = tf.function(lambda given: model(given, training=False), autograph=False)
+    called = tf.function(lambda given: call_model(model, given, training=False), autograph=False)
     return called.get_concrete_function(features).structured_outputs
 
 

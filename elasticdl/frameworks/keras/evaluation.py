@@ -16,6 +16,7 @@ import tensorflow as tf
 from elasticdl.frameworks.framework import Batch, Floats, MetricState, Parameters
 from elasticdl.frameworks.keras.metrics import Evaluated, KerasMeasure, TensorMeasure
 from elasticdl.frameworks.keras.model import BuiltModel, unique_names
+from elasticdl.frameworks.keras.samples import masks_of, with_masks
 from elasticdl.frameworks.metrics import Array, results_of
 from elasticdl_client.errors import CheckpointError
 
@@ -44,29 +45,32 @@ class Measures:
 
     def advance(self, starts: list[list[Array]], batch: Evaluated) -> list[list[Array]]:
         """States after a minibatch, one per metric; an empty start is a reset metric."""
+        masks = masks_of(batch.predictions)
         if not self._checked:
             for measure in self._measures:
                 measure.check(batch)
             self._checked = True
-            return _arrays(self._advanced(starts, batch))
+            return _arrays(self._advanced(starts, batch, masks))
         if self._compiled:
             try:
                 if not self._traced and not any(starts):
                     # For any number of samples at once: the last minibatch is shorter.
-                    self._advance.get_concrete_function(starts, _of_any_size(batch))
+                    self._advance.get_concrete_function(starts, _of_any_size(batch), _of_any_size(masks))
                 self._traced = True
-                return _arrays(self._advance(starts, batch))
+                return _arrays(self._advance(starts, batch, masks))
             except Exception as error:  # noqa: BLE001  it worked eagerly: then it may use NumPy
                 _log.info("Metrics run eagerly, as they cannot be compiled: %s", str(error).partition("\n")[0])
                 self._compiled = False
-        return _arrays(self._advanced(starts, batch))
+        return _arrays(self._advanced(starts, batch, masks))
 
     def make_variables(self) -> None:
         """Updates once with an example, if some metric has no variables yet."""
         if any(isinstance(measure, KerasMeasure) and measure.num_variables() == 0 for measure in self._measures):
-            self._advanced([[] for _ in self._measures], self._example())
+            example = self._example()
+            self._advanced([[] for _ in self._measures], example, masks_of(example.predictions))
 
-    def _advanced(self, starts: list[list[Any]], batch: Evaluated) -> list[list[Any]]:
+    def _advanced(self, starts: list[list[Any]], batch: Evaluated, masks: list[Any]) -> list[list[Any]]:
+        with_masks(batch.predictions, masks)
         return [measure.advance(start, batch) for measure, start in zip(self._measures, starts, strict=True)]
 
 
@@ -102,13 +106,13 @@ class KerasEvaluation:
         return results_of(self._measures, merged)
 
 
-def _of_any_size(batch: Evaluated) -> Any:
+def _of_any_size(parts: Any) -> Any:
     """Specs of tensors with any number of samples; other values than ordinary tensors as they are."""
     return tf.nest.map_structure(
         lambda part: (
             tf.TensorSpec([None, *part.shape[1:]], part.dtype) if tf.is_tensor(part) and part.shape.rank else part
         ),
-        batch,
+        parts,
     )
 
 

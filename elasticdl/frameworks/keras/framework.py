@@ -39,7 +39,13 @@ from elasticdl.frameworks.framework import (
     TaskRecords,
 )
 from elasticdl.frameworks.keras import optimizer as hooks
-from elasticdl.frameworks.keras.compiled import by_output, check_compiled, check_complete, taken_from_compile
+from elasticdl.frameworks.keras.compiled import (
+    by_output,
+    call_model,
+    check_compiled,
+    check_complete,
+    taken_from_compile,
+)
 from elasticdl.frameworks.keras.computation import build_optimizer, check_policy, device_meter, set_policy
 from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures, arrays_of, assign_all, load_weights
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
@@ -47,7 +53,7 @@ from elasticdl.frameworks.keras.input.feed import TracedFeed
 from elasticdl.frameworks.keras.input.pipeline import Pipeline
 from elasticdl.frameworks.keras.input.table_feed import traced_feed
 from elasticdl.frameworks.keras.metrics import Evaluated, LossMeasure, TensorMeasure, measures_of
-from elasticdl.frameworks.keras.model import BuiltModel, build_model, unique_names
+from elasticdl.frameworks.keras.model import BuiltModel, build_model, example_size, states_kept, unique_names
 from elasticdl.frameworks.keras.optimizer import (
     LearningRates,
     check_for_groups,
@@ -169,7 +175,7 @@ class KerasFramework:
             if self._on_parameter_server and self._mode is Mode.TRAINING:
                 check_for_parameter_server(path, self._optimizer(), built.model, built.assigned)
             if self._in_groups and self._mode is Mode.TRAINING:
-                check_for_groups(path, built.trainable)
+                check_for_groups(path, built.model)
         self._rates().at(0, 0)
         measures = list(self._measures())
         callbacks = self._callbacks() if self._mode is not Mode.PREDICTION else []  # those watch metrics
@@ -342,7 +348,9 @@ class KerasFramework:
 
     def _built(self) -> BuiltModel:
         if self._model is None:
-            self._model = build_model(self._definition, self._seed, self._threshold_bytes, self._examples, self._mode)
+            self._model = build_model(
+                self._definition, self._seed, self._threshold_bytes, self._examples, self._mode, self._minibatch_size
+            )
         return self._model
 
     def _optimizer(self) -> Any:
@@ -380,12 +388,14 @@ class KerasFramework:
 
     def _example(self) -> Evaluated:
         mode = Mode.EVALUATION if self._evaluates else self._mode  # without validation data there may be no set of them
-        examples = take_apart(mode, zeros_like_spec(self._spec(mode)))
         built = self._built()
         features = built.inputs.matched(examples.features)
         what = f"{self._definition.path}: the model, called with zeros of the data's shapes,"
-        predictions = user_call(lambda: built.model(features, training=False), what)
+        with states_kept(built.model):
+            predictions = user_call(lambda: call_model(built.model, features, training=False), what)
         return by_output(built.model, Evaluated(examples.labels, predictions, tf.zeros(())))
+        num_samples = example_size(built.model, self._minibatch_size)
+        examples = take_apart(mode, zeros_like_spec(self._spec(mode), num_samples))
 
     def _evaluated(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Evaluated:
         labels, model = take_apart(Mode.EVALUATION, batch.data.element).labels, self._built().model

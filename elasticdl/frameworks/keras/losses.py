@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras.src.trainers.compile_utils import CompileLoss
 
 from elasticdl.frameworks.framework import Floats
-from elasticdl.frameworks.keras.compiled import is_overridden, no_loss
+from elasticdl.frameworks.keras.compiled import call_model, is_overridden, no_loss
 from elasticdl.frameworks.keras.samples import Examples
 from elasticdl.layers.placement import Placement, RowsNotFetched
 from elasticdl_client.errors import ModelDefinitionError
@@ -58,6 +58,8 @@ class TotalLoss:
         self._loss = loss
         if self.is_described:
             self._loss = CompileLoss(_configured(loss), loss_weights, output_names=outputs)
+        if self.is_described or is_of_compile:
+            _check_reduced(_configured(loss))
         self.is_binary = _is_binary(loss) and not is_overridden(model, "compute_loss")
         self._placement = placement
         self._takes_weights = _takes_weights(self._loss)
@@ -75,7 +77,7 @@ class TotalLoss:
             presence: weight [batch] of each sample beside the user's, see `presence`; without effect where that would
                 not be exact, see `heeds_presence`.  None: all samples are there.
         """
-        predictions = self._model(examples.features, training=True)
+        predictions = call_model(self._model, examples.features, training=True)
         weights = examples.weights
         if presence is not None:
             may_heed = not self.is_of_model and self._loss is not no_loss and not self._heeds_mask(predictions)
@@ -259,6 +261,22 @@ def _configured(loss: Any) -> Any:
             return keras.losses.get(dict(loss))
         return {output: _configured(one) for output, one in loss.items()}
     return [_configured(one) for one in loss] if isinstance(loss, list | tuple) else loss
+
+
+def _check_reduced(configured: Any) -> None:
+    """Refuse losses of samples where Keras adds up: it shows their mean, and trains by the gradient of their sum.
+
+    Raises:
+        ModelDefinitionError: there is one.
+    """
+    for one in tf.nest.flatten(configured):
+        if isinstance(one, keras.losses.Loss) and one.reduction in (None, "none"):
+            raise ModelDefinitionError(
+                f"The model is compiled with {type(one).__name__}(reduction={one.reduction!r}), of which fit shows the "
+                "mean over samples and trains the sum.",
+                'Say which is meant: reduction="sum_over_batch_size" or "sum"; or give the module a loss(labels, '
+                "predictions), whose values of samples are averaged.",
+            )
 
 
 def _takes_weights(loss: Loss) -> bool:

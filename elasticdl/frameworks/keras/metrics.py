@@ -196,7 +196,7 @@ def metric_name(identifier: Any) -> str:
 
 
 def metrics_by_name(path: str, metrics: Any) -> dict[str, Any]:
-    """Return metrics by name; as in Keras, the second of a name gets the suffix _1, and so on.
+    """Return metrics by name; as in Keras, the second of a name gets the suffix _1, and a function leaves masks out.
 
     Args:
         path: of the user's module, for messages.
@@ -215,7 +215,8 @@ def metrics_by_name(path: str, metrics: Any) -> dict[str, Any]:
         while name in named:
             number += 1
             name = f"{unsuffixed}_{number}"
-        named[name] = known
+        is_function = not isinstance(known, str | keras.metrics.Metric)
+        named[name] = keras.metrics.MeanMetricWrapper(known, name=name) if is_function else known
     return named
 
 

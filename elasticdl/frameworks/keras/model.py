@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from keras.src.random import seed_generator
 
 from elasticdl.frameworks.framework import Floats, Mode, Parameters, Table, Variable
 from elasticdl.frameworks.keras.compiled import (
+    call_model,
     check_overrides,
     completed,
     leaves_loss_to_compile,
@@ -108,6 +109,7 @@ def build_model(
     threshold_bytes: int | None,
     examples: Callable[[ModelInputs], Examples],
     mode: Mode,
+    minibatch_size: int,
 ) -> BuiltModel:
     """Makes the model and its variables.
 
@@ -122,13 +124,13 @@ def build_model(
         ModelDefinitionError: the module raises, returns no Keras model, or uses something unsupported.
     """
     if threshold_bytes is None:
-        return _built(definition, seed, None, None, examples, mode)
+        return _built(definition, seed, None, None, examples, mode, minibatch_size)
     kept: dict[str, str] = {}
     while True:
         placement = Placement()
         swap = Swap(placement, threshold_bytes, kept)
         try:
-            built = _built(definition, seed, placement, swap, examples, mode)
+            built = _built(definition, seed, placement, swap, examples, mode, minibatch_size)
             if placement.tables:
                 user_call(
                     lambda built=built: built.make_ids(examples(built.inputs).features, Mode.TRAINING),  # type: ignore[misc]
@@ -150,6 +152,7 @@ def _built(
     swap: Swap | None,
     examples: Callable[[ModelInputs], Examples],
     mode: Mode,
+    minibatch_size: int,
 ) -> BuiltModel:
     _begin_session(seed)
     making = swap.making() if swap is not None else nullcontext()
@@ -166,8 +169,9 @@ def _built(
         inputs = ModelInputs.of(where, model)
         with nested_models_checked(where):
             if not _is_built(model):
-                example = zeros_like_spec(examples(inputs).features)
-                user_call(lambda: model(example, training=False), f"{where}.call")
+                example = zeros_like_spec(examples(inputs).features, example_size(model, minibatch_size))
+                with states_kept(model):
+                    user_call(lambda: call_model(model, example, training=False), f"{where}.call")
             graphs: list[Any] = []  # of training, where the model may assign variables
             if has_own_code(model) or (mode is Mode.TRAINING and _may_assign(model)):
                 features = examples(inputs).features
@@ -211,13 +215,40 @@ def _warn_of_state(model: Any, kept: Sequence[Any], mode: Mode) -> None:
     if kept:
         names = ", ".join(v.path for v in kept)
         _log.warning("Each worker keeps its own value of these variables, which are not float32: %s", names)
-    stateful = [one.name for one in model._flatten_layers() if isinstance(one, keras.layers.RNN) and one.stateful]
+    stateful = [one.name for one in _stateful_layers(model)]
     if stateful and mode is Mode.TRAINING:
         _log.warning(
             "The layers %s are stateful: a state is handed on in the order in which the job computes minibatches, and "
             "where there are several workers theirs are mixed",
             ", ".join(stateful),
         )
+
+
+def _stateful_layers(model: Any) -> list[Any]:
+    return [one for one in model._flatten_layers() if isinstance(one, keras.layers.RNN) and one.stateful]
+
+
+def example_size(model: Any, minibatch_size: int) -> int:
+    """Return the number of samples to try a model with: stateful layers take minibatches of one size alone."""
+    return minibatch_size if _stateful_layers(model) else 2
+
+
+@contextmanager
+def states_kept(model: Any) -> Iterator[None]:
+    """Let stateful layers forget the calls inside; states that these make begin with zeros."""
+    before = [(state, state.numpy()) for state in _states(model)]
+    try:
+        yield
+    finally:
+        for state in _states(model):
+            state.assign(0 * state.numpy())
+        for state, value in before:
+            state.assign(value)
+
+
+def _states(model: Any) -> list[Any]:
+    states = keras.tree.flatten([layer.states for layer in _stateful_layers(model)])
+    return [state for state in states if state is not None]  # None: the layer is not built
 
 
 def flat_values(variables: Sequence[Any]) -> Floats:
@@ -304,7 +335,7 @@ def _trace_training(model: Any, features: Any) -> tuple[bool, Any]:
 
     def call(given: Any) -> Any:
         nonlocal num_losses
-        outputs = model(given, training=True)
+        outputs = call_model(model, given, training=True)
         num_losses = len(model.losses)
         return outputs
 

@@ -28,6 +28,7 @@ import tensorflow as tf
 from tensorflow.python.framework.ops import gradient_registry
 
 from elasticdl.frameworks.framework import Ids, Mode
+from elasticdl.frameworks.keras.compiled import call_model
 from elasticdl.layers.embedding import Embedding
 from elasticdl.layers.placement import Placement, Recorded, TableSpec
 from elasticdl_client.errors import ModelDefinitionError
@@ -289,9 +290,8 @@ def ids_function(
         nonlocal recorded
         recorded = Recorded()
         with placement.using(recorded):
-            made = model(
-                tf.nest.pack_sequence_as(features, parts, expand_composites=True), training=mode is Mode.TRAINING
-            )
+            given = tf.nest.pack_sequence_as(features, parts, expand_composites=True)
+            made = call_model(model, given, training=mode is Mode.TRAINING)
         for part in tf.nest.flatten(made, expand_composites=True):
             if tf.is_tensor(part):
                 tf.identity(part)  # else nothing may use it

@@ -27,10 +27,10 @@ from elasticdl.api import callbacks as ours
 from elasticdl.api.tensorflow import LearningRateScheduler as ByVersion
 from elasticdl.frameworks.callback_rules import RuleMaker, Rules
 from elasticdl.frameworks.user_code import made_callbacks, refuse_hooks, user_call
+from elasticdl.frameworks.keras.compiled import scales_loss
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
 
-_SCALED = "mixed_float16"  # the policy with which `compile` wraps the optimizer
 _ZERO = 1e-30  # on the wire 0 stands for the optimizer's own rate
 _ByEpoch = keras.callbacks.LearningRateScheduler
 
@@ -55,7 +55,7 @@ def make_optimizer(definition: ModelDefinition, model: Any, on_parameter_server:
             f"{path}: the optimizer has use_ema=True, and its averages enter the model at the end of fit alone.",
             "Leave it out; a smaller learning rate at the end, by a schedule, has much the same effect.",
         )
-    if model.dtype_policy.name == _SCALED and not isinstance(made, keras.optimizers.LossScaleOptimizer):
+    if scales_loss(model) and not isinstance(made, keras.optimizers.LossScaleOptimizer):
         made = keras.optimizers.LossScaleOptimizer(made)
     return made
 
@@ -87,9 +87,9 @@ def check_for_parameter_server(path: str, optimizer: Any, model: Any, assigned: 
             f"{path}: optimizer() called exclude_from_weight_decay, which a parameter server does not know.",
             "Leave it out: weight_decay then holds for all variables; or use --distribution_strategy=Local.",
         )
-    if model.dtype_policy.name == _SCALED:
+    if scales_loss(model):
         raise ModelDefinitionError(
-            f"{path}: the model's policy is {_SCALED}, whose loss must be scaled, which parameter servers do not do.",
+            f"{path}: the model's policy is mixed_float16, whose loss is scaled, and parameter servers do not do that.",
             "Use mixed_bfloat16, or --distribution_strategy=AllReduceStrategy or Local.",
         )
     if assigned:
@@ -110,13 +110,22 @@ def check_for_parameter_server(path: str, optimizer: Any, model: Any, assigned: 
             )
 
 
-def check_for_groups(path: str, trainable: Sequence[Any]) -> None:
-    """Refuse what the average of the members' gradients spoils.
+def check_for_groups(path: str, model: Any) -> None:
+    """Refuse what the average of the members' gradients spoils, or wants more than their sum.
 
     Raises:
         ModelDefinitionError: there is something.
     """
-    _check_overwritten(path, trainable, "and a group would take the mean of what its members measure, not the largest")
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+            raise ModelDefinitionError(
+                f"{path}: the layer {layer.name} is a BatchNormalization(synchronized=True), and each worker knows the "
+                "statistics of its own minibatch alone.",
+                "Leave synchronized out: running statistics are averaged over the workers; or take a layer that "
+                "normalizes each sample alone: LayerNormalization, GroupNormalization.",
+            )
+    why = "and a group would take the mean of what its members measure, not the largest"
+    _check_overwritten(path, model.trainable_variables, why)
 
 
 def _check_overwritten(path: str, trainable: Sequence[Any], why: str) -> None:

@@ -5,7 +5,7 @@ Knows the shapes a `feed` may return; reads no data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,22 @@ def take_apart(mode: Mode, element: Any) -> Examples:
     if mode is Mode.PREDICTION:
         return Examples(element)
     return Examples(*element)
+
+
+def masks_of(outputs: Any) -> list[Any]:
+    """Return the mask that Keras has noted of each output of a model, flat; None: it has none.
+
+    A compiled function returns other tensors than its last operations, without these notes.
+    """
+    return [getattr(output, "_keras_mask", None) for output in tf.nest.flatten(outputs)]
+
+
+def with_masks(outputs: Any, masks: Sequence[Any]) -> Any:
+    """Note the masks of outputs, as Keras's losses and metrics read them; return the outputs."""
+    for output, mask in zip(tf.nest.flatten(outputs), masks, strict=True):
+        if mask is not None:
+            output._keras_mask = mask
+    return outputs
 
 
 def with_features(mode: Mode, element: Any, features: Any) -> Any:

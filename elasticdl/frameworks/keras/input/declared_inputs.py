@@ -6,6 +6,7 @@ of their specs alike; never looks at values.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -200,6 +201,7 @@ def nested_models_checked(where: str) -> Iterator[None]:
     """
     call = Functional.call
 
+    @functools.wraps(call)  # Keras looks at the arguments of `call`, as `call_model` does
     def checked(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         declared = model.input
         if isinstance(inputs, Mapping) and isinstance(declared, Mapping) and set(inputs) != set(declared):

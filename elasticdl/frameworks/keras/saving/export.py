@@ -16,7 +16,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,10 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import Floats, InitialRow, TableRows
+from elasticdl.frameworks.keras.compiled import call_model
 from elasticdl.frameworks.keras.embedding import MovedEmbedding
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
+from elasticdl.frameworks.keras.samples import masks_of
 from elasticdl.layers.placement import Placement, Served, TableSpec
 from elasticdl_client.errors import ModelDefinitionError
 
@@ -126,7 +128,10 @@ class ServedTable(tf.Module):  # type: ignore[misc]
 
 
 class ServedModel(tf.Module):  # type: ignore[misc]
-    """The saved object: `loaded(features)` gives the model's outputs; so does the signature `serving_default`."""
+    """The saved object: `loaded(features)` gives the model's outputs; so does the signature `serving_default`.
+
+    Of a model that masks outputs `serve_masked` gives the masks, too, for metrics.
+    """
 
     def __init__(
         self, model: Any, tables: Mapping[str, ServedTable], placement: Placement | None, specs: Iterable[Any]
@@ -140,16 +145,24 @@ class ServedModel(tf.Module):  # type: ignore[misc]
         self.tables = list(tables.values())
         by_name = dict(tables)
 
-        def call(inputs: Tensor) -> Tensor:
-            if placement is None:
-                return model(inputs, training=False)
-            with placement.using(Served(by_name)):
-                return model(inputs, training=False)
+        has_masks = False
 
-        self.serve = tf.function(call, autograph=False)
+        def call_masked(inputs: Tensor) -> tuple[Tensor, list[Any]]:
+            nonlocal has_masks
+            with nullcontext() if placement is None else placement.using(Served(by_name)):
+                outputs = call_model(model, inputs, training=False)
+            masks = masks_of(outputs)
+            has_masks |= any(mask is not None for mask in masks)
+            return outputs, masks
+
+        self.serve = tf.function(lambda inputs: call_masked(inputs)[0], autograph=False)
         for spec in specs:
             self.serve.get_concrete_function(spec)
         self.__call__ = self.serve
+        if has_masks:
+            self.serve_masked = tf.function(call_masked, autograph=False)
+            for spec in specs:
+                self.serve_masked.get_concrete_function(spec)
 
 
 def export_model(

@@ -16,14 +16,14 @@ import elasticdl.layers  # noqa: F401  its layers may be in a .keras file
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.devices import DeviceMeter
 from elasticdl.frameworks.framework import Batch, Evaluation, Floats, Mode, ModelReport, Parameters, TaskRecords
-from elasticdl.frameworks.keras.compiled import by_output, check_complete, check_overrides, completed
+from elasticdl.frameworks.keras.compiled import by_output, call_model, check_complete, check_overrides, completed
 from elasticdl.frameworks.keras.computation import device_meter
 from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures, arrays_of
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.input.pipeline import Pipeline
 from elasticdl.frameworks.keras.input.table_feed import traced_feed
 from elasticdl.frameworks.keras.metrics import Evaluated, TensorMeasure, measures_of
-from elasticdl.frameworks.keras.samples import Examples, take_apart, zeros_like_spec
+from elasticdl.frameworks.keras.samples import Examples, masks_of, take_apart, with_masks, zeros_like_spec
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import CheckpointError
@@ -121,8 +121,13 @@ def _keras_file(path: Path, mode: Mode) -> tuple[ModelInputs, Forward]:
     except Exception as error:
         raise _unreadable(path, error) from error
     check_overrides(str(path), model, mode)
-    forward = tf.function(lambda features: model(features, training=False), reduce_retracing=True, autograph=False)
-    return ModelInputs.of(str(path), model), forward
+
+    def call(features: Any) -> Any:
+        outputs = call_model(model, features, training=False)
+        return outputs, masks_of(outputs)
+
+    forward = tf.function(call, reduce_retracing=True, autograph=False)
+    return ModelInputs.of(str(path), model), lambda features: with_masks(*forward(features))
 
 
 def _saved_model(path: Path) -> tuple[ModelInputs, Forward]:
@@ -134,6 +139,8 @@ def _saved_model(path: Path) -> tuple[ModelInputs, Forward]:
         ((structure,), _) = loaded.serve.concrete_functions[0].structured_input_signature
         inputs = ModelInputs(str(path), structure)
         # A function alone does not keep its variables alive.
+        if hasattr(loaded, "serve_masked"):
+            return inputs, lambda features: with_masks(*loaded.serve_masked(inputs.adjusted(features)))
         return inputs, lambda features: loaded.serve(inputs.adjusted(features))
     if _SIGNATURE not in loaded.signatures:
         raise CheckpointError(f"The SavedModel in {path} has no signature {_SIGNATURE}.", "Export it with one.")

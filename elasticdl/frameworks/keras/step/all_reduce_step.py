@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import NUM_TOLD, Floats, LocalGradient, Mode, Share
-from elasticdl.frameworks.keras.computation import build_optimizer
+from elasticdl.frameworks.keras.computation import apply_gradients, build_optimizer
 from elasticdl.frameworks.keras.model import BuiltModel, as_int64, check_assigned, flat_tensor
 from elasticdl.frameworks.keras.operations import (
     IdOutOfRange,
@@ -147,7 +147,7 @@ class AllReduceStep:
         for variable, change in zip(self._built.changed, shaped[self._num_trainable :], strict=True):
             variable.assign_add(change)  # before the update, as in `fit`: some may be trainable
         with nullcontext() if self._scheduled is None else self._told_rate.standing_in(self._scheduled):
-            self._optimizer.apply(gradients, self._built.trainable)
+            apply_gradients(self._optimizer, gradients, self._built.trainable)
 
 
 class _AllReduceGraph:

@@ -16,12 +16,13 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import Floats, Ids, Mode, Parameters, Step
-from elasticdl.frameworks.keras.computation import build_optimizer
+from elasticdl.frameworks.keras.compiled import call_model
+from elasticdl.frameworks.keras.computation import apply_gradients, build_optimizer
 from elasticdl.frameworks.keras.losses import TotalLoss
 from elasticdl.frameworks.keras.model import BuiltModel, as_int64, assign_flat
 from elasticdl.frameworks.keras.operations import first_run, operations_of_graph, tell_uncompiled, warn_of_chance
 from elasticdl.frameworks.keras.optimizer import Clipping
-from elasticdl.frameworks.keras.samples import KerasMinibatch, full_spec, take_apart
+from elasticdl.frameworks.keras.samples import KerasMinibatch, full_spec, masks_of, take_apart, with_masks
 from elasticdl.frameworks.keras.step.gradient_graph import GradientGraph
 from elasticdl.layers.placement import Given
 
@@ -77,16 +78,17 @@ class CompiledSteps:
     def predictions(
         self, minibatch: KerasMinibatch, spec: Any, parameters: Parameters | None, rows: Mapping[str, Floats]
     ) -> Any:
-        """The model's outputs, training=False; `parameters` None: at the values that its variables have."""
-        return self._run(("predictions", minibatch.mode), self._forward, minibatch, spec, parameters, rows)
+        """The model's outputs with their masks, training=False; `parameters` None: at its variables' own values."""
+        key = ("predictions", minibatch.mode)
+        return with_masks(*self._run(key, self._forward_and_masks, minibatch, spec, parameters, rows))
 
     def evaluated(
         self, minibatch: KerasMinibatch, spec: Any, parameters: Parameters | None, rows: Mapping[str, Floats]
     ) -> tuple[Any, Any]:
         """The same outputs, and the loss."""
         key = ("evaluated", minibatch.mode)
-        outputs, loss = self._run(key, self._forward_and_loss, minibatch, spec, parameters, rows)
-        return outputs, loss
+        outputs, masks, loss = self._run(key, self._forward_and_loss, minibatch, spec, parameters, rows)
+        return with_masks(outputs, masks), loss
 
     def assign(self, parameters: Parameters) -> None:
         """Sets the model's variables."""
@@ -131,7 +133,7 @@ class CompiledSteps:
                 loss = total_loss(take_apart(mode, element))
                 scaled = optimizer.scale_loss(loss)
             gradients = tape.gradient(scaled, [v.value for v in built.trainable])
-            optimizer.apply(gradients, built.trainable)
+            apply_gradients(optimizer, gradients, built.trainable)
             return loss, tf.constant(True) if may_overflow else _are_finite(gradients)
 
         return train
@@ -141,16 +143,25 @@ class CompiledSteps:
 
         def forward(rows: dict[str, Any], element: Any) -> Any:
             with nullcontext() if placement is None else placement.using(Given(rows)):
-                return self._built.model(take_apart(mode, element).features, training=False)
+                return call_model(self._built.model, take_apart(mode, element).features, training=False)
 
         return forward
+
+    def _forward_and_masks(self, mode: Mode) -> Callable[..., Any]:
+        forward = self._forward(mode)
+
+        def predict(rows: dict[str, Any], element: Any) -> Any:
+            outputs = forward(rows, element)
+            return outputs, masks_of(outputs)
+
+        return predict
 
     def _forward_and_loss(self, mode: Mode) -> Callable[..., Any]:
         forward, loss = self._forward(mode), self._loss
 
         def evaluate(rows: dict[str, Any], element: Any) -> Any:
             outputs = forward(rows, element)
-            return outputs, loss.of_predictions(take_apart(mode, element), outputs)
+            return outputs, masks_of(outputs), loss.of_predictions(take_apart(mode, element), outputs)
 
         return evaluate
 

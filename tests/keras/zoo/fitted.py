@@ -1,0 +1,143 @@
+"""Compiled models with settings that `fit` heeds without a word.  A record is five numbers, the last 0 to 2."""
+
+import described
+import keras
+import tensorflow as tf
+
+feed = described.feed
+
+
+class WithoutTraining(keras.Model):
+    """Its `call` takes no `training`, so `fit` normalizes by running statistics and drops nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = keras.layers.Dense(8)
+        self.normal = keras.layers.BatchNormalization()
+        self.dropped = keras.layers.Dropout(0.5)
+        self.out = keras.layers.Dense(3, activation="softmax")
+
+    def call(self, x):
+        return self.out(self.dropped(self.normal(self.hidden(x))))
+
+
+def without_training() -> keras.Model:
+    model = WithoutTraining()
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+class Halving(keras.optimizers.SGD):
+    """Overrides the method that `fit` calls."""
+
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(0.5 * gradient, variable) for gradient, variable in grads_and_vars])
+
+
+def halving() -> keras.Model:
+    model = described.custom_model()
+    model.compile(Halving(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def distance(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(tf.abs(tf.cast(labels, predictions.dtype) - predictions), axis=-1)
+
+
+def masked() -> keras.Model:
+    """A number for each of four steps, and one for a sample; those of feature 0 are masked."""
+    x = keras.Input((4,))
+    steps = keras.layers.Masking(0.0)(keras.layers.Reshape((4, 1))(x))
+    outputs = [keras.layers.Dense(1, name="steps")(steps), keras.layers.Dense(1, name="all")(x)]
+    model = keras.Model(x, outputs)
+    model.compile(keras.optimizers.SGD(0.05), ["mse", "mse"], metrics=[["mae", distance], ["mse", distance]])
+    return model
+
+
+def feed_masked(dataset, mode, metadata):
+    return feed(dataset, mode, metadata).map(lambda x, y: (x, (tf.fill([4, 1], y), tf.reshape(y, [1]))))
+
+
+def _half(auto_scale_loss: bool) -> keras.Model:
+    model = described.half()
+    model.compile(keras.optimizers.SGD(0.1), "mse", auto_scale_loss=auto_scale_loss)
+    return model
+
+
+def scaled() -> keras.Model:
+    return _half(True)
+
+
+def unscaled() -> keras.Model:
+    return _half(False)
+
+
+def unreduced() -> keras.Model:
+    model = described.number()
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="none"))
+    return model
+
+
+def synchronized() -> keras.Model:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(synchronized=True, name="normal")])
+    model.add(keras.layers.Dense(1))
+    model.compile("sgd", "mse")
+    return model
+
+
+def by_name() -> keras.Model:
+    model = described.custom_model()
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+class Stops(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = logs["val_accuracy"] > 0.9
+
+    def on_test_end(self, logs=None):
+        if logs["accuracy"] > 0.99:
+            self.model.stop_training = True
+
+
+class Slows(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
+
+
+class Clears(keras.callbacks.Callback):
+    def _clear(self, *arguments):
+        self.model.set_weights([0 * value for value in self.model.get_weights()])
+
+    on_train_begin = on_epoch_end = on_evaluation_end = on_train_end = _clear
+
+
+def stopping() -> list[keras.callbacks.Callback]:
+    return [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None), Stops()]
+
+
+def slowing() -> list[keras.callbacks.Callback]:
+    return [Slows()]
+
+
+def clearing() -> list[keras.callbacks.Callback]:
+    return [Clears()]
+
+
+class Remembering(keras.Model):
+    """Its layer makes a state for as many samples as it is first called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = keras.layers.Reshape((2, 2))
+        self.gru = keras.layers.GRU(2, stateful=True, bias_initializer="ones")
+        self.out = keras.layers.Dense(3, activation="softmax")
+
+    def call(self, x):
+        return self.out(self.gru(self.steps(x)))
+
+
+def remembering() -> keras.Model:
+    model = Remembering()
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
