@@ -514,12 +514,16 @@ class CallsBack(Protocol):
         """
         ...
 
-    def end_epoch(self, parameters: Parameters | None, epoch: int, logs: Mapping[str, float]) -> None:
-        """Calls the user's callbacks once an epoch is in the model; `parameters` as for `export`."""
+    def end_epoch(self, parameters: Parameters | None, epoch: int, logs: Mapping[str, float]) -> str | None:
+        """Calls the user's callbacks once an epoch is in the model; `parameters` as for `export`.
+
+        Returns:
+            Why training is to end early, if a callback asks for it.
+        """
         ...
 
-    def end_evaluation(self, step: int, results: Mapping[str, float]) -> None:
-        """Calls the user's callbacks with the numbers of an evaluation."""
+    def end_evaluation(self, step: int, results: Mapping[str, float]) -> str | None:
+        """Calls the user's callbacks with the numbers of an evaluation; returns what `end_epoch` does."""
         ...
 
     def end_training(self, parameters: Parameters | None, output: str) -> None:

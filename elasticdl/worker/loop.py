@@ -159,9 +159,12 @@ class TrainingTasks:
         """
         self.model = model
         self.failures = failures
-        self.evaluation = EvaluationWork(
-            failures, model, source, lambda held, results: model.end_evaluation(held.lease.model_version, results)
-        )
+
+        def end_evaluation(held: HeldLease, results: dict[str, float]) -> None:
+            if reason := model.end_evaluation(held.lease.model_version, results):
+                failures.link.stop_training(reason)
+
+        self.evaluation = EvaluationWork(failures, model, source, end_evaluation)
         self.exports = ExportTasks(failures, exporter)
 
     @classmethod
@@ -171,7 +174,7 @@ class TrainingTasks:
         Args:
             source: the model as evaluations and exports read it.
         """
-        return cls(failures, model, source, Exporter(model, source, failures.link.confirm, spec))
+        return cls(failures, model, source, Exporter(model, source, failures.link, spec))
 
 
 class TrainingWork:

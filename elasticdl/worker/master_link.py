@@ -473,7 +473,7 @@ class MasterLink:
         return self._told(self._stub.ReportMetrics, pb.MetricsReport(step=step, metrics=dict(metrics)))
 
     def stop_training(self, reason: str) -> pb.Ack:
-        """A script: hand out nothing but started tasks."""
+        """A script, or a callback: hand out nothing but started tasks."""
         return self._told(self._stub.StopTraining, pb.StopTrainingRequest(reason=reason))
 
     def confirm(self, lease: int) -> bool:

@@ -110,6 +110,30 @@ def test_a_job_stops_early_keeps_its_best_model_and_calls_hooks(tmp_path: Path, 
     assert max(value for _, value in found["workers"]) == flags["num_workers"]
 
 
+STOPS = """
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+
+    def callbacks():
+        return [Stops()]
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "strategy",
+    ["AllReduce", *(pytest.param(name, marks=pytest.mark.full) for name in STRATEGIES if name != "AllReduce")],
+)
+def test_a_job_ends_after_the_epoch_whose_hook_sets_stop_training(tmp_path: Path, strategy: str) -> None:
+    job = job_with(tmp_path, STOPS, **STRATEGIES[strategy]).start()
+    assert job.wait(280) == 0, job.story()
+    assert "on_epoch_end of Stops has set model.stop_training" in job.master_log(), job.story()
+    epochs = re.findall(r"Epoch (\d+): records", job.master_log())
+    assert list(dict.fromkeys(epochs)) == ["1", "2"], job.story()
+
+
 TORCH = """
     from elasticdl.api.callbacks import Callback, EarlyStopping, MaxStepsStopping, ModelCheckpoint, SavedModelExporter
 

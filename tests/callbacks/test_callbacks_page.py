@@ -66,10 +66,24 @@ def test_every_callback_of_keras_works_or_is_refused_by_name(name: str) -> None:
             of_keras.make_callbacks("m.py", lambda: [callback])
 
 
+def test_a_callback_that_is_derived_from_a_refused_one_is_refused_as_that_one() -> None:
+    class Slower(keras.callbacks.ReduceLROnPlateau):  # type: ignore[misc]
+        pass
+
+    class Stops(keras.callbacks.EarlyStopping):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(ModelDefinitionError, match="the callback Slower, a ReduceLROnPlateau, has no place"):
+        of_keras.make_callbacks("m.py", lambda: [Slower()])
+    stops = Stops()
+    assert of_keras.make_callbacks("m.py", lambda: [stops]) == [stops]
+
+
 def test_hooks_given_as_functions_are_called_and_others_are_refused() -> None:
     told: list[Any] = []
     good = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: told.append((epoch, logs)))
-    of_keras.call(of_keras.make_callbacks("m.py", lambda: [good]), "on_epoch_end", (3, {"loss": 1.0}), None, {})
+    made = of_keras.make_callbacks("m.py", lambda: [good])
+    of_keras.call(made, "on_epoch_end", (3, {"loss": 1.0}), keras.Sequential(), {})
     assert told == [(3, {"loss": 1.0})]
     bad = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
     with pytest.raises(ModelDefinitionError, match="LambdaCallback has on_train_batch_end, which no worker calls"):

@@ -64,7 +64,7 @@ def export(output: str, names: tuple[str, ...], text: str, num_confirmed: int = 
     model: Any = Model(names, text)
     link: Any = Master(num_confirmed)
     held: Any = SimpleNamespace(id=7)
-    Exporter(model, model, link.confirm, JobSpec(output=output)).end_training(held)
+    Exporter(model, model, link, JobSpec(output=output)).end_training(held)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def save(checkpoint_dir: str, paths: list[str], save_to: str) -> None:
     model: Any = Model(paths)
     link: Any = Master()
     held: Any = SimpleNamespace(id=7, lease=SimpleNamespace(occasion=SimpleNamespace(save_to=save_to)))
-    Exporter(model, model, link.confirm, JobSpec(checkpoint_dir=checkpoint_dir)).occasion(held)
+    Exporter(model, model, link, JobSpec(checkpoint_dir=checkpoint_dir)).occasion(held)
 
 
 def test_a_model_is_saved_where_the_module_says_or_among_the_checkpoints(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_full_disk_is_an_error_that_says_where_the_model_is_now(tmp_path: Path
     with small_disk(tmp_path / "disk", size_kib=256) as disk:
         spec = JobSpec(output=str(disk / "model"), checkpoint_dir="/checkpoints")
         with pytest.raises(CheckpointError, match="No space left") as error:
-            Exporter(model, model, link.confirm, spec).end_training(held)
+            Exporter(model, model, link, spec).end_training(held)
         assert "/checkpoints, written when training is done, is the trained model" in error.value.hint
         assert not list(disk.iterdir())
 
@@ -112,7 +112,7 @@ def end_training(output: Path, *names: str, lease: int = 7) -> list[str]:
     model: Any = Files(*names)
     link: Any = Master()
     held: Any = SimpleNamespace(id=lease)
-    Exporter(model, model, link.confirm, JobSpec(output=str(output))).end_training(held)
+    Exporter(model, model, link, JobSpec(output=str(output))).end_training(held)
     return sorted(str(path.relative_to(output.parent)) for path in output.parent.rglob("*") if path.is_file())
 
 
@@ -178,7 +178,7 @@ def test_a_model_too_large_to_export_is_reported_with_the_reason(tmp_path: Path)
     link: Any = Master()
     held: Any = SimpleNamespace(id=7)
     spec = JobSpec(output=str(tmp_path / "model"), checkpoint_dir="/checkpoints")
-    reason = Exporter(model, model, link.confirm, spec).end_training(held)
+    reason = Exporter(model, model, link, spec).end_training(held)
     assert "needs up to" in reason
     assert "/checkpoints, written when training is done, is the trained model" in reason
     assert not list(tmp_path.iterdir())
@@ -190,7 +190,7 @@ def test_a_model_is_exported_where_a_callbacks_copy_of_it_does_not_fit(tmp_path:
     link: Any = Master()
     held: Any = SimpleNamespace(id=7)
     spec = JobSpec(output=str(tmp_path / "model"), checkpoint_dir=str(tmp_path / "checkpoints"))
-    assert Exporter(model, model, link.confirm, spec).end_training(held) == ""
+    assert Exporter(model, model, link, spec).end_training(held) == ""
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -200,7 +200,7 @@ def test_a_model_too_large_to_save_on_the_way_has_no_checkpoint_in_its_place(
     model: Any = Huge("model.pt")
     link: Any = Master()
     held: Any = SimpleNamespace(id=7, lease=SimpleNamespace(occasion=SimpleNamespace(save_to="step-4")))
-    reason = Exporter(model, model, link.confirm, JobSpec(checkpoint_dir=str(tmp_path))).occasion(held)
+    reason = Exporter(model, model, link, JobSpec(checkpoint_dir=str(tmp_path))).occasion(held)
     assert "needs up to" in reason
     assert "trained model" not in reason + caplog.text
     assert f"No model is written to {tmp_path}/step-4: {reason}" in caplog.text

@@ -309,14 +309,14 @@ class KerasFramework:
         """See `Framework.begin_training`."""
         user_call(lambda: self._call(hooks.BEGIN), f"{self._definition.path}: {hooks.BEGIN}")
 
-    def end_epoch(self, parameters: Parameters | None, epoch: int, logs: Mapping[str, float]) -> None:
+    def end_epoch(self, parameters: Parameters | None, epoch: int, logs: Mapping[str, float]) -> str:
         """See `Framework.end_epoch`.  Rows of tables on the parameter servers are not in the model."""
-        self._call(hooks.EPOCH, (epoch, dict(logs)), parameters)
+        return self._call(hooks.EPOCH, (epoch, dict(logs)), parameters)
 
-    def end_evaluation(self, step: int, results: Mapping[str, float]) -> None:
+    def end_evaluation(self, step: int, results: Mapping[str, float]) -> str:
         """See `Framework.end_evaluation`."""
-        for hook in (hooks.EVALUATION, hooks.TEST):
-            self._call(hook, (dict(results),), params={"step": step})
+        called = [self._call(one, (dict(results),), params={"step": step}) for one in (hooks.EVALUATION, hooks.TEST)]
+        return "; ".join(filter(None, called))
 
     def end_training(self, parameters: Parameters | None, output: str) -> None:
         """See `Framework.end_training`.  Rows of tables on the parameter servers are not in the model."""
@@ -328,13 +328,17 @@ class KerasFramework:
         arguments: tuple[Any, ...] = (),
         parameters: Parameters | None = None,
         params: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> str:
         if not hooks.has(self._callbacks(), hook):
-            return
+            return ""
         if parameters is not None:
             self._steps().assign(parameters)
         known = {"batch_size": self._minibatch_size, **(params or {})}
-        hooks.call(self._callbacks(), hook, arguments, self._built().model, known)
+        model, optimizer = self._built().model, self._optimizer()
+        must_keep = (self._in_groups or self._on_parameter_server) and hook != hooks.END  # then no training follows
+        kept = hooks.KeptModel(self._definition.path, model, optimizer) if must_keep else None
+        with hooks.optimizer_within(model, optimizer):
+            return hooks.call(self._callbacks(), hook, arguments, model, known, kept)
 
     def _callbacks(self) -> list[Any]:
         if self._made_callbacks is None:
@@ -389,13 +393,13 @@ class KerasFramework:
     def _example(self) -> Evaluated:
         mode = Mode.EVALUATION if self._evaluates else self._mode  # without validation data there may be no set of them
         built = self._built()
+        num_samples = example_size(built.model, self._minibatch_size)
+        examples = take_apart(mode, zeros_like_spec(self._spec(mode), num_samples))
         features = built.inputs.matched(examples.features)
         what = f"{self._definition.path}: the model, called with zeros of the data's shapes,"
         with states_kept(built.model):
             predictions = user_call(lambda: call_model(built.model, features, training=False), what)
         return by_output(built.model, Evaluated(examples.labels, predictions, tf.zeros(())))
-        num_samples = example_size(built.model, self._minibatch_size)
-        examples = take_apart(mode, zeros_like_spec(self._spec(mode), num_samples))
 
     def _evaluated(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Evaluated:
         labels, model = take_apart(Mode.EVALUATION, batch.data.element).labels, self._built().model

@@ -16,7 +16,8 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,8 @@ import tensorflow as tf
 from elasticdl.api import callbacks as ours
 from elasticdl.api.tensorflow import LearningRateScheduler as ByVersion
 from elasticdl.frameworks.callback_rules import RuleMaker, Rules
-from elasticdl.frameworks.user_code import made_callbacks, refuse_hooks, user_call
 from elasticdl.frameworks.keras.compiled import scales_loss
+from elasticdl.frameworks.user_code import made_callbacks, refuse_hooks, user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
 
@@ -360,17 +361,86 @@ def has(callbacks: list[Any], *hooks: str) -> bool:
     return any(_hooks(callback).intersection(hooks) for callback in callbacks)
 
 
-def call(callbacks: list[Any], hook: str, arguments: tuple[Any, ...], model: Any, params: Mapping[str, Any]) -> None:
+class KeptModel:
+    """The weights and the learning rate that a hook finds, and leaves as they are: other workers see no changes."""
+
+    def __init__(self, path: str, model: Any, optimizer: Any) -> None:
+        """
+        Args:
+            path: of the user's module, for messages.
+        """
+        self._path = path
+        rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+        rates = {"the learning rate": rate} if isinstance(rate, keras.Variable) else {}  # of a schedule there is none
+        self._variables = [*rates.items(), *((f"the variable {v.path}", v) for v in model.weights)]
+        self._values = [variable.numpy().copy() for _, variable in self._variables]
+
+    def check(self, who: str) -> None:
+        """Look for changes of a hook, and take them back: it is called again.
+
+        Raises:
+            ModelDefinitionError: there is one.
+        """
+        changed = []
+        for (what, variable), value in zip(self._variables, self._values, strict=True):
+            if variable.numpy().tobytes() != value.tobytes():
+                variable.assign(value)
+                changed.append(what)
+        if changed:
+            others = f" and {len(changed) - 1} others" if changed[1:] else ""
+            raise ModelDefinitionError(
+                f"{self._path}: {who} has changed {changed[0]}{others}, in one of several workers alone.",
+                "Of learning rates use a LearningRateScheduler, or a schedule in the optimizer; let the function that "
+                "makes the model set weights. Or use --distribution_strategy=Local.",
+            )
+
+
+@contextmanager
+def optimizer_within(model: Any, optimizer: Any) -> Iterator[None]:
+    """While it lasts, the optimizer of a compiled model is the job's: `compile` makes one of its own of a name."""
+    if not (getattr(model, "compiled", False) and optimizer is not None):
+        yield
+        return
+    own, model.optimizer = model.optimizer, optimizer
+    try:
+        yield
+    finally:
+        model.optimizer = own
+
+
+def call(
+    callbacks: list[Any],
+    hook: str,
+    arguments: tuple[Any, ...],
+    model: Any,
+    params: Mapping[str, Any],
+    kept: KeptModel | None = None,
+) -> str:
     """Calls a hook of all callbacks that have it.
 
     Args:
         params: the `params` of a callback.
+        kept: what no hook may change; None: they may.
+
+    Returns:
+        Why training is to end early: a hook has set `model.stop_training`, as for `fit`; empty: none has.
+
+    Raises:
+        ModelDefinitionError: a hook has changed what is kept.
     """
+    reasons = []
     for callback in callbacks:
         if hook in _hooks(callback):
+            who = f"{hook} of {type(callback).__name__}"
             callback.set_params(dict(params))
             callback.set_model(model)
+            model.stop_training = False
             getattr(callback, hook)(*arguments)
+            if model.stop_training:
+                reasons.append(f"{who} has set model.stop_training")
+            if kept is not None:
+                kept.check(who)
+    return "; ".join(reasons)
 
 
 def _hooks(callback: Any) -> set[str]:
@@ -385,15 +455,17 @@ def _hooks(callback: Any) -> set[str]:
 
 
 def _refuse_kind(path: str, callback: Any) -> None:
-    """Refuses those of Keras's own that work with `fit` alone."""
-    kind = type(callback)
-    if not kind.__module__.startswith("keras.") or isinstance(callback, (*_DECIDED, *_SCHEDULED)):
+    """Refuses those of Keras's own that work with `fit` alone, and subclasses of them."""
+    kinds = type(callback).__mro__
+    of_keras = next(kind for kind in kinds if kind.__module__.startswith("keras."))
+    if of_keras in (_OWN.LambdaCallback, _OWN.Callback, *_DECIDED, *_SCHEDULED):
         return
-    if kind is not _OWN.LambdaCallback and kind is not _OWN.Callback:
-        raise ModelDefinitionError(
-            f"{path}: the callback {kind.__name__} has no place in a distributed job.",
-            _HINTS.get(kind.__name__, "Leave it out; docs/callbacks.md says which callbacks work."),
-        )
+    name = of_keras.__name__
+    which = name if kinds[0] is of_keras else f"{kinds[0].__name__}, a {name},"
+    raise ModelDefinitionError(
+        f"{path}: the callback {which} has no place in a distributed job.",
+        _HINTS.get(name, "Leave it out; docs/callbacks.md says which callbacks work."),
+    )
 
 
 def _refuse_setting(path: str, callback: Any) -> None:

@@ -307,7 +307,7 @@ class MetricsReported(WorkerCall):
 
 @dataclass(frozen=True, slots=True)
 class TrainingStopRequested(WorkerCall):
-    """StopTraining: a user's own script ends training early.  Answers: `Accepted`, `Refused`, `UnknownWorker`."""
+    """StopTraining: the user's code ends training early.  Answers: `Accepted`, `Refused`, `UnknownWorker`."""
 
     reason: str
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from elasticdl.activities import Activity
 from elasticdl.cluster.local.gpus import VARIABLE as GPUS_VARIABLE
@@ -55,19 +56,21 @@ _BESIDE = {  # what else frameworks write, by the file that tells it from what i
 _NO_FILE = "Give a directory: elasticdl.api.callbacks.ModelCheckpoint writes a whole export there."
 
 
+class ExporterLink(Protocol):
+    """The master, as `MasterLink` has it."""
+
+    def confirm(self, lease: int) -> bool: ...
+
+    def stop_training(self, reason: str) -> object: ...
+
+
 class Exporter:
     """Ends the training of one job."""
 
-    def __init__(
-        self, framework: Framework, model: ReadableModel, confirm: Callable[[int], bool], spec: JobSpec
-    ) -> None:
-        """
-        Args:
-            confirm: `MasterLink.confirm`: whether a lease still counts.
-        """
+    def __init__(self, framework: Framework, model: ReadableModel, link: ExporterLink, spec: JobSpec) -> None:
         self._framework = framework
         self._model = model
-        self._is_confirmed = confirm
+        self._link = link
         self._spec = spec
 
     def end_training(self, held: HeldLease) -> str:
@@ -104,7 +107,8 @@ class Exporter:
             self._check_named(what.save_to)
             return self._export(held, parameters, self._place(what.save_to))
         self._confirm(held)
-        self._framework.end_epoch(parameters, what.epoch, what.logs)
+        if reason := self._framework.end_epoch(parameters, what.epoch, what.logs):
+            self._link.stop_training(reason)
         return ""
 
     def _check_named(self, path: str) -> None:
@@ -192,7 +196,7 @@ class Exporter:
         export_elsewhere(order, parameters, tables, held)
 
     def _confirm(self, held: HeldLease) -> None:
-        if not self._is_confirmed(held.id):
+        if not self._link.confirm(held.id):
             raise LeaseLost
 
 
@@ -233,9 +237,9 @@ class ExportTasks:
             _log.info("Lease %d (%s) is lost; another worker has it", held.id, held.task_name)
         except JobError:
             raise
-        except LastCheckpointError as error:
+        except (LastCheckpointError, ModelDefinitionError) as error:
             _log.error("%s", error)
-            self._link.fail(held.id, 0, str(error), "", [])
+            self._link.fail(held.id, 0, str(error), getattr(error, "details", ""), [])
         except Exception as error:  # noqa: BLE001  the user's model and callbacks run in here
             _log.error("%s", traceback.format_exc())
             self._link.fail(held.id, 0, f"{type(error).__name__}: {error}", traceback.format_exc(), [])

@@ -211,7 +211,7 @@ class Registration:
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 
     def _training_stop_requested(self, event: TrainingStopRequested, clock: float) -> None:
-        """By a script; written down before it is answered, since what stays out is no failure from then on."""
+        """By the user's code; written down before it is answered, since what stays out is no failure from then on."""
         if self._workers.known(event.worker_id, event.incarnation, clock) is None:
             self._out.reply(event.call, UnknownWorker("register first"))
         elif not self.is_planned:
