@@ -241,7 +241,7 @@ def states_kept(model: Any) -> Iterator[None]:
         yield
     finally:
         for state in _states(model):
-            state.assign(0 * state.numpy())
+            state.assign(np.zeros_like(state.numpy()))
         for state, value in before:
             state.assign(value)
 
