@@ -3,7 +3,8 @@
     python scripts/lock.py [REQUIREMENT …]
 
 Makes a fresh virtual environment below build/, so it downloads all packages.  A requirement holds a package back:
-`torch==2.13.0`.  CI and `make setup` install what the file names; users install by the ranges.
+`torch==2.13.0`, or one whose newest version needs a later release of the oldest Python than its first.  CI and
+`make setup` install what the file names; users install by the ranges.
 """
 
 from __future__ import annotations

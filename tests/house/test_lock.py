@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from elasticdl_client.version import CLIENT, RUNTIME
 from scripts.lock import HEAD, LOCK, locked
@@ -67,3 +69,12 @@ def test_frameworks_and_the_kubernetes_package_are_ranges() -> None:
     assert found["torch"] == "<3,>=2.6"
     assert found["tensorflow-cpu"] == "<3,>=2.17"
     assert found["kubernetes"] == ">=29"
+
+
+def test_the_locked_versions_run_on_the_first_release_of_the_oldest_python() -> None:
+    """Distributions keep the release that they began with: Debian 12 has 3.11.2."""
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    first = f"{described.removeprefix('>=')}.0"
+    locked_names = {normal(line.partition("==")[0]) for line in LOCK.read_text().splitlines()}
+    needed = {one.name: one.metadata["Requires-Python"] for one in distributions() if normal(one.name) in locked_names}
+    assert {name: one for name, one in needed.items() if one and first not in SpecifierSet(one)} == {}
