@@ -138,6 +138,7 @@ class MasterLink:
         self._sent_try: _CheckpointTry | None = None  # with the newest heartbeat
         self._tries: deque[_CheckpointTry] = deque(maxlen=_KEPT_TRIES)
         self._num_tries = 0
+        self._tries_lock = threading.Lock()  # the farewell of a terminating worker has a thread of its own
         self._beat_at_once = threading.Event()
         self._beaten_at = float("inf")  # when the newest heartbeat was made; infinite: they have not begun
         self._is_ending = False
@@ -175,11 +176,12 @@ class MasterLink:
 
         A master that was killed right after its answer may not have written it down.
         """
-        newest = self._newest_try()
-        if newest is not None and (not self._tries or newest is not self._tries[-1].written):
-            self._num_tries += 1
-            self._tries.append(_CheckpointTry(self._num_tries, newest))
-        return [one for one in self._tries if one.known_generation < max(self._generation, 1)]
+        with self._tries_lock:
+            newest = self._newest_try()
+            if newest is not None and (not self._tries or newest is not self._tries[-1].written):
+                self._num_tries += 1
+                self._tries.append(_CheckpointTry(self._num_tries, newest))
+            return [one for one in self._tries if one.known_generation < max(self._generation, 1)]
 
     def announce_end(self) -> None:
         """AllReduce: tell the master at once that SIGTERM has come; from any thread."""

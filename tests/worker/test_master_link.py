@@ -256,6 +256,30 @@ def test_an_attempt_that_a_killed_master_forgot_is_repeated_beside_a_newer_one(m
     assert told() == [1, 2, 1, 2]
 
 
+def test_attempts_that_several_threads_look_at_are_numbered_once(master: ScriptedMaster) -> None:
+    """A terminating worker says farewell in one thread, beside the heartbeats of another."""
+    worker, attempts = link(master), [WrittenCheckpoint(1, "/c/version-1")]
+    worker.carry_checkpoints(lambda: attempts[-1])
+
+    def look() -> list[tuple[int, int]]:
+        found = []
+        for version in range(2, 3000):
+            found += [(one.number, id(one.written)) for one in worker._untold_tries()]
+            attempts.append(WrittenCheckpoint(version, f"/c/version-{version}"))
+        return found
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            begun = [threads.submit(look) for _ in range(4)]
+            seen = {pair for one in begun for pair in one.result()}
+    finally:
+        sys.setswitchinterval(interval)
+    assert len({number for number, _ in seen}) == len(seen)
+    assert len({written for _, written in seen}) == len(seen)
+
+
 def test_heartbeats_say_how_much_of_its_device_a_worker_uses_and_its_log_which_it_is(
     master: ScriptedMaster, caplog: pytest.LogCaptureFixture
 ) -> None:
