@@ -17,6 +17,7 @@ Name = tuple[str, str]  # a module, and an attribute of it with dots
 
 KERAS: tuple[Name, ...] = (
     ("keras", "Model._compute_loss"),
+    ("keras.src.backend.common.global_state", "get_global_attribute"),
     ("keras.src.backend.common.global_state", "set_global_attribute"),
     ("keras.src.models.functional", "Functional.call"),
     ("keras.src.random.seed_generator", "global_seed_generator"),

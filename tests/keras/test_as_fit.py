@@ -131,3 +131,12 @@ def test_statistics_of_all_workers_are_refused_where_there_are_several(framework
     with pytest.raises(ModelDefinitionError, match=r"normal is a BatchNormalization\(synchronized=True\)"):
         framework("fitted.synchronized", on_parameter_server=False, in_groups=True).report()
     framework("fitted.synchronized", on_parameter_server=False).report()
+
+
+@pytest.mark.parametrize(("symbol", "warned"), [("counting", True), ("counting_by_weight", False)])
+def test_a_variable_that_keras_does_not_know_is_warned_of_by_name(
+    framework: Any, caplog: pytest.LogCaptureFixture, symbol: str, warned: bool
+) -> None:
+    framework(f"fitted.{symbol}", on_parameter_server=False).report()
+    assert ("no weights of the model: count of counter. Each worker keeps its own" in caplog.text) == warned
+    assert ("no weights of the model" in caplog.text) == warned

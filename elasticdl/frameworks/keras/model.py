@@ -32,7 +32,7 @@ from elasticdl.frameworks.keras.compiled import (
 from elasticdl.frameworks.keras.embedding import Swap, Unmovable, describe_table
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs, nested_models_checked
 from elasticdl.frameworks.keras.losses import TotalLoss
-from elasticdl.frameworks.keras.operations import assigned_variables, ids_function
+from elasticdl.frameworks.keras.operations import assigned_beside, assigned_variables, ids_function
 from elasticdl.frameworks.keras.samples import Examples, zeros_like_spec
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers import functions
@@ -192,11 +192,12 @@ def _built(
     changing = {id(v) for graph in graphs for v in assigned_variables(graph, [*trainable, *own])}
     assigned = tuple(v for v in trainable if id(v) in changing)
     kept = tuple(v for v in own if id(v) in changing)
-    _warn_of_state(model, kept, mode)
+    strangers = _assigned_strangers(model, graphs)
+    _warn_of_state(model, kept, strangers, mode)
     initial = Parameters(flat_values(trainable), flat_values(non_trainable))
     seeds = StepSeeds(generator_states(model), seed)
     variables = (trainable, non_trainable, own, assigned)
-    return BuiltModel(definition, model, inputs, *variables, bool(kept), loss, placement, seeds, initial)
+    return BuiltModel(definition, model, inputs, *variables, bool(kept or strangers), loss, placement, seeds, initial)
 
 
 def _begin_session(seed: int) -> None:
@@ -206,15 +207,42 @@ def _begin_session(seed: int) -> None:
     keras.utils.set_random_seed(seed)
 
 
-def _warn_of_state(model: Any, kept: Sequence[Any], mode: Mode) -> None:
+def _assigned_strangers(model: Any, graphs: Sequence[Any]) -> list[str]:
+    """Describe what graphs of training assign beside the variables of the model, such as a layer's own `tf.Variable`.
+
+    The generator of random numbers that Keras falls back to is set from the seed of each step.
+    """
+    fallback = global_state.get_global_attribute(_FALLBACK)
+    known = [*model.variables, *(variable for metric in model.metrics for variable in metric.variables)]
+    known += [] if fallback is None else [fallback.state]
+    return list(dict.fromkeys(_place_of(model, v) for graph in graphs for v in assigned_beside(graph, known)))
+
+
+def _place_of(model: Any, variable: Any) -> str:
+    """Return the attribute of a layer that holds a variable of TensorFlow's, or its name."""
+    for layer in model._flatten_layers():
+        for name, value in vars(layer).items():
+            if value is variable:
+                return f"{name} of {layer.name}"
+    return str(variable.name)
+
+
+def _warn_of_state(model: Any, kept: Sequence[Any], strangers: Sequence[str], mode: Mode) -> None:
     """Warn of state that depends on which worker computes a minibatch.
 
     Args:
         kept: variables that a training step assigns, and that never leave the process.
+        strangers: see `_assigned_strangers`.
     """
     if kept:
         names = ", ".join(v.path for v in kept)
         _log.warning("Each worker keeps its own value of these variables, which are not float32: %s", names)
+    if strangers and mode is Mode.TRAINING:
+        _log.warning(
+            "A training step assigns variables that are no weights of the model: %s. Each worker keeps its own value, "
+            "and no checkpoint holds it: make them by add_weight(..., trainable=False)",
+            ", ".join(strangers),
+        )
     stateful = [one.name for one in _stateful_layers(model)]
     if stateful and mode is Mode.TRAINING:
         _log.warning(

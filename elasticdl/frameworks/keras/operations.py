@@ -62,12 +62,26 @@ def operations_of_graph(graph: Any) -> set[str]:
 
 def assigned_variables(graph: Any, variables: Sequence[Any]) -> list[Any]:
     """Those of the Keras variables that a graph assigns, in its conditions, loops and other functions, too."""
+    assigned = _assigned_handles(graph, [variable.value.handle for variable in variables])
+    return [variable for variable in variables if id(variable.value.handle) in assigned]
+
+
+def assigned_beside(graph: Any, variables: Iterable[Any]) -> list[Any]:
+    """TensorFlow's variables that a graph assigns, and that are those of no given Keras variable."""
+    known = {id(variable.value.handle) for variable in variables}
+    others = [variable for variable in graph.variables if id(variable.handle) not in known]
+    assigned = _assigned_handles(graph, [variable.handle for variable in others])
+    return [variable for variable in others if id(variable.handle) in assigned]
+
+
+def _assigned_handles(graph: Any, handles: Iterable[Any]) -> set[int]:
+    """Return `id` of those of the variables' handles that a graph assigns."""
     definition = graph.as_graph_def()
     functions = {function.signature.name: function for function in definition.library.function}
     captured = {id(outside): inside.op.name for outside, inside in graph.captures}
-    handles = [captured.get(id(variable.value.handle), "") for variable in variables]
-    assigned = set(_assigned(definition.node, {handle: handle for handle in handles if handle}, functions))
-    return [variable for variable, handle in zip(variables, handles, strict=True) if handle in assigned]
+    names = {id(handle): captured[id(handle)] for handle in handles if id(handle) in captured}
+    assigned = set(_assigned(definition.node, {name: name for name in names.values()}, functions))
+    return {handle for handle, name in names.items() if name in assigned}
 
 
 def _assigned(nodes: Iterable[Any], handles: Mapping[str, str], functions: Mapping[str, Any]) -> Iterator[str]:

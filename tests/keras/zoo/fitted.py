@@ -141,3 +141,36 @@ def remembering() -> keras.Model:
     model = Remembering()
     model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
+
+
+class Counting(keras.layers.Layer):
+    """Counts its calls in a variable that Keras does not know, or does."""
+
+    def __init__(self, known: bool = False, **options) -> None:
+        super().__init__(**options)
+        if known:
+            self.count = self.add_weight(name="count", initializer="zeros", trainable=False)
+        else:
+            self.count = tf.Variable(0.0, trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            tf.cond(tf.size(x) > 0, lambda: self.count.assign(self.count + 1), lambda: tf.constant(0.0))
+        return x * tf.convert_to_tensor(1.0 + 0 * self.count)
+
+
+def _counting(known: bool) -> keras.Model:
+    x = keras.Input((4,))
+    y = keras.layers.Dropout(0.5)(Counting(known, name="counter")(x), training=True)
+    y = keras.layers.Lambda(lambda given: given + 0 * keras.random.normal(keras.ops.shape(given)))(y)
+    model = keras.Model(x, keras.layers.Dense(3, activation="softmax")(y))
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def counting() -> keras.Model:
+    return _counting(False)
+
+
+def counting_by_weight() -> keras.Model:
+    return _counting(True)
