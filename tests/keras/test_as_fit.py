@@ -64,10 +64,16 @@ def evaluated(tested: Any, batches: list[Any]) -> dict[str, float]:
         ("remembering", "Local"),
         ("halving", "Local"),
         ("halving", "AllReduce"),
+        ("adapted", "Local"),
+        ("adapted", "AllReduce"),
+        ("adapted", "PS"),
+        ("augmenting", "Local"),
+        ("augmenting", "AllReduce"),
+        ("augmenting", "PS"),
     ],
 )
 def test_steps_are_those_of_fit(framework: Any, rows_of: Any, minibatches: Any, symbol: str, strategy: str) -> None:
-    """A `call` without `training`, an optimizer that overrides `apply_gradients`, a layer that is stateful."""
+    """A `call` without `training`, an own `apply_gradients`, stateful, adapted, augmenting layers."""
     tested = framework(
         f"fitted.{symbol}", on_parameter_server=strategy == "PS", in_groups=strategy == "AllReduce", minibatch_size=8
     )
@@ -140,3 +146,34 @@ def test_a_variable_that_keras_does_not_know_is_warned_of_by_name(
     framework(f"fitted.{symbol}", on_parameter_server=False).report()
     assert ("no weights of the model: count of counter. Each worker keeps its own" in caplog.text) == warned
     assert ("no weights of the model" in caplog.text) == warned
+
+
+def test_an_adapted_layer_normalizes_by_the_weights_of_the_checkpoint_that_is_restored(
+    framework: Any, rows_of: Any, minibatches: Any, tmp_path: Path
+) -> None:
+    """Keras makes constants of them when it adapts the layer; a module may adapt it by other data than before."""
+    first = framework("fitted.adapted", on_parameter_server=False)
+    other, trained = (framework("fitted.adapted", {"scale": 7.0}, on_parameter_server=False) for _ in range(2))
+
+    def batch(tested: Any, mode: Mode = Mode.TRAINING) -> Any:
+        return minibatches(tested, rows_of(rows()), mode)[0]
+
+    def predicted(tested: Any) -> Any:
+        return tested.predict(batch(tested, Mode.EVALUATION), None, {})
+
+    for tested in (first, trained):  # the steps are compiled before the checkpoint is read
+        tested.train(batch(tested), 1)
+    for tested in (other, trained):
+        assert not np.allclose(predicted(tested), predicted(first), atol=1e-2)
+    other.load_weights(first.state())
+    trained.load_state(first.state())
+    for tested in (other, trained):
+        np.testing.assert_array_equal(predicted(tested), predicted(first))
+    for tested in (first, trained):
+        tested.train(batch(tested), 2)
+    assert_same(weights_of(trained), weights_of(first))
+    trained.export(str(tmp_path / "exported"), None, ())
+    definition = load(ZOO, "fitted.adapted", {"scale": 7.0}, required=("feed",))
+    for path in (tmp_path / "exported", tmp_path / "exported" / "model.keras"):
+        loaded = LoadedKeras(definition, path, 8, Metadata(), Mode.EVALUATION)
+        np.testing.assert_allclose(predicted(loaded), predicted(first), rtol=1e-5)

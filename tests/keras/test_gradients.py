@@ -139,7 +139,7 @@ def test_fifty_steps_by_hand_are_those_of_model_fit(
     np.testing.assert_allclose(frozen, flat_values(model.non_trainable_variables), atol=1e-5)
 
 
-@pytest.mark.parametrize("symbol", ["custom_model", "CustomModel"])
+@pytest.mark.parametrize("symbol", ["custom_model", "CustomModel", "flipping_model"])
 def test_chance_inside_a_step_depends_on_its_seed_alone(
     framework: Any, rows_of: Any, minibatches: Any, digits: Any, symbol: str
 ) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -232,9 +233,36 @@ def call_model(model: Any, features: Any, training: bool) -> Any:
 
     Keras then calls its layers, too, with their own defaults: Dropout and BatchNormalization as in inference.
     """
-    if "training" in inspect.signature(model.call).parameters:
-        return model(features, training=training)
-    return model(features)
+    with _normalizing_by_weights(model):
+        if "training" in inspect.signature(model.call).parameters:
+            return model(features, training=training)
+        return model(features)
+
+
+@contextmanager
+def _normalizing_by_weights(model: Any) -> Iterator[None]:
+    """See `normalize_by_weights`; a graph may be traced inside, whose tensors no layer may keep."""
+    before = [(layer, layer.mean, layer.variance) for layer in _adapted_layers(model)]
+    normalize_by_weights(model)
+    try:
+        yield
+    finally:
+        for layer, mean, variance in before:
+            layer.mean, layer.variance = mean, variance
+
+
+def normalize_by_weights(model: Any) -> None:
+    """Let `Normalization` layers use their weights, such as those of a checkpoint: `adapt` has made constants of them.
+
+    In a graph they are read when it runs.
+    """
+    for layer in _adapted_layers(model):
+        layer.finalize_state()
+
+
+def _adapted_layers(model: Any) -> list[Any]:
+    kind = keras.layers.Normalization
+    return [one for one in model._flatten_layers() if isinstance(one, kind) and one.built and one.input_mean is None]
 
 
 def scales_loss(model: Any) -> bool:

@@ -44,6 +44,7 @@ from elasticdl.frameworks.keras.compiled import (
     call_model,
     check_compiled,
     check_complete,
+    normalize_by_weights,
     taken_from_compile,
 )
 from elasticdl.frameworks.keras.computation import build_optimizer, check_policy, device_meter, set_policy
@@ -335,6 +336,7 @@ class KerasFramework:
             self._steps().assign(parameters)
         known = {"batch_size": self._minibatch_size, **(params or {})}
         model, optimizer = self._built().model, self._optimizer()
+        normalize_by_weights(model)
         must_keep = (self._in_groups or self._on_parameter_server) and hook != hooks.END  # then no training follows
         kept = hooks.KeptModel(self._definition.path, model, optimizer) if must_keep else None
         with hooks.optimizer_within(model, optimizer):

@@ -25,6 +25,11 @@ def plain_model() -> keras.Model:
     return custom_model(dropout=0.0, normalize=False)
 
 
+def flipping_model() -> keras.Model:
+    augments = [keras.layers.RandomFlip("horizontal"), keras.layers.RandomTranslation(0.2, 0.2)]
+    return keras.Sequential([keras.Input((8, 8, 1)), *augments, keras.layers.Flatten(), keras.layers.Dense(10)])
+
+
 def rooted_model() -> keras.Model:
     """The gradient of an image of zeros is NaN, and its loss is finite."""
     image = keras.Input((8, 8, 1))

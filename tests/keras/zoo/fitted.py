@@ -2,6 +2,7 @@
 
 import described
 import keras
+import numpy as np
 import tensorflow as tf
 
 feed = described.feed
@@ -174,3 +175,23 @@ def counting() -> keras.Model:
 
 def counting_by_weight() -> keras.Model:
     return _counting(True)
+
+
+def adapted(scale: float = 1.0) -> keras.Model:
+    numbers = np.random.default_rng(8).normal(3 * scale, scale, (50, 4)).astype("f4")
+    normal = keras.layers.Normalization(name="normal")
+    normal.adapt(numbers)
+    model = keras.Sequential([keras.Input((4,)), normal, keras.layers.Dense(3, activation="softmax")])
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def augmenting() -> keras.Model:
+    """In training every image is turned and made brighter by as much."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Reshape((2, 2, 1))])
+    model.add(keras.layers.RandomRotation((0.25, 0.25)))
+    model.add(keras.layers.RandomBrightness((0.5, 0.5), value_range=(-10.0, 10.0)))
+    model.add(keras.layers.Flatten())
+    model.add(keras.layers.Dense(3, activation="softmax"))
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
