@@ -59,6 +59,7 @@ def _weights_of(y: Any, class_weight: Mapping[int, float]) -> Any:
             f"class_weight is for labels of one class a sample, and y has the shape {np.shape(y)}.",
             "Give sample_weight.",
         )
+    labels = np.round(labels).astype("int32")  # as Keras does: smoothed ones, too, are of a class
     weights = np.ones(len(labels), keras.config.floatx())
     for one, weight in class_weight.items():
         weights[labels == one] = weight
