@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -229,10 +230,15 @@ def test_escaped_quotes_in_a_field_without_quotes_are_refused(row: str) -> None:
         ('"a\\""b",1', ['a\\"b', "1"]),
         ('6" \\ 4",1', ['6" \\ 4"', "1"]),
         ('C:\\,"C:\\"', ["C:\\", "C:\\"]),
+        ('C:\\\\a,"C:\\\\"', ["C:\\\\a", "C:\\\\"]),  # each one counts
     ],
 )
 def test_backslashes_that_escape_no_quote_are_text(row: str, fields: list[str]) -> None:
+    """As they are to the csv module and to pandas."""
     assert split_rows([row.encode()], ",") == [fields]
+    assert next(csv.reader([row])) == fields
+    of_pandas = pd.read_csv(io.StringIO(row), header=None, dtype=str)
+    assert of_pandas.to_numpy().tolist() == [fields]
 
 
 def test_an_escaped_delimiter_is_named_where_there_are_too_many_fields(tmp_path: Path) -> None:
