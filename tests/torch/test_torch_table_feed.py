@@ -171,6 +171,31 @@ def test_images_of_every_mode_are_decoded(tmp_path: Path, framework: Callable[..
     assert brightest == [200.0] * 7 + [255.0]  # one bit a pixel is black or white
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_16_bits_keep_them(tmp_path: Path, framework: Callable[..., TorchFramework], channels: int) -> None:
+    folder = tmp_path / "images" / "all"
+    folder.mkdir(parents=True)
+    numbers = np.array([[0, 1, 300], [51400, 65534, 65535]], np.uint16)
+    Image.fromarray(numbers).save(folder / "16.png")
+    Image.fromarray(numbers).save(folder / "17.tif")
+    reader = create_reader(str(tmp_path / "images"), {"image_size": [2, 3, channels]})
+    (batch,) = batches(framework(reader.metadata()), Mode.TRAINING, list(reader.read(reader.shards()[0])))[:1]
+    expected = np.broadcast_to(numbers / 65535, (2, channels, 2, 3))
+    np.testing.assert_allclose(batch.data.features, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_images_whose_pixels_have_no_range_are_refused(
+    tmp_path: Path, framework: Callable[..., TorchFramework], dtype: type
+) -> None:
+    folder = tmp_path / "images" / "all"
+    folder.mkdir(parents=True)
+    Image.fromarray(np.full((2, 3), 70000, dtype)).save(folder / "0.tif")
+    reader = create_reader(str(tmp_path / "images"), {"image_size": [2, 3]})
+    with pytest.raises(FeedError, match=r"an image of TIFF in mode [IF], whose pixels have no range"):
+        batches(framework(reader.metadata()), Mode.TRAINING, list(reader.read(reader.shards()[0])))
+
+
 def test_a_module_without_a_feed_is_refused_where_no_label_is_named(
     table: str, framework: Callable[..., TorchFramework]
 ) -> None:

@@ -325,9 +325,20 @@ def _text(name: str, value: Any) -> Any:
         ) from error
 
 
-def _of_8_bits(pillow: Any, image: Any) -> Any:
-    """Of 16 bits a pixel, which Pillow would cut off at 255, the upper 8."""
-    return pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if image.mode.startswith("I") else image
+def _converted(pillow: Any, image: Any, channels: int) -> Any:
+    """An image with 0 to 255 for a pixel; of 16 bits, which Pillow would cut off at 255, with fractions.
+
+    Raises:
+        DataError: its numbers may be anything.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):  # as older ones of Pillow say
+        return pillow.fromarray((np.asarray(image) / 257).astype(np.float32))
+    if image.mode.startswith(("I", "F")):
+        raise DataError(
+            f"A record holds an image of {image.format} in mode {image.mode}, whose pixels have no range.",
+            "Write it with 8 or 16 bits a pixel, or define feed; --max_bad_records=N leaves such records out.",
+        )
+    return image.convert("RGB" if channels == 3 else "L")
 
 
 def _image(data: bytes, shape: tuple[int, ...]) -> torch.Tensor:
@@ -336,9 +347,8 @@ def _image(data: bytes, shape: tuple[int, ...]) -> torch.Tensor:
     height, width, channels = shape
     try:
         with pillow.open(io.BytesIO(data)) as opened:
-            image = _of_8_bits(pillow, opened).convert("RGB" if channels == 3 else "L")
-            image = image.resize((width, height), pillow.Resampling.BILINEAR)
+            image = _converted(pillow, opened, channels).resize((width, height), pillow.Resampling.BILINEAR)
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"A record holds no image: {error}.", "Write the file again or remove it.") from error
-    pixels = np.asarray(image, np.float32).reshape(height, width, channels) / 255
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+    pixels = np.asarray(image, np.float32).reshape(height, width, -1) / 255
+    return torch.from_numpy(pixels).permute(2, 0, 1).expand(channels, height, width).contiguous()
