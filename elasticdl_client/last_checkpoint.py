@@ -22,9 +22,14 @@ _LOOK_S = 0.1
 
 
 def can_be_written(spec: JobSpec, status: JobStatus | None) -> bool:
-    """Return whether the job has a model with something in it, and a place for it; a script keeps its own."""
-    has_model = spec.job_type is JobType.TRAIN and bool(spec.model_def) and bool(spec.checkpoint_dir)
-    return has_model and status is not None and status.exit_code is None and status.records_done > 0
+    """Return whether the job has a model with something in it, and a place for it.
+
+    Of scripts those have one whose workers form groups; others keep their models themselves.
+    """
+    if spec.job_type is not JobType.TRAIN or not spec.checkpoint_dir or status is None:
+        return False
+    has_model = bool(spec.model_def) or status.num_worlds > 0
+    return has_model and status.exit_code is None and status.records_done > 0
 
 
 class SignalledMaster:
@@ -110,9 +115,10 @@ def _takes_requests(process: int) -> bool:
 def _newest(spec: JobSpec, read_events: Callable[[], EventHistory]) -> int:
     """The number of minibatches in the newest checkpoint; 0: there is none.
 
-    Of parameter servers it counts once the journal has it: the next master restores what its journal names.
+    Of parameter servers it counts once the journal has it: the next master restores what its journal names.  A script
+    may have another directory, and its workers tell the master what they have written.
     """
-    if spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER:
+    if spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER or not spec.model_def:
         return _number(read_events, EventKind.CHECKPOINT_SAVED)
     from elasticdl.storage.paths import path_of
     from elasticdl.storage.versions import complete

@@ -10,6 +10,7 @@ import hashlib
 import os
 import sys
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -60,6 +61,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--hold-size", type=int, default=1, help="members of its group before; smaller groups wait in a step for it"
     )
+    parser.add_argument(
+        "--ask-at", type=int, default=-1, help="the worker waits there, in its step, for the master to ask for a "
+        "checkpoint, and in the next step as at --hold-at"
+    )  # fmt: skip
+    parser.add_argument("--keep-none", action="store_true", help="the script keeps no checkpoints")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--loaders", type=int, default=1)
     parser.add_argument("--bad-record", type=int, default=-1)
@@ -95,8 +101,27 @@ def refuse_late(notes: Path, worker: str) -> None:
     StateCheckpoints.save = save  # type: ignore[method-assign]
 
 
-def misbehave(given: argparse.Namespace, worker: str, number: int, controller: ElasticController) -> None:
+def note_requests(controller: ElasticController) -> Event:
+    """Return what is set when the master asks for a checkpoint; the request is taken first."""
+    link, asked = controller._parts.data.session.link, Event()
+    save = link._save
+
+    def noted() -> None:
+        save()
+        asked.set()
+
+    link.on_checkpoint_request(noted)
+    return asked
+
+
+def misbehave(given: argparse.Namespace, worker: str, number: int, controller: ElasticController, asked: Event) -> None:
     """The events that the arguments set for the middle of a step."""
+    if 0 <= given.ask_at <= number and not (given.notes / "held").exists():
+        if number == given.ask_at:
+            (given.notes / "asking").touch()
+            asked.wait(_PATIENCE_S)
+        else:
+            hold(given.notes)
     if worker == given.hold_worker and 0 <= given.hold_at <= number and not (given.notes / "held").exists():
         hold(given.notes)
     if controller.size < given.hold_size and not controller.is_rehearsal and not (given.notes / "held").exists():
@@ -122,9 +147,13 @@ def main() -> int:
     data.bad = given.bad_record
 
     controller = create_elastic_controller(
-        batch_size=8, num_epochs=given.epochs, state=[model, optimizer, scheduler, by_epoch]
+        batch_size=8,
+        num_epochs=given.epochs,
+        state=[model, optimizer, scheduler, by_epoch],
+        checkpoint_dir="" if given.keep_none else None,
     )
     loader = controller.loader(data, num_workers=given.loaders)
+    asked = note_requests(controller) if given.ask_at >= 0 else Event()
 
     @controller.on_evaluation(SIZE)
     def evaluate(indices: range) -> dict[str, float]:
@@ -144,7 +173,7 @@ def main() -> int:
                         controller.log_loss(loss)
                     loss.backward()
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                    misbehave(given, worker, number, controller)
+                    misbehave(given, worker, number, controller, asked)
                     optimizer.step()
                     scheduler.step()
                 if not controller.is_rehearsal and controller.num_steps > last:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from elasticdl.cluster.cluster import Pod
 from elasticdl.protocol import Role
 from elasticdl_client.explain.diagnosis import Trouble
 from elasticdl_client.job_status import JobPhase
-from tests.chaos.job import LocalJob
+from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.scenarios import assert_time_is_known, coverage_of
 from tests.explain.explained import the_trouble
 from tests.master.small_disk import small_disk
@@ -124,6 +126,40 @@ def assert_continued_from_last_step(job: LocalJob) -> None:
     found = re.search(r"the last checkpoint is written, after step (\d+)", logs)
     assert found is not None, job.story()
     assert f"Restored the model at step {found[1]} from" in logs, job.story()
+
+
+def stopped(job: LocalJob, tmp_path: Path) -> None:
+    """Ctrl-C in the tenth step of the only worker, as `elasticdl stop` sends it."""
+    job.start()
+
+    def waits_in_step() -> bool:
+        status = job.status()
+        return status is not None and status.records_done > 0 and (tmp_path / "notes" / "asking").exists()
+
+    job.wait_until("its tenth step", waits_in_step, 90)
+    assert job.process is not None
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait(150) == 128 + signal.SIGINT, job.story()
+    assert (tmp_path / "notes" / "held").exists(), job.story()
+
+
+def test_a_script_that_is_stopped_continues_after_the_step_in_which_it_was(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "--ask-at 9", num_workers=1, checkpoint_steps=1_000_000)
+    stopped(job, tmp_path)
+    assert "A checkpoint of 10 minibatches is written." in job.output, job.story()
+    command = [sys.executable, "-m", "elasticdl_client.main", "resume", "script", f"--job_dir={job.job_dir}"]
+    resumed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=150)
+    assert resumed.returncode == 0, resumed.stdout + job.story()
+    assert "Restored the model at step 10 from" in "".join(
+        path.read_text() for path in (job.job_dir / "logs").glob("*worker*")
+    )
+    check(tmp_path, job)
+
+
+def test_a_stop_does_not_wait_for_a_script_that_keeps_no_checkpoints(tmp_path: Path) -> None:
+    stopped(job := job_of(tmp_path, "--ask-at 9 --keep-none", num_workers=1), tmp_path)
+    assert "There is no new checkpoint." in job.output, job.story()
+    assert "the script keeps none: its checkpoint_dir is empty" in job.master_log(), job.story()
 
 
 def test_scripts_that_are_all_asked_to_end_leave_a_checkpoint_of_their_last_step(tmp_path: Path) -> None:

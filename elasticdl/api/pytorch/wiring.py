@@ -34,7 +34,7 @@ from elasticdl.worker.allreduce.replica import CheckpointWriter, LastCheckpoint,
 from elasticdl.worker.checkpoint import CheckpointKind, HangLimits, StateCheckpoints, names_depend_on
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import DistributionStrategy
-from elasticdl_client.errors import DataError, FlagError, JobError
+from elasticdl_client.errors import CheckpointError, DataError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 
 _STATE_FILE = "model.npz"
@@ -83,6 +83,8 @@ def make_loop(
         session.link.tasks_ahead = math.ceil(pipeline.num_ahead / data.plan.num_minibatches_per_task)
         pipeline.start()  # before there are connections that its processes could hold on to
     group, stop = _group_of(session, model, str(gradients.device))
+    if session.link is not None:
+        session.link.on_checkpoint_request(lambda: _take_request(checkpoints, writer, group))
     drawer = MinibatchPrefetcher(data, max(2 * num_per_step, 2 * pipeline.num_ahead))
 
     @cache
@@ -106,6 +108,15 @@ def make_loop(
         start=start_once,
         stop=stop,
     )
+
+
+def _take_request(checkpoints: StateCheckpoints, writer: CheckpointWriter, group: StepGroup) -> None:
+    """Write a checkpoint after the present step, or tell the waiting master that none comes."""
+    if checkpoints.is_wanted:
+        writer.request()
+    else:
+        why = CheckpointError("the script keeps none: its checkpoint_dir is empty")
+        checkpoints.note_failure(group.ledger.applied.num_names, why)
 
 
 def _with_loader(wishes: TrainingOptions, options: dict[str, Any], spec: JobSpec) -> TrainingOptions:
