@@ -18,7 +18,8 @@ from urllib3.exceptions import HTTPError
 
 from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
 from elasticdl_client.kubernetes import names
-from tests.e2e_kubernetes.kubectl import REPOSITORY, kubectl, list_pods, read_config_map
+from tests import ready_client
+from tests.e2e_kubernetes.kubectl import REPOSITORY, kubectl, list_pods, read_config_map, read_pod
 from tests.e2e_kubernetes.pods import PodView
 from tests.e2e_kubernetes.recorder import Recorder, describe_events
 from tests.e2e_kubernetes.waiting import wait_until
@@ -31,10 +32,7 @@ _CLIENT = (sys.executable, "-m", "elasticdl_client.main")
 
 def elasticdl(*arguments: str, timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
     """A command of the client, run to its end."""
-    return subprocess.run(
-        [*_CLIENT, *arguments],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, "COLUMNS": "160"},
-    )  # fmt: skip
+    return ready_client.elasticdl(*arguments, timeout_s=timeout_s, environment={**os.environ, "COLUMNS": "160"})
 
 
 @dataclass(slots=True)
@@ -126,7 +124,7 @@ class KubernetesJob:
         return [pod.name for pod in self.pods(role) if pod.running]
 
     def manifest(self, pod_name: str) -> dict[str, Any]:
-        return dict(json.loads(kubectl("-n", self.namespace, "get", "pod", pod_name, "-o", "json")))
+        return read_pod(self.namespace, pod_name)
 
     def worker(self, index: int) -> str:
         return names.pod_name(self.name, "worker", index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,24 @@ def core() -> kubernetes.client.CoreV1Api:
     return kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(configuration))
 
 
-def list_pods(namespace: str, selector: str = "") -> list[Any]:
+def list_pods(namespace: str, selector: str = "") -> list[dict[str, Any]]:
     """The namespace's pods as the API shows them now; raises what the client raises."""
-    found = core().list_namespaced_pod(namespace, label_selector=selector, _request_timeout=_CALL_TIMEOUT_S)
-    return list(found.items)
+    return list_pods_and_version(namespace, selector)[0]
+
+
+def list_pods_and_version(namespace: str, selector: str = "") -> tuple[list[dict[str, Any]], str]:
+    """The pods, and the version of the list, from which on they can be watched."""
+    # Not as the client's objects: making these is most of what a look costs, and the tests look all the time.
+    answer = core().list_namespaced_pod(
+        namespace, label_selector=selector, _request_timeout=_CALL_TIMEOUT_S, _preload_content=False
+    )
+    listed = json.loads(answer.data)
+    return listed["items"], listed["metadata"]["resourceVersion"]
+
+
+def read_pod(namespace: str, name: str) -> dict[str, Any]:
+    answer = core().read_namespaced_pod(name, namespace, _request_timeout=_CALL_TIMEOUT_S, _preload_content=False)
+    return dict(json.loads(answer.data))
 
 
 def read_config_map(namespace: str, name: str) -> dict[str, str]:

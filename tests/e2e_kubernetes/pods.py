@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,20 +34,21 @@ class PodView:
         return self.state == "Running" and self.container_running
 
     @classmethod
-    def of(cls, pod: Any) -> PodView:
-        labels = pod.metadata.labels or {}
-        containers = pod.status.container_statuses or []
-        states = [container.state for container in containers]
-        ended = [state.terminated for state in states if state.terminated]
+    def of(cls, pod: Mapping[str, Any]) -> PodView:
+        metadata, status = pod["metadata"], pod["status"]
+        labels = metadata.get("labels", {})
+        containers = status.get("containerStatuses", [])
+        states = [container["state"] for container in containers]
+        ended = [state["terminated"] for state in states if "terminated" in state]
         return cls(
-            name=pod.metadata.name,
-            uid=pod.metadata.uid,
+            name=metadata["name"],
+            uid=metadata["uid"],
             role=labels.get(ROLE_LABEL, ""),
             index=int(labels.get(INDEX_LABEL, "0")),
-            state="Terminating" if pod.metadata.deletion_timestamp else pod.status.phase,
-            node=pod.spec.node_name or "",
-            restarts=sum(container.restart_count for container in containers),
-            container_running=any(state.running for state in states),
+            state="Terminating" if "deletionTimestamp" in metadata else status["phase"],
+            node=pod["spec"].get("nodeName", ""),
+            restarts=sum(container["restartCount"] for container in containers),
+            container_running=any("running" in state for state in states),
             container_ended=bool(ended),
-            reason=pod.status.reason or (ended[0].reason if ended else ""),
+            reason=status.get("reason") or (ended[0].get("reason", "") if ended else ""),
         )

@@ -31,11 +31,13 @@ from kubernetes.client.exceptions import ApiException
 
 from elasticdl_client.kubernetes.resources import QUEUE_LABEL
 from tests.e2e_kubernetes.kubectl import apply as apply_to_cluster
-from tests.e2e_kubernetes.kubectl import core, kubectl, list_pods, the_node
-from tests.e2e_kubernetes.locks import one_at_a_time
+from tests.e2e_kubernetes.kubectl import core, kubectl, list_pods, list_pods_and_version, the_node
+from tests.e2e_kubernetes.locks import one_at_a_time, together
 from tests.e2e_kubernetes.room import tenant
 from tests.e2e_kubernetes.space import Space
+from tests.e2e_kubernetes.waiting import wait_until
 
+KUEUE = "kueue"
 QUEUE = "team-a"
 SCHEDULER = "queue-of-the-tests"
 _GROUP = "kueue.x-k8s.io"
@@ -55,7 +57,14 @@ def local_queue(name: str, namespace: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def local_queues() -> Iterator[None]:
-    """While the cluster has Kueue's kind LocalQueue, for the holder of the lock `kueue`."""
+    """While the cluster has Kueue's kind LocalQueue; the holder of the lock `KUEUE` knows that it has not."""
+    with together(KUEUE, _remove_kind):
+        with one_at_a_time(_DEFINITION):
+            _define_kind()
+        yield
+
+
+def _define_kind() -> None:
     names = {"kind": "LocalQueue", "plural": "localqueues", "singular": "localqueue"}
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     version = {"name": _VERSION, "served": True, "storage": True, "schema": schema}
@@ -68,15 +77,18 @@ def local_queues() -> Iterator[None]:
             "spec": {"group": _GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
         }
     )
-    try:
-        kubectl("wait", "--for=condition=Established", f"crd/{_DEFINITION}", "--timeout=60s")
-        while _GROUP not in kubectl("get", "--raw", "/apis"):
-            pass
-        yield
-    finally:
-        kubectl("delete", "crd", _DEFINITION)
-        while _GROUP in kubectl("get", "--raw", "/apis"):
-            pass
+    kubectl("wait", "--for=condition=Established", f"crd/{_DEFINITION}", "--timeout=60s")
+    wait_until("the kind of queues", lambda: _GROUP in _groups())
+
+
+def _remove_kind() -> None:
+    kubectl("delete", "crd", _DEFINITION)
+    wait_until("the end of the kind of queues", lambda: _GROUP not in _groups())
+
+
+def _groups() -> set[str]:
+    """The groups of the API, as clients find them."""
+    return {group.name for group in kubernetes.client.ApisApi(core().api_client).get_api_versions().groups}
 
 
 class Queue:
@@ -118,9 +130,9 @@ class Queue:
 
     def _control(self) -> None:
         while not self._closed.is_set():
-            listed = core().list_namespaced_pod(self._namespace, _request_timeout=20)
-            self._reconcile([pod for pod in listed.items if pod.spec.scheduler_name == SCHEDULER])
-            self._await_change(listed.metadata.resource_version)
+            pods, version = list_pods_and_version(self._namespace)
+            self._reconcile([pod for pod in pods if pod["spec"]["schedulerName"] == SCHEDULER])
+            self._await_change(version)
 
     def _await_change(self, version: str) -> None:
         stream = kubernetes.watch.Watch()
@@ -130,31 +142,31 @@ class Queue:
             stream.stop()
 
     def _reconcile(self, pods: list[Any]) -> None:
-        queued = [pod for pod in pods if QUEUE_LABEL in (pod.metadata.labels or {})]
+        queued = [pod for pod in pods if QUEUE_LABEL in pod["metadata"].get("labels", {})]
         for pod in pods:
-            if pod not in queued and not pod.spec.node_name:
+            if pod not in queued and not _is_bound(pod):
                 self._try(self._bind, pod)
         for pod in queued:
-            if pod.metadata.deletion_timestamp or pod.status.phase in _ENDED:
+            if _is_leaving(pod) or _has_ended(pod):
                 self._try(self._let_go, pod)
-            elif not pod.spec.node_name and _MANAGED not in pod.metadata.labels:
+            elif not _is_bound(pod) and _MANAGED not in pod["metadata"]["labels"]:
                 self._try(self._hold, pod)
-        holders = [pod for pod in queued if pod.spec.node_name and pod.status.phase not in _ENDED]
-        waiting = [pod for pod in queued if not pod.spec.node_name and not pod.metadata.deletion_timestamp]
+        holders = [pod for pod in queued if _is_bound(pod) and not _has_ended(pod)]
+        waiting = [pod for pod in queued if not _is_bound(pod) and not _is_leaving(pod)]
         waiting.sort(key=_turn)
         free = max(0, self.places - len(holders))
         for pod in waiting[:free]:
             self._try(self._bind, pod)
-            self._admitted.append(pod.metadata.uid)
+            self._admitted.append(pod["metadata"]["uid"])
         self._preempt(waiting[free:], holders)
 
     def _preempt(self, waiting: list[Any], holders: list[Any]) -> None:
-        leaving = [pod for pod in holders if pod.metadata.deletion_timestamp]
+        leaving = [pod for pod in holders if _is_leaving(pod)]
         candidates = [pod for pod in holders if pod not in leaving]
-        candidates.sort(key=lambda pod: (_priority(pod), -self._admitted.index(pod.metadata.uid)))
+        candidates.sort(key=lambda pod: (_priority(pod), -self._admitted.index(pod["metadata"]["uid"])))
         for pod, victim in zip(waiting[len(leaving) :], candidates, strict=False):
             if _priority(victim) < _priority(pod):
-                self._try(self._evict, victim, pod.metadata.uid)
+                self._try(self._evict, victim, pod["metadata"]["uid"])
 
     @staticmethod
     def _try(action: Any, *arguments: Any) -> None:
@@ -167,14 +179,14 @@ class Queue:
 
     def _hold(self, pod: Any) -> None:
         managed = {"metadata": {"labels": {_MANAGED: "true"}, "finalizers": [_MANAGED]}}
-        core().patch_namespaced_pod(pod.metadata.name, self._namespace, managed)
+        core().patch_namespaced_pod(_name(pod), self._namespace, managed)
         message = "Scheduling is blocked due to non-empty scheduling gates"
         self._set_condition(pod, "PodScheduled", "False", "SchedulingGated", message)
 
     def _bind(self, pod: Any) -> None:
-        body = {"metadata": {"name": pod.metadata.name}, "target": {"kind": "Node", "name": self._node}}
+        body = {"metadata": {"name": _name(pod)}, "target": {"kind": "Node", "name": self._node}}
         core().create_namespaced_pod_binding(  # its answer is not the Binding that the client expects
-            pod.metadata.name, self._namespace, body, _preload_content=False
+            _name(pod), self._namespace, body, _preload_content=False
         )
 
     def _evict(self, pod: Any, preemptor: str) -> None:
@@ -183,36 +195,52 @@ class Queue:
             "due to prioritization in the ClusterQueue"
         )
         self._set_condition(pod, "TerminationTarget", "True", "WorkloadEvictedDueToPreempted", message)
-        core().delete_namespaced_pod(pod.metadata.name, self._namespace, body={"preconditions": _of(pod)})
+        core().delete_namespaced_pod(_name(pod), self._namespace, body={"preconditions": _of(pod)})
 
     def _let_go(self, pod: Any) -> None:
-        if _MANAGED in (pod.metadata.finalizers or []):
+        if _MANAGED in pod["metadata"].get("finalizers", []):
             body = {"metadata": {"$deleteFromPrimitiveList/finalizers": [_MANAGED], **_of(pod)}}
-            core().patch_namespaced_pod(pod.metadata.name, self._namespace, body)
+            core().patch_namespaced_pod(_name(pod), self._namespace, body)
 
     def _set_condition(self, pod: Any, kind: str, status: str, reason: str, message: str) -> None:
         condition = {"type": kind, "status": status, "reason": reason, "message": message}
         body = {"metadata": _of(pod), "status": {"conditions": [condition]}}
-        core().patch_namespaced_pod_status(pod.metadata.name, self._namespace, body)
+        core().patch_namespaced_pod_status(_name(pod), self._namespace, body)
+
+
+def _name(pod: Any) -> str:
+    return str(pod["metadata"]["name"])
 
 
 def _of(pod: Any) -> dict[str, str]:
-    return {"uid": pod.metadata.uid}
+    return {"uid": pod["metadata"]["uid"]}
+
+
+def _is_bound(pod: Any) -> bool:
+    return "nodeName" in pod["spec"]
+
+
+def _is_leaving(pod: Any) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def _has_ended(pod: Any) -> bool:
+    return pod["status"]["phase"] in _ENDED
 
 
 def _priority(pod: Any) -> int:
-    return pod.spec.priority or 0
+    return int(pod["spec"].get("priority", 0))
 
 
-def _turn(pod: Any) -> tuple[int, Any, bool, str]:
-    is_worker = "-worker-" in pod.metadata.name
-    return -_priority(pod), pod.metadata.creation_timestamp, not is_worker, pod.metadata.name
+def _turn(pod: Any) -> tuple[int, str, bool, str]:
+    is_worker = "-worker-" in _name(pod)
+    return -_priority(pod), pod["metadata"]["creationTimestamp"], not is_worker, _name(pod)
 
 
 @contextlib.contextmanager
 def queue(space: Space, places: int) -> Iterator[Queue]:
     """While the namespace has the queue `QUEUE`, for jobs with --queue and --scheduler_name=SCHEDULER."""
-    with one_at_a_time("kueue"), local_queues():
+    with local_queues():
         space.apply(local_queue(QUEUE, space.namespace))
         controller = Queue(space.namespace, places)
         try:

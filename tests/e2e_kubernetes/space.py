@@ -12,7 +12,7 @@ from typing import Any
 from elasticdl_client.kubernetes.names import USER_ID
 from tests.e2e_kubernetes.image import BUILD
 from tests.e2e_kubernetes.job import KubernetesJob, elasticdl
-from tests.e2e_kubernetes.kubectl import apply, kubectl
+from tests.e2e_kubernetes.kubectl import apply, core, kubectl
 from tests.e2e_kubernetes.recorder import Recorder
 
 NUM_DIGITS = 1437
@@ -37,7 +37,7 @@ class Space:
     @classmethod
     def open(cls, topic: str, image: str, data: Path, rights: bool = True) -> Space:
         namespace = f"e2e-{topic}-{secrets.token_hex(3)}"
-        kubectl("create", "namespace", namespace)
+        core().create_namespace({"metadata": {"name": namespace}})
         directory = BUILD / "spaces" / namespace
         directory.mkdir(parents=True)
         space = cls(namespace, image, data, directory, Recorder(namespace, directory / "logs").start())
@@ -53,7 +53,7 @@ class Space:
 
     def close(self, ended_well: bool) -> None:
         self.recorder.close()
-        kubectl("delete", "namespace", self.namespace, "--wait=false")
+        core().delete_namespace(self.namespace)
         if ended_well:
             shutil.rmtree(self.directory, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from elasticdl_client.kubernetes import objects, rbac
 from elasticdl_client.kubernetes.api import Connection, connect
 from elasticdl_client.kubernetes.rbac import Right
 from tests.e2e_kubernetes.waiting import wait_until
+from tests.ready_client import elasticdl
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120
@@ -32,7 +34,7 @@ class Scene:
         self.directory = directory
         self.connection: Connection = connect(force_kube_config=True)
         self.namespace = f"submission-{uuid.uuid4().hex[:8]}"
-        self.kubectl("create", "namespace", self.namespace)
+        self.connection.core.create_namespace({"metadata": {"name": self.namespace}})
 
     def grant_master(self) -> None:
         """The service account elasticdl, with the rights of a master."""
@@ -65,17 +67,18 @@ class Scene:
     def spec(self, **more: str) -> JobSpec:
         return JobSpec.from_flags("train", self.flags(**more))
 
+    def words(self, **more: str) -> list[str]:
+        """`train` with flags for a job whose master has no room, and these."""
+        return ["train", *(f"--{name}={value}" for name, value in self.flags(**more).items())]
+
     def command(self, **more: str) -> list[str]:
-        """`elasticdl train` with flags for a job whose master has no room, and these."""
-        flags = [f"--{name}={value}" for name, value in self.flags(**more).items()]
-        return [sys.executable, "-m", "elasticdl_client.main", "train", *flags]
+        """The same as the command of a process."""
+        return [sys.executable, "-m", "elasticdl_client.main", *self.words(**more)]
 
     def train(self, config: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
         """Runs it to its end."""
         env = {**os.environ, **({"KUBECONFIG": str(config)} if config else {})}
-        return subprocess.run(
-            self.command(**more), cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
+        return elasticdl(*self.words(**more), environment=env, timeout_s=TIMEOUT_S)
 
     def take_away(self, pod: str) -> None:
         """Deletes a pod without its node's consent, so at once.
@@ -87,8 +90,7 @@ class Scene:
 
     def left(self) -> list[str]:
         """Everything that a job has made and that is not being deleted."""
-        listed = self.kubectl("get", KINDS, "-l", "elasticdl-job-name", "-o", "yaml")
-        items = yaml.safe_load(listed)["items"]
+        items = json.loads(self.kubectl("get", KINDS, "-l", "elasticdl-job-name", "-o", "json"))["items"]
         return [
             f"{item['kind']} {item['metadata']['name']}"
             for item in items
@@ -157,5 +159,5 @@ class Scene:
         return path
 
     def end(self) -> None:
-        self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")
-        self.kubectl("delete", "namespace", self.namespace, "--wait=false")
+        self.connection.core.delete_collection_namespaced_pod(self.namespace, grace_period_seconds=0)
+        self.connection.core.delete_namespace(self.namespace)

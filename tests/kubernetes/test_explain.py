@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from submission_scene import ROOT, TIMEOUT_S, Scene
+from submission_scene import TIMEOUT_S, Scene
 
 from elasticdl_client.explain.diagnosis import Trouble
 from tests.e2e_kubernetes.waiting import wait_until
+from tests.ready_client import elasticdl
 
 pytestmark = pytest.mark.cluster
 
@@ -39,10 +38,8 @@ UNBOUND_CLAIM = {
 
 
 def explained(scene: Scene, *options: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "elasticdl_client.main", "explain", "job", f"--namespace={scene.namespace}"]
-    done = subprocess.run(
-        [*command, "--output=json", *options], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S
-    )
+    where = f"--namespace={scene.namespace}"
+    done = elasticdl("explain", "job", where, "--output=json", *options, timeout_s=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     troubles: list[dict[str, Any]] = json.loads(done.stdout)["troubles"]
     return troubles

@@ -5,28 +5,24 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import ready_client
 from tests.e2e_kubernetes.image import ready_image
 from tests.e2e_kubernetes.locks import one_at_a_time
 
 pytestmark = pytest.mark.cluster
-ROOT = Path(__file__).resolve().parents[2]
 BARE = "python:3.11-slim"
 
 
 def elasticdl(*arguments: str) -> subprocess.CompletedProcess[str]:
     """One build at a time: if two make the same layer at once, the next one finds the newer, without steps on it."""
     with one_at_a_time("build"):
-        return subprocess.run(
-            [sys.executable, "-m", "elasticdl_client.main", "zoo", *arguments],
-            cwd=ROOT, capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
+        return ready_client.elasticdl("zoo", *arguments, timeout_s=600)
 
 
 def docker(*arguments: str) -> str:

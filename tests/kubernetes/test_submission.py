@@ -12,7 +12,7 @@ from elasticdl_client.jobs.cluster_objects import list_objects
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.rbac import MASTER_RIGHTS, USER_RIGHTS, Right
 from tests.e2e_kubernetes.locks import one_at_a_time
-from tests.e2e_kubernetes.queue_controller import local_queue, local_queues
+from tests.e2e_kubernetes.queue_controller import KUEUE, local_queue, local_queues
 
 pytestmark = pytest.mark.cluster
 
@@ -119,14 +119,15 @@ def test_a_field_of_a_worker_that_the_api_refuses_is_named_before_anything_is_ma
     refused(scene, "dnsPolicy", worker_pod_template='{"spec": {"dnsPolicy": "Nowhere"}}')
 
 
+@pytest.mark.timeout(900)  # it waits until no test has a queue
 def test_a_queue_needs_kueue_and_must_be_there(scene: Scene) -> None:
-    with one_at_a_time("kueue"):
+    with one_at_a_time(KUEUE):
         refused(scene, "--queue=team-a: there is no Kueue in the cluster", queue="team-a")
-        with local_queues():
-            refused(scene, f"there is no LocalQueue team-a in the namespace {scene.namespace}", queue="team-a")
-            scene.apply(local_queue("team-a", scene.namespace))
-            done = scene.train(queue="team-a")
-            assert done.returncode == 0, done.stderr
+    with local_queues():
+        refused(scene, f"there is no LocalQueue team-a in the namespace {scene.namespace}", queue="team-a")
+        scene.apply(local_queue("team-a", scene.namespace))
+        done = scene.train(queue="team-a")
+        assert done.returncode == 0, done.stderr
 
 
 def test_kubectl_applies_what_yaml_writes(scene: Scene) -> None:
