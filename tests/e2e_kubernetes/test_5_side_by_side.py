@@ -11,6 +11,7 @@ from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob, elasticdl
 from tests.e2e_kubernetes.kubectl import kubectl
 from tests.e2e_kubernetes.space import KERAS
+from tests.e2e_kubernetes.test_6_all_reduce import all_reduce_job
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -50,7 +51,10 @@ def objects_of(job: KubernetesJob) -> list[str]:
 
 def test_two_jobs_in_one_namespace_train_at_once_in_restricted_pods(open_space: OpenSpace) -> None:
     space = open_space("two")
-    jobs = [space.job(name, model_def=KERAS, num_epochs=4, num_ps_pods=1).submit() for name in ("first", "second")]
+    of_both: dict[str, Any] = {"model_def": KERAS, "num_epochs": 4}
+    jobs = [space.job("first", num_ps_pods=1, **of_both), all_reduce_job(space, "second", **of_both)]
+    for job in jobs:
+        job.submit()
     for job in jobs:
         job.wait_for_running("worker", 2, 120)
         job.wait_for_progress()

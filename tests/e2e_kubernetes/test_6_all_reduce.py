@@ -10,15 +10,15 @@ import pytest
 from tests.e2e_kubernetes import host, wire
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
-from tests.e2e_kubernetes.space import KERAS, Space
+from tests.e2e_kubernetes.space import Space
 from tests.e2e_kubernetes.test_2_lost_pods import resume, stop
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 _ALL_REDUCE: dict[str, object] = {"distribution_strategy": "AllReduceStrategy", "num_ps_pods": 0}
 
 
-def all_reduce_job(space: Space, **flags: object) -> KubernetesJob:
-    job = space.job("digits", **{**_ALL_REDUCE, **flags})
+def all_reduce_job(space: Space, name: str = "digits", **flags: object) -> KubernetesJob:
+    job = space.job(name, **{**_ALL_REDUCE, **flags})
     for flag in ("ps_resource_request", "ps_resource_limit"):
         del job.flags[flag]
     return job
@@ -79,7 +79,7 @@ def test_a_member_that_hangs_or_is_cut_off_is_left_behind(open_space: OpenSpace)
 def test_training_continues_from_a_checkpoint_when_all_pods_are_lost_or_stopped(
     open_space: OpenSpace,
 ) -> None:
-    job = all_reduce_job(open_space("all"), model_def=KERAS, num_workers=2, num_epochs=12).submit()
+    job = all_reduce_job(open_space("all")).submit()
     job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
     for worker in (pod for pod in job.pods("worker") if pod.running):
         host.kill(worker.uid, signal.SIGKILL)

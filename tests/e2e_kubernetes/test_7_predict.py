@@ -18,7 +18,7 @@ from tests.e2e_kubernetes import host
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
 from tests.e2e_kubernetes.kubectl import REPOSITORY, list_pods
-from tests.e2e_kubernetes.space import KERAS, Space
+from tests.e2e_kubernetes.space import Space
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 _NUM_RECORDS = 360
@@ -83,7 +83,7 @@ def ends_exactly_after_a_kill(job: KubernetesJob, verb: str) -> None:
 
 def test_a_checkpoint_is_evaluated_and_predicts_though_workers_are_killed(open_space: OpenSpace) -> None:
     space = open_space("passes")
-    trained = space.job("train", model_def=KERAS, num_epochs=2, tensorboard_log_dir="/job/logs")
+    trained = space.job("train", num_epochs=2, tensorboard_log_dir="/job/logs")
     trained.set_pace(0.002)  # it trains for some seconds, each of which is a point of the series `staleness`
     trained.submit().wait_for_end()  # at this pace: `assert_ends_exactly` begins with full speed
     trained.assert_ends_exactly()

@@ -1,24 +1,27 @@
-"""The digits at the pace of `pace.py`, in every mode."""
+"""The digits in NumPy, at the pace of `pace.py` in every mode."""
 
-import numpy as np
-import tensorflow as tf
-from digits import digits_functional
-from digits.digits_functional import custom_model, eval_metrics_fn, loss, optimizer
+from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
+
+from .numpy_digits import NumpyFramework, custom_model
 from .pace import pause
 
-__all__ = ["custom_model", "eval_metrics_fn", "feed", "loss", "optimizer"]
+__all__ = ["custom_model"]
 
 
-def _late(record: np.ndarray) -> np.ndarray:
-    pause()
-    return record
+def framework(definition: Any, minibatch_size: int, **_: object) -> PassesFramework:
+    return PassesFramework(definition.model(), minibatch_size)
 
 
-def feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
-    def paced(record: tf.Tensor) -> tf.Tensor:
-        late = tf.numpy_function(_late, [record], tf.string)
-        late.set_shape(record.shape)
-        return late
+class PassesFramework(NumpyFramework):
+    """Takes its time for what others only read at that pace, too."""
 
-    return digits_functional.feed(dataset.map(paced), mode, metadata)
+    def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
+        for batch in super().batches(mode, tasks):
+            if mode is not Mode.TRAINING:
+                pause(batch.size)
+            yield batch
