@@ -20,6 +20,8 @@ from pathlib import Path
 
 MOST = 3  # more failures than these are no accident
 _TESTS_FAILED = 1  # pytest's exit code
+# Just before the time-out of most of these tests: the dump of a process whose threads run on may end it by SIGSEGV.
+_STACKS_AFTER_S = 880
 
 
 def failed_tests(cache: Path) -> list[str]:
@@ -34,7 +36,8 @@ def failed_tests(cache: Path) -> list[str]:
 def run_with_second_chance(options: list[str]) -> int:
     """The exit code of pytest: of its second run where there was one."""
     with tempfile.TemporaryDirectory(prefix="elasticdl-tests-") as directory:
-        argv = [sys.executable, "-m", "pytest", "-o", f"cache_dir={directory}", *options]
+        settings = ("-o", f"cache_dir={directory}", "-o", f"faulthandler_timeout={_STACKS_AFTER_S}")
+        argv = [sys.executable, "-m", "pytest", *settings, *options]
         code = subprocess.run(argv).returncode
         failed = failed_tests(Path(directory))
         if code != _TESTS_FAILED or not 0 < len(failed) <= MOST:
