@@ -122,8 +122,13 @@ class LocalJob:
         assert self.process is not None
         return self.process.poll() is None
 
-    def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    def wait_until(
+        self, what: str, condition: Callable[[], bool], timeout_s: float = 120.0, look_s: float = _LOOK_S
+    ) -> None:
         """Looks until a condition holds; the job's end ends the wait too.
+
+        Args:
+            look_s: between two looks; more than usual for a condition that takes processor time.
 
         Raises:
             JobTimeout: it did not hold in time, or the job ended first.
@@ -135,7 +140,7 @@ class LocalJob:
                 if condition():
                     return
                 raise JobTimeout(f"waited for: {what}\n{self.story()}")
-            pause.wait(_LOOK_S)
+            pause.wait(look_s)
 
     def wait_for_version(self, version: int, timeout_s: float = 120.0) -> None:
         """Until that many minibatches are committed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import boto3
@@ -17,6 +18,7 @@ SECRET = "only-the-environment-knows-this"
 @pytest.fixture(scope="session")
 def s3_port() -> Iterator[int]:
     """The port of the server itself."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # else it logs each request
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     port = server.get_host_and_port()[1]

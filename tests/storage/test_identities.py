@@ -149,7 +149,7 @@ def test_a_job_outlives_the_credentials_that_it_began_with(
     for file in sorted((data / "train").iterdir()):
         storage_of(url).publish(f"{url}/train/{file.name}", file)
     job = NUMPY_DIGITS.local_job(
-        machine(tmp_path, "one", "numpy"), data, job_name="numpy", checkpoint_steps=5, num_epochs=4
+        machine(tmp_path, "one", "numpy"), data, job_name="numpy", checkpoint_steps=20, num_epochs=4
     )
     job.flags |= {"job_dir": f"{url}/job", "training_data": f"{url}/train", "output": f"{url}/model"}
     job.flags["validation_data"] = ""
@@ -157,7 +157,8 @@ def test_a_job_outlives_the_credentials_that_it_began_with(
     job.pace_s = 0.01
     job.start()
     checkpoints = RemotePath(f"{url}/job/checkpoints")
-    job.wait_until("a checkpoint", lambda: bool(versions.complete(checkpoints)))
+    job.wait_for_version(20)
+    job.wait_until("a checkpoint", lambda: bool(versions.complete(checkpoints)), look_s=0.5)
     given = len(aws.keys)
     job.wait_until("these credentials to end", lambda: aws.keys.num_expired >= given)
     job.hurry()

@@ -21,6 +21,7 @@ from elasticdl_client.job_status import EXIT_SUPERSEDED, JobPhase, JobStatus
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS
 from tests.chaos.scenarios import coverage_of
+from tests.command import elasticdl
 from tests.e2e.test_data_sources import TORCH, assert_exact_and_good, write_parquet
 from tests.e2e.test_data_sources import job as table_job
 from tests.storage.conftest import SECRET
@@ -36,13 +37,13 @@ def url_of(tmp_path: Path) -> str:
 
 
 def training(tmp_path: Path, **flags: object) -> LocalJob:
-    """A job of the first machine; it waits for `hurry` in its first epochs."""
+    """A job of the first machine, not started yet; it waits for `hurry` in its first epochs."""
     data, directory = NUMPY_DIGITS.make_data(tmp_path), machine(tmp_path, "one", NAME)
     job = NUMPY_DIGITS.local_job(directory, data, job_name=NAME, checkpoint_steps=10, num_epochs=EPOCHS, **flags)
     job.flags |= {"job_dir": url_of(tmp_path), "validation_data": ""}
     job.environment = {"HOME": str(tmp_path / "one")}
-    job.pace_s = 0.004
-    return job.start()
+    job.pace_s = 0.02
+    return job
 
 
 def resumed(tmp_path: Path, name: str = "two", **environment: str) -> LocalJob:
@@ -53,19 +54,27 @@ def resumed(tmp_path: Path, name: str = "two", **environment: str) -> LocalJob:
 
 
 def client(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "elasticdl_client.main", *arguments],
-        cwd=REPOSITORY,
-        env={**os.environ, "HOME": str(tmp_path), "PACE_FILE": str(tmp_path / "none"), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    """The exit code of a command that starts no job, and what it has printed."""
+    done = elasticdl(*arguments, directory=REPOSITORY, HOME=str(tmp_path), **environment)
     return done.returncode, done.stdout + done.stderr
 
 
+def refused(job: LocalJob, tmp_path: Path, job_dir: str) -> str:
+    """The reason why another job, with the flags of this one, gets no directory."""
+    flags = {**job.flags, "runtime": "local", "job_name": "other", "job_dir": job_dir}
+    code, said = client(tmp_path, "train", *(f"--{name}={value}" for name, value in flags.items()))
+    assert code == 2, said
+    return said
+
+
+def wait_for_checkpoint(job: LocalJob, tmp_path: Path) -> None:
+    """Until the next master would restore one."""
+    job.wait_for_version(10)
+    job.wait_until("a checkpoint", lambda: has_checkpoint(tmp_path), look_s=0.5)
+
+
 def has_checkpoint(tmp_path: Path) -> bool:
-    """Whether the newest snapshot of the journal there names one: the next master would restore it."""
+    """Whether the newest snapshot of the journal there names one."""
     directory = RemotePath(f"{url_of(tmp_path)}/journal")
     snapshots = sorted(name for name in directory.files() if "." in name)
     if not snapshots:
@@ -81,12 +90,18 @@ def assert_exact(job: LocalJob) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_job_whose_machine_is_lost_continues_on_another_one_and_counts_each_record_once(
+def test_a_job_whose_machine_is_lost_in_training_or_at_its_end_continues_elsewhere_and_counts_each_record_once(
     proxy: FaultyProxy, tmp_path: Path
 ) -> None:
-    secret = f"PASSWORD={PASSWORD},OTHER=other"
-    first = training(tmp_path, envs=secret)
-    first.wait_until("a checkpoint", lambda: has_checkpoint(tmp_path))
+    """All the time, its directory is its own."""
+    first = training(tmp_path, envs=f"PASSWORD={PASSWORD},OTHER=other").start()
+    wait_for_checkpoint(first, tmp_path)
+    stored = RemotePath(f"{url_of(tmp_path)}/status.json")
+    older = stored.read_bytes()
+    assert JobStatus.from_json(older.decode()).exit_code is None
+    said = refused(first, tmp_path, f"{url_of(tmp_path)}/")
+    assert f"holds the job {NAME}, which has not ended" in said
+    assert f"`elasticdl resume --job_dir={url_of(tmp_path)}` continues it" in said
     first.wait_for_version(25)
     lose(first)
     public = RemotePath(f"{url_of(tmp_path)}/spec.json").read_bytes().decode()
@@ -98,7 +113,8 @@ def test_a_job_whose_machine_is_lost_continues_on_another_one_and_counts_each_re
     code, said = client(tmp_path, "resume", f"--job_dir={url_of(tmp_path)}")
     assert code == 2, said
     assert "PASSWORD of --envs, OTHER of --envs" in said
-    second = resumed(tmp_path, PASSWORD=PASSWORD, ELASTICDL_ENVS="OTHER=other")
+    secrets = {"PASSWORD": PASSWORD, "ELASTICDL_ENVS": "OTHER=other"}
+    second = resumed(tmp_path, **secrets)
     second.hurry()
     assert second.wait() == 0, second.story()
     assert "note: PASSWORD of --envs has its value from the environment of this command." in second.output
@@ -108,25 +124,14 @@ def test_a_job_whose_machine_is_lost_continues_on_another_one_and_counts_each_re
     assert SECRET not in "".join(path.read_text(errors="replace") for path in second.job_dir.rglob("*.log"))
     code, said = client(tmp_path, "resume", f"--job_dir={url_of(tmp_path)}")
     assert (code, "has ended (Succeeded)" in said) == (1, True), said
+    assert f"holds the job {NAME}, which has ended" in refused(first, tmp_path, url_of(tmp_path))
 
-
-@pytest.mark.timeout(300)
-def test_a_machine_that_is_lost_between_the_end_and_its_status_leaves_all_that_was_counted(
-    proxy: FaultyProxy, tmp_path: Path
-) -> None:
-    """The journal is written first: the next master has the end from there, and from storage an older status."""
-    first = training(tmp_path)
-    stored = RemotePath(f"{url_of(tmp_path)}/status.json")
-    first.wait_until("a status there", stored.exists)
-    older = stored.read_bytes()
-    assert JobStatus.from_json(older.decode()).exit_code is None
-    first.hurry()
-    assert first.wait() == 0, first.story()
+    # The machine is lost between the end and its status: the journal is written first, and has the end.
     stored.storage.publish(stored.url, older)
-    second = resumed(tmp_path)
-    assert second.wait() == 0, second.story()
-    assert_exact(second)
-    status = second.status()
+    third = resumed(tmp_path, "three", **secrets)
+    assert third.wait() == 0, third.story()
+    assert_exact(third)
+    status = third.status()
     assert status is not None
     assert (status.phase, status.exit_code) == (JobPhase.SUCCEEDED, 0)
 
@@ -135,12 +140,12 @@ def test_a_machine_that_is_lost_between_the_end_and_its_status_leaves_all_that_w
 def test_a_master_that_was_stopped_while_its_job_was_resumed_elsewhere_ends_and_counts_nothing(
     proxy: FaultyProxy, tmp_path: Path
 ) -> None:
-    first = training(tmp_path)
-    first.wait_until("a checkpoint", lambda: has_checkpoint(tmp_path))
+    first = training(tmp_path).start()
+    wait_for_checkpoint(first, tmp_path)
     (master,) = first.victims(Role.MASTER)
     first.stop(master)
     second = resumed(tmp_path)
-    second.wait_until("a status there", lambda: second.status() is not None)
+    second.wait_until("a status", lambda: second.status() is not None)
     first.resume(master)
     assert first.wait() == EXIT_SUPERSEDED, first.story()
     status = first.status()
@@ -166,7 +171,8 @@ def test_a_group_that_is_lost_with_its_machine_continues_on_another_one(proxy: F
     first.environment = {"HOME": str(tmp_path / "one"), "PACE_S": "0.2"}
     first.flags["job_dir"] = url_of(tmp_path)
     first.start()
-    first.wait_until("a checkpoint", lambda: bool(versions.complete(RemotePath(f"{url_of(tmp_path)}/checkpoints"))))
+    checkpoints = RemotePath(f"{url_of(tmp_path)}/checkpoints")
+    first.wait_until("a checkpoint", lambda: bool(versions.complete(checkpoints)), look_s=0.5)
     lose(first)
     second = resumed(tmp_path)
     assert_exact_and_good(second)
@@ -178,13 +184,20 @@ def test_a_group_that_is_lost_with_its_machine_continues_on_another_one(proxy: F
 @pytest.mark.full  # a second whole job; the first test resumes on another machine
 @pytest.mark.timeout(300)
 def test_a_job_that_was_cut_off_continues_on_its_own_machine_by_its_name(proxy: FaultyProxy, tmp_path: Path) -> None:
-    first = training(tmp_path)
-    first.wait_until("a checkpoint", lambda: has_checkpoint(tmp_path))
+    first = training(tmp_path).start()
+    wait_for_checkpoint(first, tmp_path)
     first.wait_for_version(25)
     lose(first)
     first.hurry()
-    code, said = client(tmp_path / "one", "resume", NAME, "--runtime=local")
-    assert code == 0, said
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticdl_client.main", "resume", NAME, "--runtime=local"],
+        cwd=REPOSITORY,
+        env={**os.environ, "HOME": str(tmp_path / "one")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
     assert_exact(first)
     assert (first.job_dir / "journal.json").stat().st_size > 0
 
@@ -246,29 +259,16 @@ def test_files_of_one_machine_go_with_the_job_or_are_asked_for_on_another(proxy:
     assert (code, "cluster_spec" in said) == (1, False), said  # there is no cluster
 
 
-@pytest.mark.timeout(300)
-def test_a_directory_in_storage_belongs_to_one_job(proxy: FaultyProxy, tmp_path: Path) -> None:
-    first = training(tmp_path)
-    first.wait_until("a status", lambda: first.status() is not None)
-    command = ["train", "--runtime=local", "--job_name=other"]
-    command += [f"--{name}={value}" for name, value in first.flags.items() if name not in ("job_name", "job_dir")]
-    code, said = client(tmp_path, *command, f"--job_dir={url_of(tmp_path)}/")
-    assert code == 2
-    assert f"holds the job {NAME}, which has not ended" in said
-    assert f"`elasticdl resume --job_dir={url_of(tmp_path)}` continues it" in said
-    first.hurry()
-    assert first.wait() == 0, first.story()
-    code, said = client(tmp_path, *command, f"--job_dir={url_of(tmp_path)}")
-    assert (code, f"holds the job {NAME}, which has ended" in said) == (2, True), said
-    code, said = client(tmp_path, *command, f"--job_dir=s3://bucket/{tmp_path.name}")
-    assert (code, "is not empty and not a job's directory" in said) == (2, True), said
-    code, said = client(tmp_path, "resume", "--job_dir=s3://bucket/nothing")
-    assert (code, "is not a job's directory: it has no spec.json" in said) == (1, True), said
+def test_a_directory_that_is_no_jobs_is_refused_with_the_reason(proxy: FaultyProxy, tmp_path: Path) -> None:
+    job = training(tmp_path)
+    RemotePath(url_of(tmp_path)).storage.publish(f"{url_of(tmp_path)}/thesis.txt", b"years of work")
     for url, why in (
+        (f"s3://bucket/{tmp_path.name}", "is not empty and not a job's directory"),
+        (url_of(tmp_path), "is not empty and not a job's directory"),
         ("gs://bucket/job", "gcsfs"),
         ("s3://a:b@bucket/job", "credential"),
         ("https://host/job", "written"),
     ):
-        code, said = client(tmp_path, *command, f"--job_dir={url}")
-        assert code == 2
-        assert why in said
+        assert why in refused(job, tmp_path, url)
+    code, said = client(tmp_path, "resume", "--job_dir=s3://bucket/nothing")
+    assert (code, "is not a job's directory: it has no spec.json" in said) == (1, True), said
