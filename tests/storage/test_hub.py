@@ -259,7 +259,7 @@ def test_a_whole_job_trains_on_a_table_of_the_hub(
     pattern = Path(write(tmp_path / "data")).name
     url = published(hub, tmp_path / "data", "tables/")
     hub.private.add(DATA)
-    flags = {"distribution_strategy": "AllReduceStrategy", "num_workers": 2}
+    flags = {"distribution_strategy": "AllReduceStrategy", "num_workers": 1}
     job = table_job(tmp_path, TORCH, f"{url}/{pattern}", **flags)
     job.environment = {"HF_TOKEN": TOKEN}
     assert_exact_and_good(job.start())

@@ -1,7 +1,8 @@
-"""Whole jobs that keep their checkpoints and their model in storage, killed in the middle of an upload."""
+"""Whole jobs that have their data, checkpoints and model in storage, which fails; killed in the middle of an upload."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from elasticdl.protocol import Role
 from elasticdl.storage import versions
+from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.paths import RemotePath, path_of
 from elasticdl_client.trained_model import ModelKind, look_at
 from tests.chaos.job import LocalJob
@@ -37,9 +39,19 @@ class HeldUpload:
 
 
 def train(proxy: FaultyProxy, tmp_path: Path, code: str, flags: dict[str, object], victim: Role, name: str) -> LocalJob:
-    """A job whose victim is killed while it uploads its second file of that name."""
-    data, url = write_parquet(tmp_path), f"s3://bucket/{tmp_path.name}"
-    proxy.fault_of = HeldUpload(name, 2).fault_of
+    """A job whose victim is killed while it uploads its second file of that name; three of seven of its reads fail."""
+    write_parquet(tmp_path)
+    url = f"s3://bucket/{tmp_path.name}"
+    data = f"{url}/part-*.parquet"
+    for path in tmp_path.glob("*.parquet"):
+        storage_of(url).publish(f"{url}/{path.name}", path)
+    held = HeldUpload(name, 2)
+    faults = itertools.cycle([None, None, Fault.UNAVAILABLE, None, Fault.CUT_OFF, None, Fault.TOO_SHORT])
+
+    def fault_of(request: Request) -> Fault | None:
+        return next(faults) if request.range else held.fault_of(request)
+
+    proxy.fault_of = fault_of
     places = {"checkpoint_dir": f"{url}/checkpoints", "checkpoint_steps": 10, "output": f"{url}/model"}
     places["tensorboard_log_dir"] = f"{url}/events"
     training = job(tmp_path, code, data, **places, **flags).start()
@@ -49,6 +61,8 @@ def train(proxy: FaultyProxy, tmp_path: Path, code: str, flags: dict[str, object
     assert_exact_and_good(training)
     logs = "".join(path.read_text(errors="replace") for path in (tmp_path / "job").rglob("*") if path.is_file())
     assert f"{url}/checkpoints/version-" in logs
+    assert "asking again" in logs
+    assert f"{url}/part-0.parquet" in logs
     assert SECRET not in logs
     assert not (tmp_path / "job" / "checkpoints").exists()
     assert RemotePath(f"{url}/model/_SUCCESS").exists()
@@ -59,9 +73,10 @@ def train(proxy: FaultyProxy, tmp_path: Path, code: str, flags: dict[str, object
 
 
 @pytest.mark.timeout(300)
-def test_a_worker_that_is_killed_in_an_upload_continues_from_the_checkpoint_before_it(
+def test_a_worker_that_is_killed_in_an_upload_continues_and_storage_that_fails_now_and_then_costs_no_record(
     proxy: FaultyProxy, tmp_path: Path
 ) -> None:
+    """From the checkpoint before the one of the upload."""
     training = train(proxy, tmp_path, TORCH, ALL_REDUCE, Role.WORKER, "MANIFEST.json")
     url = f"s3://bucket/{tmp_path.name}"
     logs = "".join(path.read_text(errors="replace") for path in (tmp_path / "job").rglob("*worker*.log"))

@@ -113,9 +113,9 @@ def copied(write: Callable[[Path], None], tmp_path: Path) -> tuple[str, Path]:
 def slices(reader: Reader) -> list[list[bytes]]:
     """All records, in pieces that begin in the middle of chunks."""
     return [
-        list(reader.read(Shard(shard.name, start, min(start + 70, shard.end))))
+        list(reader.read(Shard(shard.name, start, min(start + 130, shard.end))))
         for shard in reader.shards()
-        for start in range(0, shard.end, 70)
+        for start in range(0, shard.end, 130)
     ]
 
 
