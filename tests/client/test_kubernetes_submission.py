@@ -27,6 +27,7 @@ from elasticdl_client.kubernetes.api import ClusterError, connect, is_configured
 from elasticdl_client.kubernetes.objects import job_manifests, master_pod
 from elasticdl_client.kubernetes.pods import owned
 from elasticdl_client.kubernetes.submit import mount_notes
+from tests.command import elasticdl
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = {
@@ -36,7 +37,8 @@ FLAGS = {
     "model_def": "m.model",
     "training_data": "/data",
 }
-COMMAND = [sys.executable, "-m", "elasticdl_client.main", "train", *(f"--{name}={FLAGS[name]}" for name in FLAGS)]
+TRAIN = ["train", *(f"--{name}={FLAGS[name]}" for name in FLAGS)]
+COMMAND = [sys.executable, "-m", "elasticdl_client.main", *TRAIN]
 LABELS = {"app": "elasticdl", "elasticdl-job-name": "job"}
 
 
@@ -68,14 +70,11 @@ def closed_server() -> Iterator[str]:
         yield f"https://127.0.0.1:{found.getsockname()[1]}"
 
 
-def elasticdl(config: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def submitted(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The end of `elasticdl train` as a process of its own."""
+    environment = {**os.environ, "KUBECONFIG": str(config)}
     return subprocess.run(
-        [*COMMAND, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "KUBECONFIG": str(config), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
+        [*COMMAND, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
     )
 
 
@@ -175,7 +174,7 @@ def test_yaml_holds_the_objects_and_abbreviates_nothing() -> None:
 
 
 def test_a_dry_run_prints_yaml_and_nothing_else_and_needs_no_cluster(tmp_path: Path, closed_server: str) -> None:
-    done = elasticdl(kubeconfig(tmp_path / "config", closed_server), "--dry_run")
+    done = elasticdl(*TRAIN, "--dry_run", KUBECONFIG=str(kubeconfig(tmp_path / "config", closed_server)))
     assert done.returncode == 0, done.stderr
     assert named(list(yaml.safe_load_all(done.stdout)))[0] == "ConfigMap elasticdl-job"
     assert "nothing is checked against a cluster" in done.stderr
@@ -184,14 +183,14 @@ def test_a_dry_run_prints_yaml_and_nothing_else_and_needs_no_cluster(tmp_path: P
 
 
 def test_yaml_goes_to_a_stream_and_nothing_else_with_it_and_no_file_takes_its_place(tmp_path: Path) -> None:
-    done = elasticdl(tmp_path / "none", "--yaml=/proc/self/fd/1")  # to which /dev/stdout leads
+    done = submitted(tmp_path / "none", "--yaml=/proc/self/fd/1")  # to which /dev/stdout leads
     assert done.returncode == 0, done.stderr
     assert len(list(yaml.safe_load_all(done.stdout))) == 6
     assert "has been dumped" in done.stderr
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with os.fdopen(os.open(pipe, os.O_RDWR), "rb"):  # so that the other end opens
-        assert elasticdl(tmp_path / "none", f"--yaml={pipe}").returncode == 0
+        assert elasticdl(*TRAIN, f"--yaml={pipe}", KUBECONFIG=str(tmp_path / "none")).returncode == 0
     assert pipe.is_fifo()
 
 
@@ -213,19 +212,19 @@ def test_yaml_goes_to_what_stdout_is_and_later_output_goes_behind_it(tmp_path: P
 
 def test_yaml_is_written_to_a_file_for_the_user_alone(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
-    done = elasticdl(tmp_path / "none", f"--yaml={file}")
+    done = elasticdl(*TRAIN, f"--yaml={file}", KUBECONFIG=str(tmp_path / "none"))
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"ElasticDL job job YAML has been dumped into file {file}.\n"
     assert len(list(yaml.safe_load_all(file.read_text()))) == 6
     assert file.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [file]
-    refused = elasticdl(tmp_path / "none", f"--yaml={tmp_path}/no/job.yaml")
+    refused = elasticdl(*TRAIN, f"--yaml={tmp_path}/no/job.yaml", KUBECONFIG=str(tmp_path / "none"))
     assert refused.returncode == 2
     assert "cannot be written" in refused.stderr
 
 
 def test_a_cluster_that_does_not_answer_is_named_with_its_context(tmp_path: Path, closed_server: str) -> None:
-    done = elasticdl(kubeconfig(tmp_path / "config", closed_server))
+    done = submitted(kubeconfig(tmp_path / "config", closed_server))
     assert done.returncode == 2
     assert f"The cluster of context far-away ({closed_server}) cannot be reached: Connection refused." in done.stderr
     assert "kubectl config" in done.stderr
@@ -329,7 +328,7 @@ def test_a_server_without_tls_is_said_in_one_line(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        done = elasticdl(kubeconfig(tmp_path / "config", f"https://127.0.0.1:{plain.getsockname()[1]}"))
+        done = submitted(kubeconfig(tmp_path / "config", f"https://127.0.0.1:{plain.getsockname()[1]}"))
         thread.join()
     *_, error, hint = done.stderr.splitlines()
     assert error.startswith("error: ")
@@ -375,13 +374,7 @@ def test_what_would_be_lost_with_a_pod_is_said() -> None:
 
 
 def test_the_manifest_of_rights_is_what_the_command_prints() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "elasticdl_client.main", "rbac", "--print"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = elasticdl("rbac", "--print")
     assert done.stdout == (ROOT / "manifests" / "rbac.yaml").read_text()
     assert list(yaml.safe_load_all(done.stdout)) == rbac.manifests("default", "elasticdl")
 
@@ -406,13 +399,7 @@ def test_a_master_has_these_rights_and_no_others() -> None:
 
 
 def test_the_rights_of_a_user_are_printed_for_the_named_one() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "elasticdl_client.main", "rbac", "--for=user", "--group=team", "-n", "here"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = elasticdl("rbac", "--for=user", "--group=team", "-n", "here")
     role, binding = yaml.safe_load_all(done.stdout)
     rules = {(rule["apiGroups"][0], rule["resources"][0]): set(rule["verbs"]) for rule in role["rules"]}
     for right in rbac.USER_RIGHTS:
