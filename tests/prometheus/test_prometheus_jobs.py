@@ -16,7 +16,7 @@ from tests.chaos.scenarios import LEASE_TIMEOUT_S
 
 
 def test_counters_of_a_job_do_not_go_backwards_when_its_master_is_killed(tmp_path: Path) -> None:
-    job = dataclasses.replace(NUMPY_DIGITS, num_epochs=20, pace_s=0.003)
+    job = dataclasses.replace(NUMPY_DIGITS, num_epochs=10, pace_s=0.006)
     (port,) = free_ports(LOOPBACK, 1)
     with running(tmp_path / "prometheus", f"{LOOPBACK}:{port}") as prometheus:
         flags = {"metrics_port": port, "checkpoint_steps": 20, "lease_timeout": LEASE_TIMEOUT_S}
