@@ -13,7 +13,7 @@ import pytest
 from elasticdl.protocol import Role
 from elasticdl_client.job_dir import read_journal
 from elasticdl_client.job_events import EventKind, JobEvent
-from tests.chaos.job import LocalJob
+from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS, RealJob
 from tests.chaos.scenarios import assert_exact
 from tests.chaos.test_all_reduce import assert_members_were_equal, started
@@ -23,6 +23,16 @@ STEPS_BETWEEN = 8
 # Longer than all starts of workers, up to `hurry`, in few minibatches, each of which costs processor time.
 OF_SERVERS = replace(NUMPY_DIGITS, num_epochs=8, pace_s=0.01)
 OF_GROUPS = replace(OF_SERVERS, num_ps_pods=0, num_epochs=12)
+
+SCRIPT = """
+import elasticdl.api.pytorch  # first: it is imported once for all workers
+import sys
+
+sys.path.insert(0, {zoo!r})
+from paced.pytorch_script import main
+
+main()
+"""
 
 
 def scale(running: LocalJob, num_workers: int, *flags: str) -> str:
@@ -70,51 +80,87 @@ def begin(job: RealJob, directory: Path, **flags: object) -> LocalJob:
     return running
 
 
+def two_four_one_three(running: LocalJob) -> None:
+    """Scales a job; no worker that stays is another process."""
+    name = running.flags["job_name"]
+    first = scaled(running, 2)
+    assert scale(running, 4) == f'job "{name}" scaled: workers 2 → 4\n'
+    four = scaled(running, 4)
+    assert four.items() > first.items()
+    scale(running, 1, "--current_num_workers=4")
+    one = scaled(running, 1)
+    assert one.items() < first.items()
+    assert scale(running, 1) == f'job "{name}" not changed: workers 1\n'
+    scale(running, 3)
+    three = scaled(running, 3)
+    assert three.items() > one.items()
+    assert not three.keys() & (four.keys() - one.keys())
+
+
+def assert_no_worker_was_lost(running: LocalJob) -> None:
+    kinds = [one.kind for one in _events(running)]
+    assert EventKind.POD_LOST not in kinds
+    assert EventKind.EPOCH_REOPENED not in kinds
+
+
+def numbers(running: LocalJob) -> list[object]:
+    """The numbers that the job was scaled to, one after another."""
+    return [one.details["after"] for one in _events(running) if one.kind is EventKind.JOB_SCALED]
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("job", "flags"),
-    [(OF_SERVERS, {}), (OF_GROUPS, {}), (OF_GROUPS, {"fixed_global_batch": 128})],
-    ids=["servers", "groups", "fixed"],
-)
-def test_two_four_one_three_workers_cost_no_record_and_no_other_process(
-    job: RealJob, flags: dict[str, object], tmp_path: Path
+def test_two_four_one_three_workers_cost_nothing_and_a_stopped_job_keeps_its_number_until_it_gets_another(
+    tmp_path: Path,
 ) -> None:
-    running = begin(job, tmp_path, **flags)
+    job = replace(OF_SERVERS, name="numpy")
+    running = begin(job, tmp_path)
     try:
-        first = scaled(running, 2)
-        assert scale(running, 4) == f'job "{job.name}" scaled: workers 2 → 4\n'
-        four = scaled(running, 4)
-        assert four.items() > first.items()
-        scale(running, 1, "--current_num_workers=4")
-        one = scaled(running, 1)
-        assert one.items() < first.items()
-        assert scale(running, 1) == f'job "{job.name}" not changed: workers 1\n'
-        scale(running, 3)
-        three = scaled(running, 3)
-        assert three.items() > one.items()
-        assert not three.keys() & (four.keys() - one.keys())
+        two_four_one_three(running)
+        assert_no_worker_was_lost(running)
+        assert running.process is not None
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait(120) == 128 + signal.SIGINT, running.story()
+    finally:
+        running.end()
+    assert numbers(running) == [4, 1, 3]
+    assert sum("scaled: workers 4 → 1" in line for line in running.output) == 1, running.output
+    assert scale(running, 1) == 'job "numpy" scaled: workers 3 → 1\n'
+    said = resume(running)
+    status = running.status()
+    assert status is not None
+    assert (numbers(running), status.workers_wanted) == ([4, 1, 3, 1], 1), said
+    assert_exact(running, job)
+    assert EventKind.POD_LOST not in [event.kind for event in _events(running)]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("flags", [{}, {"fixed_global_batch": 128}], ids=["elastic", "fixed"])
+def test_two_four_one_three_workers_of_a_group_cost_no_record_and_no_other_process(
+    flags: dict[str, object], tmp_path: Path
+) -> None:
+    running = begin(OF_GROUPS, tmp_path, **flags)
+    try:
+        two_four_one_three(running)
         running.hurry()
         assert running.wait() == 0, running.story()
     finally:
         running.end()
-    assert_exact(running, job)
-    if not job.num_ps_pods:
-        assert_members_were_equal(running)
-    kinds = [one.kind for one in _events(running)]
-    assert kinds.count(EventKind.JOB_SCALED) == 3
-    assert EventKind.POD_LOST not in kinds
-    assert EventKind.EPOCH_REOPENED not in kinds
+    assert numbers(running) == [4, 1, 3]
     assert sum("scaled: workers 4 → 1" in line for line in running.output) == 1, running.output
+    assert_exact(running, OF_GROUPS)
+    assert_no_worker_was_lost(running)
+    assert_members_were_equal(running)
 
 
 @pytest.mark.timeout(300)
 def test_the_workers_of_a_script_come_and_go_with_the_number(tmp_path: Path) -> None:
     job = OF_SERVERS
-    data = job.make_data(tmp_path)
+    data, zoo = job.make_data(tmp_path), REPOSITORY / str(job.flags["model_zoo"])
+    (tmp_path / "script.py").write_text(SCRIPT.format(zoo=str(zoo)))
     flags: dict[str, object] = {
         "job_name": "script",
-        "job_command": f"python -m paced.pytorch_script {data / 'validation'}",
-        "model_zoo": job.flags["model_zoo"],
+        "job_command": f"python {tmp_path}/script.py {data / 'validation'}",
+        "model_zoo": zoo,
         "training_data": data / "train",
         "distribution_strategy": "AllReduceStrategy",
         "num_workers": 1,
@@ -142,47 +188,9 @@ def test_the_workers_of_a_script_come_and_go_with_the_number(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(300)
-def test_a_number_that_a_killed_master_has_not_read_is_read_by_the_next(tmp_path: Path) -> None:
-    running = begin(OF_SERVERS, tmp_path)
-    try:
-        two = scaled(running, 2)
-        (master,) = running.victims(Role.MASTER)
-        running.stop(master)
-        scale(running, 3)
-        running.kill(master)
-        three = scaled(running, 3)
-        assert three.items() > two.items()
-        running.hurry()
-        assert running.wait() == 0, running.story()
-    finally:
-        running.end()
-    assert_exact(running, OF_SERVERS)
-    assert [one.kind for one in _events(running)].count(EventKind.JOB_SCALED) == 1
-
-
-@pytest.mark.timeout(300)
-def test_a_stopped_job_keeps_its_number_and_takes_another_when_it_is_resumed(tmp_path: Path) -> None:
-    running = begin(replace(OF_SERVERS, name="numpy", num_epochs=6), tmp_path)
-    try:
-        scaled(running, 2)
-        scale(running, 3)
-        scaled(running, 3)
-        assert running.process is not None
-        running.process.send_signal(signal.SIGINT)
-        assert running.wait(120) == 128 + signal.SIGINT, running.story()
-    finally:
-        running.end()
-    assert scale(running, 1) == 'job "numpy" scaled: workers 3 → 1\n'
-    said = resume(running)
-    numbers = [event.details["after"] for event in _events(running) if event.kind is EventKind.JOB_SCALED]
-    status = running.status()
-    assert status is not None
-    assert (numbers, status.workers_wanted) == ([3, 1], 1), said
-    assert_exact(running, replace(OF_SERVERS, num_epochs=6))
-
-
-@pytest.mark.timeout(300)
-def test_what_is_no_number_is_an_event_and_changes_nothing(tmp_path: Path) -> None:
+def test_no_number_changes_nothing_and_one_that_a_killed_master_has_not_read_is_read_by_the_next(
+    tmp_path: Path,
+) -> None:
     running = begin(OF_SERVERS, tmp_path)
     try:
         two = scaled(running, 2)
@@ -193,11 +201,19 @@ def test_what_is_no_number_is_an_event_and_changes_nothing(tmp_path: Path) -> No
             30,
         )
         scale(running, 3)
-        assert scaled(running, 3).items() > two.items()
+        three = scaled(running, 3)
+        assert three.items() > two.items()
+        (master,) = running.victims(Role.MASTER)
+        running.stop(master)
+        scale(running, 4)
+        running.kill(master)
+        assert scaled(running, 4).items() > three.items()
         running.hurry()
         assert running.wait() == 0, running.story()
     finally:
         running.end()
+    assert_exact(running, OF_SERVERS)
+    assert numbers(running) == [3, 4]
 
 
 @pytest.mark.timeout(300)
