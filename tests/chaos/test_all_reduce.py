@@ -6,8 +6,7 @@ import os
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,27 @@ import pytest
 from elasticdl.protocol import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS, NUMPY_DIGITS, RealJob
-from tests.chaos.kills import Fault, Freeze, Kill, run_life
+from tests.chaos.kills import run_life
 from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact, assert_time_is_whole, coverage_of
 
 JOB = replace(DIGITS, num_epochs=60, num_workers=3, num_ps_pods=0)
 NUMPY_JOB = replace(NUMPY_DIGITS, num_epochs=15, num_workers=3, num_ps_pods=0, pace_s=0.0024)
 NEVER = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class KillAll:
+    """SIGKILL of all workers at once."""
+
+    at_version: int
+
+    def strike(self, job: LocalJob) -> int:
+        victims = job.victims(Role.WORKER)
+        for victim in victims:  # else a successor of the first may get the model from the last
+            job.stop(victim)
+        for victim in victims:
+            job.kill(victim)
+        return len(victims)
 
 
 def started(job: RealJob, tmp_path: Path, **flags: object) -> LocalJob:
@@ -58,23 +72,6 @@ def assert_good(running: LocalJob, job: RealJob) -> None:
     assert "Traceback" not in worker_logs(running), running.story()
 
 
-@pytest.mark.timeout(300)
-def test_a_life_of_kills_a_hung_worker_and_a_new_master_costs_no_sample(tmp_path: Path) -> None:
-    life: Sequence[Fault] = [
-        Kill(Role.WORKER, 50),
-        Kill(Role.MASTER, 130),
-        Freeze(230, 4.5, loses_lease=False),  # longer than the collective time-out: the others go on without it
-        Kill(Role.WORKER, 360),
-    ]
-    running = started(NUMPY_JOB, tmp_path)
-    try:
-        assert run_life(running, life) == 3
-        assert_good(running, NUMPY_JOB)
-    finally:
-        running.end()
-    assert "was silent for" in running.master_log()
-
-
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_world_shrinks_to_one_and_grows_again(tmp_path: Path) -> None:
@@ -107,35 +104,16 @@ def test_a_worker_that_is_asked_to_end_leaves_between_two_steps(tmp_path: Path) 
     assert "is broken" not in worker_logs(running)
 
 
-def killed_all(tmp_path: Path, **flags: object) -> LocalJob:
-    """All workers of a job die at once."""
-    running = started(NUMPY_JOB, tmp_path, **flags)
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_when_all_die_at_once_without_a_checkpoint_what_is_lost_is_trained_again(tmp_path: Path) -> None:
+    running = started(NUMPY_JOB, tmp_path, checkpoint_steps=NEVER)
     try:
-        running.wait_for_version(130)
-        victims = running.victims(Role.WORKER)
-        for victim in victims:  # else a successor of the first may get the model from the last
-            running.stop(victim)
-        for victim in victims:
-            running.kill(victim)
-        running.hurry()
+        assert run_life(running, [KillAll(130)]) > 0
         assert running.wait() == 0, running.story()
     finally:
         running.end()
     assert running.metrics()["accuracy"] >= 0.9, running.story()
     assert_members_were_equal(running)
-    return running
-
-
-@pytest.mark.timeout(300)
-def test_when_all_die_at_once_training_continues_from_the_last_checkpoint(tmp_path: Path) -> None:
-    running = killed_all(tmp_path, checkpoint_steps=17)
-    assert_exact(running, NUMPY_JOB)
-    assert re.search(r"Restored the model at step \d+ from", worker_logs(running)), running.story()
-
-
-@pytest.mark.full
-@pytest.mark.timeout(300)
-def test_without_a_checkpoint_what_is_lost_is_trained_again(tmp_path: Path) -> None:
-    running = killed_all(tmp_path, checkpoint_steps=NEVER)
     assert all(epoch.lost == 0 and epoch.committed == NUMPY_JOB.num_train for epoch in coverage_of(running))
     assert "is open again" in running.master_log()

@@ -12,10 +12,10 @@ import pytest
 
 from elasticdl.protocol import Role
 from tests.chaos.job import REPOSITORY, LocalJob
-from tests.chaos.jobs import DIGITS, MNIST, NUMPY_DIGITS, RealJob
-from tests.chaos.kills import Fault, Kill, run_life
-from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact
-from tests.chaos.test_all_reduce import assert_members_were_equal, started
+from tests.chaos.jobs import DIGITS, MNIST, RealJob
+from tests.chaos.kills import Fault, Freeze, Kill, run_life
+from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact, assert_time_is_whole
+from tests.chaos.test_all_reduce import NUMPY_JOB, KillAll, assert_members_were_equal, started
 from tests.e2e.all_reduce_jobs import KERAS, TORCH, all_reduce_job, worker_logs
 
 SMALL = replace(DIGITS, num_ps_pods=0, num_workers=2, num_epochs=60, quality=("accuracy", 0.95))
@@ -69,16 +69,27 @@ def lived(job: RealJob, running: LocalJob, life: Sequence[Fault]) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_room_is_taken_and_given_back(tmp_path: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_ps_pods=0, num_workers=3, num_epochs=30, pace_s=0.001)
-    life: list[Fault] = [RoomFor(1, 100), RoomFor(3, 200), Kill(Role.WORKER, 400)]
-    lived(job, started(job, tmp_path, local_slots=3), life)
+def test_less_room_kills_a_new_master_a_hung_worker_and_the_death_of_all_at_once_cost_no_sample(tmp_path: Path) -> None:
+    life: list[Fault] = [
+        RoomFor(1, 40),
+        RoomFor(3, 80),
+        Kill(Role.WORKER, 140),
+        Kill(Role.MASTER, 200),
+        Freeze(270, 4.5, loses_lease=False),  # longer than the collective time-out: the others go on without it
+        Kill(Role.WORKER, 370),
+        KillAll(450),
+    ]
+    running = started(NUMPY_JOB, tmp_path, checkpoint_steps=17, local_slots=3)
+    lived(NUMPY_JOB, running, life)
+    assert_time_is_whole(running)
+    assert "was silent for" in running.master_log()
+    assert re.search(r"Restored the model at step \d+ from", worker_logs(running)), running.story()
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", [KERAS, TORCH])
 def test_a_killed_worker_and_a_killed_master_cost_no_sample(framework: str, tmp_path: Path) -> None:
-    job = replace(SMALL, num_epochs=20)
+    job = replace(SMALL, num_epochs=12)
     life: list[Fault] = [Kill(Role.WORKER, 60), Kill(Role.MASTER, 150)]
     data = job.make_data(tmp_path)
     lived(job, all_reduce_job(framework, tmp_path, data, "", job).start(), life)

@@ -12,7 +12,7 @@ from elasticdl.protocol import Role
 from elasticdl_client.explain.diagnosis import Trouble
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS, FRAPPE, MNIST, NUMPY_DIGITS, RealJob
-from tests.chaos.kills import Freeze, Kill, run_life
+from tests.chaos.kills import Freeze, Kill, KillInCheckpoint, run_life
 from tests.chaos.scenarios import (
     FREEZE_S,
     LEASE_TIMEOUT_S,
@@ -24,12 +24,17 @@ from tests.chaos.scenarios import (
 from tests.explain.explained import explained
 
 
-def assert_survives(job: RealJob, life: Sequence[Kill | Freeze], tmp_path: Path, checkpoint_steps: int = 40) -> None:
+def assert_survives(
+    job: RealJob, faults: Sequence[Kill | KillInCheckpoint | Freeze], tmp_path: Path, checkpoint_steps: int = 40
+) -> None:
+    life: list[Kill | Freeze] = [
+        Kill(Role.PS, one.at_version) if isinstance(one, KillInCheckpoint) else one for one in faults
+    ]
     data = job.make_data(tmp_path)
     flags = {"checkpoint_steps": checkpoint_steps, "lease_timeout": LEASE_TIMEOUT_S}
     running = job.local_job(tmp_path / "job", data, **flags).start()
     try:
-        kills = run_life(running, life)
+        kills = run_life(running, faults)
         assert running.wait() == 0, running.story()
     finally:
         running.end()
@@ -71,22 +76,26 @@ def assert_time_is_lost_where_it_was(running: LocalJob, life: Sequence[Kill | Fr
 
 
 @pytest.mark.timeout(300)
-def test_digits_survive_the_death_of_a_worker_a_ps_the_master_and_a_zombie(tmp_path: Path) -> None:
-    life = [
+def test_digits_survive_the_death_of_a_worker_two_servers_in_turn_and_in_checkpoints_the_master_and_a_zombie(
+    tmp_path: Path,
+) -> None:
+    life: list[Kill | KillInCheckpoint | Freeze] = [
         Kill(Role.WORKER, at_version=12),
         Kill(Role.PS, at_version=36),
         Kill(Role.MASTER, at_version=60),
         Freeze(at_version=80, for_s=FREEZE_S),
         Kill(Role.WORKER, at_version=120),
         Kill(Role.MASTER, at_version=144),
+        KillInCheckpoint(at_version=180, index=0),
+        KillInCheckpoint(at_version=240, index=1),
     ]
-    assert_survives(replace(NUMPY_DIGITS, pace_s=0.0025), life, tmp_path, checkpoint_steps=16)
+    assert_survives(replace(NUMPY_DIGITS, num_ps_pods=2, pace_s=0.0025), life, tmp_path, checkpoint_steps=8)
 
 
 @pytest.mark.timeout(300)
 def test_a_keras_model_survives_the_death_of_a_worker_a_ps_and_the_master(tmp_path: Path) -> None:
     life = [Kill(Role.WORKER, at_version=30), Kill(Role.PS, at_version=90), Kill(Role.MASTER, at_version=150)]
-    assert_survives(replace(DIGITS, num_epochs=20), life, tmp_path)
+    assert_survives(DIGITS, life, tmp_path)
 
 
 @pytest.mark.full

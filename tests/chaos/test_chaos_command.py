@@ -22,7 +22,7 @@ from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact
 from tests.lines import next_line
 from tests.master.small_disk import small_disk
 
-JOB = replace(NUMPY_DIGITS, num_epochs=25)
+JOB = replace(NUMPY_DIGITS, num_epochs=10)
 NEVER = "10h"
 
 
@@ -61,8 +61,14 @@ def test_a_job_stands_kills_of_every_role_and_a_stopped_worker(running: LocalJob
 
 
 @pytest.mark.timeout(300)
-def test_after_ctrl_c_a_stopped_pod_continues_and_the_table_is_printed(running: LocalJob) -> None:
-    running.start().wait_for_version(1)
+def test_a_disk_that_others_use_is_not_filled_and_after_ctrl_c_a_stopped_pod_continues_and_the_table_is_printed(
+    running: LocalJob,
+) -> None:
+    running.start().wait_until("a checkpoint", (running.job_dir / "checkpoints").is_dir)
+    refused = chaos(running, "--fill_disk", "--yes")
+    out, err = refused.communicate(timeout=60)
+    assert refused.returncode == 2, out + err
+    assert "--fill_disk would fill the file system of" in err
     done = chaos(running, "--stop=ps", f"--stop_for={NEVER}", f"--every={NEVER}", f"--for={NEVER}", "--yes")
     (server,) = running.victims(Role.PS)
     assert "stop ps: ps-0" in next_line(done)
@@ -84,8 +90,8 @@ def test_after_ctrl_c_a_stopped_pod_continues_and_the_table_is_printed(running: 
 def test_a_full_disk_of_the_checkpoints_is_freed_and_the_next_checkpoint_is_the_recovery(
     strategy: str, running: LocalJob, tmp_path: Path
 ) -> None:
-    has_servers = strategy == "ParameterServerStrategy"
-    running.flags |= {"distribution_strategy": strategy, "num_ps_pods": int(has_servers)}
+    has_servers, job = strategy == "ParameterServerStrategy", replace(JOB, num_epochs=6)  # each step writes
+    running.flags |= {"distribution_strategy": strategy, "num_ps_pods": int(has_servers), "num_epochs": 6}
     with small_disk(tmp_path / "disk", 32 << 10) as disk:
         # Some while the disk is full; none is removed: that would make room for the next.
         running.flags |= {"checkpoint_dir": disk, "checkpoint_steps": 3, "keep_checkpoint_max": 0}
@@ -97,18 +103,9 @@ def test_a_full_disk_of_the_checkpoints_is_freed_and_the_next_checkpoint_is_the_
         assert not list(disk.glob(".elasticdl-chaos*"))
         running.hurry()
         assert running.wait() == 0, running.story()
-    assert_exact(running, JOB)
+    assert_exact(running, job)
     events = read_journal(running.job_dir).history.events
     assert EventKind.CHECKPOINT_FAILED in [event.kind for event in events], events
-
-
-@pytest.mark.timeout(300)
-def test_a_disk_that_others_use_is_not_filled(running: LocalJob) -> None:
-    running.start().wait_until("a checkpoint", (running.job_dir / "checkpoints").is_dir)
-    done = chaos(running, "--fill_disk", "--yes")
-    out, err = done.communicate(timeout=60)
-    assert done.returncode == 2, out + err
-    assert "--fill_disk would fill the file system of" in err
 
 
 def state_of(pid: int) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elasticdl.protocol import Role
-from tests.chaos.jobs import FRAPPE, NUMPY_DIGITS, RealJob
+from tests.chaos.jobs import FRAPPE, RealJob
 from tests.chaos.kills import Fault, Kill, KillInCheckpoint, run_life
 from tests.chaos.scenarios import assert_exact
 
@@ -24,14 +23,6 @@ def killed(job: RealJob, life: list[Fault], tmp_path: Path, **flags: object) -> 
         running.end()
     assert_exact(running, job)
     return running.metrics()
-
-
-@pytest.mark.timeout(300)
-def test_two_servers_killed_in_turn_and_in_a_checkpoint_lose_nothing(tmp_path: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_epochs=13, num_ps_pods=2, pace_s=0.0015)
-    life = [KillInCheckpoint(50, index=0), Kill(Role.PS, 160), KillInCheckpoint(300, index=1)]
-    metrics = killed(job, life, tmp_path, checkpoint_steps=7)
-    assert metrics["accuracy"] >= 0.9
 
 
 @pytest.mark.full

@@ -37,7 +37,7 @@ def has_workers(running: LocalJob, number: int) -> bool:
 
 @pytest.mark.timeout(300)
 def test_a_round_of_three_continues_when_workers_and_a_server_are_killed(tmp_path: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_epochs=15, num_workers=3, num_ps_pods=2, pace_s=0.002)
+    job = replace(NUMPY_DIGITS, num_epochs=10, num_workers=3, num_ps_pods=2, pace_s=0.002)
     life = [
         Kill(Role.WORKER, 50),
         Kill(Role.WORKER, 100),
@@ -51,7 +51,7 @@ def test_a_round_of_three_continues_when_workers_and_a_server_are_killed(tmp_pat
 @pytest.mark.timeout(300)
 def test_rounds_of_a_keras_model_survive_a_worker_and_a_server(tmp_path: Path) -> None:
     life = [Kill(Role.WORKER, 60), Kill(Role.PS, 150)]
-    assert_survives(replace(DIGITS, num_ps_pods=2), life, tmp_path, grads_to_wait=2)
+    assert_survives(replace(DIGITS, num_epochs=8, num_ps_pods=2), life, tmp_path, grads_to_wait=2)
 
 
 @pytest.mark.full
