@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"this Keras is older: it has nothing {name}"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def framework() -> Callable[..., KerasFramework]:
     """Makes a framework over `module.symbol` of tests/keras/zoo."""
 
@@ -64,7 +64,7 @@ def framework() -> Callable[..., KerasFramework]:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def rows_of() -> Callable[..., list[bytes]]:
     """Records of float32 numbers, one row of an array each."""
 
@@ -74,7 +74,7 @@ def rows_of() -> Callable[..., list[bytes]]:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def minibatches() -> Callable[..., list[Batch]]:
     """The minibatches of one task, without its end."""
 

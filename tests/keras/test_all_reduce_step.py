@@ -38,6 +38,19 @@ def values(member: Any) -> list[Any]:
     return list(member.state().values())
 
 
+@pytest.fixture(scope="module")
+def two_members(framework: Any) -> list[Any]:
+    return [framework("conv.custom_model", on_parameter_server=False) for _ in range(2)]
+
+
+@pytest.fixture
+def pair(two_members: list[Any]) -> list[Any]:
+    """Two members of equal values, traced once for all tests."""
+    one, other = two_members
+    one.load_state(dict(zip(one.state(), values(other), strict=True)))
+    return two_members
+
+
 def shares_of(batches: list[Batch], scale: float) -> list[Share]:
     return [Share(batch, 100 + batch.n, scale) for batch in batches]
 
@@ -84,7 +97,7 @@ def test_a_variable_that_the_model_assigns_is_assigned_once_in_a_step(
     plain = load(str(request.path.parent / "zoo"), f"conv.{symbol}", None, {"optimizer": "adam"})
     model = plain.model()
     model.set_weights([variable.numpy() for variable in members[0]._built().model.weights])
-    model.compile(plain.optimizer(), plain.loss)
+    model.compile(plain.optimizer(), plain.loss, run_eagerly=True)  # a few steps take less than tracing them
     model.fit(digits[:, :64].reshape(-1, 8, 8, 1), digits[:, 64], batch_size=16, shuffle=False, verbose=0)
     for first in range(0, 8, 2):
         starts = np.cumsum([first, *num_shares])
@@ -133,9 +146,9 @@ def test_the_division_among_members_changes_nothing_but_the_order_of_sums(
 
 
 def test_a_member_without_work_applies_what_the_others_computed(
-    framework: Any, rows_of: Any, minibatches: Any, digits: Any
+    pair: list[Any], rows_of: Any, minibatches: Any, digits: Any
 ) -> None:
-    busy, idle = (framework("conv.custom_model", on_parameter_server=False) for _ in range(2))
+    busy, idle = pair
     (batch, *_) = minibatches(busy, rows_of(digits))
     gradients = [computed(busy, Share(batch, 1, 1.0)), computed(idle)]
     assert [buffer.shape for buffer in gradients[1].buffers] == [np.from_dlpack(b).shape for b in gradients[0].buffers]
@@ -147,10 +160,10 @@ def test_a_member_without_work_applies_what_the_others_computed(
 
 
 def test_a_minibatch_that_is_not_finite_adds_nothing_and_is_counted(
-    framework: Any, rows_of: Any, minibatches: Any, digits: Any
+    pair: list[Any], rows_of: Any, minibatches: Any, digits: Any
 ) -> None:
     digits[:8, 0] = np.nan
-    member = framework("conv.custom_model", on_parameter_server=False)
+    member, other = pair
     batches = minibatches(member, rows_of(digits))
     before = values(member)
     gradient = computed(member, *shares_of(batches[:2], 0.5))
@@ -161,8 +174,6 @@ def test_a_minibatch_that_is_not_finite_adds_nothing_and_is_counted(
     assert (weight, count) == (0.5, 1.0)
     gradient.rescale = 2.0
     member.apply_gradient(gradient, None)
-    other = framework("conv.custom_model", on_parameter_server=False)
-    minibatches(other, rows_of(digits))
     other.apply_gradient(computed(other, *shares_of(batches[1:2], 1.0)), None)
     for value, expected in zip(values(member), values(other), strict=True):
         assert np.isfinite(value).all()
@@ -170,8 +181,8 @@ def test_a_minibatch_that_is_not_finite_adds_nothing_and_is_counted(
     assert any((value != old).any() for value, old in zip(values(member), before, strict=True))
 
 
-def test_the_buffer_is_written_in_place(framework: Any, rows_of: Any, minibatches: Any, digits: Any) -> None:
-    member = framework("conv.custom_model", on_parameter_server=False)
+def test_the_buffer_is_written_in_place(pair: list[Any], rows_of: Any, minibatches: Any, digits: Any) -> None:
+    member, _ = pair
     (batch, *_) = minibatches(member, rows_of(digits))
     gradient = computed(member, Share(batch, 1, 1.0))
     tensor = torch.from_dlpack(gradient.buffers[-1])

@@ -35,6 +35,7 @@ def same_as(tested: KerasFramework, symbol: str) -> Any:
     if symbol == "remembering":
         model.gru.reset_state()
     model.set_weights([variable.numpy() for variable in tested._built().model.weights])
+    model.run_eagerly = True  # a few steps take less than tracing them
     return model
 
 

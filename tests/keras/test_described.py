@@ -32,7 +32,7 @@ def oracle(request: Any, symbol: str, tested: Any, **compiled: Any) -> Any:
         size = int(np.prod(variable.shape))
         variable.assign(flat[start : start + size].reshape(variable.shape))
         start += size
-    model.compile(**compiled)
+    model.compile(**compiled, run_eagerly=True)  # a few steps take less than tracing them
     return model
 
 

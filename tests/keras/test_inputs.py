@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -118,19 +119,25 @@ ROWS = [(a / 7, b / 5, ((a * b) % 3) / 2) for a in range(8) for b in range(6)]
 B, C = 1.0, -2.0  # y = B b + C c; a has nothing to do with it
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Any:
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the module, with a table."""
+    directory = tmp_path_factory.mktemp("zoo")
     rows = [f"{a},{b},{c},{B * b + C * c}" for a, b, c in ROWS]
-    (tmp_path / "rows.csv").write_text("\n".join(["a,b,c,y", *rows]))
-    return create_reader(str(tmp_path / "rows.csv"), label_column="y")
+    (directory / "rows.csv").write_text("\n".join(["a,b,c,y", *rows]))
+    (directory / "inputs_zoo.py").write_text(MODULE)
+    return directory
 
 
-@pytest.fixture
-def framework(tmp_path: Path, table: Any) -> Callable[..., KerasFramework]:
-    (tmp_path / "inputs_zoo.py").write_text(MODULE)
+@pytest.fixture(scope="module")
+def table(zoo: Path) -> Any:
+    return create_reader(str(zoo / "rows.csv"), label_column="y")
 
+
+@pytest.fixture(scope="module")
+def framework(zoo: Path, table: Any) -> Callable[..., KerasFramework]:
     def make(symbol: str, on_parameter_server: bool = False, metadata: Any = None, **symbols: str) -> KerasFramework:
-        definition = load(str(tmp_path), f"inputs_zoo.{symbol}", symbols=symbols, required=())
+        definition = load(str(zoo), f"inputs_zoo.{symbol}", symbols=symbols, required=())
         return KerasFramework(
             definition,
             8,
@@ -143,17 +150,40 @@ def framework(tmp_path: Path, table: Any) -> Callable[..., KerasFramework]:
     return make
 
 
-def batches(framework: Any, mode: Mode, table: Any) -> list[Any]:
+@pytest.fixture(scope="module")
+def trained(framework: Callable[..., KerasFramework], table: Any) -> Callable[[str], KerasFramework]:
+    """Trains a model for twenty epochs, once for all tests."""
+
+    @cache
+    def train(symbol: str) -> KerasFramework:
+        made = framework(symbol)
+        made.report()
+        for batch in batches(made, Mode.TRAINING, table, 20):
+            made.train(batch, batch.lease)
+        return made
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def exported(
+    trained: Callable[[str], KerasFramework], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Exports a trained model, once for all tests."""
+
+    @cache
+    def export(symbol: str) -> Path:
+        path = tmp_path_factory.mktemp("exported") / "export"
+        trained(symbol).export(str(path), None, [])
+        return path
+
+    return export
+
+
+def batches(framework: Any, mode: Mode, table: Any, epochs: int = 1) -> list[Any]:
     (shard,) = table.shards()
-    return [one for one in framework.batches(mode, iter([TaskRecords(1, 0, table.read(shard))])) if not one.end]
-
-
-def trained(framework: KerasFramework, table: Any, epochs: int = 20) -> KerasFramework:
-    framework.report()
-    for epoch in range(epochs):
-        for batch in batches(framework, Mode.TRAINING, table):
-            framework.train(batch, epoch)
-    return framework
+    tasks = [TaskRecords(epoch, 0, table.read(shard)) for epoch in range(epochs)]
+    return [one for one in framework.batches(mode, iter(tasks)) if not one.end]
 
 
 def mse(model: Any, table: Any) -> float:
@@ -173,9 +203,9 @@ Y = np.array([B * b + C * c for _, b, c in ROWS])
 
 @pytest.mark.parametrize("symbol", ["by_key", "in_a_list", "Own"])
 def test_a_table_with_further_columns_trains_evaluates_and_predicts_on_those_of_the_model(
-    framework: Callable[..., KerasFramework], table: Any, symbol: str
+    trained: Callable[[str], KerasFramework], table: Any, symbol: str
 ) -> None:
-    made = trained(framework(symbol), table)
+    made = trained(symbol)
     assert mse(made, table) < 1e-4
     np.testing.assert_allclose(predicted(made, table), Y, atol=0.05)
 
@@ -195,7 +225,9 @@ def test_what_no_input_takes_is_said_once(
 ) -> None:
     made = framework("by_key")
     with caplog.at_level(logging.INFO, "elasticdl.keras"):
-        trained(made, table, 2)
+        for epoch in range(2):
+            for batch in batches(made, Mode.TRAINING, table):
+                made.train(batch, epoch)
         mse(made, table)
         batches(made, Mode.PREDICTION, table)
     (line,) = [record.getMessage() for record in caplog.records if "is not given" in record.getMessage()]
@@ -205,16 +237,14 @@ def test_what_no_input_takes_is_said_once(
 
 @pytest.mark.parametrize("symbol", ["by_key", "in_a_list", "Own"])
 def test_an_export_is_used_by_name_and_its_signature_is_the_models(
-    framework: Callable[..., KerasFramework], table: Any, tmp_path: Path, symbol: str
+    exported: Callable[[str], Path], table: Any, zoo: Path, symbol: str
 ) -> None:
-    made = trained(framework(symbol), table)
-    path = tmp_path / "export"
-    made.export(str(path), None, [])
+    path = exported(symbol)
     signature = tf.saved_model.load(str(path)).signatures["serving_default"].structured_input_signature[1]
     assert sorted(signature) == (["a", "b", "c"] if symbol == "Own" else ["b", "c"])
     shapes = {spec.shape.as_list()[1:] == [1] for spec in signature.values()}
     assert shapes == {symbol != "Own"}
-    definition = load(str(tmp_path), f"inputs_zoo.{symbol}", required=())
+    definition = load(str(zoo), f"inputs_zoo.{symbol}", required=())
     files = [path] if symbol == "Own" else [path, path / "model.keras"]
     for file in files:
         for mode in (Mode.EVALUATION, Mode.PREDICTION):
@@ -228,7 +258,7 @@ def test_an_export_is_used_by_name_and_its_signature_is_the_models(
 
 @pytest.mark.parametrize("symbol", ["odd", "OwnOdd"])
 def test_columns_whose_names_are_no_names_of_arguments_are_exported(
-    framework: Callable[..., KerasFramework], tmp_path: Path, symbol: str
+    framework: Callable[..., KerasFramework], zoo: Path, tmp_path: Path, symbol: str
 ) -> None:
     columns = ["class", "petal length", "1st", "ü", "self", "petal_length", "_x"]
     (tmp_path / "odd.csv").write_text(
@@ -247,13 +277,13 @@ def test_columns_whose_names_are_no_names_of_arguments_are_exported(
     assert sorted(signature.structured_input_signature[1]) == sorted(names)
     by_name = signature(**dict(zip(names, features.values(), strict=True)))
     np.testing.assert_array_equal(next(iter(by_name.values())), loaded(features))
-    definition = load(str(tmp_path), f"inputs_zoo.{symbol}", required=())
+    definition = load(str(zoo), f"inputs_zoo.{symbol}", required=())
     again = LoadedKeras(definition, tmp_path / "export", 8, odd.metadata(), Mode.PREDICTION)
     assert len(predicted(again, odd)) == 9
 
 
 def test_an_export_takes_the_types_of_the_model_not_of_the_training_data(
-    framework: Callable[..., KerasFramework], tmp_path: Path
+    framework: Callable[..., KerasFramework], zoo: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "whole.csv").write_text("\n".join(["b,c,y", *(f"{k % 5},{k % 3},{k}" for k in range(20))]))
     (tmp_path / "fractions.csv").write_text("\n".join(["b,c,y", *(f"{k % 5}.5,{k % 3}.25,{k}" for k in range(20))]))
@@ -265,14 +295,14 @@ def test_an_export_takes_the_types_of_the_model_not_of_the_training_data(
     assert {spec.dtype for spec in serve.structured_input_signature[1].values()} == {tf.float32}
     assert loaded({"b": tf.constant([1, 2], tf.int64), "c": tf.constant([1, 2], tf.int64)}).shape == (2, 1)
     fractions = create_reader(str(tmp_path / "fractions.csv"), label_column="y")
-    definition = load(str(tmp_path), "inputs_zoo.by_key", required=())
+    definition = load(str(zoo), "inputs_zoo.by_key", required=())
     other = LoadedKeras(definition, tmp_path / "export", 8, fractions.metadata(), Mode.PREDICTION)
     assert len(predicted(other, fractions)) == 20
 
 
 @pytest.mark.parametrize("symbol", ["one_unnamed", "one_unbuilt"])
 def test_the_only_column_is_the_only_input(
-    framework: Callable[..., KerasFramework], tmp_path: Path, symbol: str
+    framework: Callable[..., KerasFramework], zoo: Path, tmp_path: Path, symbol: str
 ) -> None:
     (tmp_path / "one.csv").write_text("\n".join(["x,y", *(f"{k}.5,{k}" for k in range(20))]))
     one = create_reader(str(tmp_path / "one.csv"), label_column="y")
@@ -281,7 +311,7 @@ def test_the_only_column_is_the_only_input(
     (first, *_) = batches(made, Mode.TRAINING, one)
     assert made.train(first, 1) > 0
     made.export(str(tmp_path / "export"), None, [])
-    definition = load(str(tmp_path), f"inputs_zoo.{symbol}", required=())
+    definition = load(str(zoo), f"inputs_zoo.{symbol}", required=())
     loaded = LoadedKeras(definition, tmp_path / "export", 8, one.metadata(), Mode.PREDICTION)
     assert len(predicted(loaded, one)) == 20
 
@@ -302,13 +332,13 @@ def test_the_only_column_is_the_only_input(
 )
 def test_features_that_do_not_fit_are_refused_before_the_first_step_with_both_lists(
     framework: Callable[..., KerasFramework],
-    tmp_path: Path,
+    zoo: Path,
     symbol: str,
     symbols: dict[str, str],
     columns: list[str],
     words: list[str],
 ) -> None:
-    reader = create_reader(str(tmp_path / "rows.csv"), columns=columns, label_column="y")
+    reader = create_reader(str(zoo / "rows.csv"), columns=columns, label_column="y")
     with pytest.raises(ModelDefinitionError) as error:
         framework(symbol, metadata=reader.metadata(), **symbols).report()
     for word in words:
@@ -324,13 +354,10 @@ def test_a_text_for_a_number_names_both_and_the_flag(framework: Callable[..., Ke
 
 
 def test_an_export_predicts_whatever_the_metrics_of_its_module(
-    framework: Callable[..., KerasFramework], table: Any, tmp_path: Path
+    exported: Callable[[str], Path], table: Any, zoo: Path
 ) -> None:
-    made = framework("by_key")
-    made.report()
-    made.export(str(tmp_path / "export"), None, [])
-    definition = load(str(tmp_path), "inputs_zoo.by_key", symbols={"eval_metrics_fn": "accuracy"}, required=())
-    loaded = LoadedKeras(definition, tmp_path / "export", 8, table.metadata(), Mode.PREDICTION)
+    definition = load(str(zoo), "inputs_zoo.by_key", symbols={"eval_metrics_fn": "accuracy"}, required=())
+    loaded = LoadedKeras(definition, exported("by_key"), 8, table.metadata(), Mode.PREDICTION)
     assert len(predicted(loaded, table)) == len(ROWS)
 
 
@@ -338,12 +365,12 @@ def test_an_export_predicts_whatever_the_metrics_of_its_module(
     ("symbol", "feed"), [("one_unnamed", "labelled_feed"), ("one_named", "labelled_feed"), ("by_key", "pair_feed")]
 )
 def test_labels_in_mode_prediction_are_named_as_what_does_not_fit(
-    framework: Callable[..., KerasFramework], table: Any, tmp_path: Path, symbol: str, feed: str
+    framework: Callable[..., KerasFramework], table: Any, zoo: Path, tmp_path: Path, symbol: str, feed: str
 ) -> None:
     made = framework(symbol, feed=feed)
     made.report()
     made.export(str(tmp_path / "export"), None, [])
-    definition = load(str(tmp_path), f"inputs_zoo.{symbol}", symbols={"feed": feed}, required=())
+    definition = load(str(zoo), f"inputs_zoo.{symbol}", symbols={"feed": feed}, required=())
     loaded = LoadedKeras(definition, tmp_path / "export", 8, table.metadata(), Mode.PREDICTION)
     with pytest.raises(ModelDefinitionError) as error:
         loaded.report()
@@ -352,12 +379,12 @@ def test_labels_in_mode_prediction_are_named_as_what_does_not_fit(
 
 
 def test_a_model_predicts_records_without_labels_whatever_its_metrics_and_callbacks(
-    framework: Callable[..., KerasFramework], table: Any, tmp_path: Path
+    framework: Callable[..., KerasFramework], table: Any, zoo: Path
 ) -> None:
     framework("by_key")
-    unlabelled = create_reader(str(tmp_path / "rows.csv"), columns=["b", "c"])
+    unlabelled = create_reader(str(zoo / "rows.csv"), columns=["b", "c"])
     symbols = {"eval_metrics_fn": "accuracy", "callbacks": "watching"}
-    definition = load(str(tmp_path), "inputs_zoo.by_key", symbols=symbols, required=())
+    definition = load(str(zoo), "inputs_zoo.by_key", symbols=symbols, required=())
     made = KerasFramework(
         definition, 8, 3, unlabelled.metadata(), False, mode=Mode.PREDICTION, settings=KerasSettings(jit_compile=False)
     )
@@ -368,14 +395,11 @@ def test_a_model_predicts_records_without_labels_whatever_its_metrics_and_callba
 
 
 def test_an_evaluation_feed_of_other_features_is_refused_by_name(
-    framework: Callable[..., KerasFramework], table: Any, tmp_path: Path
+    exported: Callable[[str], Path], table: Any, zoo: Path
 ) -> None:
-    made = framework("by_key")
-    made.report()
-    made.export(str(tmp_path / "export"), None, [])
-    other = create_reader(str(tmp_path / "rows.csv"), columns=["a", "b"], label_column="y")
-    definition = load(str(tmp_path), "inputs_zoo.by_key", required=())
-    loaded = LoadedKeras(definition, tmp_path / "export", 8, other.metadata(), Mode.PREDICTION)
+    other = create_reader(str(zoo / "rows.csv"), columns=["a", "b"], label_column="y")
+    definition = load(str(zoo), "inputs_zoo.by_key", required=())
+    loaded = LoadedKeras(definition, exported("by_key"), 8, other.metadata(), Mode.PREDICTION)
     with pytest.raises(ModelDefinitionError, match="c is missing"):
         loaded.report()
     with pytest.raises(FeedError, match="c is missing"):

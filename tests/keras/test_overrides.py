@@ -38,7 +38,8 @@ class Oracle:
         definition = load(zoo, f"overridden.{symbol}")
         self.model = definition.model()
         self.parts = [numbers[:, 2:].astype("i8"), numbers[:, :1], *([numbers[:, 1]] if weighted else [])]
-        self.model.compile(optimizer=definition.optimizer(), loss=definition.loss)
+        # Eager: a few steps take less than tracing them.
+        self.model.compile(optimizer=definition.optimizer(), loss=definition.loss, run_eagerly=True)
         with suppress(StopIteration):  # Keras 3.5 takes the only batch twice where it makes variables
             self.model.test_on_batch(*[part[:2] for part in self.parts])
         for variable, value in zip(self.model.trainable_variables, split(tested), strict=True):

@@ -56,6 +56,7 @@ def plain_model(request: Any, model_def: str, params: Any, initial: Sequence[Any
     """The compiled model of Keras alone."""
     model = load(str(request.path.parent / "zoo"), model_def, params, required=("feed",)).model()
     model.set_weights([variable.numpy() for variable in initial])
+    model.run_eagerly = True  # a few steps take less than tracing them
     return model
 
 

@@ -303,34 +303,36 @@ class Special(keras.layers.Embedding):
 OUTSIDE = _embedding("outside")
 
 
-def kept(kind: str) -> keras.Model:
-    """A model with one table that no parameter server holds."""
+def kept(kinds: str) -> keras.Model:
+    """A model with tables that no parameter server holds, each named after the kind that it is."""
     ids = _ids()
     values = np.ones((NUM_IDS, DIM), "f4")
     made = {
-        "subclass": lambda: Special(NUM_IDS, DIM, name="kept"),
-        "reversible": lambda: keras.layers.ReversibleEmbedding(NUM_IDS, DIM, name="kept"),
-        "orthogonal": lambda: _embedding("kept", embeddings_initializer="orthogonal"),
-        "array": lambda: _embedding("kept", embeddings_initializer=keras.initializers.Constant(values)),
-        "weights": lambda: _embedding("kept", weights=[values]),
-        "columns": lambda: _embedding("kept", embeddings_constraint=keras.constraints.MaxNorm(1.0)),
-        "custom": lambda: _embedding("kept", embeddings_regularizer=keras.regularizers.OrthogonalRegularizer()),
-        "frozen": lambda: _embedding("kept", trainable=False),
-        "lora": lambda: _embedding("kept", lora_rank=2),
+        "subclass": lambda: Special(NUM_IDS, DIM, name="subclass"),
+        "reversible": lambda: keras.layers.ReversibleEmbedding(NUM_IDS, DIM, name="reversible"),
+        "orthogonal": lambda: _embedding("orthogonal", embeddings_initializer="orthogonal"),
+        "array": lambda: _embedding("array", embeddings_initializer=keras.initializers.Constant(values)),
+        "weights": lambda: _embedding("weights", weights=[values]),
+        "columns": lambda: _embedding("columns", embeddings_constraint=keras.constraints.MaxNorm(1.0)),
+        "custom": lambda: _embedding("custom", embeddings_regularizer=keras.regularizers.OrthogonalRegularizer()),
+        "frozen": lambda: _embedding("frozen", trainable=False),
+        "lora": lambda: _embedding("lora", lora_rank=2),
         "outside": lambda: OUTSIDE,
     }
-    layer = made.get(kind, lambda: _embedding("kept"))()
-    model = _scored(ids, layer(ids))
-    if kind == "set":
-        layer.set_weights([values])
-    elif kind == "got":
-        layer.set_weights([w * 0 + 1 for w in layer.get_weights()])
-    elif kind == "model":
-        model.set_weights([values, *model.get_weights()[-2:]])
-    elif kind == "late":
-        layer.enable_lora(2)
-    elif kind == "thawed":
-        model.layers[1].trainable = False
+    layers = {kind: made.get(kind, lambda kind=kind: _embedding(kind))() for kind in kinds.split()}
+    first, *others = (layer(ids) for layer in layers.values())
+    model = _scored(ids, sum(others, first))
+    for kind, layer in layers.items():
+        if kind == "set":
+            layer.set_weights([values])
+        elif kind == "got":
+            layer.set_weights([w * 0 + 1 for w in layer.get_weights()])
+        elif kind == "model":
+            model.set_weights([values, *model.get_weights()[-2:]])
+        elif kind == "late":
+            layer.enable_lora(2)
+        elif kind == "thawed":
+            layer.trainable = False
     return model
 
 
