@@ -33,6 +33,7 @@ from tests.evaluate_predict.passes import (
 )
 
 pytestmark = pytest.mark.timeout(900)
+ALONE = {"distribution_strategy": "AllReduceStrategy", "num_workers": 1}
 SERVERS = {"distribution_strategy": "ParameterServerStrategy", "num_ps_pods": 2}
 
 
@@ -229,7 +230,7 @@ def feed(dataset, mode, metadata):
 def test_an_evaluation_whose_feed_leaves_records_out_says_how_many_it_measured(
     tmp_path: Path, trained: Path, data: Path, logits: Floats
 ) -> None:
-    flags = {"checkpoint_dir_for_init": trained / "export", "distribution_strategy": "AllReduceStrategy"}
+    flags = {"checkpoint_dir_for_init": trained / "export", **ALONE}
     job = gated_pass("evaluate", tmp_path, data, code=KEEPS_SMALL_DIGITS, **flags).job.start()
     assert job.wait(120) == 0, job.story()
     small = records_of(data)["label"] < 5
@@ -241,7 +242,7 @@ def test_an_evaluation_whose_feed_leaves_records_out_says_how_many_it_measured(
 
 
 def test_a_prediction_whose_feed_leaves_records_out_fails(tmp_path: Path, trained: Path, data: Path) -> None:
-    flags = {"checkpoint_dir_for_init": trained / "export", "distribution_strategy": "AllReduceStrategy"}
+    flags = {"checkpoint_dir_for_init": trained / "export", **ALONE}
     outputs = tmp_path / "predictions"
     gated = gated_pass(
         "predict", tmp_path, data, code=KEEPS_SMALL_DIGITS, prediction_outputs=outputs, max_task_failures=1, **flags

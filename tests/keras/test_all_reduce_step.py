@@ -174,6 +174,7 @@ def test_a_minibatch_that_is_not_finite_adds_nothing_and_is_counted(
     assert (weight, count) == (0.5, 1.0)
     gradient.rescale = 2.0
     member.apply_gradient(gradient, None)
+    minibatches(other, rows_of(digits))
     other.apply_gradient(computed(other, *shares_of(batches[1:2], 1.0)), None)
     for value, expected in zip(values(member), values(other), strict=True):
         assert np.isfinite(value).all()

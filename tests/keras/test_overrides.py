@@ -27,8 +27,9 @@ def numbers() -> Any:
 
 
 @pytest.fixture
-def records(numbers: Any) -> list[bytes]:
-    return [" ".join(map(repr, map(float, row))).encode() for row in numbers]
+def records(numbers: Any, rows_of: Any) -> list[bytes]:
+    found: list[bytes] = rows_of(numbers)
+    return found
 
 
 class Oracle:

@@ -104,7 +104,7 @@ def test_the_arguments_of_keras_do_as_there(tmp_path: Path, monkeypatch: pytest.
             keras.callbacks.ModelCheckpoint("best.keras", "val_loss", save_best_only=True),
             keras.callbacks.EarlyStopping("val_accuracy", patience=0, min_delta=10.0, restore_best_weights=True),
         ],
-        num_workers=2,
+        num_workers=1,
         verbose=0,
     )
     assert history.epoch == [0, 1]  # no epoch gains so much; none begins before the stop
@@ -144,26 +144,33 @@ def test_another_backend_of_keras_is_refused() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
-def test_a_job_ends_with_the_process_that_fits(tmp_path: Path, by: signal.Signals) -> None:
+def test_a_job_ends_with_the_process_that_fits(tmp_path: Path) -> None:
+    """Interrupted, and then killed: a process of both, as it imports TensorFlow for seconds."""
     source = LEAN_IMPORT + (
         "import signal, keras, numpy as np, elasticdl\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])\n"
         "model.compile('sgd', 'mse')\n"
-        "elasticdl.fit(model, np.zeros((640, 3)), np.zeros(640), epochs=100_000, num_workers=1, batch_size=64)\n"
+        "while True:\n"
+        "    try:\n"
+        "        x, y = np.zeros((640, 3)), np.zeros(640)\n"
+        "        elasticdl.fit(model, x, y, epochs=100_000, num_workers=1, batch_size=64)\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('interrupted', flush=True)\n"
     )
     environment = {**os.environ, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", source]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as fitting:
         assert fitting.stdout is not None
-        assert any("records 640, committed 640" in line for line in fitting.stdout)
-        (lock,) = tmp_path.glob("elasticdl-fit-*/job/lock")
-        of_job = holders(lock.parent)
-        assert of_job
-        fitting.send_signal(by)
-    assert wait_for_end(of_job, 60)
-    assert lock.exists() == (by is signal.SIGKILL)
+        for by in (signal.SIGINT, signal.SIGKILL):
+            assert any("records 640, committed 640" in line for line in fitting.stdout)
+            (lock,) = tmp_path.glob("elasticdl-fit-*/job/lock")
+            of_job = holders(lock.parent)
+            assert of_job
+            fitting.send_signal(by)
+            assert by is signal.SIGKILL or any(line == "interrupted\n" for line in fitting.stdout)
+            assert wait_for_end(of_job, 60)
+            assert lock.exists() == (by is signal.SIGKILL)
 
 
 def test_weights_of_classes_and_the_split_are_those_of_keras() -> None:

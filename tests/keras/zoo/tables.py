@@ -78,15 +78,15 @@ def looked_up(ours: bool = True) -> keras.Model:
 
 
 class Combined(keras.Model):
-    """Ragged or sparse ids; `ours` without combiners of Keras: there are none."""
+    """Ragged or sparse ids, combined in every way; `ours` without combiners of Keras: there are none."""
 
-    def __init__(self, combiner: str = "mean") -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.shared = Embedding(3, input_dim=NUM_IDS, name="shared", combiner=combiner)
+        self.tables = [Embedding(3, input_dim=NUM_IDS, name=how, combiner=how) for how in ("sum", "mean", "sqrtn")]
         self.logit = keras.layers.Dense(1)
 
     def call(self, ids: tf.Tensor) -> tf.Tensor:
-        return self.logit(self.shared(ids))[:, 0]
+        return self.logit(tf.concat([table(ids) for table in self.tables], axis=1))[:, 0]
 
 
 def unbounded() -> keras.Model:
