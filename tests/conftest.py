@@ -84,6 +84,19 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Free the garbage of a file of tests after its last one; later collections skip what stays of it.
+
+    Frameworks keep a million objects of traced functions and modules, and Accelerate collects in each training.
+    """
+    handled = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return handled
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A run that must be whole fails if a test was skipped for a reason that is not on the list."""
