@@ -38,7 +38,7 @@ def main():
     parser.add_argument("--metric", default="training")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--every", action="store_true", help="a metric after each step, in it")
-    parser.add_argument("--hold-at", type=int, default=-1, help="worker 1 waits there, after that epoch")
+    parser.add_argument("--hold", action="append", default=[], help="WORKER:EPOCH: waits in hold-WORKER, after that")
     args = parser.parse_args()
     worker = os.environ.get("WORKER_ID", "alone")
     torch.manual_seed(1)
@@ -67,8 +67,10 @@ def main():
                     f"{last} {digest(model)} {rate} {sum(p.double().sum().item() for p in model.parameters())}\n"
                 )
                 notes.flush()
-        if worker == "1" and epoch == args.hold_at and not (args.notes / "held").exists():
-            hold(args.notes)
+        place = args.notes / f"hold-{worker}"
+        if f"{worker}:{epoch}" in args.hold and not place.exists():
+            place.mkdir()
+            hold(place)
         if not args.every:
             scheduler.step(total / count if args.metric == "training" else validate(model, points(100, 2)))
     print("rate", optimizer.param_groups[0]["lr"])

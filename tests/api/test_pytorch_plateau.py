@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from noted_jobs import agreed_steps, noted_job
+from noted_jobs import agreed_steps, noted_job, steps_of
 from pytorch_loops import BATCH, Script, assert_equal, dataset, loop, loss_of, minibatches
 
 from elasticdl.api.pytorch import create_elastic_controller
@@ -174,22 +174,23 @@ def check(tmp_path: Path, job: LocalJob) -> list[float]:
     return [float(rate) for _, rate, _ in agreed_steps(tmp_path)]
 
 
-@pytest.mark.parametrize("arguments", ["", "--every"])  # of a validation: below
-def test_all_workers_have_the_same_rate(arguments: str, tmp_path: Path) -> None:
-    job = noted_job(SCRIPT, tmp_path, arguments, num_workers=2, min_workers=2).start()
+def test_all_workers_have_the_same_rate_where_each_step_has_a_metric(tmp_path: Path) -> None:
+    job = noted_job(SCRIPT, tmp_path, "--every", num_workers=2, min_workers=2).start()
     assert job.wait(120) == 0, job.story()
     rates = check(tmp_path, job)
     assert rates[-1] < rates[0]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_worker_is_killed_while_others_wait_for_its_metric(victim: int, tmp_path: Path) -> None:
-    job = noted_job(SCRIPT, tmp_path, "--hold-at 2", num_workers=2, min_workers=2).start()
-    job.wait_until("worker 1 to hold", (tmp_path / "notes" / "held").exists, 90)
-    os.kill(next(pod for pod in job.pods(Role.WORKER) if pod.index == victim).pid, signal.SIGKILL)
-    if victim == 0:
-        (tmp_path / "notes" / "go").write_text("")
+def test_workers_are_killed_while_others_wait_for_their_metric_and_while_they_wait_for_one(tmp_path: Path) -> None:
+    """Worker 0 waits for that of worker 1, which is killed; then for that of its successor, and is killed itself."""
+    job = noted_job(SCRIPT, tmp_path, "--hold 1:1 --hold 2:3", num_workers=2, min_workers=2).start()
+    for holder, victim in (1, 1), (2, 0):
+        place = tmp_path / "notes" / f"hold-{holder}"
+        job.wait_until(f"worker {holder} to hold", (place / "held").exists, 90)
+        os.kill(next(pod for pod in job.pods(Role.WORKER) if pod.index == victim).pid, signal.SIGKILL)
+    (place / "go").write_text("")
     assert job.wait(150) == 0, job.story()
+    assert set(steps_of(tmp_path)) == {"0", "1", "2", "3"}, job.story()
     rates = check(tmp_path, job)
     assert rates[-1] < rates[0]
 
