@@ -6,7 +6,6 @@ pytorch_gan_script.py NOTES …: notes the models after every step.
 import argparse
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -62,8 +61,6 @@ def main():
     parser.add_argument("--hold-at", type=int, default=-1, help="worker 1 waits before its generator's backward there")
     parser.add_argument("--plain", action="store_true", help="without BatchNorm, and noise that is made of the images")
     parser.add_argument("--every", type=int, default=0, help="the generator is trained at each of these batches")
-    parser.add_argument("--late", action="store_true", help="it is not trained in the rehearsal")
-    parser.add_argument("--local", action="store_true", help="the discriminator's first backward is not summed")
     args = parser.parse_args()
     worker = os.environ.get("WORKER_ID", "alone")
     gan = Gan(has_norm=not args.plain)
@@ -83,8 +80,6 @@ def main():
 
     def train_simply(real, has_generator):
         gan.optimizer_d.zero_grad()
-        with controller.no_sync() if args.local else nullcontext():
-            gan.discriminator(real).mean().backward()
         gan.discriminator(real).mean().backward()
         gan.optimizer_d.step()
         if has_generator:
@@ -95,9 +90,8 @@ def main():
     for _ in controller.epochs():
         for (real,) in loader:
             with controller.step():
-                if args.every or args.late or args.local:
-                    is_due = number % args.every == int(worker) if args.every else not args.late
-                    train_simply(real, is_due or (args.late and not controller.is_rehearsal))
+                if args.every:
+                    train_simply(real, has_generator=number % args.every == int(worker))
                 else:
                     noise = real[:, 0, :1, :].reshape(len(real), 8, 1, 1) if args.plain else None
                     gan.train(real, noise, after_real, before_generator)
