@@ -26,7 +26,13 @@ from tests.e2e.whole_jobs import train
 from tests.lean_import import LEAN_IMPORT
 
 TORCH_MNIST = replace(
-    MNIST, name="torch-mnist", model_def="mnist.mnist_pytorch.custom_model", num_workers=1, num_ps_pods=0
+    MNIST,
+    name="torch-mnist",
+    model_def="mnist.mnist_pytorch.custom_model",
+    num_epochs=2,
+    minibatch_size=32,
+    num_workers=1,
+    num_ps_pods=0,
 )
 
 
@@ -56,9 +62,9 @@ def test_mnist_trains_with_the_local_strategy_and_is_exported(tmp_path: Path) ->
 
 
 @pytest.mark.timeout(300)
-def test_mnist_trains_with_all_reduce_on_three_workers(tmp_path: Path) -> None:
+def test_mnist_trains_with_all_reduce_on_two_workers(tmp_path: Path) -> None:
     output = tmp_path / "model"
-    metrics = train(TORCH_MNIST, tmp_path, distribution_strategy="AllReduceStrategy", num_workers=3, output=output)
+    metrics = train(TORCH_MNIST, tmp_path, distribution_strategy="AllReduceStrategy", num_workers=2, output=output)
     assert metrics["accuracy"] >= 0.96
     assert exported_accuracy(output, tmp_path / "mnist") == pytest.approx(metrics["accuracy"], abs=1e-3)
 
