@@ -165,11 +165,12 @@ e2e-together: $(NATIVE)
 	@$(BIN)/python -m tests.again -m "($(MARKS)) and not (alone or quiet)" -n $(JOBS) --dist load --maxschedchunk 1 \
 	    --durations 0 --durations-min 3 tests/e2e_kubernetes $(sort $(ON_CLUSTER))
 
-# Those that need all of the room of the cluster.
+# Those that need all of the room of the cluster.  In CI other tests run beside, and beside the image of the next ones.
 e2e-alone: $(NATIVE)
 	$(on_cluster)
 	$(call say,running the tests that need the cluster of $$KUBECONFIG for themselves)
 	@$(BIN)/python -m tests.again -m "($(MARKS)) and alone" -s --durations 0 --durations-min 1 tests/e2e_kubernetes
+	@$(BIN)/python -m tests.e2e_kubernetes.image
 
 # Those that measure, or stop the daemons of the cluster: after that a lost node is not noticed as before.
 e2e-quiet: $(NATIVE)

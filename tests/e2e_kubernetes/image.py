@@ -98,10 +98,10 @@ def _run(*command: str) -> None:
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
 
 
-def digest() -> str:
-    """Of all that the images of this checkout are made of."""
+def digest(*more: str) -> str:
+    """Of all that the images of this checkout are made of, and of more files."""
     found = hashlib.sha256()
-    for path in sorted(file for name in _INPUTS for file in _files(REPOSITORY / name)):
+    for path in sorted(file for name in (*_INPUTS, *more) for file in _files(REPOSITORY / name)):
         found.update(str(path.relative_to(REPOSITORY)).encode())
         found.update(path.read_bytes())
     return found.hexdigest()[:12]
