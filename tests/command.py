@@ -1,6 +1,6 @@
 """`elasticdl` in this process, which has made the imports that cost a process of its own most of its time.
 
-For commands that end soon.  What needs streams, signals or an environment of its own, as jobs do, is for processes.
+For commands that end soon.  Those with streams, signals or an environment of their own, as jobs, are for processes.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ NUM_IDS = 40
 
 @dataclass(frozen=True)
 class ReferenceStep:
-    """What a step of a worker must be."""
+    """The step that a worker's must be equal to."""
 
     loss: float
     gradient: Any  # of the variables that are no tables, flat
