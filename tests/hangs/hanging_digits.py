@@ -1,13 +1,14 @@
 """The digits in NumPy, by user code that hangs once in a job, where the environment says.
 
-HANG_IN: model, sample (the first minibatch of a process), feed, loss, callback, or pause: the loss waits for a
-writer of the pipe HANG_MARK.over. HANG_MARK: a file that the first process to hang makes, so that no other does.
+HANG_IN: model, sample (the first minibatch of a process), feed, feed_sleeps, loss, callback, or pause: the loss waits
+for a writer of the pipe HANG_MARK.over. HANG_MARK: a file that the first process to hang makes, so that no other does.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ def feed(batches: Iterator[Batch]) -> Iterator[Batch]:
         if count > _AFTER and _may_hang("feed"):
             while True:  # an endless loop
                 pass
+        if count > _AFTER and _may_hang("feed_sleeps"):
+            time.sleep(3600)
 
 
 def loss() -> None:

@@ -67,7 +67,7 @@ def assert_exact(job: LocalJob, num_records: int) -> None:
     [
         ("model", PS, ("threading.Event().wait()",)),
         ("feed", ALONE, ("while True:  # an endless loop", "pass")),
-        ("feed", PS, ("while True:  # an endless loop", "pass")),
+        ("feed_sleeps", PS, ("time.sleep(3600)",)),
         ("loss", PS, ("lock.acquire()  # a deadlock",)),
         ("loss", GROUP, ("lock.acquire()  # a deadlock",)),
         ("callback", PS, ("threading.Event().wait()",)),
@@ -87,7 +87,7 @@ def test_the_event_names_the_line_and_no_record_is_lost(
         assert event.number in [broken.cause for broken in events_of(job, EventKind.GROUP_BROKEN)]
     diagnosis = the_trouble(job.job_dir, Trouble.CODE_HANGS)
     assert event.number in diagnosis.events
-    assert diagnosis.evidence["part"] == hangs_in
+    assert diagnosis.evidence["part"] == hangs_in.partition("_")[0]
     if flags is not GROUP:
         assert "worker-1" in diagnosis.done
         assert diagnosis.cost.slot_seconds > 0
