@@ -85,6 +85,10 @@ def test_a_loss_that_is_nan_is_explained_with_its_records(
 ) -> None:
     running = troubled("nan", tmp_path / "job", digits).start()
     assert running.wait(150) == 1, running.story()
+    said = "\n".join(running.output)
+    assert "The loss is nan" in said, running.story()
+    assert "in minibatch 0 (epoch 1, task " in said
+    assert "Traceback" not in said
     diagnosis = the_trouble(tmp_path / "job", Trouble.LOSS_NOT_FINITE)
     assert diagnosis.is_fatal
     assert (diagnosis.evidence["policy"], diagnosis.evidence["epoch"]) == ("fail", 1)
