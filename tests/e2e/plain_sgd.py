@@ -1,19 +1,16 @@
 """Jobs with plain SGD whose minibatches are the records in order, and the same training by plain Keras.
 
-The first half is what a job's flags name (``--feed=tests.e2e.plain_sgd.frappe_feed``); run as a program, the module is
-the plain Keras of tests/e2e/test_equality.py:
-
-    python -m tests.e2e.plain_sgd {mnist|frappe} RECORD_FILE MINIBATCH_SIZE STEPS SEED OUTPUT.npz
-
-It begins with the values that the job begins with, and saves those it ends with.
+The first half is what a job's flags name (``--feed=tests.e2e.plain_sgd.frappe_feed``), `train` the plain Keras of
+tests/e2e/test_equality.py.
 """
 
 from __future__ import annotations
 
-import sys
+from pathlib import Path
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from elasticdl.data.factory import create_reader
@@ -27,6 +24,7 @@ from model_zoo.deepfm.frappe import loss as frappe_loss
 from model_zoo.mnist import mnist_functional_api
 from model_zoo.mnist.images import feed as zoo_mnist_feed
 from model_zoo.mnist.images import loss as mnist_loss
+from tests.chaos.job import REPOSITORY
 
 
 def frappe_sgd() -> keras.optimizers.Optimizer:
@@ -72,24 +70,27 @@ MODELS = {
 }
 
 
-def main() -> None:
-    name, file, size, steps, seed, output = sys.argv[1:]
+def train(name: str, file: Path, size: int, num_steps: int, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Return the values of a model that begins with those a job begins with, after steps of a minibatch each.
+
+    They are `trainable` and `non_trainable`, flat; `initial`, the former before the first step; `table/NAME`.
+    """
+    keras.utils.clear_session()  # layers are named anew
     model_def, params, module, feed, loss, optimizer = MODELS[name]
-    framework = KerasFramework(
-        load("model_zoo", model_def, params), int(size), int(seed), None, on_parameter_server=True
-    )
+    zoo = load(str(REPOSITORY / "model_zoo"), model_def, params)
+    framework = KerasFramework(zoo, size, seed, None, on_parameter_server=True)
     initial, tables = framework.initial(), framework.report().tables
     model = module.custom_model(**params)
     embeddings = {layer.name: layer for layer in model.layers if isinstance(layer, keras.layers.Embedding)}
     for table in tables:
-        rows = build_initializer(table, int(seed)).rows(np.arange(NUM_IDS), table.dim)
+        rows = build_initializer(table, seed).rows(np.arange(NUM_IDS), table.dim)
         embeddings[table.name].set_weights([rows])
     tabled = [id(layer.embeddings) for layer in embeddings.values()]
     dense = [variable for variable in model.trainable_variables if id(variable) not in tabled]
     _assign(dense, initial.trainable)
     _assign(model.non_trainable_variables, initial.non_trainable)
 
-    reader = create_reader(file)
+    reader = create_reader(str(file))
     (shard,) = reader.shards()
     made = optimizer()
 
@@ -103,17 +104,15 @@ def main() -> None:
 
     made.build(model.trainable_variables)
     records = tf.data.Dataset.from_tensor_slices(list(reader.read(shard)))
-    for features, labels in feed(records, "training", None).batch(int(size)).take(int(steps)):
+    for features, labels in feed(records, "training", None).batch(size).take(num_steps):
         step(features, labels)
-    np.savez(
-        output,
-        initial=initial.trainable,
-        trainable=np.concatenate([np.ravel(variable.numpy()) for variable in dense]),
-        non_trainable=np.concatenate(
-            [np.zeros(0), *(np.ravel(variable.numpy()) for variable in model.non_trainable_variables)]
-        ),
+    flat = [np.ravel(variable.numpy()) for variable in model.non_trainable_variables]
+    return {
+        "initial": initial.trainable,
+        "trainable": np.concatenate([np.ravel(variable.numpy()) for variable in dense]),
+        "non_trainable": np.concatenate([np.zeros(0, np.float32), *flat]),
         **{f"table/{layer}": embeddings[layer].get_weights()[0] for layer in embeddings},
-    )
+    }
 
 
 def _assign(variables: list[keras.Variable], flat: np.ndarray) -> None:
@@ -123,7 +122,3 @@ def _assign(variables: list[keras.Variable], flat: np.ndarray) -> None:
         variable.assign(flat[start : start + count].reshape(variable.shape))
         start += count
     assert start == len(flat)
-
-
-if __name__ == "__main__":
-    main()

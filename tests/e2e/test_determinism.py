@@ -1,4 +1,7 @@
-"""Two runs with the same seed, one worker and the same thread count end in the same bytes."""
+"""Two runs with the same seed, one worker and the same thread count end in the same bytes.
+
+Those of tables, too, on any number of servers: tests/e2e/test_equality.py.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.jobs import FRAPPE, MNIST, RealJob
+from tests.chaos.jobs import MNIST
 
 STEPS = 40
 
 
-def final_parameters(job: RealJob, job_dir: Path, data: Path, **flags: object) -> dict[str, bytes]:
+def final_parameters(job_dir: Path, data: Path, **flags: object) -> dict[str, bytes]:
     """The parts of the last checkpoint: parameters, slots, rows and ledger."""
-    running = job.local_job(job_dir, data, num_workers=1, max_step=STEPS, **flags).start()
+    running = MNIST.local_job(job_dir, data, num_workers=1, max_step=STEPS, **flags).start()
     assert running.wait() == 0, running.story()
     parts = {path.name: path.read_bytes() for path in (job_dir / "checkpoints" / f"version-{STEPS}").glob("*.ckpt")}
-    assert len(parts) == job.num_ps_pods, running.story()
+    assert len(parts) == MNIST.num_ps_pods, running.story()
     return parts
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("job", [MNIST, FRAPPE], ids=lambda job: job.name)
-def test_two_runs_with_one_worker_are_bit_equal(job: RealJob, tmp_path: Path) -> None:
-    if not job.available():
-        pytest.skip(f"the data of {job.dataset} is not here")
-    data = job.make_data(tmp_path)
-    one = final_parameters(job, tmp_path / "one", data, seed=7, validation_data="")
-    other = final_parameters(job, tmp_path / "other", data, seed=7, evaluation_steps=STEPS // 2)
+def test_two_runs_with_one_worker_are_bit_equal(tmp_path: Path) -> None:
+    if not MNIST.available():
+        pytest.skip(f"the data of {MNIST.dataset} is not here")
+    data = MNIST.make_data(tmp_path)
+    one = final_parameters(tmp_path / "one", data, seed=7, validation_data="")
+    other = final_parameters(tmp_path / "other", data, seed=7, evaluation_steps=STEPS // 2)
     assert one == other, "an evaluation in between, or the timing, has changed the model"
 
 
@@ -35,5 +37,5 @@ def test_two_runs_with_one_worker_are_bit_equal(job: RealJob, tmp_path: Path) ->
 @pytest.mark.timeout(300)
 def test_another_seed_is_another_model(tmp_path: Path) -> None:
     data = MNIST.make_data(tmp_path)
-    one = final_parameters(MNIST, tmp_path / "one", data, seed=7)
-    assert one != final_parameters(MNIST, tmp_path / "other", data, seed=8)
+    one = final_parameters(tmp_path / "one", data, seed=7)
+    assert one != final_parameters(tmp_path / "other", data, seed=8)
