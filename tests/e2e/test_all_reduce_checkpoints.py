@@ -22,8 +22,8 @@ from tests.master.small_disk import BREAKS, small_disk
 
 pytestmark = pytest.mark.timeout(240)
 
-TWO = replace(JOB, num_workers=2, num_epochs=3)
-SHORT = replace(TWO, num_epochs=1)
+ALONE = replace(JOB, num_workers=1, num_epochs=2)
+SHORT = replace(JOB, num_workers=2, num_epochs=1)
 OTHER_MODEL = {
     KERAS: """
         def custom_model():
@@ -65,7 +65,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
     """The job directory of a job that has left checkpoints behind."""
     directory = tmp_path_factory.mktemp(f"trained-{request.param}")
-    running = all_reduce_job(request.param, directory, digits, "", TWO, checkpoint_steps=20).start()
+    running = all_reduce_job(request.param, directory, digits, "", ALONE, checkpoint_steps=20).start()
     assert running.wait() == 0, running.story()
     assert len(versions(running.job_dir / "checkpoints")) >= 2, running.story()
     (directory / "framework").write_text(request.param)

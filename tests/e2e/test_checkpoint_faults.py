@@ -119,11 +119,14 @@ def test_a_checkpoint_of_two_servers_is_read_by_three(tmp_path: Path) -> None:
     if not FRAPPE.available():
         pytest.skip(f"the data of {FRAPPE.dataset} is not here")
     data = FRAPPE.make_data(tmp_path)
-    trained = replace(FRAPPE, num_epochs=1).local_job(tmp_path / "trained", data).start()
+    alone = replace(FRAPPE, num_workers=1)
+    validation = data / "validation" / "data-00000"
+    trained = alone.local_job(tmp_path / "trained", data, validation_data=validation, max_step=60).start()
     assert trained.wait() == 0, trained.story()
-    still = FRAPPE.local_job(
+    still = alone.local_job(
         tmp_path / "still",
         data,
+        validation_data=validation,
         model_zoo=".",
         model_def=f"model_zoo.{FRAPPE.model_def}",
         optimizer="tests.e2e.plain_sgd.still",

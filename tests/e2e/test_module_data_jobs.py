@@ -14,10 +14,12 @@ from tests.chaos.job import LocalJob
 from tests.chaos.kills import Kill, run_life
 from tests.chaos.scenarios import coverage_of
 
-NUM_TRAIN, NUM_EPOCHS = 1437, 30
+NUM_TRAIN, NUM_EPOCHS = 1437, 8
 MODULE = """
 import keras
 import numpy as np
+
+from tests.e2e_kubernetes.zoo.paced.pace import pause
 
 X, Y = (np.load("{directory}/" + name, mmap_mode="r") for name in ("x.npy", "y.npy"))
 
@@ -27,6 +29,7 @@ class Digits(keras.utils.PyDataset):
         return 45  # batches of 32, the last one of 29
 
     def __getitem__(self, number):
+        pause()
         part = slice(32 * number, min(32 * (number + 1), {num_train}))
         return X[part] / 16, Y[part]
 
@@ -61,8 +64,8 @@ def test_a_compiled_model_on_the_data_set_of_its_module_is_exact_though_a_worker
         "num_minibatches_per_task": 4,
         "collective_timeout": 2.0,
     }
-    running = LocalJob(tmp_path / "job", flags).start()
-    run_life(running, [Kill(Role.WORKER, at_version=100)])
+    running = LocalJob(tmp_path / "job", flags, pace_s=0.05).start()
+    run_life(running, [Kill(Role.WORKER, at_version=60)])
     assert running.wait(200) == 0, running.story()
     coverage = coverage_of(running)
     assert len(coverage) == NUM_EPOCHS

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from elasticdl.protocol import Role
+from elasticdl_client.job_events import EventKind
 from tests.chaos import jobs
 from tests.chaos.kills import Kill, run_life
 from tests.chaos.scenarios import assert_exact
-from tests.e2e.all_reduce_jobs import TORCH, all_reduce_job, worker_logs
+from tests.e2e.all_reduce_jobs import PACED_FEED, TORCH, all_reduce_job, worker_logs
+from tests.hangs.job_events import events_of
 
 STEPS = 60
 JOB = replace(jobs.DIGITS, num_epochs=4, num_ps_pods=0)
+PACED_JOB = replace(JOB, pace_s=0.004)  # longer than the status is late
 AHEAD = """
 from elasticdl.frameworks.torch import gradients
 
@@ -30,13 +33,26 @@ def logged(self, *given):
 
 gradients.ModuleGradients._run_ahead = logged
 """
-BROKEN_SCHEDULE = """
+BROKEN_SCHEDULE_THEN_DEVICE = """
+own_numbers = gradients.ModuleGradients._own_numbers
+failed = []
+
+
 def lr_scheduler(optimizer):
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 5 else 1 // 0)
-"""
-BROKEN_DEVICE = """
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+
+
+def rate(step):
+    if step == 5 and not failed:
+        failed.append(step)
+        return 1 // 0
+    return 1.0
+
+
 def broken(self, *given):
-    raise RuntimeError("device-side assert triggered")
+    if failed:
+        raise RuntimeError("device-side assert triggered")
+    return own_numbers(self, *given)
 
 
 gradients.ModuleGradients._own_numbers = broken
@@ -72,13 +88,11 @@ def test_a_worker_that_runs_ahead_trains_the_same_model_bit_by_bit(tmp_path: Pat
 
 @pytest.mark.timeout(300)
 def test_a_killed_worker_that_runs_ahead_and_a_killed_master_cost_no_record(tmp_path: Path) -> None:
-    job = replace(JOB, num_epochs=16)  # longer than the status is late
-    running = all_reduce_job(
-        TORCH, tmp_path, job.make_data(tmp_path), AHEAD, job, num_workers=1, checkpoint_steps=30
-    ).start()
+    data, code, flags = PACED_JOB.make_data(tmp_path), AHEAD + PACED_FEED, {"num_workers": 1, "checkpoint_steps": 30}
+    running = all_reduce_job(TORCH, tmp_path, data, code, PACED_JOB, **flags).start()
     run_life(running, [Kill(Role.WORKER, at_version=30), Kill(Role.MASTER, at_version=70)])
     assert running.wait(200) == 0, running.story()
-    assert_exact(running, job)
+    assert_exact(running, PACED_JOB)
     assert "The next step is begun" in worker_logs(running)
 
 
@@ -95,15 +109,14 @@ def test_the_last_checkpoint_of_a_job_that_ends_by_a_bad_number_is_without_it(tm
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [(BROKEN_SCHEDULE, "ZeroDivisionError"), (BROKEN_DEVICE, "device-side assert triggered")],
-    ids=["schedule", "device"],
-)
-def test_an_error_of_the_step_fails_its_task_and_not_the_worker(tmp_path: Path, code: str, error: str) -> None:
+def test_an_error_of_the_schedule_or_the_device_fails_its_task_and_not_the_worker(tmp_path: Path) -> None:
     flags = {"num_workers": 1, "max_task_failures": 2}
-    running = all_reduce_job(TORCH, tmp_path, JOB.make_data(tmp_path), AHEAD + code, JOB, **flags).start()
+    code = AHEAD + BROKEN_SCHEDULE_THEN_DEVICE
+    running = all_reduce_job(TORCH, tmp_path, JOB.make_data(tmp_path), code, JOB, **flags).start()
     assert running.wait(200) == 1, running.story()
     assert "failed 2 times" in running.story()
-    assert error in running.story()
+    failed = [event.message for event in events_of(running, EventKind.TASK_FAILED)]
+    assert "ZeroDivisionError" in failed[0], running.story()
+    assert all("device-side assert triggered" in error for error in failed[1:]), running.story()
+    assert len(failed) >= 2
     assert len(list((tmp_path / "job" / "logs").glob("*worker*"))) == 1

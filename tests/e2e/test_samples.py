@@ -93,7 +93,7 @@ def check_counted(running: LocalJob, operation: str) -> None:
 @pytest.mark.parametrize(
     ("framework", "operation", "flags"),
     [
-        pytest.param(KERAS, TAKE, {}, id="keras-take-async"),
+        pytest.param(KERAS, TAKE, {"num_workers": 1}, id="keras-take-async"),
         pytest.param(TORCH, REPEAT, ALL_REDUCE, id="torch-repeat-all-reduce"),
         pytest.param(KERAS, FILTER, FIXED, id="keras-filter-fixed"),
         pytest.param(KERAS, REPEAT, SYNC, id="keras-repeat-sync", marks=FULL),
@@ -143,7 +143,7 @@ def _kills(has_servers: bool) -> Iterator[tuple[Role, int]]:
 @pytest.mark.parametrize(
     ("framework", "flags"),
     [
-        pytest.param(KERAS, {}, id="keras-async"),
+        pytest.param(KERAS, {"num_workers": 1}, id="keras-async"),
         pytest.param(TORCH, LOCAL, id="torch-local"),
         pytest.param(KERAS, FIXED, id="keras-fixed", marks=FULL),
         pytest.param(TORCH, ALL_REDUCE, id="torch-all-reduce", marks=FULL),

@@ -12,7 +12,12 @@ from tests.chaos.job import LocalJob
 SECRET = "m4rk3r"
 ZOO = """
 import os
-import torch
+
+import numpy as np
+
+from elasticdl.frameworks.framework import Framework
+from tests.e2e_kubernetes.zoo.paced import numpy_digits
+from tests.e2e_kubernetes.zoo.paced.numpy_digits import custom_model, framework
 
 class Reader:
     def __init__(self, origin, password):
@@ -32,18 +37,11 @@ class Reader:
 def custom_data_reader(data_origin, password=None):
     return Reader(data_origin, password)
 
-def custom_model():
-    return torch.nn.Linear(1, 1)
+def examples(records):
+    labels = np.array([int(record) % 10 for record in records])
+    return np.full((len(records), 65), labels[:, None] / 10, np.float32), labels
 
-def loss(labels, predictions):
-    return torch.nn.functional.mse_loss(predictions, labels)
-
-def optimizer(model):
-    return torch.optim.SGD(model.parameters(), lr=0.0001)
-
-def feed(dataset, mode, metadata):
-    numbers = torch.tensor([[float(record)] for record in dataset])
-    return numbers, 2 * numbers
+numpy_digits._examples = examples
 """
 
 
