@@ -190,7 +190,8 @@ def survivor(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> LocalJob
     directory = tmp_path_factory.mktemp("survivor")
     zoo = zoo_with(directory, "\n".join(textwrap.dedent(code[KERAS]) for code in (NOT_FINITE, RAISES)))
     flags = {"model_zoo": zoo, "model_def": "model.custom_model", "max_bad_records": 20, "nan_policy": "skip"}
-    running = SHORT.local_job(directory / "job", digits, num_workers=1, **flags)
+    flags |= {"num_workers": 1, "num_minibatches_per_task": 15}  # each task that is checked is a pipeline of its own
+    running = SHORT.local_job(directory / "job", digits, **flags)
     code, _ = said(running)
     assert code == 0, running.story()
     return running

@@ -124,7 +124,8 @@ def assert_exact_and_good(running: LocalJob, num_quarantined: int = 0) -> None:
 @pytest.mark.timeout(300)
 def test_a_table_trains_without_a_feed_and_its_bad_records_are_set_aside(tmp_path: Path) -> None:
     data = write_parquet(tmp_path, missing={1: 321})  # validated on the same record
-    running = job(tmp_path, KERAS, data, max_bad_records=1, shuffle=True, num_workers=1).start()
+    flags = {"num_workers": 1, "num_minibatches_per_task": 30}  # each task that is checked is a pipeline of its own
+    running = job(tmp_path, KERAS, data, max_bad_records=1, shuffle=True, **flags).start()
     assert_exact_and_good(running, num_quarantined=1)
     (file,) = (tmp_path / "job" / "bad_records").iterdir()
     (line,) = [json.loads(text) for text in file.read_text().splitlines()]
