@@ -112,7 +112,7 @@ def test_checkpoints_of_workers_that_a_full_disk_refuses_are_said_while_the_job_
             running.end()
         last = max(int(name.removeprefix("version-")) for name in versions(place))
     saved = events_of(running, EventKind.CHECKPOINT_SAVED)
-    assert saved[-1].subject == f"checkpoint-{last}", "the last one is told before the job ends"
+    assert saved[-1].subject == f"checkpoint-{last}", "the last one is reported before the job ends"
     status = running.status()
     assert status is not None
     assert status.checkpoint_at == pytest.approx(saved[-1].at, abs=0.01)

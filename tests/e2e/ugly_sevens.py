@@ -69,7 +69,7 @@ def check_some_are_skipped(running: LocalJob, job: RealJob) -> None:
 
 
 def records_set_aside(running: LocalJob, job: RealJob) -> list[dict[str, object]]:
-    """--max_bad_records: some records are set aside in each epoch; what the files say about them."""
+    """--max_bad_records: some records are set aside in each epoch. Return the lines of their files."""
     written = [json.loads(line) for file in bad_records(running).iterdir() for line in file.read_text().splitlines()]
     coverage = coverage_of(running)
     assert len(coverage) == job.num_epochs

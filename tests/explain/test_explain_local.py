@@ -146,7 +146,7 @@ def test_data_that_a_restarted_master_does_not_find_is_explained(
         running.end()
     diagnosis = the_trouble(tmp_path / "job", trouble)
     assert diagnosis.is_fatal
-    if trouble is Trouble.DATA_CHANGED:  # what is gone is gone for workers, too: they report it
+    if trouble is Trouble.DATA_CHANGED:  # lost data is reported by workers, too
         assert diagnosis.evidence["data"] == "training"
     assert str(data / "train") in str(diagnosis)
     assert the_trouble(tmp_path / "job", Trouble.MASTER_KILLED).evidence["generation"] == 2
