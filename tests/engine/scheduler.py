@@ -13,14 +13,13 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from types import TracebackType
 from typing import Any, Self
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from elasticdl_client.errors import ElasticDLError
 
-_GIVES_WAY = 0.1  # the share of the operations on locks and conditions at which another thread takes over
+GIVES_WAY = 0.1  # the share of the operations on locks and conditions at which another thread takes over
 _HELD_UP = (0.0, 0.01, 0.06)  # and at which this one does not continue for a while; one of these for a whole run
 _HELD_UP_S = 0.3
 
@@ -104,16 +103,22 @@ class Scheduler:
         """Let one thread run until it waits, or else let time pass until the next timer."""
         ready = self._ready
         if len(ready) == 1 and not ready[0].process.is_stopped:  # no list is made, and nothing drawn
-            self._switch(ready.pop())
-        elif able := [thread for thread in ready if not thread.process.is_stopped]:
+            thread = ready.pop()
+        elif ready and (able := [thread for thread in ready if not thread.process.is_stopped]):
             thread = able[0] if len(able) == 1 else able[self.random.randrange(len(able))]
             ready.remove(thread)
-            self._switch(thread)
         else:
             assert self._timers, "nothing will ever happen"
             moment, _, do = heapq.heappop(self._timers)
-            self.now = max(self.now, moment)
+            if moment > self.now:
+                self.now = moment
             do()
+            return
+        self._running = thread
+        try:
+            thread.greenlet.switch()
+        finally:
+            self._running = None
 
     def end(self, process: Process) -> None:
         """Kill a process: none of its threads does anything more."""
@@ -148,13 +153,16 @@ class Scheduler:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until `wake`; False: the time is over first."""
-        thread = self.running
+        thread = self._running
+        assert thread is not None, "no simulated thread runs"
         thread.wait_number += 1
         thread.is_waiting, thread.is_timed_out = True, False
         if timeout_s is not None:
             number = thread.wait_number
             self.at(max(0.0, timeout_s), lambda: self._time_out(thread, number))
-        self._give_way()
+        if thread.is_over or thread.process.is_over:
+            raise GreenletExit
+        self._hub.switch()
         return not thread.is_timed_out
 
     def wake(self, thread: SimulatedThread) -> None:
@@ -174,13 +182,23 @@ class Scheduler:
     def maybe_give_way(self) -> None:
         """Another thread may run here."""
         drawn = self.random.random()
-        if self._running is None or drawn >= _GIVES_WAY:
-            return
+        if drawn < GIVES_WAY and self._running is not None:
+            self.give_way(drawn)
+
+    def give_way(self, drawn: float) -> None:
+        """Let another thread run here.
+
+        Args:
+            drawn: below `GIVES_WAY`; the least make the running thread wait for a while.
+        """
+        thread = self.running
         if drawn < self._held_up:
             self.wait(self.random.random() * _HELD_UP_S)
         else:
-            self._ready.append(self._running)
-            self._give_way()
+            self._ready.append(thread)
+            if thread.is_over or thread.process.is_over:
+                raise GreenletExit
+            self._hub.switch()
 
     def _make_ready(self, thread: SimulatedThread) -> None:
         if not thread.is_over:
@@ -190,19 +208,6 @@ class Scheduler:
         if thread.is_waiting and thread.wait_number == number:
             thread.is_timed_out = True
             self.wake(thread)
-
-    def _give_way(self) -> None:
-        thread = self.running
-        if thread.is_over or thread.process.is_over:
-            raise GreenletExit
-        self._hub.switch()
-
-    def _switch(self, thread: SimulatedThread) -> None:
-        self._running = thread
-        try:
-            thread.greenlet.switch()
-        finally:
-            self._running = None
 
     def _run(self, thread: SimulatedThread, run: Callable[[], None]) -> None:
         try:
@@ -218,7 +223,10 @@ class Scheduler:
 
 
 class Lock:
-    """As `threading.RLock`: of a simulated thread."""
+    """As `threading.RLock`: of a simulated thread.
+
+    A schedule takes hundreds of locks, nearly all of them free: the short way through is written out.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -228,10 +236,12 @@ class Lock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         scheduler = self._scheduler
-        if not scheduler.is_inside:
+        thread = scheduler._running
+        if thread is None:
             return True
-        scheduler.maybe_give_way()
-        thread = scheduler.running
+        drawn = scheduler.random.random()
+        if drawn < GIVES_WAY:
+            scheduler.give_way(drawn)
         while self._owner is not None and self._owner is not thread:
             if not blocking:
                 return False
@@ -241,25 +251,23 @@ class Lock:
                 self._waiting.remove(thread)
             if not is_woken:
                 return False
-        self._owner, self._depth = thread, self._depth + 1
+        self._owner = thread
+        self._depth += 1
         return True
 
     def release(self) -> None:
-        if self._scheduler.is_inside:
+        if self._scheduler._running is not None:
             self._depth -= 1
             if not self._depth:
                 self._owner = None
-                waiting, self._waiting = self._waiting, []
-                for thread in waiting:
-                    self._scheduler.wake(thread)
+                if self._waiting:
+                    waiting, self._waiting = self._waiting, []
+                    for thread in waiting:
+                        self._scheduler.wake(thread)
 
-    def __enter__(self) -> Self:
-        self.acquire()
-        return self
+    __enter__ = acquire
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def hand_over(self) -> int:
@@ -280,15 +288,14 @@ class Condition:
         self._scheduler = scheduler
         self._lock = lock or Lock(scheduler)
         self._waiting: list[SimulatedThread] = []
+        self._acquire, self._release = self._lock.acquire, self._lock.release
 
     def __enter__(self) -> Self:
-        self._lock.acquire()
+        self._acquire()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
+    def __exit__(self, *_: object) -> None:
+        self._release()
 
     def wait(self, timeout: float | None = None) -> bool:
         thread = self._scheduler.running
@@ -314,9 +321,10 @@ class Condition:
         return result
 
     def notify_all(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for thread in waiting:
-            self._scheduler.wake(thread)
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for thread in waiting:
+                self._scheduler.wake(thread)
 
 
 class Event:
