@@ -192,13 +192,17 @@ class EventHistory:
 def to_journal(history: EventHistory) -> dict[str, Any]:
     """The history as the master's core keeps it in its snapshot; of JSON's types only."""
     return {
-        "events": [
-            [e.number, round(e.at, 3), e.kind.value, e.subject, e.message, e.cause, dict(e.details)]
-            for e in history.events
-        ],
+        "events": [event_row(event) for event in history.events],
         "summed_up": dict(history.summed_up),
         "extremes": {name: list(astuple(one)) for name, one in history.extremes.items()},
     }
+
+
+def event_row(event: JobEvent) -> list[Any]:
+    """Return an event as `to_journal` has it."""
+    details = dict(event.details)
+    kind = event.kind.value
+    return [event.number, round(event.at, 3), kind, event.subject, event.message, event.cause, details]
 
 
 def from_journal(saved: Mapping[str, Any]) -> EventHistory:

@@ -5,6 +5,7 @@ A failure names its seed: `python -m tests.engine SEED` replays it with its log.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -433,6 +434,20 @@ def test_members_whose_steps_take_long_leave_their_shards_after_the_present_one(
 
 def test_a_seed_replays_its_schedule() -> None:
     assert [play(7).log, play(7).scheduler.now] == [play(7).log, play(7).scheduler.now]
+
+
+def test_a_snapshot_stays_what_it_was_whatever_happens_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[dict[str, Any], str]] = []
+    persist = EngineJob._persist
+
+    def persist_and_note(job: EngineJob) -> None:
+        persist(job)
+        taken.append((job.disk, json.dumps(job.disk)))
+
+    monkeypatch.setattr(EngineJob, "_persist", persist_and_note)
+    play_all(range(3))
+    assert len(taken) > 100
+    assert all(json.dumps(snapshot) == text for snapshot, text in taken)
 
 
 def test_a_ledger_that_forgets_is_found_with_the_seed_that_replays_it(

@@ -250,6 +250,16 @@ def test_a_log_that_was_restored_continues_its_numbers() -> None:
     assert after.add(EventKind.JOB_SUCCEEDED, "job") == MAX_EVENTS + 2
 
 
+def test_a_snapshot_of_the_log_waits_for_its_writer_and_stays_what_it_was() -> None:
+    log = EventLog()
+    log.add(EventKind.POD_LOST, "worker-1", reason="Killed")
+    taken = log.snapshot()
+    text = json.dumps(taken)
+    log.add(EventKind.POD_LOST, "worker-1", reason="Killed")
+    log.add(EventKind.POD_LOST, "ps-0", reason="Evicted")
+    assert json.dumps(taken) == text
+
+
 def test_every_kind_can_be_described() -> None:
     details = {"before": 4, "after": 3, "seconds": 0.19, "records": 10, "generation": 2, "reason": "Killed"}
     for kind in EventKind:

@@ -17,6 +17,7 @@ from elasticdl_client.job_events import (
     EventKind,
     Extremes,
     JobEvent,
+    event_row,
     from_journal,
     to_journal,
     with_metrics_of,
@@ -52,6 +53,7 @@ class EventLog:
         self.now = 0.0
         self.totals = EventTotals()
         self._events: list[JobEvent] = []
+        self._rows: list[list[Any]] = []  # of the journal, which is written much more often than events come
         self._summed_up: dict[str, int] = {}
         self._next = 1
         self._num_characters = 0
@@ -93,6 +95,7 @@ class EventLog:
 
     def _append(self, event: JobEvent) -> None:
         self._events.append(event)
+        self._rows.append(event_row(event))
         self._by_subject.setdefault(event.subject, []).append(event)
         self._num_characters += _size(event)
 
@@ -110,12 +113,13 @@ class EventLog:
         self._keep([event for event in self._events if event.number not in gone])
 
     def _keep(self, events: list[JobEvent]) -> None:
-        self._events, self._by_subject, self._num_characters = [], {}, 0
+        self._events, self._rows, self._by_subject, self._num_characters = [], [], {}, 0
         for event in events:
             self._append(event)
 
     def snapshot(self) -> dict[str, Any]:
-        return {**to_journal(self.history), "next": self._next, "totals": self.totals.snapshot()}
+        rest = to_journal(EventHistory((), self._summed_up, self.totals.extremes))
+        return {**rest, "events": list(self._rows), "next": self._next, "totals": self.totals.snapshot()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Takes over what an earlier generation knew."""
@@ -186,8 +190,8 @@ class EventTotals:
 
     def snapshot(self) -> dict[str, Any]:
         return {
-            "by_kind": self.by_kind,
-            "pods_lost": self.pods_lost,
+            "by_kind": dict(self.by_kind),
+            "pods_lost": {role: dict(reasons) for role, reasons in self.pods_lost.items()},
             "group_seconds": round(self.group_seconds, 3),
             "checkpoint_at": round(self.checkpoint_at, 3),
         }
