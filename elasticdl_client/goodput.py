@@ -95,6 +95,7 @@ FIRST_LENGTH_US = 1_000_000  # heartbeats come once a second
 _MIN_CELLS = 4  # of a pod, on average; of more pods than that leaves room for, the oldest go
 _CELL = re.compile(r"(?:[a-z]\d+)*")
 _PART = re.compile(r"([a-z])(\d+)")
+_STATES = [state.value for state in SlotState]
 _LETTERS = {state: chr(ord("a") + number) for number, state in enumerate(SlotState)}
 
 Cell = dict[SlotState, int]  # microseconds; their sum is less than the length where the pod has begun or ended
@@ -233,7 +234,7 @@ class PodTimes:
         """The cells as the master's core keeps them: ``a87f13`` is a cell that is spent to 87 % in the first state."""
         return {
             "length_s": self._length / 1e6,
-            "states": [state.value for state in SlotState],
+            "states": list(_STATES),
             "pods": {str(worker_id): [pod.first, self._text(pod)] for worker_id, pod in self._pods.items()},
         }
 

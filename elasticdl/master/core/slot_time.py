@@ -56,6 +56,9 @@ class SlotUse(StrEnum):
     DONE = "done"  # its command has ended well: the slot has no time any more
 
 
+_NAMES = {state: state.value for state in SlotState}
+_NO_TIME = dict.fromkeys(SlotState, 0)
+
 _UNREPORTED = {
     SlotUse.UNSCHEDULED: SlotState.UNSCHEDULED,
     SlotUse.RECOVERING: SlotState.RECOVERING,
@@ -114,7 +117,7 @@ class SlotTimes:
         self._evaluates = evaluates
         self._slots = {number: _Slot() for number in range(num_slots)}
         self._by_worker: dict[int, _Slot] = {}
-        self._sums = dict.fromkeys(SlotState, 0)
+        self._sums = dict(_NO_TIME)
         self._dropped = 0  # time of slots that are not wanted any more
         self._is_complete = False
         self._servers_missed_at = -1
@@ -228,7 +231,7 @@ class SlotTimes:
             known = min(covered - length, weights.get(SlotState.STARTING, 0))
             weights[SlotState.STARTING] = weights.get(SlotState.STARTING, 0) - known
             covered -= known
-        parts = dict.fromkeys(SlotState, 0)
+        parts = dict(_NO_TIME)
         unseen = max(0, min(self.now, slot.away_until) - slot.settled)
         absence = self._absence(slot, min(unseen, max(0, length - covered)))
         away = sum(absence.values())
@@ -323,7 +326,7 @@ class SlotTimes:
             sums[SlotState.USEFUL] += slot.pending
             for state, us in self._guess(slot, now).items():
                 sums[state] += us
-        return {state.value: us / SECOND for state, us in sums.items()}
+        return {_NAMES[state]: us / SECOND for state, us in sums.items()}
 
     def _guess(self, slot: _Slot, until: int) -> dict[SlotState, int]:
         """How the time of a slot that is not settled is probably split."""
@@ -385,7 +388,7 @@ class SlotTimes:
     def snapshot(self) -> dict[str, Any]:
         return {
             "now": self.now,
-            "sums": {state.value: us for state, us in self._sums.items() if us},
+            "sums": {_NAMES[state]: us for state, us in self._sums.items() if us},
             "dropped": self._dropped,
             "pause": list(self._pause),
             "slots": [
@@ -393,7 +396,7 @@ class SlotTimes:
                     *(slot.began, slot.settled, slot.life.value, slot.worker_id, slot.has_lost, slot.incarnation),
                     *(slot.pending, slot.useful_until, slot.repeated_until, slot.away_until),
                     slot.reported,
-                    {state.value: us for state, us in slot.mix.items()},
+                    {_NAMES[state]: us for state, us in slot.mix.items()},
                 ]
                 for slot in self._slots.values()
             ],
