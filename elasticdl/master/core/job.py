@@ -374,8 +374,10 @@ class Job:
 
     def _checkpoint(self) -> None:
         version, partition = self._work.tasks.model_version, self._fleet.servers.partition
+        if partition is None:
+            return
         is_wanted = self._work.is_covered or self._fleet.wants_checkpoint
-        if partition is not None and self._checkpoints.begin_if_due(version, is_wanted, self._clock):
+        if self._checkpoints.begin_if_due(version, is_wanted, self._clock):
             self._out.add(SaveCheckpoint(version, partition.ps, self._data.fingerprint()))
 
     def _end_if_complete(self) -> None:

@@ -117,7 +117,7 @@ class JobSettings:
     @property
     def has_groups(self) -> bool:
         """The model is with the members of an AllReduce group."""
-        return self.strategy is DistributionStrategy.ALL_REDUCE and self.trains
+        return self.has_training_data and self.strategy is DistributionStrategy.ALL_REDUCE
 
     @property
     def holds_model_in_workers(self) -> bool:

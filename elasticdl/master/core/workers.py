@@ -112,7 +112,7 @@ class Workers:
 
     def absent(self) -> Iterator[Worker]:
         """Yield the workers of an earlier generation of the master that stay and have not registered in this one."""
-        return (worker for worker in self._absent.values() if not worker.is_leaving)
+        return (worker for worker in self._absent.values() if not worker.is_leaving) if self._absent else iter(())
 
     def staying(self) -> list[Worker]:
         return [worker for worker in self._workers.values() if not worker.is_leaving]

@@ -74,7 +74,7 @@ class Work:
     @property
     def is_covered(self) -> bool:
         """Every planned record is committed, and the model was seen to hold it."""
-        return self.tasks.all_done and all(epoch.covered for epoch in self.tasks.unsettled())
+        return not self.tasks.unsettled() and not self.tasks.can_begin
 
     @property
     def is_evaluated(self) -> bool:
