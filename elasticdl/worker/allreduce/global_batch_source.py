@@ -151,9 +151,9 @@ class GlobalBatches:
 
     def agree(self, plan: StepPlan) -> bool:
         step = [position.name for position in self._schedule.next()]
-        if plan.wishes & StepFlag.SHARING:
+        if StepFlag.SHARING in plan.wishes:
             self._unpack(self._session.share(self._packed() if self._session.rank == 0 else None))
-        if plan.wishes & StepFlag.FAILED:
+        if StepFlag.FAILED in plan.wishes:
             self._share_failure(plan.first_with(StepFlag.FAILED))
             return False
         return bool(step) and {part.name for part in plan.all_parts} == set(step)

@@ -395,7 +395,7 @@ class GroupSession:
         newest = max(header.version for header in headers)
         if plan.ends_all:  # its caller leaves when the model is saved
             return plan
-        if plan.wishes & StepFlag.LEAVING:
+        if StepFlag.LEAVING in plan.wishes:
             self._has_left = StepFlag.LEAVING in plan.wishes_by_rank[self._rank]
             self._hand_over(plan)
             self.leave(f"worker {self._world.members[plan.first_with(StepFlag.LEAVING)].worker_id} leaves")

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from functools import reduce
-from operator import and_
 
 import grpc
 
@@ -49,6 +47,7 @@ from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
 _PATIENCE_S = 0.1  # between two looks while no member has work
+_WITHOUT_PARTS = StepFlag.LEAVING | StepFlag.OVER
 _WISH_FOR = {pb.EVALUATION: StepFlag.EVALUATION, pb.TRAIN_END: StepFlag.LAST}  # of all members, before a lease is done
 
 
@@ -181,10 +180,9 @@ class AllReduceLoop:
         Returns:
             False: all members of a group that is split know that the job is over, and the last checkpoint is written.
         """
-        leaving = self._last.begin_round()
-        wishes = self._wishes_if_split()
-        parts = [] if (leaving | wishes) & (StepFlag.LEAVING | StepFlag.OVER) else self._take_parts()
-        wishes |= self._supply.wish | leaving
+        wishes = self._last.begin_round() | self._wishes_if_split()
+        parts = [] if wishes and wishes & _WITHOUT_PARTS else self._take_parts()
+        wishes |= self._supply.wish
         other = self._supply.take_other()
         if other is not None:
             wishes |= _WISH_FOR.get(other.lease.type, StepFlag.NOTHING)
@@ -194,12 +192,12 @@ class AllReduceLoop:
         if plan.ends_all:
             raise GroupEnded(self._last.end_with_all())
         if self._session.is_split and self._end_or_save(plan):
-            return StepFlag.OVER not in reduce(and_, plan.wishes_by_rank)
+            return StepFlag.OVER not in plan.wishes_of_each
         is_step = self._supply.agree(plan)
         self._is_idle = not is_step
-        if plan.wishes & StepFlag.LAST:
+        if StepFlag.LAST in plan.wishes:
             self._save_with_all()
-        elif plan.wishes & StepFlag.EVALUATION:
+        elif StepFlag.EVALUATION in plan.wishes:
             self._evaluate()
         elif is_step:
             self._step(plan)
@@ -226,7 +224,7 @@ class AllReduceLoop:
             A member knows that the job is over, so that there is no step any more.
         """
         is_over = StepFlag.OVER in plan.wishes
-        is_end = StepFlag.OVER in reduce(and_, plan.wishes_by_rank)
+        is_end = StepFlag.OVER in plan.wishes_of_each
         if StepFlag.CHECKPOINT in plan.wishes:
             with self._clock.during(Activity.CHECKPOINT):
                 shards = self._session.collect()

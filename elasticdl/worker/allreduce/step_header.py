@@ -41,6 +41,9 @@ class StepFlag(IntFlag):
     TRIGGER = 2048  # it has
 
 
+_LEAVING_SOON = StepFlag.LEAVING | StepFlag.ENDING
+
+
 @dataclass(frozen=True, slots=True)
 class BatchRef:
     """A minibatch that a member brings to a step.
@@ -77,7 +80,7 @@ class StepProposal:
     @classmethod
     def of(cls, line: npt.NDArray[np.int64]) -> StepProposal:
         """The inverse of `numbers`."""
-        version, wishes, count = (int(number) for number in line[:_NUM_FIXED])
+        version, wishes, count = line[:_NUM_FIXED].tolist()
         rest = line[_NUM_FIXED : _NUM_FIXED + _NUM_OF_PART * count].reshape(count, _NUM_OF_PART).tolist()
         return cls(version, StepFlag(wishes), tuple(BatchRef(MinibatchName(*row[:3]), row[3]) for row in rest))
 
@@ -116,12 +119,17 @@ class StepPlan:
     @property
     def wishes(self) -> StepFlag:
         """Of all members together."""
-        return reduce(or_, self.wishes_by_rank)
+        return reduce(or_, set(self.wishes_by_rank))  # as a rule there is one, and nothing to combine
+
+    @property
+    def wishes_of_each(self) -> StepFlag:
+        """The wishes that every member has."""
+        return reduce(and_, set(self.wishes_by_rank))
 
     @property
     def ends_all(self) -> bool:
         """Whether all members were asked to end before the end of the job."""
-        return StepFlag.ENDING in reduce(and_, self.wishes_by_rank) and StepFlag.OVER not in self.wishes
+        return StepFlag.ENDING in self.wishes_of_each and StepFlag.OVER not in self.wishes
 
     def first_with(self, wish: StepFlag) -> int:
         """The lowest rank that wants something."""
@@ -217,8 +225,8 @@ class Departures:
 
     def leaving(self, plan: StepPlan) -> set[int]:
         """Return the pods that leave, now or soon: the cause of the group's end may end their last second, too."""
-        is_leaving = StepFlag.LEAVING | StepFlag.ENDING
-        return {pod for pod, wishes in zip(self._pods, plan.wishes_by_rank, strict=True) if wishes & is_leaving}
+        pods = zip(self._pods, plan.wishes_by_rank, strict=True)
+        return {pod for pod, wishes in pods if wishes and wishes & _LEAVING_SOON}
 
     def _judge(self, lost: set[int]) -> None:
         """Rank 0 is the last one if all pods leave, else the first process of the only one that stays.
