@@ -224,7 +224,7 @@ class SimulatedGroup:
         if is_header:
             assert all(witness == parts[0][1] for _, witness in parts), f"members differ: {parts}"
             self._current().num_proven = parts[0][1][1]
-        return np.stack([part for part, _ in parts])
+        return np.array([part for part, _ in parts])
 
     def broadcast(self, arrays: Mapping[str, npt.NDArray[Any]] | None, source: int) -> dict[str, npt.NDArray[Any]]:
         given = {k: v.copy() for k, v in arrays.items()} if self._rank == source and arrays is not None else None
@@ -292,7 +292,7 @@ class SimulatedGroup:
         seat, size = formation.seats[self._rank], len(formation.peers)
         awaited = range(size) if source is None or not self._links.has_room else range(source, source + 1)
         arrived = seat.arrived.setdefault(number, {})
-        self._wait(seat, lambda: all(rank in arrived for rank in awaited), None, number, arrived, awaited)
+        self._wait(seat, lambda: all(map(arrived.__contains__, awaited)), None, number, arrived, awaited)
         del seat.arrived[number]
         return arrived
 
@@ -311,7 +311,7 @@ class SimulatedGroup:
         try:
             scheduler.maybe_give_way()
             while True:
-                departed = [
+                departed = seat.lacks and [
                     rank
                     for rank, begun in seat.lacks.items()
                     if number >= begun or (arrived is not None and rank in awaited and rank not in arrived)

@@ -201,18 +201,15 @@ class EngineJob(SimShell):
         self._newest_lease = self.job._work.leases.newest
         if not self.job._is_open:
             return
-        committed = [
-            ((epoch.number, task), watermark, epoch._extras.get(task, frozenset()))
-            for epoch in self.job._work.tasks.epochs
-            for task, watermark in enumerate(epoch._watermarks)
-            if watermark or task in epoch._extras
-        ]
+        committed: list[tuple[tuple[int, int], int, frozenset[int]]] | None = None
         for process, member in self.members.items():
             session = member.loop._session if member.loop is not None and not process.is_over else None
             if session is None or session.version != formed.version or session._is_forming:
                 continue
             if not session._holds_model or self._is_synchronizing(member):
                 continue
+            if committed is None:
+                committed = self._committed()
             applied = session.ledger.applied
             for key, watermark, extras in committed:
                 has = applied.watermarks[key]
@@ -220,6 +217,15 @@ class EngineJob(SimShell):
                     missing = {*range(has, watermark), *(n for n in extras if n >= has)}
                     missing -= applied.extras.get(key, set())
                     assert not missing, f"committed, and not in the model of {process.name}: {key} {missing}"
+
+    def _committed(self) -> list[tuple[tuple[int, int], int, frozenset[int]]]:
+        """Return (task, watermark, minibatches beyond it) of all tasks of which something is committed."""
+        return [
+            ((epoch.number, task), watermark, epoch._extras.get(task, frozenset()))
+            for epoch in self.job._work.tasks.epochs
+            for task, watermark in enumerate(epoch._watermarks)
+            if watermark or task in epoch._extras
+        ]
 
     def _check_continuation(self, version: int) -> None:
         """A group continues after all steps that all members of the last one had, or no earlier lease is in force."""
