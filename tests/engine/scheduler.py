@@ -159,7 +159,8 @@ class Scheduler:
         thread.is_waiting, thread.is_timed_out = True, False
         if timeout_s is not None:
             number = thread.wait_number
-            self.at(max(0.0, timeout_s), lambda: self._time_out(thread, number))
+            moment = self.now + max(0.0, timeout_s)
+            heapq.heappush(self._timers, (moment, next(self._numbers), lambda: self._time_out(thread, number)))
         if thread.is_over or thread.process.is_over:
             raise GreenletExit
         self._hub.switch()
@@ -255,7 +256,7 @@ class Lock:
         self._depth += 1
         return True
 
-    def release(self) -> None:
+    def release(self, *_: object) -> None:
         if self._scheduler._running is not None:
             self._depth -= 1
             if not self._depth:
@@ -265,10 +266,7 @@ class Lock:
                     for thread in waiting:
                         self._scheduler.wake(thread)
 
-    __enter__ = acquire
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    __enter__, __exit__ = acquire, release
 
     def hand_over(self) -> int:
         """Release it whole, however often it was acquired; how often that was."""

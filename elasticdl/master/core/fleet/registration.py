@@ -347,6 +347,15 @@ class Members:
             is_trained: there is nothing left to form a group for.
             num_wanted: workers that are here or may come.
         """
+        if self._samples:
+            self._answer_samples(clock)
+        if is_trained:
+            self._groups.end()
+        else:
+            self._groups.advance(clock, num_wanted)
+
+    def _answer_samples(self, clock: float) -> None:
+        """Answer the workers that wait for a first minibatch, and those that have waited long."""
         sample = self._work.tasks.sample()
         epoch = self._work.tasks.num_covered if self._groups.is_model_held else -1
         for call, since in list(self._samples.items()):
@@ -357,10 +366,6 @@ class Members:
             else:
                 continue
             del self._samples[call]
-        if is_trained:
-            self._groups.end()
-        else:
-            self._groups.advance(clock, num_wanted)
 
     def end(self) -> None:
         """The job is decided."""

@@ -277,28 +277,32 @@ class WorkerGroups:
             clock: now.
             num_wanted: workers that are here or may come; fewer than --min_workers once scripts have ended.
         """
+        self._num_wanted = num_wanted * self._settings.processes_per_worker
+        if chosen := self._choose(clock):
+            self._plan_if_enough(chosen, clock, num_wanted)
+        self._announce()
+        long = takewhile(lambda one: clock - one[1].since >= self._settings.long_poll, self._watches.items())
+        for worker_id, _ in list(long):
+            self._answer_watch(worker_id, NoLeaseNow())
+
+    def _plan_if_enough(self, chosen: list[Candidate], clock: float, num_wanted: int) -> None:
+        """Plan a group of these, or say that --min_workers are not there."""
         num_processes = self._settings.processes_per_worker
-        self._num_wanted = num_wanted * num_processes
-        chosen = self._choose(clock)
         at_least = min(self._settings.min_workers, num_wanted)
         num_pods = len({self._settings.pod_of(one.id) for one in chosen})
         # Only the first group waits for all processes: later a pod may have one that has ended.
-        awaited = self.awaited(clock) if chosen and self.formed is None else []
+        awaited = self.awaited(clock) if self.formed is None else []
         is_short = num_pods < at_least or (awaited and len(chosen) < at_least * num_processes)
         if is_short and (ending := self._ending(chosen)):
             chosen, is_short = ending, False
-        if chosen and is_short:
+        if is_short:
             number = f"{num_pods}"
             if num_processes > 1:
                 number += f" with {len(chosen)} of {num_pods * num_processes} processes"
             flag = f"--min_workers={self._settings.min_workers}"
             self._complain(f"Training waits for workers: {number} can form a group, {at_least} must ({flag})")
-        elif chosen:
+        else:
             self._plan(chosen, clock)
-        self._announce()
-        long = takewhile(lambda one: clock - one[1].since >= self._settings.long_poll, self._watches.items())
-        for worker_id, _ in list(long):
-            self._answer_watch(worker_id, NoLeaseNow())
 
     def _ending(self, chosen: list[Candidate]) -> list[Candidate]:
         """Return those that hold the model if all of them only agree on the last checkpoint: however few, they do."""
