@@ -107,7 +107,7 @@ def run_of(job: EngineJob) -> HostileRun:
 
 
 class _Faults:
-    """What goes wrong in one job."""
+    """The faults of one job."""
 
     def __init__(self, job: EngineJob, draw: random.Random) -> None:
         self._job = job

@@ -143,7 +143,7 @@ def _sized(seed: int, draw: random.Random) -> tuple[JobSpec, tuple[Shard, ...]]:
 
 @contextmanager
 def replayed_by(job: EngineJob, how: str) -> Iterator[None]:
-    """The job runs inside of the block; whatever fails there names how to replay it."""
+    """The job runs inside of the block; a failure names how to replay it."""
     try:
         with installed(job.room, job.members.__getitem__):
             yield

@@ -212,7 +212,7 @@ def test_a_checkpoint_that_a_killed_master_forgot_is_reported_and_none_is_report
     script = standing(2, checkpoint_dir="/c")
     script.beat(0, checkpoint=e.CheckpointSaved(20, "/c/version-20"), checkpoint_attempt=1)
     script.beat(1, checkpoint=e.CheckpointSaved(40, "/c/version-40"), checkpoint_attempt=1)
-    for _ in range(2):  # each generation of the master is told of the newest attempt of every worker
+    for _ in range(2):  # each generation of the master hears the newest attempt of every worker
         script.restarts(0, 1)
         for worker_id in (0, 1):
             script.worker_joins(worker_id)

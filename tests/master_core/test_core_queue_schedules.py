@@ -18,7 +18,7 @@ from elasticdl.protocol import Role
 
 
 class QueuedJob(SimJob):
-    """A simulated job of which only so many pods may run at a time.
+    """A simulated job with a limit of pods that run at a time.
 
     Args:
         settings: of the job.

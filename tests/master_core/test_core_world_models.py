@@ -207,7 +207,7 @@ def test_a_script_whose_world_has_ended_tells_the_next_life_of_the_master_what_i
 
 
 def _relives(script: WorldScript, worker_id: int, minibatches: int) -> None:
-    """A successor begins with the initial model, commits so many minibatches of the first task and fails."""
+    """A successor begins with the initial model, commits some minibatches of the first task and fails."""
     script.successor_starts(worker_id)
     script.moment()
     script.forms(steps=0)
