@@ -66,6 +66,10 @@ class Shard:
     def __len__(self) -> int:
         return self.end - self.start
 
+    def first(self, num_records: int) -> Shard:
+        """Return a part of at most that many records, from the start on."""
+        return Shard(self.name, self.start, min(self.end, self.start + num_records), self.identity)
+
 
 def pod_and_process(worker_id: int, processes_per_worker: int) -> tuple[int, int]:
     """Return the index of the pod that a worker's process is in, and its number in the pod."""

@@ -474,6 +474,10 @@ def message_reply(answer: commands.Answer, generation: int) -> pb.MasterMessage:
     return reply
 
 
+def sample_requested(call: int, message: pb.SampleRequest) -> events.SampleRequested:
+    return events.SampleRequested(call, message.worker_id, message.incarnation, message.of_validation)
+
+
 def sample_reply(answer: commands.Answer) -> pb.SampleReply:
     match answer:
         case commands.SampleGiven(found, epoch):

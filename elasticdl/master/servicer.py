@@ -14,7 +14,7 @@ import grpc
 
 from elasticdl.master import messages
 from elasticdl.master.core.commands import Answer, LeaseGranted, NoLeaseNow
-from elasticdl.master.core.events import CallAbandoned, Event, LeaseQuestioned, SampleRequested, WorldWatched
+from elasticdl.master.core.events import CallAbandoned, Event, LeaseQuestioned, WorldWatched
 from elasticdl.master.inbox import Inbox, InboxClosed
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
@@ -67,7 +67,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         return messages.lease_reply(answer, self._generation)
 
     def Sample(self, request: pb.SampleRequest, context: grpc.ServicerContext) -> pb.SampleReply:
-        _, answer = self._poll(lambda n: SampleRequested(n, request.worker_id, request.incarnation), context)
+        _, answer = self._poll(lambda n: messages.sample_requested(n, request), context)
         return messages.sample_reply(answer)
 
     def ReadyForWorld(self, request: pb.ReadyForWorldRequest, context: grpc.ServicerContext) -> pb.Ack:

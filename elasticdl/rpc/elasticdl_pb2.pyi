@@ -218,12 +218,14 @@ class RegisterWorkerReply(_message.Message):
     def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., job_spec: _Optional[str] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("worker_id", "incarnation")
+    __slots__ = ("worker_id", "incarnation", "of_validation")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    OF_VALIDATION_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     incarnation: int
-    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    of_validation: bool
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., of_validation: bool = ...) -> None: ...
 
 class SampleReply(_message.Message):
     __slots__ = ("wait", "shard", "epoch")

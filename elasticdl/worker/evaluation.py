@@ -1,19 +1,29 @@
-"""Evaluation: a task gives the metrics' states for its records; numbers are made of the merged states of all tasks."""
+"""Evaluation: a task gives the metrics' states for its records; numbers are made of the merged states of all tasks.
+
+Before anything is trained, one worker tries the metrics on a minibatch: `MetricsTrial`.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import grpc
 import numpy as np
 
 from elasticdl.activities import Activity
-from elasticdl.frameworks.framework import Inference, MetricState
+from elasticdl.data.reader import Reader
+from elasticdl.frameworks.framework import Batch, FeedError, Framework, Inference, MetricState
+from elasticdl.protocol import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.reporter import TaskFailures
-from elasticdl.worker.tasks import HeldLease, TaskBatches, Values, ValueSource
+from elasticdl.worker.tasks import HeldLease, TaskBatches, Values, ValueSource, sample_batches
+from elasticdl_client.errors import DataError, ElasticDLError, ModelDefinitionError
 
+_log = logging.getLogger("elasticdl.worker")
+_WHAT = "The evaluation of the first validation minibatch, before anything is trained, raised {}"
 _MOST_OF_STATES = 60 << 20  # bytes; a message to the master holds 64 MiB
 
 
@@ -56,7 +66,84 @@ class EvaluationWork:
         self._source.close()
 
 
-def evaluate_task(framework: Inference, values: Values, held: HeldLease, batches: TaskBatches) -> list[pb.MetricState]:
+class MetricsTrial:
+    """Evaluates the first minibatch of the validation data, so that an error in metrics costs no training.
+
+    One worker of a job does it, while nothing is trained.  It takes no lease and calls no callback; the results are
+    forgotten.
+    """
+
+    def __init__(
+        self,
+        failures: TaskFailures,
+        model: Framework,
+        source: ValueSource,
+        reader: Callable[[pb.TaskType], Reader],
+        seed: int,
+    ) -> None:
+        """
+        Args:
+            source: of the values of that model.
+            reader: see `Readers.of`.
+            seed: the job's.
+        """
+        self._link, self._clock = failures.link, failures.clock
+        self._model = model
+        self._source = source
+        self._reader = reader
+        self._seed = seed
+
+    def run(self, keeps_state: bool = False) -> None:
+        """Return at once if there is nothing to try, or another worker does it.
+
+        Args:
+            keeps_state: put the state of the model back, which the user's code may change.
+
+        Raises:
+            ModelDefinitionError: the user's code raised what each evaluation would meet.
+        """
+        shard = self._link.sample(of_validation=True).shard
+        if shard.start == shard.end:
+            return
+        with self._clock.during(Activity.COMPILE):
+            state = self._model.state() if keeps_state else {}
+            self._evaluate(Shard(shard.name, shard.start, shard.end, shard.identity))
+            if keeps_state:
+                self._model.load_state(state)
+
+    def _evaluate(self, shard: Shard) -> None:
+        try:
+            self._evaluate_first(shard)
+        except (DataError, ArithmeticError) as error:
+            self._leave_to_evaluations(error)
+        except FeedError as error:
+            if not error.bad_records:
+                raise ModelDefinitionError(_WHAT.format(error), details=error.details) from None
+            self._leave_to_evaluations(error)
+        except (ElasticDLError, grpc.RpcError):
+            raise
+        except Exception as error:
+            raise ModelDefinitionError(_WHAT.format(f"{type(error).__name__}: {error}")) from error
+
+    def _evaluate_first(self, shard: Shard) -> None:
+        batches = sample_batches(self._model, pb.EVALUATION, self._reader, shard, self._seed)
+        held = HeldLease(pb.Lease())  # values are read without one
+        states = evaluate_task(self._model, self._source.values(held), held, batches[:1])
+        if not batches:
+            return
+        try:
+            self._model.evaluation().results([from_message(state) for state in states])
+        except ValueError as error:  # a few samples may be too few, such as those of one class
+            self._leave_to_evaluations(error)
+
+    @staticmethod
+    def _leave_to_evaluations(error: Exception) -> None:
+        _log.warning("The first validation minibatch cannot be evaluated: %s: %s", type(error).__name__, error)
+
+
+def evaluate_task(
+    framework: Inference, values: Values, held: HeldLease, batches: Iterable[Batch]
+) -> list[pb.MetricState]:
     """Freshly reset metrics, updated with every minibatch of the task.
 
     Raises:

@@ -18,7 +18,7 @@ from elasticdl.data.reader import Reader
 from elasticdl.frameworks.framework import FeedError, Framework, Inference
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.resource_use import keep_large_buffers
-from elasticdl.worker.evaluation import EvaluationWork
+from elasticdl.worker.evaluation import EvaluationWork, MetricsTrial
 from elasticdl.worker.export.exporter import Exporter, ExportTasks
 from elasticdl.worker.reporter import TaskFailures
 from elasticdl.worker.tasks import HeldLease, LeaseLost, ReadableModel, Strategy, TaskBatches, TaskStream
@@ -159,6 +159,7 @@ class TrainingTasks:
         """
         self.model = model
         self.failures = failures
+        self._source = source
 
         def end_evaluation(held: HeldLease, results: dict[str, float]) -> None:
             if reason := model.end_evaluation(held.lease.model_version, results):
@@ -175,6 +176,15 @@ class TrainingTasks:
             source: the model as evaluations and exports read it.
         """
         return cls(failures, model, source, Exporter(model, source, failures.link, spec))
+
+    def try_metrics(self, spec: JobSpec, reader: Callable[[pb.TaskType], Reader], keeps_state: bool = False) -> None:
+        """Evaluate a minibatch before anything is trained, if that is for this worker to do; see `MetricsTrial.run`.
+
+        Args:
+            reader: see `TaskStream`.
+        """
+        if spec.validation_data:
+            MetricsTrial(self.failures, self.model, self._source, reader, spec.seed).run(keeps_state)
 
 
 class TrainingWork:

@@ -349,9 +349,13 @@ class MasterLink:
         reply: pb.LeaseReply = self.call(self._stub.RequestLease, lambda: request)
         return bool(reply.WhichOneof("answer") == "end")
 
-    def sample(self) -> pb.SampleReply:
-        """AllReduce: records to compile a step on; waits until the master knows the data."""
-        request = self._signed(pb.SampleRequest())
+    def sample(self, of_validation: bool = False) -> pb.SampleReply:
+        """Return records to compile a step on (AllReduce), or to try metrics on; waits until the master knows the data.
+
+        Args:
+            of_validation: to try metrics on; none if that is not for this worker to do.
+        """
+        request = self._signed(pb.SampleRequest(of_validation=of_validation))
         pause = threading.Event()
         while True:
             reply: pb.SampleReply = self.call(self._stub.Sample, lambda: request)

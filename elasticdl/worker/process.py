@@ -135,7 +135,7 @@ class WorkerProcess:
             else:
                 strategy = self._strategy(report)
                 self._link.report_model(message)
-                run = self._one_by_one(strategy)
+                run = self._one_by_one(strategy, report)
             self._begin_training()
             run()
         except (CheckpointError, ModelDefinitionError) as error:  # another worker would not fare better
@@ -170,8 +170,10 @@ class WorkerProcess:
         self._termination.before_end(loop.leave)
         return loop.run
 
-    def _one_by_one(self, strategy: LocalStrategy | ParameterServerStrategy) -> Callable[[], None]:
+    def _one_by_one(self, strategy: LocalStrategy | ParameterServerStrategy, report: ModelReport) -> Callable[[], None]:
         tasks = TrainingTasks.of(self._spec, self._failures, self._framework, strategy)
+        keeps_state = isinstance(strategy, LocalStrategy) and not all(v.trainable for v in report.variables)
+        tasks.try_metrics(self._spec, self._readers.of, keeps_state)
         work = TrainingWork(tasks, strategy, self._termination)
         self._termination.before_end(work.leave)
         return WorkerLoop.of(self._spec, self._readers.of, work, self._termination, strategy.begin).run
@@ -222,8 +224,9 @@ class WorkerProcess:
         return [pb.ShardMessage(name=s.name, start=s.start, end=s.end, identity=s.identity) for s in shards]
 
     def _refuse(self, error: ElasticDLError) -> None:
-        cause = error.__cause__
-        details = "".join(traceback.format_exception(cause)) if cause is not None else ""
+        cause, details = error.__cause__, error.details if isinstance(error, ModelDefinitionError) else ""
+        if cause is not None and not details:
+            details = "".join(traceback.format_exception(cause))
         self._link.report_model(pb.ModelReport(error=str(error), error_details=details))
 
 

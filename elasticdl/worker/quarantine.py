@@ -61,8 +61,8 @@ def inspected(
         quarantine: bad records beyond its limit are not looked for.
 
     Raises:
-        FeedError: with a quarantine it names the bad records, which have been written; none if none alone is to blame.
-            Or the samples are more or fewer than the records, and must not be.
+        FeedError: it names the bad records, without a quarantine the first one; none if none alone is to blame.  With
+            a quarantine they have been written.  Or the samples are more or fewer than the records, and must not be.
     """
     if not quarantine:
         yield from _located(framework, mode, tasks)
@@ -102,6 +102,7 @@ def _name_record(framework: Inference, mode: Mode, task: TaskRecords, error: Fee
         return  # it is not the records
     found: dict[int, str] = {}
     _bisect(framework, mode, task, 0, len(task.records), 1, found)
+    error.bad_records = tuple(_number(task, position) for position in found)
     for position, message in found.items():
         what, arrow, hint = message.partition("\n  → ")
         text = bytes(task.records[position])[:_SHOWN].decode(errors="replace")

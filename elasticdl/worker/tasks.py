@@ -382,6 +382,23 @@ class TaskStream:
         return TaskRecords(lease.id, seed, records, lease.shard.name, reading.record_numbers)
 
 
+def sample_batches(
+    framework: Inference, task_type: pb.TaskType, reader: Callable[[pb.TaskType], Reader], shard: Shard, seed: int
+) -> list[Batch]:
+    """Return the minibatches of some records, without a lease.
+
+    Args:
+        reader: see `TaskStream`, as `seed`.
+
+    Raises:
+        DataError: the records cannot be read.
+        FeedError: see `inspected`.
+    """
+    records = reader(task_type).read(shard)
+    task = TaskRecords(0, derive_seed(seed, 0, 0), records, shard.name, range(shard.start, shard.end))
+    return [batch for batch in inspected(framework, _MODES[task_type], iter((task,)), Quarantine()) if batch.size]
+
+
 class LeaseLost(Exception):
     """The lease being worked on is no longer ours: results computed under it are dropped."""
 

@@ -23,7 +23,7 @@ EVENTS: dict[str, Make] = {
     "RegisterWorker": messages.worker_joined,
     "ReportModel": messages.model_reported,
     "RequestLease": messages.lease_requested,
-    "Sample": lambda call, m: e.SampleRequested(call, m.worker_id, m.incarnation),
+    "Sample": messages.sample_requested,
     "ReadyForWorld": messages.ready_for_world,
     "WatchWorld": lambda call, m: e.WorldWatched(call, m.worker_id, m.incarnation, m.known_version),
     "WorldFormed": messages.world_formed,

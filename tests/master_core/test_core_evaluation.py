@@ -291,3 +291,59 @@ def test_the_model_is_lost_during_the_final_evaluation_and_evaluated_again() -> 
     assert script.job.status().phase == "Succeeded"
     script.pod(Role.WORKER, 0, PodState.SUCCEEDED)
     assert script.last(c.EndJob) == c.EndJob(0)
+
+
+FIRST = c.SampleGiven(Shard("validation", 0, 10), -1)
+NOTHING_TO_TRY = Like(c.SampleGiven, shard=Shard("", 0, 0))
+
+
+def ask_for_trial(script: Script, worker_id: int) -> object:
+    return script.ask(e.SampleRequested, worker_id, 7, of_validation=True)
+
+
+def test_one_worker_tries_the_metrics_as_soon_as_the_data_are_known() -> None:
+    script = Script(num_workers=2, has_validation_data=True)
+    for worker_id in range(2):
+        script.worker_starts(worker_id)
+    assert ask_for_trial(script, 0) is None
+    call = script._num_calls
+    script.data_is_known()  # though no PS is there
+    assert script.answer(call) == FIRST
+    assert ask_for_trial(script, 1) == NOTHING_TO_TRY
+    assert ask_for_trial(script, 0) == FIRST, "the answer may have been lost"
+
+
+def test_another_worker_tries_the_metrics_when_the_first_one_is_lost() -> None:
+    script = running(2, has_validation_data=True)
+    assert ask_for_trial(script, 0) == FIRST
+    script.kill(0)
+    assert ask_for_trial(script, 1) == FIRST
+
+
+def test_metrics_are_not_tried_once_something_is_trained_whichever_master_lives() -> None:
+    script = running(2, has_validation_data=True)
+    script.progress(script.lease(), 0)
+    assert ask_for_trial(script, 1) == NOTHING_TO_TRY
+    script.restart_master()
+    script.worker_joins(0)
+    script.worker_joins(1)
+    script.ps_joins(0, held=1)
+    assert ask_for_trial(script, 1) == NOTHING_TO_TRY
+
+
+def test_there_is_nothing_to_try_where_nothing_is_evaluated() -> None:
+    assert ask_for_trial(running(), 0) == NOTHING_TO_TRY
+    script = Script(num_workers=1, has_validation_data=True)
+    script.worker_starts(0)
+    script.ask(e.ModelReported, 0, 7, has_metrics=False)
+    for command in script.told(c.ListShards):
+        script.tell(e.ShardsListed(command.kind, (Shard(str(command.kind), 0, 40),)))
+    assert ask_for_trial(script, 0) == NOTHING_TO_TRY
+
+
+def test_metrics_that_cannot_be_tried_fail_the_job_though_others_train() -> None:
+    script = running(2, has_validation_data=True)
+    assert ask_for_trial(script, 0) == FIRST
+    script.progress(script.lease(1), 0, worker_id=1)
+    script.ask(e.ModelReported, 0, 7, error="the evaluation raised ValueError", error_details="Traceback …")
+    assert script.job.status().phase == "Failed"

@@ -49,9 +49,10 @@ class NoLeaseNow:
 
 @dataclass(frozen=True, slots=True)
 class SampleGiven:
-    """Records to compile a step on; no lease.
+    """Records to try the user's code on; no lease.
 
     Attributes:
+        shard: without records: there is nothing to try.
         epoch: the first that is not whole; -1: no worker has the model.
     """
 

@@ -43,7 +43,13 @@ class WorkerCall:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequested(WorkerCall):
-    """Sample, a long poll.  Answers: `SampleGiven`, `NoLeaseNow`, `JobOver`, `UnknownWorker`."""
+    """Sample, a long poll.  Answers: `SampleGiven`, `NoLeaseNow`, `JobOver`, `UnknownWorker`.
+
+    Attributes:
+        of_validation: to try the metrics.
+    """
+
+    of_validation: bool = False
 
 
 @dataclass(frozen=True, slots=True)

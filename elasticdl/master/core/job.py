@@ -337,8 +337,10 @@ class Job:
         if self._ending.is_decided:
             self._leave()
             return
-        if self.settings.has_groups and not self._is_recovering:
-            self._members.advance(self._clock, self._is_trained_by_scripts, self._fleet.pods.num_unfinished)
+        if not self._is_recovering:
+            self._members.give_samples(self._clock)
+            if self.settings.has_groups:
+                self._members.advance(self._clock, self._is_trained_by_scripts, self._fleet.pods.num_unfinished)
         if self._registration.is_planned and not self._is_recovering and self._workers.some_have_joined:
             self._reconciler.ask_if_needed(self._fleet.servers.partition, self._clock)
         if self._is_open:

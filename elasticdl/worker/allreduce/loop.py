@@ -407,11 +407,12 @@ def make_all_reduce_loop(
     link.on_checkpoint_request(checkpoints.request)
     link.carry_checkpoints(checkpoints.newest_try)
     model = checkpoints.model
+    tasks = TrainingTasks.of(spec, failures, framework, model)
+    tasks.try_metrics(spec, reader)  # the compilation resets the model
     with clock.during(Activity.COMPILE):
         _compile_on(framework, model, _samples(link.sample().shard, framework, reader, spec), spec.seed)
     group = ElasticGroup(own_host(master_address), read_token(), framework.device, spec.encrypt)
     session = make_session(link, group, model, framework, spec)
-    tasks = TrainingTasks.of(spec, failures, framework, model)
 
     def stream(requests: LeaseSource) -> TaskStream:
         return TaskStream.of(spec, requests, reader, clock)

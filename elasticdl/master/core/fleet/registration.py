@@ -2,7 +2,8 @@
 
 Registration: a worker registers with its leases, its model and its data; ledger/work.py assigns its tasks.
 
-Members: reports of the workers of an AllReduce job about their groups, and the consequences for work and ledger.
+Members: requests of workers for records to try the user's code on; in an AllReduce job also their reports about their
+groups, and the consequences for work and ledger.
 
 Which group there is next is decided in group/groups.py.  A group whose members have the model of the last one holds at
 least what was reported under every lease in force; one that begins with another model does not, so then every lease
@@ -39,11 +40,12 @@ from elasticdl.master.core.ledger.reconciliation import EstimatorSession, Reconc
 from elasticdl.master.core.ledger.work import Work
 from elasticdl.master.core.plan.callbacks import Callbacks
 from elasticdl.master.core.plan.data import Data
-from elasticdl.master.core.plan.evaluation import Evaluations, EvaluationSchedule, PlannedEvaluation
+from elasticdl.master.core.plan.evaluation import NO_RECORDS, Evaluations, EvaluationSchedule, PlannedEvaluation
 from elasticdl.master.core.plan.tasks import MAX_TASKS, Tasks
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level, ReportedLease
 from elasticdl.master.core.workers import Worker
+from elasticdl.protocol import Shard
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 
@@ -195,7 +197,12 @@ class Registration:
             self._ending.fail(f"{event.error}\n{event.error_details}".rstrip(), cause=cause)
 
     def _is_trained_without(self, worker: Worker) -> bool:
-        """Whether something is done, not by this worker, and servers or other workers hold it, no checkpoint alone."""
+        """Whether something is done, not by this worker, and servers or other workers hold it, no checkpoint alone.
+
+        Not of the worker that tries the metrics for all, while others train.
+        """
+        if worker.id == self._work.evaluations.tried_by:
+            return False
         others = any(one.has_committed for one in self._workers.staying() if one is not worker)
         is_held = others or self._settings.num_own_servers > 0
         return is_held and not worker.has_committed and self._work.tasks.records_done > 0
@@ -279,7 +286,7 @@ MemberEvent = SampleRequested | ReadyForWorld | WorldWatched | WorldFormed
 
 
 class Members:
-    """Without effect for jobs that have no groups."""
+    """See above; without groups it only gives samples."""
 
     def __init__(self, state: JobState, groups: WorkerGroups, work: Work, reconciler: Reconciler) -> None:
         self._settings, self._workers = state.settings, state.workers
@@ -287,7 +294,7 @@ class Members:
         self._groups = groups
         self._work = work
         self._reconciler = reconciler
-        self._samples: dict[int, float] = {}  # calls that wait, since when
+        self._samples: dict[int, tuple[SampleRequested, float]] = {}  # by call; that wait, since when
 
     def handle(self, event: MemberEvent, clock: float) -> None:
         worker = self._workers.known(event.worker_id, event.incarnation, clock)
@@ -296,7 +303,7 @@ class Members:
         elif worker is None or not worker.has_joined:
             self._out.reply(event.call, UnknownWorker("register first"))
         elif isinstance(event, SampleRequested):
-            self._samples[event.call] = clock
+            self._samples[event.call] = event, clock
         elif isinstance(event, WorldWatched):
             self._groups.watched(event, clock)
         elif isinstance(event, ReadyForWorld):
@@ -340,6 +347,29 @@ class Members:
         """Looks for members that are not there any more."""
         self._groups.time_out(clock)
 
+    def give_samples(self, clock: float) -> None:
+        """Answer the workers that wait for records to try the user's code on, once the data are known."""
+        if not self._samples:
+            return
+        sample = self._work.tasks.sample()
+        epoch = self._work.tasks.num_covered if self._groups.is_model_held else -1
+        for call, (event, since) in list(self._samples.items()):
+            if sample is not None and event.of_validation:
+                self._out.reply(call, SampleGiven(self._validation_sample(event.worker_id), epoch))
+            elif sample is not None:
+                self._out.reply(call, SampleGiven(sample, epoch))
+            elif clock - since >= self._settings.long_poll:
+                self._out.reply(call, NoLeaseNow())
+            else:
+                continue
+            del self._samples[call]
+
+    def _validation_sample(self, worker_id: int) -> Shard:
+        if self._work.tasks.records_done:
+            return NO_RECORDS
+        staying = {worker.id for worker in self._workers.staying()}
+        return self._work.evaluations.sample(worker_id, staying, self._settings.minibatch_size)
+
     def advance(self, clock: float, is_trained: bool, num_wanted: int) -> None:
         """Plan the next group if it is due, and answer the workers that wait for it.
 
@@ -347,25 +377,10 @@ class Members:
             is_trained: there is nothing left to form a group for.
             num_wanted: workers that are here or may come.
         """
-        if self._samples:
-            self._answer_samples(clock)
         if is_trained:
             self._groups.end()
         else:
             self._groups.advance(clock, num_wanted)
-
-    def _answer_samples(self, clock: float) -> None:
-        """Answer the workers that wait for a first minibatch, and those that have waited long."""
-        sample = self._work.tasks.sample()
-        epoch = self._work.tasks.num_covered if self._groups.is_model_held else -1
-        for call, since in list(self._samples.items()):
-            if sample is not None:
-                self._out.reply(call, SampleGiven(sample, epoch))
-            elif clock - since >= self._settings.long_poll:
-                self._out.reply(call, NoLeaseNow())
-            else:
-                continue
-            del self._samples[call]
 
     def end(self) -> None:
         """The job is decided."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from elasticdl.master.core.values import Array, MetricArrays
 from elasticdl.protocol import Shard
 
 MAX_SAVED_BYTES = 128 << 10  # of all states: a journal has little room
+NO_RECORDS = Shard("", 0, 0)
 
 
 def _floats(data: bytes) -> array[float]:
@@ -97,7 +98,7 @@ class EvaluationRound:
         self.todo.appendleft(task)
 
     def slice(self, task: int) -> Shard:
-        return Shard("", 0, 0) if task == self.result_task else self._slices[task]
+        return NO_RECORDS if task == self.result_task else self._slices[task]
 
     def merged(self, task: int) -> tuple[MetricArrays, ...]:
         """Return the metric states that go with the lease of a task."""
@@ -145,12 +146,17 @@ class EvaluationSchedule:
 
 
 class Evaluations:
-    """The round in progress, if any, and the results of earlier ones."""
+    """The round in progress, if any, and the results of earlier ones.
+
+    Attributes:
+        tried_by: the worker that tries the metrics before anything is trained; None: none has asked for it.
+    """
 
     def __init__(self, schedule: EvaluationSchedule, slices: Sequence[Shard]) -> None:
         self._schedule = schedule
         self._slices = slices
         self.current: EvaluationRound | None = None
+        self.tried_by: int | None = None
         self.has_final = False
         self.has_lost_states = False  # after a restart: the states of done tasks are lost
         self.results: dict[str, float] = {}
@@ -172,6 +178,20 @@ class Evaluations:
     def is_over(self) -> bool:
         """Nothing is left to be evaluated once all is trained."""
         return self.current is None and (self.has_final or not self.is_possible)
+
+    def sample(self, worker_id: int, staying: Container[int], num_records: int) -> Shard:
+        """Let a worker try the metrics, if no other one that stays does.
+
+        Args:
+            staying: workers.
+
+        Returns:
+            The first records of the validation data; none if there is nothing to try.
+        """
+        if not self._slices or (self.tried_by != worker_id and self.tried_by in staying):
+            return NO_RECORDS
+        self.tried_by = worker_id
+        return self._slices[0].first(num_records)
 
     def pass_time(self, clock: float, step: int, num_ended: int) -> None:
         """Training is at this model version now, and this number of epochs is covered."""

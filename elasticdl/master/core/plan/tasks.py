@@ -337,9 +337,7 @@ class Tasks:
         if not self.slices:
             return None
         task = next((task for task in range(len(self.slices)) if not self._quarantine.get(task)), 0)
-        shard = self.slices[task]
-        end = min(shard.end, shard.start + self._settings.minibatch_size)
-        return Shard(shard.name, shard.start, end, shard.identity)
+        return self.slices[task].first(self._settings.minibatch_size)
 
     def ledger(self) -> CommittedSet:
         """Everything that is committed as far as is known here."""
