@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from elasticdl.frameworks.framework import FeedError, Mode
 from elasticdl.frameworks.keras.operations import IdOutOfRange, IdWatch
-from tests.keras.reference import Reference
+from tests.keras.eager_steps import Reference
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from elasticdl.frameworks.framework import Mode, Parameters
 from elasticdl_client.errors import ModelDefinitionError
-from tests.keras.reference import NUM_IDS, Reference
+from tests.keras.eager_steps import NUM_IDS, Reference
 
 ORDINARY = 1_000_000  # a threshold above every table here
 FEEDS = {"ragged": "ragged_feed", "looked_up": "string_feed"}
