@@ -63,6 +63,22 @@ def test_taking_a_slot_preempts_the_youngest_worker(cluster: ProcessCluster, obs
     assert (phases["ps-0"], phases["w-1"]) == (PodPhase.RUNNING, PodPhase.RUNNING)
 
 
+def test_a_server_that_waits_gets_the_slot_of_the_youngest_worker(cluster: ProcessCluster, observer: Observer) -> None:
+    """A waiting worker has the slot of a lost server before its successor is created; then all would wait."""
+    cluster.create(worker("ps-0", role=Role.PS))
+    for index in range(2):
+        cluster.create(worker(f"w-{index}"))
+    cluster.delete("ps-0", grace_s=0)
+    observer.phase("w-1", PodPhase.RUNNING)
+    cluster.create(worker("ps-0", role=Role.PS))
+    cluster.create(worker("w-2"))
+    preempted = observer.ended_pod("w-1")
+    assert (preempted.phase, preempted.reason) == (PodPhase.FAILED, EndReason.PREEMPTED)
+    observer.until(lambda event: event.pod.name == "ps-0" and event.pod.phase is PodPhase.RUNNING)
+    phases = {pod.name: pod.phase for pod in cluster.list()}
+    assert (phases["w-0"], phases["w-2"]) == (PodPhase.RUNNING, PodPhase.PENDING)
+
+
 def test_pauses_before_restarts_grow_and_the_log_holds_every_life(
     cluster: ProcessCluster, observer: Observer, tmp_path: Path
 ) -> None:

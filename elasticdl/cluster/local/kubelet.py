@@ -129,12 +129,6 @@ class Kubelet:
     def set_slots(self, slots: int | None) -> None:
         """Changes the capacity; the youngest workers that do not fit any more are preempted."""
         self._slots = slots
-        if slots is not None:
-            active = [pod for pod in self._pods.values() if pod.active and pod.needs_slot]
-            staying = [pod for pod in active if pod.why_ending is EndReason.NONE]
-            workers = [pod for pod in reversed(staying) if pod.spec.role is Role.WORKER]
-            for pod in workers[: max(0, len(staying) - slots)]:
-                self._terminate(pod, EndReason.PREEMPTED, pod.spec.grace_s)
         self._schedule()
 
     async def standby_ready(self) -> None:
@@ -259,9 +253,9 @@ class Kubelet:
     # ---- starting ----
 
     def _schedule(self) -> None:
-        """Starts what fits, in order of creation."""
-        for pod in list(self._pods.values()):
-            if pod.phase is not PodPhase.PENDING or pod.active:
+        """Starts what fits, servers before workers, else in order of creation, and preempts workers that do not."""
+        for pod in sorted(self._pods.values(), key=lambda pod: pod.is_worker):
+            if not pod.waits:
                 continue
             free = self._free_slots()
             if not pod.needs_slot or free is None or free > 0:
@@ -272,6 +266,18 @@ class Kubelet:
             if message != pod.message:
                 pod.message = message
                 self._emit(EventType.MODIFIED, pod)
+        self._preempt()
+
+    def _preempt(self) -> None:
+        """End the youngest workers beyond the slots, and those whose slots servers wait for: without them all wait."""
+        if self._slots is None:
+            return
+        pods = [pod for pod in self._pods.values() if pod.needs_slot]
+        staying = [pod for pod in pods if pod.active and pod.why_ending is EndReason.NONE]
+        num_beyond = len(staying) + sum(pod.waits and not pod.is_worker for pod in pods) - self._slots
+        workers = [pod for pod in reversed(staying) if pod.is_worker]
+        for pod in workers[: max(0, num_beyond)]:
+            self._terminate(pod, EndReason.PREEMPTED, pod.spec.grace_s)
 
     def _free_slots(self) -> int | None:
         if self._slots is None:
@@ -487,6 +493,15 @@ class LocalPod:
     @property
     def needs_slot(self) -> bool:
         return self.spec.role is not Role.MASTER
+
+    @property
+    def is_worker(self) -> bool:
+        return self.spec.role is Role.WORKER
+
+    @property
+    def waits(self) -> bool:
+        """For a slot, or to be started for the first time."""
+        return self.phase is PodPhase.PENDING and not self.active
 
     @property
     def ended(self) -> bool:
