@@ -89,6 +89,10 @@ _CRASHING = Wait(
     "ends by an error and is started again",
     "Mend the error at the end of its log.",
 )
+_WORKERS_CAME_FIRST = (
+    "Where workers have taken the place of a lost server, `elasticdl scale` with a lower --num_workers gives it back; "
+    "with a --ps_pod_priority above theirs the scheduler does so itself."
+)
 
 
 def why_waiting(message: str, role: str = "worker") -> Wait | None:
@@ -193,7 +197,8 @@ def _unscheduled(message: str, role: str) -> Wait:
     if has_tainted_gpus or (taints and not lacking):
         return _tainted(taints, evidence)
     if lacking:
-        return _insufficient(lacking, f"--{role}_resource_request", evidence)
+        wait = _insufficient(lacking, f"--{role}_resource_request", evidence)
+        return replace(wait, advice=f"{wait.advice} {_WORKERS_CAME_FIRST}") if role == "ps" else wait
     is_cordoned = reasons and all("were unschedulable" in reason or _TAINT.search(reason) for reason in reasons)
     return Wait(
         Trouble.NO_MATCHING_NODE,

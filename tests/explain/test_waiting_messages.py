@@ -295,6 +295,16 @@ def test_the_advice_names_the_flags_of_the_pods_role() -> None:
     assert "--ps_resource_request=cpu" in wait.advice
 
 
+def test_the_advice_for_a_server_says_how_workers_give_its_place_back() -> None:
+    message = "0/1 nodes are available: 1 Insufficient cpu."
+    server, worker = why_waiting(message, "ps"), why_waiting(message)
+    assert server is not None
+    assert worker is not None
+    assert "`elasticdl scale` with a lower --num_workers" in server.advice
+    assert "--ps_pod_priority" in server.advice
+    assert "priority" not in worker.advice
+
+
 @pytest.mark.parametrize(
     "message",
     [
