@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.channels import MasterGone
 from elasticdl.worker.allreduce.group_session import GroupEnded
 from elasticdl.worker.allreduce.step_header import StepFlag
 from elasticdl.worker.ledger import Ledger, RestoredModel
@@ -28,7 +27,6 @@ from tests.worker.group_master import (
     step,
     summed,
 )
-from tests.worker.scripted_master import ScriptedMaster
 
 
 @pytest.fixture
@@ -298,20 +296,3 @@ def test_a_restored_model_of_which_the_master_was_not_told_is_restored_again(
     master.plan(0, 1, sources=[0, 1])
     assert [one.result(ANSWER_S) for one in (begun[0], again)] == [True, True]
     assert master.hears("WorldFormed", 3)[-1].restored_from == "checkpoints/1"  # it lacks minibatches of the old model
-
-
-@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_members_whose_master_is_gone_for_good_end_with_that(master: WorldMaster, three: list[SessionMember]) -> None:
-    """One waits for another member in its step, one for a group; the threads of their watches end quietly."""
-    for member in three:
-        member.link._master_timeout_s = 1.0
-    entered(master, three[:2])
-    waits, outside = three[0].does(ended), three[2].does(enter)
-    master.await_outside(2)
-    ScriptedMaster.stop(master)  # killed: it does not say that the job is over
-    assert waits.result(ANSWER_S) in ("the master is gone", "it has lost worker 1")  # each notices it by itself
-    for begun in (three[0].does(enter), outside):
-        with pytest.raises(MasterGone, match="has not answered"):
-            begun.result(ANSWER_S)
-    for member in three:
-        member.session._watch._thread.join(ANSWER_S)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -26,7 +25,6 @@ from elasticdl.collective import ElasticGroup, GroupLost, Peer, Reduction
 from elasticdl.protocol import pod_and_process
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.channels import MasterGone
 from elasticdl.worker.allreduce.agreement import Sums, check_rounds
 from elasticdl.worker.allreduce.step_header import BatchRef, Departures, StepFlag, StepPlan, StepProposal
 from elasticdl.worker.ledger import Ledger, RestoredModel
@@ -73,16 +71,13 @@ class GroupWatch:
         last_formed: version of the last group that formed; known once the job is over.
     """
 
-    def __init__(self, link: MasterLink, heard: Callable[[pb.World], None], lost: Callable[[], None]) -> None:
+    def __init__(self, link: MasterLink, heard: Callable[[pb.World], None]) -> None:
         """
         Args:
             heard: called in the thread of the watch with every new group, and, with an empty one, when the job is over.
-            lost: called there when the master is gone for good.
         """
         self._link = link
         self._heard = heard
-        self._lost = lost
-        self._error: MasterGone | None = None
         self._changed = threading.Condition()
         self._world = pb.World()
         self._is_over = False
@@ -103,34 +98,19 @@ class GroupWatch:
         return self._is_over
 
     def await_own(self, newer_than: int, timeout_s: float = _LOOK_AGAIN_S) -> pb.World | None:
-        """Waits for a group newer than a version that has this process among its members; None: not yet, or never.
-
-        Raises:
-            MasterGone: no group comes any more.
-        """
+        """Waits for a group newer than a version that has this process among its members; None: not yet, or never."""
 
         def is_there() -> bool:
-            return self._is_over or self._error is not None or self._is_own(newer_than)
+            return self._is_over or self._is_own(newer_than)
 
         with self._changed:
             self._changed.wait_for(is_there, timeout_s)
-            if self._error is not None:
-                raise self._error
             return self._world if self._is_own(newer_than) and not self._is_over else None
 
     def _is_own(self, newer_than: int) -> bool:
         return self._world.version > newer_than and any(map(self._link.is_me, self._world.members))
 
     def _run(self) -> None:
-        try:
-            self._follow()
-        except MasterGone as error:  # the main loop raises it
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-            self._lost()
-
-    def _follow(self) -> None:
         while not self._is_over:
             reply = self._link.watch_world(self._world.version)
             match reply.WhichOneof("answer"):
@@ -232,7 +212,7 @@ class GroupSession:
         self._pending: list[MinibatchName] = []  # own ones, applied here
         self._confirmed: list[MinibatchName] = []  # own ones, applied by all
         self._unproven: frozenset[MinibatchName] = frozenset()  # of the newest step: other members may lack it
-        self._watch = GroupWatch(link, self._heard, self._has_lost_master)
+        self._watch = GroupWatch(link, self._heard)
         self._entered = 0  # version of the last group that it was in
         link.carry_standing(self.standing)
 
@@ -307,9 +287,6 @@ class GroupSession:
 
         Returns:
             False: the job is over, or `shut_out` was called.
-
-        Raises:
-            MasterGone: it plans no group any more.
         """
         while True:
             self._is_outside = True
@@ -688,10 +665,6 @@ class GroupSession:
             return  # it leaves after the present step; if that does not end, see `standing`
         who = f" without worker {', '.join(map(str, gone))}" if gone else ""
         self._group.abandon(f"a newer world{who} is planned", older_than=world.version)
-
-    def _has_lost_master(self) -> None:
-        """Watcher thread: end the present collective, and that of each later group: `enter` raises the reason."""
-        self._group.abandon("the master is gone", older_than=sys.maxsize)
 
     def _job_is_over(self) -> None:
         """Watcher thread: end the wait for members that have received it, too."""
