@@ -66,8 +66,6 @@ def parse_arguments() -> argparse.Namespace:
         "checkpoint, and in the next step as at --hold-at"
     )  # fmt: skip
     parser.add_argument("--keep-none", action="store_true", help="the script keeps no checkpoints")
-    parser.add_argument("--then-hold-worker", default="", help="waits, too, in the directory `then` of the notes")
-    parser.add_argument("--then-hold-at", type=int, default=-1)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--loaders", type=int, default=1)
     parser.add_argument("--bad-record", type=int, default=-1)
@@ -126,10 +124,6 @@ def misbehave(given: argparse.Namespace, worker: str, number: int, controller: E
             hold(given.notes)
     if worker == given.hold_worker and 0 <= given.hold_at <= number and not (given.notes / "held").exists():
         hold(given.notes)
-    then = given.notes / "then"
-    if worker == given.then_hold_worker and 0 <= given.then_hold_at <= number and not then.exists():
-        then.mkdir()
-        hold(then)
     if controller.size < given.hold_size and not controller.is_rehearsal and not (given.notes / "held").exists():
         controller.group._watch.await_own(controller.group.version, _PATIENCE_S)
     if number == given.raise_at and worker == "0":

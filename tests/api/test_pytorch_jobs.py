@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -32,25 +31,19 @@ def job_of(tmp_path: Path, arguments: str = "", **flags: object) -> LocalJob:
     return noted_job(SCRIPT, tmp_path, arguments, **{"checkpoint_dir": tmp_path / "checkpoints", **flags})
 
 
-def check(tmp_path: Path, job: LocalJob, num_epochs: int = EPOCHS) -> dict[str, dict[int, str]]:
+def check(tmp_path: Path, job: LocalJob) -> dict[str, dict[int, str]]:
     """Every record of every epoch was trained once, and all makers of a step have the same model."""
+    assert [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(RECORDS, RECORDS, 0, 0)] * 2
     steps = steps_of(tmp_path)
-    check_ends(tmp_path, job, steps, num_epochs)
     for number in {number for made in steps.values() for number in made}:
         assert len({made[number].rsplit(" ", 1)[0] for made in steps.values() if number in made}) == 1, number
-    return steps
-
-
-def check_ends(tmp_path: Path, job: LocalJob, steps: dict[str, dict[int, str]], num_epochs: int = EPOCHS) -> None:
-    """Every record of every epoch was trained once, and all workers that made steps to the end have one model."""
-    found = [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)]
-    assert found == [(RECORDS, RECORDS, 0, 0)] * num_epochs, job.story()
     trained = [worker for worker in ended(tmp_path) if steps[worker]]  # a successor may come when all is trained
     ends = {(tmp_path / "notes" / f"end-{worker}").read_text().split()[0] for worker in trained}
     assert len(ends) == 1, job.story()
     status = job.status()
     assert status is not None
     assert_time_is_known(status.worker_seconds)
+    return steps
 
 
 def ended(tmp_path: Path) -> list[str]:
@@ -58,52 +51,17 @@ def ended(tmp_path: Path) -> list[str]:
     return [path.name.removeprefix("end-") for path in (tmp_path / "notes").glob("end-*")]
 
 
-def ask_to_end(job: LocalJob, asked: list[Pod]) -> None:
-    """SIGTERM to workers; returns when all have it."""
-    for pod in asked:
-        os.killpg(pod.pid, signal.SIGTERM)  # the loader's process, too
-    for pod in asked:
-        job.wait_until("the signal", lambda pod=pod: "leaves after the present minibatch" in job.log(pod.name))
-
-
-def logs_of(job: LocalJob, workers: list[Pod]) -> str:
-    return "".join(job.log(pod.name) for pod in workers)
-
-
-def assert_continued_from_last_step(job: LocalJob, asked: list[Pod]) -> None:
-    found = re.search(r"the last checkpoint is written, after step (\d+)", logs_of(job, asked))
-    assert found is not None, job.story()
-    logs = "".join(path.read_text() for path in (job.job_dir / "logs").glob("*worker*"))
-    assert f"Restored the model at step {found[1]} from" in logs, job.story()
-
-
-def test_a_worker_is_killed_in_its_step_and_a_successor_joins_and_later_all_are_asked_to_end(tmp_path: Path) -> None:
-    """By `elasticdl run`.  Workers that are all asked to end leave a checkpoint of their last step."""
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    flags = {
-        "num_workers": 2,
-        "min_workers": 2,
-        "num_minibatches_per_task": 4,
-        "tensorboard_log_dir": tmp_path / "logs",
-    }
-    flags |= {"checkpoint_dir": tmp_path / "checkpoints", "checkpoint_steps": 1_000_000, "max_task_failures": 1}
-    holds = ("--hold-worker=1", "--hold-at=5", "--then-hold-worker=0", "--then-hold-at=14")
-    job = LocalJob(tmp_path / "job", flags, "run", arguments=(str(SCRIPT), str(notes), *holds)).start()
-    job.wait_until("worker 1 to hold", (notes / "held").exists, 90)
+def test_a_worker_is_killed_in_its_step_and_a_successor_joins(tmp_path: Path) -> None:
+    flags = {"num_workers": 2, "min_workers": 2, "tensorboard_log_dir": tmp_path / "logs"}
+    job = job_of(tmp_path, "--hold-worker 1 --hold-at 9", **flags).start()
+    job.wait_until("worker 1 to hold", (tmp_path / "notes" / "held").exists, 90)
     victim = next(pod for pod in job.pods(Role.WORKER) if pod.index == 1)
     os.kill(victim.pid, signal.SIGKILL)
-    job.wait_until("worker 0 to hold", (notes / "then" / "held").exists, 90)
-    asked = job.pods(Role.WORKER)
-    assert [pod.index for pod in asked] == [0, 2], job.story()
-    ask_to_end(job, asked)
-    (notes / "then" / "go").write_text("")
     assert job.wait(150) == 0, job.story()
     steps = check(tmp_path, job)
-    assert set(steps) == {"0", "1", "2", "3", "4"}, job.story()
+    assert set(steps) == {"0", "1", "2"}, job.story()
     assert len(set(steps["0"]) & set(steps["2"])) > 5, job.story()
-    assert_continued_from_last_step(job, asked)
-    story = job.master_log() + job.log("elasticdl-pytorch-script-of-a-user-worker-0")
+    story = job.master_log() + job.log("elasticdl-script-worker-0")
     assert "worker 2 joined" in story
     assert len(re.findall(r"The model is on (the CPU \(\d+ threads?\)|cuda:0 \()", story)) == 1
     told = dict(re.findall(r"Evaluation metrics\[step=(\d+)\]: {'accuracy': (\S+)}", job.master_log()))
@@ -112,71 +70,62 @@ def test_a_worker_is_killed_in_its_step_and_a_successor_joins_and_later_all_are_
     assert {str(point.step): pytest.approx(point.value) for point in shown} == {
         step: float(accuracy) for step, accuracy in told.items()
     }
-    spec = json.loads((tmp_path / "job" / "spec.json").read_text())
-    assert (spec["job_name"], spec["distribution_strategy"]) == ("pytorch-script-of-a-user", "AllReduceStrategy")
 
 
 @pytest.mark.parametrize(
     ("num_saved", "first_step"), [(0, 1), pytest.param(40, 41, marks=pytest.mark.full)], ids=["anew", "checkpoint"]
 )
-def test_a_script_alone_that_begins_with_an_older_model_and_one_that_leaves_get_the_numbers_of_their_epochs(
+def test_a_script_that_begins_with_an_older_model_gets_the_numbers_of_its_epochs(
     num_saved: int, first_step: int, tmp_path: Path
 ) -> None:
-    """Worker 0 is killed; worker 1 is asked to end and saves its last step; worker 2 trains the rest."""
-    holds = f"--hold-worker 0 --hold-at {MINIBATCHES + 10} --then-hold-worker 1 --then-hold-at 9"
-    flags = {"num_workers": 1, "checkpoint_steps": num_saved or 1_000_000, "max_task_failures": 1}
-    job = job_of(tmp_path, holds, **flags).start()
-    notes = tmp_path / "notes"
-    job.wait_until("worker 0 to hold, in the second epoch", (notes / "held").exists, 90)
+    flags = {"num_workers": 1, "checkpoint_steps": num_saved or 10_000}
+    job = job_of(tmp_path, f"--hold-worker 0 --hold-at {MINIBATCHES + 10}", **flags).start()
+    job.wait_until("worker 0 to hold, in the second epoch", (tmp_path / "notes" / "held").exists, 90)
     if num_saved:
         manifest = tmp_path / "checkpoints" / f"version-{num_saved}" / "MANIFEST.json"
         job.wait_until("a checkpoint of the first epoch", manifest.exists)
     os.kill(job.pods(Role.WORKER)[0].pid, signal.SIGKILL)
-    job.wait_until("worker 1 to hold", (notes / "then" / "held").exists, 90)
-    (leaving,) = job.pods(Role.WORKER)
-    ask_to_end(job, [leaving])
-    (notes / "then" / "go").write_text("")
-    job.wait_until("its farewell", lambda: "this worker has left" in job.log(leaving.name))
     assert job.wait(150) == 0, job.story()
-    steps = steps_of(tmp_path)
-    check_ends(tmp_path, job, {"1": steps["1"], "2": steps["2"]})
-    assert min(steps["2"]) == max(steps["1"]) + 1, job.story()
-    epochs = {step: int(rest.split()[-1]) for step, rest in (steps["1"] | steps["2"]).items()}
+    epochs = {step: int(rest.split()[-1]) for step, rest in steps_of(tmp_path)["1"].items()}
     assert epochs == {step: (step - 1) // MINIBATCHES for step in range(first_step, EPOCHS * MINIBATCHES + 1)}
-    assert_left_well(logs_of(job, [leaving]))
 
 
-def assert_left_well(logs: str) -> None:
-    assert "is broken" not in logs, logs
-    assert "Traceback" not in logs, logs
-
-
-def test_three_workers_with_a_fixed_global_batch_make_its_steps_though_one_leaves_and_later_all_and_one_is_killed(
-    tmp_path: Path,
-) -> None:
-    """Worker 0 is asked to end and leaves between two steps; then all are asked, of which one is killed."""
-    num_epochs = 3  # of 13 steps: workers leave when the master has planned a group without them
-    flags = {"num_workers": 3, "min_workers": 3, "fixed_global_batch": 32, "minibatch_size": 8}
+@pytest.mark.parametrize("num_workers", [3, 1])
+def test_a_script_that_is_asked_to_end_leaves_between_two_steps(num_workers: int, tmp_path: Path) -> None:
+    flags = {"num_workers": num_workers, "min_workers": num_workers}  # no worker trains all before worker 0 comes
     flags |= {"max_task_failures": 1, "checkpoint_steps": 1_000_000}
-    holds = f"--epochs {num_epochs} --hold-worker 0 --hold-at 3 --then-hold-worker 3 --then-hold-at 1"
-    job = job_of(tmp_path, holds, **flags).start()
+    job = job_of(tmp_path, "--hold-worker 0 --hold-at 9", **flags).start()
     notes = tmp_path / "notes"
     job.wait_until("worker 0 to hold", (notes / "held").exists, 90)
-    first = job.pods(Role.WORKER)
-    ask_to_end(job, first[:1])
+    leaving = job.pods(Role.WORKER)[0]
+    os.killpg(leaving.pid, signal.SIGTERM)  # the loader's process, too
+    job.wait_until("the signal", lambda: "leaves after the present minibatch" in job.log(leaving.name))
     (notes / "go").write_text("")
-    job.wait_until("its farewell", lambda: "this worker has left" in job.log(first[0].name))
-    job.wait_until("worker 3 to hold", (notes / "then" / "held").exists, 90)
-    assert_left_well(logs_of(job, first))
-    asked = job.pods(Role.WORKER)
-    assert [pod.index for pod in asked] == [1, 2, 3], job.story()
-    ask_to_end(job, asked)
-    os.killpg(asked[1].pid, signal.SIGKILL)
-    (notes / "then" / "go").write_text("")
+    job.wait_until("its farewell", lambda: "this worker has left" in job.log(leaving.name))
     assert job.wait(150) == 0, job.story()
-    steps = check(tmp_path, job, num_epochs)
-    assert_continued_from_last_step(job, asked)
-    assert max(max(made) for made in steps.values()) == num_epochs * -(-MINIBATCHES // 4)
+    steps = check(tmp_path, job)
+    logs = "".join(path.read_text() for path in (job.job_dir / "logs").glob("*worker*"))
+    assert "is broken" not in logs, job.story()
+    assert "Traceback" not in logs, job.story()
+    if num_workers == 1:  # it has saved its last step
+        assert min(steps["1"]) == max(steps["0"]) + 1, job.story()
+
+
+def ask_all_to_end(job: LocalJob) -> list[Pod]:
+    """SIGTERM to all workers; returns when all have it."""
+    asked = job.pods(Role.WORKER)
+    for pod in asked:
+        os.killpg(pod.pid, signal.SIGTERM)
+    for pod in asked:
+        job.wait_until("the signal", lambda pod=pod: "leaves after the present minibatch" in job.log(pod.name))
+    return asked
+
+
+def assert_continued_from_last_step(job: LocalJob) -> None:
+    logs = "".join(path.read_text() for path in (job.job_dir / "logs").glob("*worker*"))
+    found = re.search(r"the last checkpoint is written, after step (\d+)", logs)
+    assert found is not None, job.story()
+    assert f"Restored the model at step {found[1]} from" in logs, job.story()
 
 
 def stopped(job: LocalJob, tmp_path: Path) -> None:
@@ -213,9 +162,34 @@ def test_a_stop_does_not_wait_for_a_script_that_keeps_no_checkpoints(tmp_path: P
     assert "the script keeps none: its checkpoint_dir is empty" in job.master_log(), job.story()
 
 
+def test_scripts_that_are_all_asked_to_end_leave_a_checkpoint_of_their_last_step(tmp_path: Path) -> None:
+    flags = {"num_workers": 2, "min_workers": 2, "max_task_failures": 1, "checkpoint_steps": 1_000_000}
+    job = job_of(tmp_path, "--hold-worker 0 --hold-at 9", **flags).start()
+    notes = tmp_path / "notes"
+    job.wait_until("worker 0 to hold", (notes / "held").exists, 90)
+    ask_all_to_end(job)
+    (notes / "go").write_text("")
+    assert job.wait(150) == 0, job.story()
+    check(tmp_path, job)
+    assert_continued_from_last_step(job)
+
+
+def test_scripts_of_which_one_is_killed_when_all_are_asked_to_end_leave_a_checkpoint(tmp_path: Path) -> None:
+    flags = {"num_workers": 3, "min_workers": 3, "max_task_failures": 1, "checkpoint_steps": 1_000_000}
+    job = job_of(tmp_path, "--hold-worker 0 --hold-at 1", **flags).start()
+    notes = tmp_path / "notes"
+    job.wait_until("worker 0 to hold", (notes / "held").exists, 90)
+    asked = ask_all_to_end(job)
+    os.killpg(next(pod for pod in asked if pod.name.endswith("-1")).pid, signal.SIGKILL)
+    (notes / "go").write_text("")
+    assert job.wait(150) == 0, job.story()
+    check(tmp_path, job)
+    assert_continued_from_last_step(job)
+
+
 def test_scripts_whose_last_checkpoint_cannot_be_written_have_failed(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size_kib=4) as disk:
-        job = job_of(tmp_path, "--epochs 1", num_workers=1, checkpoint_dir=disk / "checkpoints").start()
+        job = job_of(tmp_path, "", num_workers=2, min_workers=2, checkpoint_dir=disk / "checkpoints").start()
         assert job.wait(150) == 1, job.story()
     status = job.status()
     assert status is not None
@@ -246,7 +220,7 @@ def test_a_script_of_which_all_checkpoints_are_damaged_ends_the_job(tmp_path: Pa
 
 @pytest.mark.parametrize("stop", ["", "--stop-at 5"], ids=["at the end", "stopped early"])
 def test_scripts_wait_for_storage_that_refuses_the_last_checkpoint_late(tmp_path: Path, stop: str) -> None:
-    job = job_of(tmp_path, f"--loaders 0 --epochs 1 --refuse-late {stop}", num_workers=2, min_workers=2).start()
+    job = job_of(tmp_path, f"--loaders 0 --refuse-late {stop}", num_workers=2, min_workers=2).start()
     assert job.wait(150) == 1, job.story()
     status = job.status()
     assert status is not None
@@ -272,6 +246,14 @@ def test_a_process_that_ends_before_the_data_says_so_and_the_others_of_its_pod_t
     assert "Relaunch" not in job.master_log(), job.story()
 
 
+def test_three_workers_with_a_fixed_global_batch_make_its_steps(tmp_path: Path) -> None:
+    flags = {"num_workers": 3, "min_workers": 3, "fixed_global_batch": 32, "minibatch_size": 8}
+    job = job_of(tmp_path, "--loaders 0", **flags).start()
+    assert job.wait(150) == 0, job.story()
+    steps = check(tmp_path, job)
+    assert max(max(made) for made in steps.values()) == EPOCHS * -(-MINIBATCHES // 4)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["--amp", "--compile"])
 def test_a_kill_under_a_fixed_global_batch_changes_no_step(kind: str, tmp_path: Path) -> None:
@@ -287,7 +269,7 @@ def test_a_kill_under_a_fixed_global_batch_changes_no_step(kind: str, tmp_path: 
 
 @pytest.mark.full
 def test_a_limit_of_minibatches_ends_a_script(tmp_path: Path) -> None:
-    job = job_of(tmp_path, "--loaders 0", num_workers=2, max_step=MINIBATCHES + 20).start()
+    job = job_of(tmp_path, "--loaders 0", num_workers=2, max_step=70).start()
     assert job.wait(150) == 0, job.story()
     first, second = coverage_of(job)
     assert (first.committed, second.committed, second.lost) == (RECORDS, 20 * 8, 0)
@@ -394,11 +376,9 @@ def original_job(tmp_path: Path, after: str, **flags: object) -> LocalJob:
     return job_of(tmp_path, **{"job_command": f"python {tmp_path / 'train.py'}", **flags})
 
 
-def test_a_script_in_the_originals_style_trains_all_epochs_in_one_loop(tmp_path: Path) -> None:
-    """To its end in worker 1; worker 0 leaves it, by counting, after the last step."""
-    after = "if controller.num_steps == 50 and os.environ['WORKER_ID'] == '0': break"
-    flags = {"num_workers": 2, "min_workers": 2, "fixed_global_batch": 16, "minibatch_size": 8}
-    job = original_job(tmp_path, after, **flags).start()
+@pytest.mark.parametrize("after", ["pass", "if controller.num_steps == 100: break"], ids=["to the end", "by counting"])
+def test_a_script_in_the_originals_style_trains_all_epochs_in_one_loop(tmp_path: Path, after: str) -> None:
+    job = original_job(tmp_path, after, num_workers=1).start()
     assert job.wait(120) == 0, job.story()
     assert [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(400, 400, 0, 0)] * 2
 
@@ -406,7 +386,7 @@ def test_a_script_in_the_originals_style_trains_all_epochs_in_one_loop(tmp_path:
 def test_a_script_that_leaves_its_loop_has_failed_unless_it_has_stopped_training(tmp_path: Path) -> None:
     after = "if controller.num_steps == 9 and not controller.is_rehearsal: {}"
     (tmp_path / "stops").mkdir()
-    stops = original_job(tmp_path / "stops", after.format("controller.stop_training('nine steps')"), num_workers=1)
+    stops = original_job(tmp_path / "stops", after.format("controller.stop_training('nine steps')"), num_workers=2)
     assert stops.start().wait(120) == 0, stops.story()
     (coverage,) = coverage_of(stops)
     assert coverage.committed + coverage.unplanned == 400

@@ -16,7 +16,7 @@ from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.scenarios import coverage_of
 
 HERE = Path(__file__).parent
-NUMPY = HERE / "script_of_a_user.py"
+TORCH, NUMPY = HERE / "pytorch_script_of_a_user.py", HERE / "script_of_a_user.py"
 
 
 def job_of(
@@ -28,6 +28,25 @@ def job_of(
 def kill_worker(job: LocalJob, number: int) -> None:
     victim = next(pod for pod in job.pods(Role.WORKER) if pod.index == number)
     os.kill(victim.pid, signal.SIGKILL)
+
+
+def test_a_pytorch_script_is_exact_though_a_worker_is_killed(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    flags = {"num_workers": 2, "min_workers": 2, "num_minibatches_per_task": 4}
+    job = job_of(tmp_path, TORCH, str(notes), "--hold-worker=1", "--hold-at=9", **flags).start()
+    job.wait_until("worker 1 to hold", (notes / "held").exists, 90)
+    kill_worker(job, 1)
+    assert job.wait(150) == 0, job.story()
+    assert [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(400, 400, 0, 0)] * 2
+    digests: dict[int, set[str]] = {}
+    for path in notes.glob("steps-*"):
+        for line in path.read_text().splitlines():
+            step, digest, *_ = line.split(" ")
+            digests.setdefault(int(step), set()).add(digest)
+    assert {len(found) for found in digests.values()} == {1}, "all workers have the same model after each step"
+    spec = json.loads((tmp_path / "job" / "spec.json").read_text())
+    assert (spec["job_name"], spec["distribution_strategy"]) == ("pytorch-script-of-a-user", "AllReduceStrategy")
 
 
 def test_a_numpy_script_shares_its_records_though_a_worker_is_killed(tmp_path: Path) -> None:
