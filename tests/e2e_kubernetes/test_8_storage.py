@@ -108,7 +108,8 @@ def test_a_job_with_code_data_and_checkpoints_in_storage_loses_nothing(
         job.wait_for_progress(8)
         host.kill(job.the_pod(job.worker(0)).uid, signal.SIGKILL)
         host.kill(job.the_pod(job.master).uid, signal.SIGKILL)
-        job.wait_until("the code in the successor", lambda: "site_words 1.0" in job.log(job.worker(2)))
+        successors = job.worker(0).removesuffix("0") + "[2-9]"  # the master may have planned one that it did not make
+        job.wait_until("the code in the successor", lambda: "site_words 1.0" in job.log(successors))
         restored = job.log(job.server(0).removesuffix("0") + "*")
         assert faults == []  # the server that restored its state, or a worker's successor, has met each
         everything = "pods,configmaps,secrets,services,networkpolicies"
