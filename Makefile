@@ -165,7 +165,7 @@ e2e-together: $(NATIVE)
 	@$(BIN)/python -m tests.again -m "($(MARKS)) and not (alone or quiet)" -n $(JOBS) --dist load --maxschedchunk 1 \
 	    --durations 0 --durations-min 3 tests/e2e_kubernetes $(sort $(ON_CLUSTER))
 
-# Those that need all of the room of the cluster.  In CI other tests run beside, and beside the image of the next ones.
+# Those that need all of the room of the cluster, then the image of e2e-together: in CI `make test` runs beside both.
 e2e-alone: $(NATIVE)
 	$(on_cluster)
 	$(call say,running the tests that need the cluster of $$KUBECONFIG for themselves)

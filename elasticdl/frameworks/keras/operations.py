@@ -76,10 +76,12 @@ def assigned_beside(graph: Any, variables: Iterable[Any]) -> list[Any]:
 
 def _assigned_handles(graph: Any, handles: Iterable[Any]) -> set[int]:
     """Return `id` of those of the variables' handles that a graph assigns."""
-    definition = graph.as_graph_def()
-    functions = {function.signature.name: function for function in definition.library.function}
     captured = {id(outside): inside.op.name for outside, inside in graph.captures}
     names = {id(handle): captured[id(handle)] for handle in handles if id(handle) in captured}
+    if not names:
+        return set()
+    definition = graph.as_graph_def()
+    functions = {function.signature.name: function for function in definition.library.function}
     assigned = set(_assigned(definition.node, {name: name for name in names.values()}, functions))
     return {handle for handle, name in names.items() if name in assigned}
 
