@@ -1,6 +1,6 @@
 """The cost of ledger and weights in a step: a part of allreduce.py.
 
-Two processes train the networks of all_reduce_training.py in one world, by turns: with the steps of a `GroupSession`
+Two processes train the networks of all_reduce_training.py in one group, by turns: with the steps of a `GroupSession`
 (headers, weights by records, the ledger, minibatches confirmed), and with plain sums of the same buffers by the same
 group.  Counted is the processor time of one process, all its threads together: of a step, and of what a step of ours
 has more than a plain one.
@@ -43,17 +43,17 @@ MINIBATCHES_PER_TASK = 16
 NUM_BATCHES = 4
 
 
-class OneWorld:
-    """A master's watch, as a `GroupSession` sees it, whose only world never changes."""
+class OneGroup:
+    """A master's watch, as a `GroupSession` sees it, whose only group never changes."""
 
     num_registrations = 1
 
     def __init__(self, rank: int, addresses: list[str]) -> None:
         self._rank = rank
         members = [
-            pb.WorldMember(worker_id=k, incarnation=k, address=one, is_source=False) for k, one in enumerate(addresses)
+            pb.GroupMember(worker_id=k, incarnation=k, address=one, is_source=False) for k, one in enumerate(addresses)
         ]
-        self._reply = pb.WatchWorldReply(world=pb.World(version=1 << 32, members=members))
+        self._reply = pb.WatchGroupReply(group=pb.Group(version=1 << 32, members=members))
         self._is_told = False
 
     def carry_standing(self, standing: Callable[[], tuple[int, float]]) -> None:
@@ -62,19 +62,19 @@ class OneWorld:
     def carry_optimizer_share(self, share: Callable[[], float]) -> None:
         """The same."""
 
-    def watch_world(self, known_version: int) -> pb.WatchWorldReply:
+    def watch_group(self, known_version: int) -> pb.WatchGroupReply:
         if self._is_told:
             time.sleep(LONGEST_FORMING_S)
         self._is_told = True
         return self._reply
 
-    def is_me(self, member: pb.WorldMember) -> bool:
+    def is_me(self, member: pb.GroupMember) -> bool:
         return bool(member.worker_id == self._rank)
 
-    def ready_for_world(self, address: str, left: int, reason: str) -> pb.Ack:
+    def ready_for_group(self, address: str, left: int, reason: str) -> pb.Ack:
         return pb.Ack(accepted=True)
 
-    def world_formed(self, version: int, applied: pb.AppliedSet, steps: int, restored_from: str, engine: str) -> pb.Ack:
+    def group_formed(self, version: int, applied: pb.AppliedSet, steps: int, restored_from: str, engine: str) -> pb.Ack:
         return pb.Ack(accepted=True)
 
 
@@ -94,7 +94,7 @@ class Member:
         self._size = len(addresses)
         checkpoints = StateCheckpoints("", CheckpointKind("", "", "", {}), 1)
         model = Replica(self._framework, checkpoints, "", ActivityClock())
-        self._session = GroupSession(cast(MasterLink, OneWorld(rank, addresses)), group, model, LONGEST_FORMING_S)
+        self._session = GroupSession(cast(MasterLink, OneGroup(rank, addresses)), group, model, LONGEST_FORMING_S)
         self._session.start()
         self._session.enter()
         self._rank = rank

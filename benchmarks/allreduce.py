@@ -4,7 +4,7 @@
 all_reduce_training.py, the cost of ledger and weights in all_reduce_ledger.py.  Collectives are those of two and four
 processes: sums of 1 KiB to 64 MiB of float32, by `ElasticGroup.reduce` of a numpy array and by `all_reduce` of
 torch.distributed (Gloo) of a tensor, by turns; and ours by TCP, as between machines, in clear and encrypted.  The
-header of a step is a gather of 16 int64; `reform` is a world left and the next one formed, its first header included;
+header of a step is a gather of 16 int64; `reform` is a group left and the next one formed, its first header included;
 `abandon` is from one member's word to the end of a sum of another one that waits for it.
 """
 
@@ -56,7 +56,7 @@ class Groups:
 
 
 class Member:
-    """This process among the others, in worlds of ours and in the default group of torch.distributed."""
+    """This process among the others, in groups of ours and in the default group of torch.distributed."""
 
     def __init__(self, groups: Groups, rank: int, addresses: Sequence[Sequence[str]], port: int) -> None:
         """

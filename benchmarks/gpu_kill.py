@@ -20,10 +20,10 @@ from benchmarks.measured_job import BenchmarkError
 from benchmarks.recovery import OurJob, Recovery, our_job, recover, told
 from benchmarks.step_files import read_steps
 
-WORLD = 2
+NUM_WORKERS = 2
 LONGEST_S = 90.0  # from the start of the job to its steps
 MODEL = "torch_mnist_nccl.large_model"
-_CONNECTED = re.compile(rf"nranks {WORLD} .*Init COMPLETE")
+_CONNECTED = re.compile(rf"nranks {NUM_WORKERS} .*Init COMPLETE")
 NCCL_VARIABLES = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"}
 
 
@@ -34,11 +34,11 @@ def measure(device: str, is_quick: bool, directory: Path) -> Iterator[dict[str, 
     variables = {"CUDA_VISIBLE_DEVICES": "-1"}
     if device == "cuda":
         variables = {**NCCL_VARIABLES, "NCCL_DEBUG_FILE": f"{reports}/%p"}
-    with our_job(directory, steps, WORLD, MODEL, variables) as (job, job_dir):
-        contestant = OurJob(job, job_dir, WORLD, LONGEST_S)
+    with our_job(directory, steps, NUM_WORKERS, MODEL, variables) as (job, job_dir):
+        contestant = OurJob(job, job_dir, NUM_WORKERS, LONGEST_S)
         found: list[Recovery] = []
         for k in range(2 if is_quick else 4):
-            found.append(recover(contestant, steps, k % WORLD, signal.SIGKILL))
+            found.append(recover(contestant, steps, k % NUM_WORKERS, signal.SIGKILL))
             print(f"kill: {found[-1]}", file=sys.stderr, flush=True)
     if device == "cuda":
         _check_nccl(reports)

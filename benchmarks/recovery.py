@@ -42,7 +42,7 @@ from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl.protocol import Role
 from elasticdl_client.errors import ElasticDLError
 
-WORLD = 4
+NUM_WORKERS = 4
 BATCH = 64
 RECORDS = 16_384
 COLLECTIVE_TIMEOUT_S = 5.0
@@ -65,12 +65,12 @@ class Contestant(Protocol):
     """Processes that train.
 
     Attributes:
-        world: how many.
+        num_workers: How many.
         longest_s: that an event may take.
     """
 
     @property
-    def world(self) -> int: ...
+    def num_workers(self) -> int: ...
 
     @property
     def longest_s(self) -> float: ...
@@ -100,9 +100,9 @@ class OurJob:
     """`elasticdl train --runtime=local`."""
 
     def __init__(
-        self, job: subprocess.Popen[bytes], job_dir: Path, world: int = WORLD, longest_s: float = LONGEST_S
+        self, job: subprocess.Popen[bytes], job_dir: Path, num_workers: int = NUM_WORKERS, longest_s: float = LONGEST_S
     ) -> None:
-        self.world = world
+        self.num_workers = num_workers
         self.longest_s = longest_s
         self._job = job
         self._job_dir = job_dir
@@ -129,7 +129,7 @@ class OurJob:
         return max((at for at in times if at is not None), default=None) if None not in times else None
 
     def are_all_again(self, old: Steps, now: Steps, victim: int) -> float | None:
-        # A joiner tries its functions out at step 1, and takes the others' step over when it enters their world.
+        # A joiner tries its functions out at step 1, and takes the others' step over when it enters their group.
         after = last_step(now[victim]) + 1
         times = [done_at(now[pid], after) for pid in now.keys() - old.keys()]
         return min((at for at in times if at is not None), default=None)
@@ -145,7 +145,7 @@ class Frozen(OurJob):
 class TorchRun:
     """Four agents of torchrun."""
 
-    world = WORLD
+    num_workers = NUM_WORKERS
     longest_s = LONGEST_S
 
     def __init__(self, agents: list[subprocess.Popen[bytes]], output: Path) -> None:
@@ -168,7 +168,7 @@ class TorchRun:
 
     def are_all_again(self, old: Steps, now: Steps, victim: int) -> float | None:
         new = [now[pid] for pid in now.keys() - old.keys() if len(now[pid])]
-        return min((float(one["at"][0]) for one in new if one["world"][0] == WORLD), default=None)
+        return min((float(one["at"][0]) for one in new if one["world_size"][0] == NUM_WORKERS), default=None)
 
 
 def _children(pid: int) -> list[int]:
@@ -213,12 +213,12 @@ def await_quiet(contestant: Contestant, directory: Path) -> list[int]:
         nonlocal pids, counts
         steps = read_steps(directory)
         now = {pid: len(steps.get(pid, ())) for pid in contestant.pids()}
-        if len(now) != contestant.world or now.keys() != counts.keys():
+        if len(now) != contestant.num_workers or now.keys() != counts.keys():
             pids, counts = list(now), now
             return None
         return 0.0 if all(now[pid] >= counts[pid] + QUIET_STEPS for pid in now) else None
 
-    wait_for(f"{contestant.world} processes that train", contestant, look)
+    wait_for(f"{contestant.num_workers} processes that train", contestant, look)
     return pids
 
 
@@ -249,7 +249,7 @@ def recover(contestant: Contestant, directory: Path, place: int, number: signal.
 def recoveries(contestant: Contestant, directory: Path, count: int, number: signal.Signals) -> list[Recovery]:
     found = []
     for k in range(count):
-        found.append(recover(contestant, directory, 1 + k % (WORLD - 1), number))
+        found.append(recover(contestant, directory, 1 + k % (NUM_WORKERS - 1), number))
         print(f"{type(contestant).__name__}, {number.name}: {found[-1]}", file=sys.stderr, flush=True)
     return found
 
@@ -258,7 +258,7 @@ def recoveries(contestant: Contestant, directory: Path, count: int, number: sign
 def our_job(
     directory: Path,
     steps: Path,
-    world: int = WORLD,
+    num_workers: int = NUM_WORKERS,
     model: str = "torch_mnist.custom_model",
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
@@ -273,7 +273,7 @@ def our_job(
         "model_def": f"zoo.{model}",
         "training_data": data,
         "distribution_strategy": "AllReduceStrategy",
-        "num_workers": world,
+        "num_workers": num_workers,
         "num_epochs": 0,
         "minibatch_size": BATCH,
         "collective_timeout": COLLECTIVE_TIMEOUT_S,
@@ -289,7 +289,12 @@ def torch_agents(directory: Path, steps: Path) -> Iterator[TorchRun]:
     port = free_port()
     output = directory / "torchrun.out"
     script = ["--model=torch_mnist.custom_model", f"--batch={BATCH}", f"--records={RECORDS}"]
-    options = [f"--nnodes=1:{WORLD}", "--max-restarts=1000", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    options = [
+        f"--nnodes=1:{NUM_WORKERS}",
+        "--max-restarts=1000",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+    ]
     argv = torchrun([*options, "--rdzv-id=recovery", "--nproc-per-node=1", "--local-addr=127.0.0.1"], script)
     # Processes that share the agents' store meet under the number of their own agent's restarts; these numbers differ
     # if an agent restarts its process before it has ended by itself, and then the four never find each other.
@@ -298,7 +303,7 @@ def torch_agents(directory: Path, steps: Path) -> Iterator[TorchRun]:
     agents: list[subprocess.Popen[bytes]] = []
     with output.open("wb") as file:
         try:
-            for _ in range(WORLD):
+            for _ in range(NUM_WORKERS):
                 agents.append(subprocess.Popen(argv, cwd=ROOT, env=variables, stdout=file, stderr=file))
             yield TorchRun(agents, output)
         finally:

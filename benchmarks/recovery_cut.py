@@ -24,7 +24,7 @@ from tests.e2e_kubernetes.image import BUILD, ready_image
 from tests.e2e_kubernetes.job import KubernetesJob
 from tests.e2e_kubernetes.space import Space
 
-WORLD = 4
+NUM_WORKERS = 4
 BATCH = 64
 RECORDS = 16_384
 COLLECTIVE_TIMEOUT_S = 5.0
@@ -52,10 +52,10 @@ def newest(job: KubernetesJob, worker: str) -> int:
 def await_quiet(job: KubernetesJob) -> list[str]:
     """Until four workers have done some steps together from now on; returns them, by rank or nearly so."""
 
-    def worlds() -> list[str]:
-        return re.findall(r"World \d+ of (\d+)", job.log(job.master))[-1:]
+    def groups() -> list[str]:
+        return re.findall(r"Group \d+ of (\d+)", job.log(job.master))[-1:]
 
-    job.wait_until("a world of four", lambda: worlds() == [str(WORLD)], LONGEST_S)
+    job.wait_until("a group of four", lambda: groups() == [str(NUM_WORKERS)], LONGEST_S)
     workers = job.running("worker")
     goal = max(newest(job, worker) for worker in workers) + QUIET_STEPS
     job.wait_until("steps of all", lambda: all(newest(job, worker) >= goal for worker in workers), LONGEST_S)
@@ -91,7 +91,7 @@ def measure(count: int) -> list[float]:
             model_def="mnist.mnist_pytorch.custom_model",
             distribution_strategy="AllReduceStrategy",
             training_data="/data",
-            num_workers=WORLD,
+            num_workers=NUM_WORKERS,
             num_epochs=0,
             minibatch_size=BATCH,
             collective_timeout=COLLECTIVE_TIMEOUT_S,
@@ -103,7 +103,7 @@ def measure(count: int) -> list[float]:
         job.submit()
         found = []
         for number in range(count):
-            found.append(cut(job, 1 + number % (WORLD - 1)))
+            found.append(cut(job, 1 + number % (NUM_WORKERS - 1)))
             print(f"cut {number + 1}: {found[-1]:.2f} s", file=sys.stderr, flush=True)
         return found
     finally:

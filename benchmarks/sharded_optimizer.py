@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-from benchmarks.all_reduce_ledger import LONGEST_FORMING_S, OneWorld
+from benchmarks.all_reduce_ledger import LONGEST_FORMING_S, OneGroup
 from benchmarks.measured_job import ROOT
 from benchmarks.peers.launch import HOST, TOKEN
 from elasticdl.activities import ActivityClock
@@ -65,7 +65,7 @@ class Training:
         self._batch = Batch(1, 0, size=MINIBATCH, data=TensorSamples(features, labels))
         self._rank, self._size = rank, len(addresses)
         checkpoints = StateCheckpoints("", CheckpointKind("", "", "", {}), 1)
-        link = cast(MasterLink, OneWorld(rank, addresses))
+        link = cast(MasterLink, OneGroup(rank, addresses))
         self._session: GroupSession
         if is_sharded:
             model = ShardedReplica(self.framework, checkpoints, "", ActivityClock())
@@ -183,7 +183,7 @@ def _run_member(rank: int, width: int, num_turns: int) -> None:
         }
         print(json.dumps(found), flush=True)
         sys.stdin.readline()  # until all have measured
-    os._exit(0)  # the watch of a world that never changes still waits
+    os._exit(0)  # the watch of a group that never changes still waits
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.zoo.step_times import RECORD
 
-TIMES = np.dtype([("at", "<f8"), ("cpu", "<f8"), ("step", "<i8"), ("world", "<i8")])
+TIMES = np.dtype([("at", "<f8"), ("cpu", "<f8"), ("step", "<i8"), ("world_size", "<i8")])
 assert TIMES.itemsize == RECORD.size
 
 

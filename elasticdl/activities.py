@@ -21,7 +21,7 @@ class Activity(StrEnum):
     COMPUTE = "compute"  # minibatches, and work between the other activities
     REPEAT = "repeat"  # computing a minibatch again whose gradient came too late
     PS = "ps"  # waiting for parameter servers
-    WORLD = "world"  # AllReduce: waiting for the other members in a step
+    COLLECTIVE = "world"  # AllReduce: waiting for the other members in a step; the value is part of the status
     JOIN = "join"  # AllReduce: waiting for a group, and taking its model over
     INPUT = "input"  # waiting for records and the user's feed
     EVALUATE = "evaluate"

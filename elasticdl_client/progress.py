@@ -64,7 +64,7 @@ def _state(status: JobStatus) -> str:
     status = with_running_pods(status)
     parts = [f"workers {status.workers_alive}/{status.workers_wanted}" + (f" of {processes}" if processes else "")]
     if status.num_worlds:
-        parts.append(f"world {status.num_worlds} of {len(status.world)}" if status.world else "no world now")
+        parts.append(f"group {status.num_worlds} of {len(status.world)}" if status.world else "no group now")
     if status.ps_wanted:
         parts.append(f"ps {status.ps_alive}/{status.ps_wanted}")
     if status.worker_seconds:

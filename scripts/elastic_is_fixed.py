@@ -37,13 +37,13 @@ def run(directory: Path) -> Traces:
 
 
 def write(traces: Traces, path: Path) -> None:
-    """A row for each step of each job: framework, job, members of the world, step, loss."""
+    """A row for each step of each job: framework, job, members of the group, step, loss."""
     with path.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["framework", "job", "members", "step", "loss"])
         for framework, jobs in traces.items():
             for name, one in jobs.items():
-                members = dict(one.worlds)
+                members = dict(one.groups)
                 size = 0
                 for step, loss in enumerate(one.losses, start=1):
                     size = members.get(step, size)
@@ -53,16 +53,16 @@ def write(traces: Traces, path: Path) -> None:
 def read(path: Path) -> Traces:
     """Read a file of `write`."""
     losses: dict[str, dict[str, list[float]]] = {}
-    worlds: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             framework, name, size = row["framework"], row["job"], int(row["members"])
             losses.setdefault(framework, {}).setdefault(name, []).append(float(row["loss"]))
-            seen = worlds.setdefault((framework, name), [])
+            seen = groups.setdefault((framework, name), [])
             if not seen or seen[-1][1] != size:
                 seen.append((int(row["step"]), size))
     return {
-        framework: {name: Trace(tuple(found), tuple(worlds[framework, name])) for name, found in jobs.items()}
+        framework: {name: Trace(tuple(found), tuple(groups[framework, name])) for name, found in jobs.items()}
         for framework, jobs in losses.items()
     }
 
@@ -89,7 +89,7 @@ def draw(traces: Traces, path: Path) -> None:
         for panel in (above, below):
             panel.set_yscale("log")
             panel.grid(alpha=0.25)
-        for first, size in jobs[ELASTIC].worlds:
+        for first, size in jobs[ELASTIC].groups:
             for panel in (above, below):
                 panel.axvline(first, color="#888888", linewidth=0.7, linestyle=":")
             above.text(first + 1, 0.97, f"{size}", transform=above.get_xaxis_transform(), va="top", fontsize=9)

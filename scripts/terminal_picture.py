@@ -124,7 +124,7 @@ def record(directory: Path) -> list[Output]:
         raise SystemExit("the job ended too early: " + "".join(out.text for out in outputs if out.terminal == "train"))
 
     until(1, 3)
-    shell.type(f"elasticdl logs {JOB} -f | grep -o --line-buffered 'World.*' &")
+    shell.type(f"elasticdl logs {JOB} -f | grep -o --line-buffered 'Group.*' &")
     until(2, 3)
     began = time.monotonic()
     time.sleep(2)

@@ -23,10 +23,10 @@ from benchmarks.images import random_images
 WARM_UP_S = 4.0
 
 
-def batches(image: torch.Tensor, label: torch.Tensor, size: int, rank: int, world: int) -> Iterator[Any]:
+def batches(image: torch.Tensor, label: torch.Tensor, size: int, rank: int, world_size: int) -> Iterator[Any]:
     """Minibatches of this process's share of the records, in another order every epoch, without end."""
     while True:
-        order = torch.randperm(len(label))[rank::world]
+        order = torch.randperm(len(label))[rank::world_size]
         for start in range(0, len(order) - size + 1, size):
             chosen = order[start : start + size]
             yield image[chosen], label[chosen]
@@ -36,7 +36,7 @@ def train(model: str, batch: int, records: int, seconds: float) -> float:
     """Samples per second of all processes; never returns without `seconds`."""
     module_name, _, function = model.partition(".")
     zoo = importlib.import_module(f"benchmarks.zoo.{module_name}")
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     torch.manual_seed(rank)
     network = DistributedDataParallel(getattr(zoo, function)())
     optimizer = zoo.optimizer(network)
@@ -45,7 +45,7 @@ def train(model: str, batch: int, records: int, seconds: float) -> float:
     began = 0.0
     first = time.monotonic()
     flag = torch.zeros(1)
-    made = batches(torch.from_numpy(images), torch.from_numpy(labels), batch, rank, world)
+    made = batches(torch.from_numpy(images), torch.from_numpy(labels), batch, rank, world_size)
     for number, (image, label) in enumerate(made, 1):
         optimizer.zero_grad()
         zoo.loss(label, network(image)).backward()
@@ -59,7 +59,7 @@ def train(model: str, batch: int, records: int, seconds: float) -> float:
             flag[0] = float(steps > 0 and now - began > seconds)
             torch.distributed.broadcast(flag, 0)
             if flag[0]:
-                return float(steps * batch * world / (now - began))
+                return float(steps * batch * world_size / (now - began))
     raise AssertionError("batches never end")
 
 

@@ -27,7 +27,7 @@ def watched(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _writer(directory: str) -> Callable[[torch.optim.Optimizer, Any, Any], None]:
-    world = int(os.environ.get("WORLD_SIZE", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "0"))
     files: list[int] = []
 
     def write(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -35,6 +35,6 @@ def _writer(directory: str) -> Callable[[torch.optim.Optimizer, Any, Any], None]
             name = os.path.join(directory, str(os.getpid()))
             files.append(os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC))
         state = optimizer.state[optimizer.param_groups[0]["params"][0]]
-        os.write(files[0], RECORD.pack(time.monotonic(), time.process_time(), int(state.get("step", 0)), world))
+        os.write(files[0], RECORD.pack(time.monotonic(), time.process_time(), int(state.get("step", 0)), world_size))
 
     return write

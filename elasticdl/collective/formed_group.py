@@ -75,7 +75,7 @@ class FormedGroup:
             return
         Thread(target=self._form, args=(device, timeout_s), name="form-group", daemon=True).start()
         if not self._settled.wait(timeout_s + _GRACE_S):
-            self.end(f"world {self.version} cannot be formed: it took longer than {timeout_s:.1f} s")
+            self.end(f"group {self.version} cannot be formed: it took longer than {timeout_s:.1f} s")
         self.check()
 
     def check(self) -> None:
@@ -144,7 +144,7 @@ class FormedGroup:
         with self._lock:
             if self._lost is not None:
                 return
-            self._lost = GroupLost(f"this process has left world {self.version}")
+            self._lost = GroupLost(f"this process has left group {self.version}")
         if self._is_formed:
             self._free()
         else:
@@ -162,13 +162,13 @@ class FormedGroup:
         except GroupLost:  # ended meanwhile
             pass
         except TimeoutError:
-            what = f"world {self.version} cannot be formed: not all came within {timeout_s:.1f} s"
+            what = f"group {self.version} cannot be formed: not all came within {timeout_s:.1f} s"
         except (RuntimeError, OSError) as error:
-            what = f"world {self.version} cannot be formed: {_in_short(error)}"
+            what = f"group {self.version} cannot be formed: {_in_short(error)}"
             rank = _rank_in(what)
         except Exception as error:  # noqa: BLE001  an engine raises what it likes, and must not end a healthy member
-            _log.exception("World %d cannot be formed", self.version)
-            what = f"world {self.version} cannot be formed: {type(error).__name__}: {_in_short(error)}"
+            _log.exception("Group %d cannot be formed", self.version)
+            what = f"group {self.version} cannot be formed: {type(error).__name__}: {_in_short(error)}"
         finally:
             with self._lock:
                 is_over = self._lost is not None
@@ -229,7 +229,7 @@ class FormedGroup:
         message = _in_short(error)
         rank = _rank_in(message)
         named = message if rank is None or "rank" in message else f"{message} (rank {rank})"
-        self.end(f"world {self.version} is broken: {named}", rank)
+        self.end(f"group {self.version} is broken: {named}", rank)
         self._let_go()
         assert self._lost is not None
         return GroupLost(self._lost.what, self._lost.rank)

@@ -124,11 +124,11 @@ class ElasticGroup:
             GroupLost: they did not all come in time, one of them died, or this was abandoned meanwhile.
         """
         if not 0 <= rank < len(peers) or peers[rank].address != self.address:
-            raise ValueError(f"rank {rank} of the world {list(peers)} is not this process, {self.address}")
+            raise ValueError(f"rank {rank} of the group {list(peers)} is not this process, {self.address}")
         self.leave()
         with self._lock:
             if version < self._oldest:
-                raise GroupLost(f"world {version} has been given up before it was formed")
+                raise GroupLost(f"group {version} has been given up before it was formed")
             self._oldest = version + 1
             formed = self._formed = FormedGroup(
                 version, [peer.address for peer in peers], rank, self._token, self._place, self._encrypts
@@ -287,7 +287,7 @@ class ElasticGroup:
     def _current(self) -> FormedGroup:
         formed = self._formed
         if formed is None:
-            raise GroupLost("this process is in no world")
+            raise GroupLost("this process is in no group")
         formed.check()
         return formed
 

@@ -139,7 +139,7 @@ def heartbeat_received(call: int, message: pb.HeartbeatRequest) -> events.Heartb
         message.partition_version,
         message.leaving,
         ps_load(message.load, message.cpu) if message.HasField("load") else None,
-        message.world_version,
+        message.group_version,
         message.waiting_seconds,
         message.memory_share,
         Stacks(message.stacks.where, message.stacks.text) if message.HasField("stacks") else None,
@@ -182,14 +182,14 @@ def lease_requested(call: int, message: pb.LeaseRequest) -> events.LeaseRequeste
     )
 
 
-def ready_for_world(call: int, message: pb.ReadyForWorldRequest) -> events.ReadyForWorld:
-    return events.ReadyForWorld(
+def ready_for_group(call: int, message: pb.ReadyForGroupRequest) -> events.ReadyForGroup:
+    return events.ReadyForGroup(
         call, message.worker_id, message.incarnation, message.address, message.left, message.reason
     )
 
 
-def world_formed(call: int, message: pb.WorldFormedRequest) -> events.WorldFormed:
-    return events.WorldFormed(
+def group_formed(call: int, message: pb.GroupFormedRequest) -> events.GroupFormed:
+    return events.GroupFormed(
         call,
         message.worker_id,
         message.incarnation,
@@ -378,9 +378,9 @@ def shard_message(value: Shard) -> pb.ShardMessage:
     return pb.ShardMessage(name=value.name, start=value.start, end=value.end, identity=value.identity)
 
 
-def world_message(value: WorkerGroup) -> pb.World:
+def group_message(value: WorkerGroup) -> pb.Group:
     members = [
-        pb.WorldMember(
+        pb.GroupMember(
             worker_id=member.worker_id,
             incarnation=member.incarnation,
             address=member.address,
@@ -388,7 +388,7 @@ def world_message(value: WorkerGroup) -> pb.World:
         )
         for member in value.members
     ]
-    return pb.World(version=value.version, members=members)
+    return pb.Group(version=value.version, members=members)
 
 
 def metric_state_message(value: MetricArrays) -> pb.MetricState:
@@ -449,7 +449,7 @@ def heartbeat_reply(answer: commands.Answer, generation: int) -> pb.HeartbeatRep
                 partition=partition_message(answer.partition),
                 stop=answer.stop,
                 num_pushing=answer.num_pushing,
-                world_version=answer.world_version,
+                group_version=answer.group_version,
                 whole_epochs=answer.whole_epochs,
                 newest_lease=answer.newest_lease,
                 wants_stacks=answer.wants_stacks,
@@ -487,17 +487,17 @@ def sample_reply(answer: commands.Answer) -> pb.SampleReply:
     raise AssertionError(f"{answer} does not answer Sample")
 
 
-def watch_reply(answer: commands.Answer, generation: int) -> pb.WatchWorldReply:
+def watch_reply(answer: commands.Answer, generation: int) -> pb.WatchGroupReply:
     match answer:
-        case commands.WorldPlanned(world):
-            return pb.WatchWorldReply(generation=generation, world=world_message(world))
+        case commands.GroupPlanned(group):
+            return pb.WatchGroupReply(generation=generation, group=group_message(group))
         case commands.NoLeaseNow():
-            return pb.WatchWorldReply(generation=generation, wait=True)
+            return pb.WatchGroupReply(generation=generation, wait=True)
         case commands.JobOver(formed):
-            return pb.WatchWorldReply(generation=generation, end=True, formed=formed)
+            return pb.WatchGroupReply(generation=generation, end=True, formed=formed)
         case commands.UnknownWorker(reason):
-            return pb.WatchWorldReply(generation=generation, unknown=reason)
-    raise AssertionError(f"{answer} does not answer WatchWorld")
+            return pb.WatchGroupReply(generation=generation, unknown=reason)
+    raise AssertionError(f"{answer} does not answer WatchGroup")
 
 
 def ps_registration_reply(answer: commands.Answer, generation: int, job_spec: str) -> pb.RegisterPsReply:

@@ -14,7 +14,7 @@ import grpc
 
 from elasticdl.master import messages
 from elasticdl.master.core.commands import Answer, LeaseGranted, NoLeaseNow
-from elasticdl.master.core.events import CallAbandoned, Event, LeaseQuestioned, WorldWatched
+from elasticdl.master.core.events import CallAbandoned, Event, GroupWatched, LeaseQuestioned
 from elasticdl.master.inbox import Inbox, InboxClosed
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
@@ -70,17 +70,17 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         _, answer = self._poll(lambda n: messages.sample_requested(n, request), context)
         return messages.sample_reply(answer)
 
-    def ReadyForWorld(self, request: pb.ReadyForWorldRequest, context: grpc.ServicerContext) -> pb.Ack:
-        return self._ack(lambda call: messages.ready_for_world(call, request), context)
+    def ReadyForGroup(self, request: pb.ReadyForGroupRequest, context: grpc.ServicerContext) -> pb.Ack:
+        return self._ack(lambda call: messages.ready_for_group(call, request), context)
 
-    def WatchWorld(self, request: pb.WatchWorldRequest, context: grpc.ServicerContext) -> pb.WatchWorldReply:
+    def WatchGroup(self, request: pb.WatchGroupRequest, context: grpc.ServicerContext) -> pb.WatchGroupReply:
         _, answer = self._poll(
-            lambda n: WorldWatched(n, request.worker_id, request.incarnation, request.known_version), context
+            lambda n: GroupWatched(n, request.worker_id, request.incarnation, request.known_version), context
         )
         return messages.watch_reply(answer, self._generation)
 
-    def WorldFormed(self, request: pb.WorldFormedRequest, context: grpc.ServicerContext) -> pb.Ack:
-        return self._ack(lambda call: messages.world_formed(call, request), context)
+    def GroupFormed(self, request: pb.GroupFormedRequest, context: grpc.ServicerContext) -> pb.Ack:
+        return self._ack(lambda call: messages.group_formed(call, request), context)
 
     def _poll(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> tuple[int, Answer]:
         """A long poll: the number of the call, and its answer or, in time for the caller, `NoLeaseNow`."""

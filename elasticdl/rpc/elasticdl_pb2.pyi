@@ -411,7 +411,7 @@ class Position(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., minibatch: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load", "world_version", "waiting_seconds", "memory_share", "stacks", "cpu", "device", "ended", "optimizer_share", "ending", "checkpoint")
+    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load", "group_version", "waiting_seconds", "memory_share", "stacks", "cpu", "device", "ended", "optimizer_share", "ending", "checkpoint")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -428,7 +428,7 @@ class HeartbeatRequest(_message.Message):
     PARTITION_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
-    WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GROUP_VERSION_FIELD_NUMBER: _ClassVar[int]
     WAITING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_SHARE_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
@@ -447,7 +447,7 @@ class HeartbeatRequest(_message.Message):
     partition_version: int
     leaving: bool
     load: PsLoad
-    world_version: int
+    group_version: int
     waiting_seconds: float
     memory_share: float
     stacks: Stacks
@@ -457,7 +457,7 @@ class HeartbeatRequest(_message.Message):
     optimizer_share: float
     ending: bool
     checkpoint: WrittenCheckpoint
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ..., world_version: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., memory_share: _Optional[float] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., cpu: _Optional[_Union[CpuUse, _Mapping]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., ended: bool = ..., optimizer_share: _Optional[float] = ..., ending: bool = ..., checkpoint: _Optional[_Union[WrittenCheckpoint, _Mapping]] = ...) -> None: ...
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ..., group_version: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., memory_share: _Optional[float] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., cpu: _Optional[_Union[CpuUse, _Mapping]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., ended: bool = ..., optimizer_share: _Optional[float] = ..., ending: bool = ..., checkpoint: _Optional[_Union[WrittenCheckpoint, _Mapping]] = ...) -> None: ...
 
 class WrittenCheckpoint(_message.Message):
     __slots__ = ("version", "directory", "error", "attempt")
@@ -530,13 +530,13 @@ class PsLoad(_message.Message):
     def __init__(self, pushes: _Optional[int] = ..., pulls: _Optional[int] = ..., rows_pushed: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., staleness: _Optional[_Iterable[int]] = ..., refused: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_bytes: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "generation", "revoked", "partition", "stop", "world_version", "num_pushing", "whole_epochs", "newest_lease", "wants_stacks", "checkpoint_request", "heartbeat_seconds", "report_seconds")
+    __slots__ = ("known", "generation", "revoked", "partition", "stop", "group_version", "num_pushing", "whole_epochs", "newest_lease", "wants_stacks", "checkpoint_request", "heartbeat_seconds", "report_seconds")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
-    WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GROUP_VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_PUSHING_FIELD_NUMBER: _ClassVar[int]
     WHOLE_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     NEWEST_LEASE_FIELD_NUMBER: _ClassVar[int]
@@ -549,7 +549,7 @@ class HeartbeatReply(_message.Message):
     revoked: _containers.RepeatedScalarFieldContainer[int]
     partition: Partition
     stop: bool
-    world_version: int
+    group_version: int
     num_pushing: int
     whole_epochs: int
     newest_lease: int
@@ -557,7 +557,7 @@ class HeartbeatReply(_message.Message):
     checkpoint_request: int
     heartbeat_seconds: float
     report_seconds: float
-    def __init__(self, known: bool = ..., generation: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., stop: bool = ..., world_version: _Optional[int] = ..., num_pushing: _Optional[int] = ..., whole_epochs: _Optional[int] = ..., newest_lease: _Optional[int] = ..., wants_stacks: bool = ..., checkpoint_request: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., report_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, known: bool = ..., generation: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., stop: bool = ..., group_version: _Optional[int] = ..., num_pushing: _Optional[int] = ..., whole_epochs: _Optional[int] = ..., newest_lease: _Optional[int] = ..., wants_stacks: bool = ..., checkpoint_request: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., report_seconds: _Optional[float] = ...) -> None: ...
 
 class ProgressReport(_message.Message):
     __slots__ = ("worker_id", "incarnation", "lease", "committed", "loss", "has_loss", "skipped", "not_finite", "learning_rate")
@@ -610,15 +610,15 @@ class StopTrainingRequest(_message.Message):
     reason: str
     def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class World(_message.Message):
+class Group(_message.Message):
     __slots__ = ("version", "members")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     version: int
-    members: _containers.RepeatedCompositeFieldContainer[WorldMember]
-    def __init__(self, version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ...) -> None: ...
+    members: _containers.RepeatedCompositeFieldContainer[GroupMember]
+    def __init__(self, version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ...) -> None: ...
 
-class WorldMember(_message.Message):
+class GroupMember(_message.Message):
     __slots__ = ("worker_id", "incarnation", "address", "is_source")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -630,7 +630,7 @@ class WorldMember(_message.Message):
     is_source: bool
     def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., is_source: bool = ...) -> None: ...
 
-class ReadyForWorldRequest(_message.Message):
+class ReadyForGroupRequest(_message.Message):
     __slots__ = ("worker_id", "incarnation", "address", "left", "reason")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -644,7 +644,7 @@ class ReadyForWorldRequest(_message.Message):
     reason: str
     def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., left: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class WatchWorldRequest(_message.Message):
+class WatchGroupRequest(_message.Message):
     __slots__ = ("worker_id", "incarnation", "known_version")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -654,23 +654,23 @@ class WatchWorldRequest(_message.Message):
     known_version: int
     def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., known_version: _Optional[int] = ...) -> None: ...
 
-class WatchWorldReply(_message.Message):
-    __slots__ = ("generation", "world", "wait", "end", "unknown", "formed")
+class WatchGroupReply(_message.Message):
+    __slots__ = ("generation", "group", "wait", "end", "unknown", "formed")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    WORLD_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
     generation: int
-    world: World
+    group: Group
     wait: bool
     end: bool
     unknown: str
     formed: int
-    def __init__(self, generation: _Optional[int] = ..., world: _Optional[_Union[World, _Mapping]] = ..., wait: bool = ..., end: bool = ..., unknown: _Optional[str] = ..., formed: _Optional[int] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., wait: bool = ..., end: bool = ..., unknown: _Optional[str] = ..., formed: _Optional[int] = ...) -> None: ...
 
-class WorldFormedRequest(_message.Message):
+class GroupFormedRequest(_message.Message):
     __slots__ = ("worker_id", "incarnation", "version", "applied", "steps", "restored_from", "engine")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]

@@ -64,19 +64,19 @@ class MasterStub(object):
                 request_serializer=elasticdl__pb2.SampleRequest.SerializeToString,
                 response_deserializer=elasticdl__pb2.SampleReply.FromString,
                 )
-        self.ReadyForWorld = channel.unary_unary(
-                '/elasticdl.Master/ReadyForWorld',
-                request_serializer=elasticdl__pb2.ReadyForWorldRequest.SerializeToString,
+        self.ReadyForGroup = channel.unary_unary(
+                '/elasticdl.Master/ReadyForGroup',
+                request_serializer=elasticdl__pb2.ReadyForGroupRequest.SerializeToString,
                 response_deserializer=elasticdl__pb2.Ack.FromString,
                 )
-        self.WatchWorld = channel.unary_unary(
-                '/elasticdl.Master/WatchWorld',
-                request_serializer=elasticdl__pb2.WatchWorldRequest.SerializeToString,
-                response_deserializer=elasticdl__pb2.WatchWorldReply.FromString,
+        self.WatchGroup = channel.unary_unary(
+                '/elasticdl.Master/WatchGroup',
+                request_serializer=elasticdl__pb2.WatchGroupRequest.SerializeToString,
+                response_deserializer=elasticdl__pb2.WatchGroupReply.FromString,
                 )
-        self.WorldFormed = channel.unary_unary(
-                '/elasticdl.Master/WorldFormed',
-                request_serializer=elasticdl__pb2.WorldFormedRequest.SerializeToString,
+        self.GroupFormed = channel.unary_unary(
+                '/elasticdl.Master/GroupFormed',
+                request_serializer=elasticdl__pb2.GroupFormedRequest.SerializeToString,
                 response_deserializer=elasticdl__pb2.Ack.FromString,
                 )
         self.ReportSession = channel.unary_unary(
@@ -174,22 +174,22 @@ class MasterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReadyForWorld(self, request, context):
-        """AllReduce: a worker stands outside of every world and is ready to enter one (its model is compiled).
+    def ReadyForGroup(self, request, context):
+        """AllReduce: a worker stands outside of every group and is ready to enter one (its model is compiled).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def WatchWorld(self, request, context):
-        """Waits (long poll, at most the deadline of the call) for a world newer than the known one.
+    def WatchGroup(self, request, context):
+        """Waits (long poll, at most the deadline of the call) for a group newer than the known one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def WorldFormed(self, request, context):
-        """From rank 0 of a world that has formed: the content of the model with which its members continue.
+    def GroupFormed(self, request, context):
+        """From rank 0 of a group that has formed: the content of the model with which its members continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -276,19 +276,19 @@ def add_MasterServicer_to_server(servicer, server):
                     request_deserializer=elasticdl__pb2.SampleRequest.FromString,
                     response_serializer=elasticdl__pb2.SampleReply.SerializeToString,
             ),
-            'ReadyForWorld': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReadyForWorld,
-                    request_deserializer=elasticdl__pb2.ReadyForWorldRequest.FromString,
+            'ReadyForGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadyForGroup,
+                    request_deserializer=elasticdl__pb2.ReadyForGroupRequest.FromString,
                     response_serializer=elasticdl__pb2.Ack.SerializeToString,
             ),
-            'WatchWorld': grpc.unary_unary_rpc_method_handler(
-                    servicer.WatchWorld,
-                    request_deserializer=elasticdl__pb2.WatchWorldRequest.FromString,
-                    response_serializer=elasticdl__pb2.WatchWorldReply.SerializeToString,
+            'WatchGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.WatchGroup,
+                    request_deserializer=elasticdl__pb2.WatchGroupRequest.FromString,
+                    response_serializer=elasticdl__pb2.WatchGroupReply.SerializeToString,
             ),
-            'WorldFormed': grpc.unary_unary_rpc_method_handler(
-                    servicer.WorldFormed,
-                    request_deserializer=elasticdl__pb2.WorldFormedRequest.FromString,
+            'GroupFormed': grpc.unary_unary_rpc_method_handler(
+                    servicer.GroupFormed,
+                    request_deserializer=elasticdl__pb2.GroupFormedRequest.FromString,
                     response_serializer=elasticdl__pb2.Ack.SerializeToString,
             ),
             'ReportSession': grpc.unary_unary_rpc_method_handler(
@@ -492,7 +492,7 @@ class Master(object):
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
-    def ReadyForWorld(request,
+    def ReadyForGroup(request,
             target,
             options=(),
             channel_credentials=None,
@@ -502,14 +502,14 @@ class Master(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/ReadyForWorld',
-            elasticdl__pb2.ReadyForWorldRequest.SerializeToString,
+        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/ReadyForGroup',
+            elasticdl__pb2.ReadyForGroupRequest.SerializeToString,
             elasticdl__pb2.Ack.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
-    def WatchWorld(request,
+    def WatchGroup(request,
             target,
             options=(),
             channel_credentials=None,
@@ -519,14 +519,14 @@ class Master(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/WatchWorld',
-            elasticdl__pb2.WatchWorldRequest.SerializeToString,
-            elasticdl__pb2.WatchWorldReply.FromString,
+        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/WatchGroup',
+            elasticdl__pb2.WatchGroupRequest.SerializeToString,
+            elasticdl__pb2.WatchGroupReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
-    def WorldFormed(request,
+    def GroupFormed(request,
             target,
             options=(),
             channel_credentials=None,
@@ -536,8 +536,8 @@ class Master(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/WorldFormed',
-            elasticdl__pb2.WorldFormedRequest.SerializeToString,
+        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/GroupFormed',
+            elasticdl__pb2.GroupFormedRequest.SerializeToString,
             elasticdl__pb2.Ack.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -140,8 +140,8 @@ FIELDS: Mapping[str, Rule] = {
     "Pull.tables": Rule(max_items=1 << 16),
     "Push.tables": Rule(max_items=1 << 16),
     "Push.unreached": Rule(max_items=1 << 16),
-    "ReadyForWorldRequest.address": _OWN_ADDRESS,
-    "ReadyForWorldRequest.reason": _LONG,
+    "ReadyForGroupRequest.address": _OWN_ADDRESS,
+    "ReadyForGroupRequest.reason": _LONG,
     "RegisterPsRequest.address": _OWN_ADDRESS,
     "SaveCheckpointRequest.generation": _GENERATION,
     "SaveCheckpointRequest.num_ps": _SOME,
@@ -157,7 +157,7 @@ FIELDS: Mapping[str, Rule] = {
     "Table.initializer": _JSON,
     "TaskStandingRequest.epoch": _EPOCH,
     "Variable.shape": Rule(max_items=64),
-    "WorldMember.address": _ADDRESS,
+    "GroupMember.address": _ADDRESS,
 }
 
 

@@ -363,25 +363,25 @@ class MasterLink:
                 return reply
             pause.wait(_RETRY_S)
 
-    def ready_for_world(self, address: str, left: int, reason: str) -> pb.Ack:
+    def ready_for_group(self, address: str, left: int, reason: str) -> pb.Ack:
         """AllReduce: this worker stands outside of every group; see the message."""
-        message = pb.ReadyForWorldRequest(address=address, left=left, reason=reason)
-        return self._told(self._stub.ReadyForWorld, message)
+        message = pb.ReadyForGroupRequest(address=address, left=left, reason=reason)
+        return self._told(self._stub.ReadyForGroup, message)
 
-    def watch_world(self, known_version: int) -> pb.WatchWorldReply:
+    def watch_group(self, known_version: int) -> pb.WatchGroupReply:
         """AllReduce: waits a while for a group newer than the known one."""
-        request = self._signed(pb.WatchWorldRequest(known_version=known_version))
-        reply: pb.WatchWorldReply = self.call(self._stub.WatchWorld, lambda: request, _LONG_POLL_S)
+        request = self._signed(pb.WatchGroupRequest(known_version=known_version))
+        reply: pb.WatchGroupReply = self.call(self._stub.WatchGroup, lambda: request, _LONG_POLL_S)
         return reply
 
-    def world_formed(self, version: int, applied: pb.AppliedSet, steps: int, restored_from: str, engine: str) -> pb.Ack:
+    def group_formed(self, version: int, applied: pb.AppliedSet, steps: int, restored_from: str, engine: str) -> pb.Ack:
         """AllReduce, rank 0: report what the model holds with which the group continues."""
-        message = pb.WorldFormedRequest(
+        message = pb.GroupFormedRequest(
             version=version, applied=applied, steps=steps, restored_from=restored_from, engine=engine
         )
-        return self._told(self._stub.WorldFormed, message)
+        return self._told(self._stub.GroupFormed, message)
 
-    def is_me(self, member: pb.WorldMember) -> bool:
+    def is_me(self, member: pb.GroupMember) -> bool:
         """Whether a member of a group is this process."""
         return member.worker_id == self.worker_id and member.incarnation == self._incarnation
 
@@ -575,7 +575,7 @@ class MasterLink:
     def _heartbeat(self) -> pb.HeartbeatRequest:
         self._beaten_at = time.monotonic()
         activity, seconds = self.clock.read()
-        world_version, waiting_seconds = self._standing()
+        group_version, waiting_seconds = self._standing()
         taken, self._stacks = self._stacks, None
         self._sent_try = next(iter(self._untold_tries()), None)
         return pb.HeartbeatRequest(
@@ -586,7 +586,7 @@ class MasterLink:
             activity=activity,
             seconds=seconds,
             partition_version=self._partition.version,
-            world_version=world_version,
+            group_version=group_version,
             waiting_seconds=waiting_seconds,
             memory_share=used_share(),
             stacks=taken,

@@ -137,7 +137,7 @@ def main() -> int:
     if given.refuse_late:
         refuse_late(given.notes, worker)
 
-    torch.manual_seed(int.from_bytes(worker.encode()))  # each begins with another model: the world's is that of one
+    torch.manual_seed(int.from_bytes(worker.encode()))  # each begins with another model: the group's is that of one
     model = nn.Sequential(nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 1))
     run = torch.compile(model, backend="aot_eager") if given.compile else model
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)

@@ -65,7 +65,7 @@ def test_what_rank_0_shares_is_waited_for_as_for_the_group(monkeypatch: pytest.M
         with controller.step():
             script.train(batch)
         controller.share(b"metrics")
-    assert set(activities) == {Activity.WORLD}
+    assert set(activities) == {Activity.COLLECTIVE}
 
 
 def test_another_base_model_is_refused_in_words() -> None:

@@ -200,5 +200,5 @@ def test_what_stands_between_two_loops_is_an_evaluation_and_no_hang(monkeypatch:
         ("in the loop", Activity.COMPUTE),
         ("after it", Activity.EVALUATE),
         ("on_evaluation", Activity.EVALUATE),
-        ("waiting for others", Activity.WORLD),
+        ("waiting for others", Activity.COLLECTIVE),
     }

@@ -1,4 +1,4 @@
-"""Minibatches of a script's world with a fixed global batch: each is reported, under whatever lease it comes."""
+"""Minibatches of a script's group with a fixed global batch: each is reported, under whatever lease it comes."""
 
 from __future__ import annotations
 
@@ -73,19 +73,19 @@ def test_what_the_model_holds_of_a_lease_that_comes_later_is_reported_and_not_ma
     data: Any = Data()
     drawer: Any = Drawer()
     pipeline: Any = Pipeline()
-    world = LoneGroup(state)
-    shares = GlobalShares(data, drawer, pipeline, world, 2)
-    assert world.enter()
+    group = LoneGroup(state)
+    shares = GlobalShares(data, drawer, pipeline, group, 2)
+    assert group.enter()
     shares.entered()
 
     def made() -> list[int]:
         """Numbers of the minibatches of the next step."""
-        plan = world.plan_step(shares.offer(0.0), shares.wish)
+        plan = group.plan_step(shares.offer(0.0), shares.wish)
         while not shares.agree(plan):
-            plan = world.plan_step(shares.offer(0.0), shares.wish)
-        world.commit(plan, shares.reported(plan))
+            plan = group.plan_step(shares.offer(0.0), shares.wish)
+        group.commit(plan, shares.reported(plan))
         shares.applied(plan)
-        shares.confirmed(world.take_confirmed(), None)
+        shares.confirmed(group.take_confirmed(), None)
         return [part.name.n for part in plan.all_parts]
 
     drawer.drawn = [drawn(1, n) for n in range(4)]

@@ -65,17 +65,17 @@ _LONGEST_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """There is room for this number of workers from `at_version` on; the job creeps until their world has formed."""
+    """There is room for this number of workers from `at_version` on; the job creeps until their group has formed."""
 
     num_workers: int
     at_version: int
 
     def strike(self, job: LocalJob) -> int:
-        formed = len(sizes_of_worlds(job))
+        formed = len(sizes_of_groups(job))
         pace = job.job_dir.parent / _PACE
         _write(pace, _CREEP_S)
         job.cluster().set_slots(self.num_workers)
-        wait_for_world(job, self.num_workers, formed)
+        wait_for_group(job, self.num_workers, formed)
         _write(pace, _WALK_S)
         return 0
 
@@ -90,11 +90,11 @@ class Trace:
 
     Attributes:
         losses: of the steps, in order.
-        worlds: number of the first step of each world of another size than the one before, and that size.
+        groups: number of the first step of each group of another size than the one before, and that size.
     """
 
     losses: tuple[float, ...]
-    worlds: tuple[tuple[int, int], ...]
+    groups: tuple[tuple[int, int], ...]
 
     def differences(self, other: Trace) -> list[float]:
         """Relative, by step."""
@@ -108,13 +108,13 @@ def _write(pace: Path, seconds: float) -> None:
     new.replace(pace)
 
 
-def wait_for_world(job: LocalJob, size: int, after: int = 0) -> None:
+def wait_for_group(job: LocalJob, size: int, after: int = 0) -> None:
     """Wait until there has been one of that size after a number of others."""
-    job.wait_until(f"a world of {size}", lambda: size in sizes_of_worlds(job)[after:], _LONGEST_S)
+    job.wait_until(f"a group of {size}", lambda: size in sizes_of_groups(job)[after:], _LONGEST_S)
 
 
-def sizes_of_worlds(job: LocalJob) -> list[int]:
-    return [int(size) for size in re.findall(r"World \d+ of (\d+) worker", job.master_log())]
+def sizes_of_groups(job: LocalJob) -> list[int]:
+    return [int(size) for size in re.findall(r"Group \d+ of (\d+) worker", job.master_log())]
 
 
 def trace(framework: str, directory: Path, data: Path, num_workers: int, life: Sequence[Fault] = ()) -> Trace:
@@ -134,7 +134,7 @@ def trace(framework: str, directory: Path, data: Path, num_workers: int, life: S
     running = all_reduce_job(framework, directory, data, code, job, **flags).start()
     try:
         if life:
-            wait_for_world(running, num_workers)
+            wait_for_group(running, num_workers)
             _write(pace, _WALK_S)
         for fault in life:
             running.wait_for_version(fault.at_version, _LONGEST_S)

@@ -53,10 +53,10 @@ def worker_logs(running: LocalJob) -> str:
 
 
 def assert_members_were_equal(running: LocalJob) -> int:
-    """Whenever a world formed, all its members had the same bytes; returns the number of worlds."""
+    """Whenever a group formed, all its members had the same bytes; returns the number of groups."""
     digests: dict[str, set[tuple[str, str]]] = defaultdict(set)
-    for world, step, digest in re.findall(r"World (\S+), step (\d+): state (\w+)", worker_logs(running)):
-        digests[world].add((step, digest))
+    for group, step, digest in re.findall(r"Group (\S+), step (\d+): state (\w+)", worker_logs(running)):
+        digests[group].add((step, digest))
     assert digests, running.story()
     assert all(len(states) == 1 for states in digests.values()), digests
     return len(digests)
@@ -74,16 +74,16 @@ def assert_good(running: LocalJob, job: RealJob) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_a_world_shrinks_to_one_and_grows_again(tmp_path: Path) -> None:
+def test_a_group_shrinks_to_one_and_grows_again(tmp_path: Path) -> None:
     job = replace(JOB, num_epochs=120)
     running = started(job, tmp_path)
     try:
         running.wait_for_version(100)
         for victim in running.victims(Role.WORKER)[1:]:
             running.kill(victim)
-        running.wait_until("a world of one", lambda: "of 1 worker has formed" in running.master_log().split("of 3")[-1])
+        running.wait_until("a group of one", lambda: "of 1 worker has formed" in running.master_log().split("of 3")[-1])
         alone = running.master_log()
-        running.wait_until("a world of three", lambda: "of 3 workers has formed" in running.master_log()[len(alone) :])
+        running.wait_until("a group of three", lambda: "of 3 workers has formed" in running.master_log()[len(alone) :])
         assert_good(running, job)
     finally:
         running.end()

@@ -21,8 +21,8 @@ from tests.e2e.all_reduce_jobs import KERAS, TORCH, all_reduce_job, worker_logs
 SMALL = replace(DIGITS, num_ps_pods=0, num_workers=2, num_epochs=60, quality=("accuracy", 0.95))
 KERAS_MNIST = replace(MNIST, num_ps_pods=0, num_workers=6)
 TORCH_MNIST = replace(KERAS_MNIST, name="torch-mnist", model_def="mnist.mnist_pytorch.custom_model")
-SIZE = re.compile(r"World \d+ of (\d+) worker")
-STEPS_OF_EACH_WORLD = 20
+SIZE = re.compile(r"Group \d+ of (\d+) worker")
+STEPS_OF_EACH_GROUP = 20
 START_S = 400.0  # of processes that import PyTorch, all at once
 ABSENCE_S = 60.0
 
@@ -35,28 +35,28 @@ class RoomFor:
     at_version: int
 
     def strike(self, job: LocalJob) -> int:
-        heard = len(worlds(job))
+        heard = len(groups(job))
         job.cluster().set_slots(self.num_workers)
-        job.wait_until(f"a world of {self.num_workers}", lambda: self.num_workers in worlds(job)[heard:])
+        job.wait_until(f"a group of {self.num_workers}", lambda: self.num_workers in groups(job)[heard:])
         status = job.status()
         assert status is not None
-        job.wait_for_version(status.model_version + STEPS_OF_EACH_WORLD)
+        job.wait_for_version(status.model_version + STEPS_OF_EACH_GROUP)
         return 0
 
 
 LIFE: Sequence[Fault] = (Kill(Role.WORKER, 30), RoomFor(6, 100), RoomFor(1, 300), RoomFor(3, 500))
 
 
-def worlds(job: LocalJob) -> list[int]:
-    """The sizes of the worlds that have formed."""
+def groups(job: LocalJob) -> list[int]:
+    """The sizes of the groups that have formed."""
     return [int(size) for size in SIZE.findall(job.master_log())]
 
 
 def lived(job: RealJob, running: LocalJob, life: Sequence[Fault]) -> None:
-    """Runs a job to its end, through a life that begins when a world of all workers with room has formed."""
+    """Runs a job to its end, through a life that begins when a group of all workers with room has formed."""
     size = min(job.num_workers, int(str(running.flags.get("local_slots", job.num_workers))))
     try:
-        running.wait_until(f"a world of {size}", lambda: size in worlds(running), START_S)
+        running.wait_until(f"a group of {size}", lambda: size in groups(running), START_S)
         run_life(running, life)
         assert running.wait(600) == 0, running.story()
     finally:

@@ -21,8 +21,8 @@ def test_one_worker_four_and_four_that_become_two_three_and_one_make_the_same_st
     alone = trace(framework, tmp_path / "alone", data, 1)
     four = trace(framework, tmp_path / "four", data, 4)
     elastic = trace(framework, tmp_path / "elastic", data, 4, UP_AND_DOWN)
-    assert [size for _, size in four.worlds] == [4]
-    assert [size for _, size in elastic.worlds][-4:] == [4, 2, 3, 1]
+    assert [size for _, size in four.groups] == [4]
+    assert [size for _, size in elastic.groups][-4:] == [4, 2, 3, 1]
     for other in (four, elastic):
         differences = other.differences(alone)
         assert max(differences) < BOUND, differences.index(max(differences))

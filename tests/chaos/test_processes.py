@@ -17,12 +17,12 @@ from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact, assert_time_is_
 JOB = replace(NUMPY_DIGITS, num_epochs=10, num_workers=2, num_ps_pods=0, pace_s=0.03)
 
 
-def wait_for_world(running: LocalJob, members: set[int]) -> None:
+def wait_for_group(running: LocalJob, members: set[int]) -> None:
     def stands() -> bool:
         status = running.status()
         return status is not None and set(status.world) == members
 
-    running.wait_until(f"a world of {members}", stands)
+    running.wait_until(f"a group of {members}", stands)
 
 
 @pytest.mark.timeout(200)
@@ -35,13 +35,13 @@ def test_a_killed_process_and_a_killed_pod_cost_no_sample(tmp_path: Path) -> Non
     }
     running = JOB.local_job(tmp_path / "job", JOB.make_data(tmp_path), **flags).start()
     try:
-        wait_for_world(running, {0, 1, 2, 3})
+        wait_for_group(running, {0, 1, 2, 3})
         pod = running.pods(Role.WORKER)[0]
         processes = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
         os.kill(int(processes[1]), signal.SIGKILL)
-        wait_for_world(running, {2, 3, 4, 5})
+        wait_for_group(running, {2, 3, 4, 5})
         running.kill(running.victims(Role.WORKER)[0])
-        wait_for_world(running, {4, 5, 6, 7})
+        wait_for_group(running, {4, 5, 6, 7})
         running.hurry()
         assert running.wait() == 0, running.story()
         assert_exact(running, JOB)

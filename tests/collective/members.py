@@ -1,4 +1,4 @@
-"""Members of a world as real processes: each does what it is told, and says what came of it.
+"""Members of a group as real processes: each does what it is told, and says what came of it.
 
 They are forked from a process that has torch in memory already, so that a new one costs little.
 """
@@ -132,27 +132,27 @@ def ending(made: list[Member]) -> Iterator[list[Member]]:
             member.end()
 
 
-def form(world: Sequence[Member], version: int, timeout_s: float = ANSWER_S) -> None:
-    """All of them form a world in this order."""
-    for told in begin_to_form(world, version, timeout_s):
+def form(group: Sequence[Member], version: int, timeout_s: float = ANSWER_S) -> None:
+    """All of them form a group in this order."""
+    for told in begin_to_form(group, version, timeout_s):
         told.result()
 
 
 def begin_to_form(
-    world: Sequence[Member], version: int, timeout_s: float = ANSWER_S, absent: Sequence[Member] = ()
+    group: Sequence[Member], version: int, timeout_s: float = ANSWER_S, absent: Sequence[Member] = ()
 ) -> list[Told]:
     """Addresses of the members that come."""
-    peers = [member.peer for member in world]
+    peers = [member.peer for member in group]
     return [
         member.tell(ElasticGroup.form, version, peers, rank, timeout_s)
-        for rank, member in enumerate(world)
+        for rank, member in enumerate(group)
         if member not in absent
     ]
 
 
-def all_do(world: Sequence[Member], verb: Verb, *args: Any) -> list[Any]:
+def all_do(group: Sequence[Member], verb: Verb, *args: Any) -> list[Any]:
     """Return the results of all."""
-    told = [member.tell(verb, *args) for member in world]
+    told = [member.tell(verb, *args) for member in group]
     return [one.result() for one in told]
 
 

@@ -32,36 +32,36 @@ def four() -> Iterator[list[Member]]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_sums_are_exact_for_every_world_and_odd_sizes(four: list[Member], size: int) -> None:
-    world = four[:size]
-    form(world, size)
-    told = [member.tell(verbs.summed, rank, SIZES) for rank, member in enumerate(world)]
+def test_sums_are_exact_for_every_group_and_odd_sizes(four: list[Member], size: int) -> None:
+    group = four[:size]
+    form(group, size)
+    told = [member.tell(verbs.summed, rank, SIZES) for rank, member in enumerate(group)]
     for one in told:
         for found, length in zip(one.result(), SIZES, strict=True):
             np.testing.assert_array_equal(found, sum(verbs.pattern(length, rank) for rank in range(size)))
 
 
 def test_all_see_the_values_of_all_by_rank(four: list[Member]) -> None:
-    world = [four[2], four[0], four[1]]
-    form(world, 11)
-    told = [member.tell(verbs.gathered, member.number, -(2**60), 7) for member in world]
+    group = [four[2], four[0], four[1]]
+    form(group, 11)
+    told = [member.tell(verbs.gathered, member.number, -(2**60), 7) for member in group]
     assert [one.result() for one in told] == [[[2, -(2**60), 7], [0, -(2**60), 7], [1, -(2**60), 7]]] * 3
-    assert all_do(world, verbs.gathered) == [[[], [], []]] * 3
+    assert all_do(group, verbs.gathered) == [[[], [], []]] * 3
 
 
 @pytest.mark.parametrize(("size", "source"), [(2, 1), (3, 0)])
 def test_a_state_of_mixed_types_and_sizes_reaches_all(four: list[Member], size: int, source: int) -> None:
-    world = four[:size]
-    form(world, 20 + size)
-    told = [member.tell(verbs.give_state, rank, source) for rank, member in enumerate(world)]
+    group = four[:size]
+    form(group, 20 + size)
+    told = [member.tell(verbs.give_state, rank, source) for rank, member in enumerate(group)]
     assert all(one.result() for one in told)
 
 
 @pytest.mark.parametrize("size", [0, 1, 4088, 4089, 5_000_000])
 def test_bytes_reach_all(four: list[Member], size: int) -> None:
-    world = four[:3]
-    form(world, 1000 + size)
-    told = [member.tell(verbs.give_bytes, size, rank, 2) for rank, member in enumerate(world)]
+    group = four[:3]
+    form(group, 1000 + size)
+    told = [member.tell(verbs.give_bytes, size, rank, 2) for rank, member in enumerate(group)]
     assert all(one.result() for one in told)
 
 
@@ -74,9 +74,9 @@ def test_sums_that_overlap_may_be_waited_for_in_any_order(four: list[Member]) ->
 
 
 def test_memory_of_any_library_is_summed_in_place(four: list[Member]) -> None:
-    world = four[:2]
-    form(world, 10_000_001)
-    told = [member.tell(verbs.sum_of_many_kinds, rank) for rank, member in enumerate(world)]
+    group = four[:2]
+    form(group, 10_000_001)
+    told = [member.tell(verbs.sum_of_many_kinds, rank) for rank, member in enumerate(group)]
     for one in told:
         for n, found in enumerate(one.result()):
             np.testing.assert_array_equal(found, verbs.pattern(10 + n, 0) + verbs.pattern(10 + n, 1))
@@ -98,7 +98,7 @@ def test_what_cannot_be_summed_in_place_is_refused(buffer: object, why: str) -> 
             alone.reduce([buffer])
 
 
-def test_one_alone_is_a_world() -> None:
+def test_one_alone_is_a_group() -> None:
     with ElasticGroup(HOST, TOKEN) as alone:
         alone.form(1, [Peer(7, alone.address)], 0, 1.0)
         buffer = verbs.pattern(5, 1)

@@ -148,7 +148,7 @@ def test_sums_stand_on_the_wire_in_clear_or_not_at_all_and_are_the_same() -> Non
 
 @pytest.mark.parametrize("to_server", [True, False], ids=["to the first", "from the first"])
 @pytest.mark.parametrize("fault", Fault)
-def test_a_spoilt_record_ends_the_world_with_an_error_that_names_a_member(fault: Fault, to_server: bool) -> None:
+def test_a_spoilt_record_ends_the_group_with_an_error_that_names_a_member(fault: Fault, to_server: bool) -> None:
     with pair((True, True)) as (groups, peers, wire):
         wire.fault, wire.to_server = fault, to_server
         assert form(groups, peers) == [None, None]
@@ -162,7 +162,7 @@ def test_a_spoilt_record_ends_the_world_with_an_error_that_names_a_member(fault:
 
 
 @pytest.mark.parametrize("encrypts", [(True, False), (False, True)])
-def test_members_of_both_kinds_form_no_world_and_say_why(encrypts: tuple[bool, bool]) -> None:
+def test_members_of_both_kinds_form_no_group_and_say_why(encrypts: tuple[bool, bool]) -> None:
     with pair(encrypts) as (groups, peers, _):
         found = groups[1]
         with pytest.raises(GroupLost, match=r"rank 0 cannot be reached: the other end .*encrypts? what it sends"):
@@ -189,11 +189,11 @@ def test_arrays_on_gpus_come_to_main_memory_if_they_are_encrypted_or_a_gpu_is_sh
     monkeypatch.setattr(nccl, "identity", lambda device: next(free))
     places = [RendezvousServer(HOST, TOKEN, encrypts) for _ in range(2)]
     addresses = [place.address for place in places]
-    worlds = [FormedGroup(1, addresses, rank, TOKEN, place, encrypts) for rank, place in enumerate(places)]
+    groups = [FormedGroup(1, addresses, rank, TOKEN, place, encrypts) for rank, place in enumerate(places)]
     with ThreadPoolExecutor(2) as pool:
-        for forming in [pool.submit(world.form, "cuda:0", WITHIN_S) for world in worlds]:
+        for forming in [pool.submit(group.form, "cuda:0", WITHIN_S) for group in groups]:
             forming.result(60)
-    assert [type(world._by_device["cuda"]) for world in worlds] == [nccl.StagedLinks] * 2
-    assert all("through main memory" in world.engine and "NCCL" not in world.engine for world in worlds)
-    for one in (*worlds, *places):
+    assert [type(group._by_device["cuda"]) for group in groups] == [nccl.StagedLinks] * 2
+    assert all("through main memory" in group.engine and "NCCL" not in group.engine for group in groups)
+    for one in (*groups, *places):
         (one.leave if isinstance(one, FormedGroup) else one.close)()

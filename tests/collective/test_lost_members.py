@@ -1,4 +1,4 @@
-"""When a member dies, hangs, or is slow, the world is lost at once, and nothing else."""
+"""When a member dies, hangs, or is slow, the group is lost at once, and nothing else."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def four() -> Iterator[list[Member]]:
         yield made
 
 
-def busy(world: list[Member]) -> list[Told]:
+def busy(group: list[Member]) -> list[Told]:
     """All gather without end."""
-    told = [member.tell(verbs.lost_after) for member in world]
-    for member in world:
+    told = [member.tell(verbs.lost_after) for member in group]
+    for member in group:
         until(lambda member=member: member.meanwhile(verbs.waiting_seconds) > 0)  # type: ignore[misc]
     return told
 
 
-def is_sound(world: list[Member]) -> bool:
-    told = [member.tell(verbs.gathered, rank) for rank, member in enumerate(world)]
-    return all(one.result() == [[rank] for rank in range(len(world))] for one in told)
+def is_sound(group: list[Member]) -> bool:
+    told = [member.tell(verbs.gathered, rank) for rank, member in enumerate(group)]
+    return all(one.result() == [[rank] for rank in range(len(group))] for one in told)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
@@ -111,7 +111,7 @@ def test_one_that_dies_in_the_middle_of_forming_is_missed_without_a_report(four:
     four[1].kill()
     for rank in (0, 2):
         error = told[rank].error(LOST_WITHIN_S)
-        assert (error.what, error.rank) == ("world 2 cannot be formed: rank 1 has gone", 1)
+        assert (error.what, error.rank) == ("group 2 cannot be formed: rank 1 has gone", 1)
 
 
 def test_one_that_stops_while_all_connect_blocks_no_other(four: list[Member]) -> None:
@@ -141,8 +141,8 @@ def test_forming_can_be_abandoned_and_takes_no_longer_than_allowed(four: list[Me
     assert told.error(LOST_WITHIN_S).what == "enough"
     told = four[1].tell(ElasticGroup.form, 2, peers, 1, 0.3)
     what = told.error(0.3 + LOST_WITHIN_S).what  # of the first that sees that the time is over
-    assert re.fullmatch(r"world 2 cannot be formed: (not all came within 0\.3 s|it took .*)", what), what
-    four[1].meanwhile(verbs.abandon, "a newer world is planned", 5)
+    assert re.fullmatch(r"group 2 cannot be formed: (not all came within 0\.3 s|it took .*)", what), what
+    four[1].meanwhile(verbs.abandon, "a newer group is planned", 5)
     assert "given up" in four[1].tell(ElasticGroup.form, 4, peers, 1, 30.0).error(LOST_WITHIN_S).what
     form(four[:2], 5)
     assert four[1].meanwhile(verbs.abandon, "an old one", 5)
@@ -151,24 +151,24 @@ def test_forming_can_be_abandoned_and_takes_no_longer_than_allowed(four: list[Me
 
 
 def test_a_slow_member_is_waited_for(four: list[Member]) -> None:
-    world = four[:3]
-    form(world, 1)
-    told = [member.tell(verbs.gathered, 1) for member in (world[0], world[2])]
-    until(lambda: world[0].meanwhile(verbs.waiting_seconds) > 5.0)
-    assert world[1].meanwhile(verbs.waiting_seconds) == 0.0
-    told.append(world[1].tell(verbs.gathered, 1))
+    group = four[:3]
+    form(group, 1)
+    told = [member.tell(verbs.gathered, 1) for member in (group[0], group[2])]
+    until(lambda: group[0].meanwhile(verbs.waiting_seconds) > 5.0)
+    assert group[1].meanwhile(verbs.waiting_seconds) == 0.0
+    told.append(group[1].tell(verbs.gathered, 1))
     assert [one.result() for one in told] == [[[1]] * 3] * 3
 
 
-def test_nothing_works_without_a_world() -> None:
+def test_nothing_works_without_a_group() -> None:
     with ElasticGroup("127.0.0.1", TOKEN) as group:
         for verb in (group.gather, lambda values: group.reduce([values])):
-            with pytest.raises(GroupLost, match="in no world"):
+            with pytest.raises(GroupLost, match="in no group"):
                 verb(np.zeros(1, np.int64))
         assert all_do([], verbs.used) == []
 
 
-def test_a_world_that_ends_between_two_sums_writes_to_neither_any_more() -> None:
+def test_a_group_that_ends_between_two_sums_writes_to_neither_any_more() -> None:
     """Another thread ends it after the first has begun: the beginner of the second may use the memory again."""
 
     class Sum:
@@ -181,23 +181,23 @@ def test_a_world_that_ends_between_two_sums_writes_to_neither_any_more() -> None
     first, memory = Sum(), SimpleNamespace(device=SimpleNamespace(type="cpu"))
     links: Any = SimpleNamespace(interrupt=lambda: None)
     with ElasticGroup("127.0.0.1", TOKEN) as group:
-        world = FormedGroup(1, ["127.0.0.1:1", "127.0.0.1:2"], 0, TOKEN, group._place)
-    world._by_device = {"cpu": links}
-    world.begin(memory, lambda links: first)
-    world.end("a newer world is planned")
-    with pytest.raises(GroupLost, match="a newer world is planned"):
-        world.begin(memory, lambda links: Sum())
+        formed = FormedGroup(1, ["127.0.0.1:1", "127.0.0.1:2"], 0, TOKEN, group._place)
+    formed._by_device = {"cpu": links}
+    formed.begin(memory, lambda links: first)
+    formed.end("a newer group is planned")
+    with pytest.raises(GroupLost, match="a newer group is planned"):
+        formed.begin(memory, lambda links: Sum())
     assert not first.is_on_its_way
 
 
-def test_an_engine_that_fails_in_any_way_ends_the_world_and_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_fails_in_any_way_ends_the_group_and_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[object] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     places = [RendezvousServer(HOST, TOKEN) for _ in range(2)]
     addresses = [place.address for place in places]
-    worlds = [FormedGroup(1, addresses, rank, TOKEN, place) for rank, place in enumerate(places)]
+    groups = [FormedGroup(1, addresses, rank, TOKEN, place) for rank, place in enumerate(places)]
     with ThreadPoolExecutor(2) as pool:  # here is no such device, so NCCL cannot be made
-        forming = [pool.submit(world.form, "cuda:99", 30.0) for world in worlds]
+        forming = [pool.submit(group.form, "cuda:99", 30.0) for group in groups]
         for one in forming:
             with pytest.raises(GroupLost, match="cannot be formed"):
                 one.result(60)

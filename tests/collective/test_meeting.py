@@ -39,7 +39,7 @@ def test_what_is_reported_later_is_waited_for(place: RendezvousServer) -> None:
     second.close(farewell=True)
 
 
-def test_worlds_know_nothing_of_each_other(place: RendezvousServer) -> None:
+def test_groups_know_nothing_of_each_other(place: RendezvousServer) -> None:
     old, new = (Rendezvous(place.address, TOKEN, version, 0, 5.0) for version in (1, 2))
     old.tell("a", b"1")
     new.tell("a", b"2")
@@ -78,7 +78,7 @@ def test_a_wait_can_be_interrupted(place: RendezvousServer) -> None:
 
 
 def is_sound(place: RendezvousServer) -> bool:
-    """A world of two meets there, as if nothing had been."""
+    """A group of two meets there, as if nothing had been."""
     version = next(VERSIONS)
     one, other = (Rendezvous(place.address, TOKEN, version, rank, 5.0) for rank in (0, 1))
     one.tell("a", b"x")
@@ -166,7 +166,7 @@ def test_a_version_that_is_none_ends_the_visit(place: RendezvousServer, version:
     assert is_sound(place)
 
 
-def test_a_huge_version_that_breaks_stops_no_other_world(place: RendezvousServer) -> None:
+def test_a_huge_version_that_breaks_stops_no_other_group(place: RendezvousServer) -> None:
     visitor(place, (1 << 63) - 1).close()
     late = Rendezvous(place.address, TOKEN, (1 << 63) - 1, 1, 5.0)
     with pytest.raises(RuntimeError, match="rank 0 has gone"):
@@ -210,7 +210,7 @@ def test_one_that_takes_no_answers_blocks_no_other(place: RendezvousServer) -> N
     told.close(farewell=True)
 
 
-def test_a_connection_for_the_collectives_of_a_world_is_kept_until_it_is_taken(place: RendezvousServer) -> None:
+def test_a_connection_for_the_collectives_of_a_group_is_kept_until_it_is_taken(place: RendezvousServer) -> None:
     first, second = (link(place.address, TOKEN, 8, rank, 5.0).socket for rank in (1, 2))
     for connection in (first, second):
         connection.sendall(b"data")

@@ -35,13 +35,13 @@ def staged(group: ElasticGroup, rank: int, source: int) -> tuple[NDArray[np.floa
 
     from elasticdl.collective.nccl import StagedLinks
 
-    world = group._formed
-    assert world is not None
-    assert world._mesh is not None
-    world._by_device["cpu"] = StagedLinks(world._mesh)
+    formed = group._formed
+    assert formed is not None
+    assert formed._mesh is not None
+    formed._by_device["cpu"] = StagedLinks(formed._mesh)
     summed, given = (torch.from_numpy(pattern(size, rank)).reshape(3, -1) for size in (6_000_003, 6))
     group.reduce([summed])
-    world.finish(world.begin(given, lambda links: links.broadcast(given, source)))
+    formed.finish(formed.begin(given, lambda links: links.broadcast(given, source)))
     return summed.numpy().ravel(), given.numpy().ravel()
 
 
@@ -72,8 +72,8 @@ def abandon(group: ElasticGroup, reason: str, older_than: int | None = None) -> 
 
 def is_meeting(group: ElasticGroup) -> bool:
     """Whether it has come to the place of rank 0, and waits for the others."""
-    world = group._formed
-    return world is not None and world._meeting is not None
+    formed = group._formed
+    return formed is not None and formed._meeting is not None
 
 
 def waiting_seconds(group: ElasticGroup) -> float:
@@ -145,8 +145,8 @@ def sum_of_many_kinds(group: ElasticGroup, rank: int) -> list[NDArray[Any]]:
     return [own, behind, double, tensor.detach().numpy()]
 
 
-def world_after_world(group: ElasticGroup, peers: list[Peer], rank: int, count: int) -> float:
-    """Forms worlds by itself, each left as soon as its last collective has ended here; seconds for each."""
+def group_after_group(group: ElasticGroup, peers: list[Peer], rank: int, count: int) -> float:
+    """Forms groups by itself, each left as soon as its last collective has ended here; seconds for each."""
     began = time.monotonic()
     for version in range(1, count + 1):
         group.form(version, peers, rank, 30.0)

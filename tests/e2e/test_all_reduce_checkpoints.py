@@ -169,7 +169,7 @@ def test_workers_that_are_all_asked_to_end_leave_a_checkpoint_of_their_last_step
         status = running.status()
         return status is not None and len(status.world) == 2 and status.model_version >= 10
 
-    running.wait_until("a world of two", is_trained_by_both)
+    running.wait_until("a group of two", is_trained_by_both)
     for pod in running.pods(Role.WORKER):
         os.kill(pod.pid, signal.SIGTERM)
     running.wait_until("a successor", lambda: "Restored the model" in worker_logs(running))

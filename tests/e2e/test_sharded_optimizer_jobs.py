@@ -36,7 +36,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> LocalJob:
         status = running.status()
         return status is not None and len(status.world) == 3 and killed.index not in status.world
 
-    running.wait_until("a world of three with the successor", is_trained_by_all)
+    running.wait_until("a group of three with the successor", is_trained_by_all)
     formed = running.status()
     assert formed is not None
     running.wait_for_version(formed.model_version + 20)

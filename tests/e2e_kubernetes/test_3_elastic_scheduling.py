@@ -15,7 +15,7 @@ from tests.e2e_kubernetes.job import KubernetesJob
 from tests.e2e_kubernetes.kubectl import kubectl
 from tests.e2e_kubernetes.room import ROOM, room, tenant
 from tests.e2e_kubernetes.space import Space
-from tests.e2e_kubernetes.test_6_all_reduce import all_reduce_job, wait_for_world
+from tests.e2e_kubernetes.test_6_all_reduce import all_reduce_job, wait_for_group
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 MakeJob = Callable[[Space], KubernetesJob]
@@ -86,7 +86,7 @@ def trained_by(job: KubernetesJob, num_workers: int) -> dict[str, str]:
     job.wait_until(f"{num_workers} workers", lambda: len(job.pods("worker")) == num_workers)
     job.wait_for_running("worker", num_workers)
     if not job.flags["num_ps_pods"]:
-        wait_for_world(job, num_workers)
+        wait_for_group(job, num_workers)
     job.wait_for_progress()
     return uids(job)
 

@@ -24,18 +24,18 @@ def all_reduce_job(space: Space, name: str = "digits", **flags: object) -> Kuber
     return job
 
 
-def sizes_of_worlds(job: KubernetesJob) -> list[int]:
-    """How many members each world has had, as the master's log tells."""
-    return [int(found) for found in re.findall(r"World \d+ of (\d+)", job.log(job.master))]
+def sizes_of_groups(job: KubernetesJob) -> list[int]:
+    """How many members each group has had, as the master's log tells."""
+    return [int(found) for found in re.findall(r"Group \d+ of (\d+)", job.log(job.master))]
 
 
-def wait_for_world(job: KubernetesJob, size: int) -> None:
-    job.wait_until(f"a world of {size}", lambda: sizes_of_worlds(job)[-1:] == [size], 120)
+def wait_for_group(job: KubernetesJob, size: int) -> None:
+    job.wait_until(f"a group of {size}", lambda: sizes_of_groups(job)[-1:] == [size], 120)
 
 
 def test_ten_kills_of_members_lose_nothing(open_space: OpenSpace) -> None:
     job = all_reduce_job(open_space("kills"), num_workers=3).submit()
-    wait_for_world(job, 3)
+    wait_for_group(job, 3)
     for number in range(10):
         job.wait_for_pod(job.worker(number + 2))
         host.kill(job.the_pod(job.worker(number)).uid, signal.SIGKILL)  # the oldest, which has rank 0
@@ -46,10 +46,10 @@ def test_ten_kills_of_members_lose_nothing(open_space: OpenSpace) -> None:
 
 def test_a_process_that_is_killed_costs_its_pod_and_no_sample(open_space: OpenSpace) -> None:
     job = all_reduce_job(open_space("processes"), num_workers=2, processes_per_worker=2).submit()
-    wait_for_world(job, 2)
+    wait_for_group(job, 2)
     host.kill_child(job.the_pod(job.worker(0)).uid)
     job.wait_for_pod(job.worker(2))
-    wait_for_world(job, 2)
+    wait_for_group(job, 2)
     job.wait_for_progress(4)
     job.assert_ends_exactly()
     assert "(4 processes)" in job.log(job.master)
@@ -57,22 +57,22 @@ def test_a_process_that_is_killed_costs_its_pod_and_no_sample(open_space: OpenSp
 
 def test_a_member_that_hangs_or_is_cut_off_is_left_behind(open_space: OpenSpace) -> None:
     job = all_reduce_job(open_space("silence"), num_workers=3, encrypt=True).submit()
-    wait_for_world(job, 3)
+    wait_for_group(job, 3)
     job.wait_for_progress(4)
     hung = job.the_pod(job.worker(1))
     with wire.greetings(job.the_pod(job.worker(0)).uid) as greetings:
         host.kill(hung.uid, signal.SIGSTOP)
-        wait_for_world(job, 2)
+        wait_for_group(job, 2)
         job.wait_for_progress(4)
         host.kill(hung.uid, signal.SIGCONT)
-        wait_for_world(job, 3)
-        job.wait_until("the connections of both worlds", lambda: len(greetings) >= 2)
+        wait_for_group(job, 3)
+        job.wait_until("the connections of both groups", lambda: len(greetings) >= 2)
     assert set(greetings) == {wire.ENCRYPTED}
 
     with host.cut_off(job.the_pod(job.worker(2)).uid):
-        wait_for_world(job, 2)
+        wait_for_group(job, 2)
         job.wait_for_progress(4)
-    wait_for_world(job, 3)
+    wait_for_group(job, 3)
     job.assert_ends_exactly()
 
 

@@ -81,12 +81,12 @@ def test_a_pytorch_script_loses_nothing_with_a_worker(open_space: OpenSpace) -> 
     for flag in ("validation_data", "ps_resource_request", "ps_resource_limit"):  # the script evaluates; there is no PS
         del job.flags[flag]
     job.submit()
-    job.wait_until("a world of 3", lambda: "of 3 workers has formed" in job.log(job.master), 120)
+    job.wait_until("a group of 3", lambda: "of 3 workers has formed" in job.log(job.master), 120)
     job.wait_for_progress(4)
     kill(job, job.worker(0))
     job.wait_for_progress(4)
     job.wait_for_pod(job.worker(3))
-    job.wait_until("the successor in the world", lambda: "worker 3 joined" in job.log(job.master), 120)
+    job.wait_until("the successor in the group", lambda: "worker 3 joined" in job.log(job.master), 120)
     job.assert_ends_exactly()
     assert accuracy(job) >= 0.9
     assert len(re.findall("this is the code of here", logs_of_workers(job))) == 4  # the successor's, too

@@ -202,7 +202,7 @@ class SimulatedGroup:
         assert peers[rank].address == self.address
         self.leave()
         if version < self._oldest:
-            raise GroupLost(f"world {version} has been given up before it was formed")
+            raise GroupLost(f"group {version} has been given up before it was formed")
         self._oldest = version + 1
         formation = self._links.groups.setdefault(version, Formation(self._links, version, peers))
         assert formation.peers == list(peers), "two groups with one number"
@@ -214,7 +214,7 @@ class SimulatedGroup:
             self._wait(seat, lambda: len(formation.seats) == len(peers) and not self._is_cut(formation), end)
         except TimeoutError:
             missing = next((k for k in range(len(peers)) if k not in formation.seats), None)
-            what = f"world {version} cannot be formed: not all members came within {timeout_s:g} s"
+            what = f"group {version} cannot be formed: not all members came within {timeout_s:g} s"
             raise GroupLost(what, missing) from None
 
     def gather(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -267,7 +267,7 @@ class SimulatedGroup:
 
     def _current(self) -> Formation:
         if self._formation is None:
-            raise GroupLost("this process is in no world")
+            raise GroupLost("this process is in no group")
         lost = self._formation.seats[self._rank].lost
         if lost is not None:
             raise GroupLost(lost.what, lost.rank)
@@ -318,7 +318,7 @@ class SimulatedGroup:
                 ]
                 if seat.lost is not None or (seat.lacks and (departed or self._seed.random() < 0.2)):
                     rank = min(departed or seat.lacks, default=None)
-                    raise seat.lost or GroupLost(f"world {self._oldest - 1} is broken: a connection was closed", rank)
+                    raise seat.lost or GroupLost(f"group {self._oldest - 1} is broken: a connection was closed", rank)
                 if is_there():
                     return
                 left = None if end is None else end - scheduler.now

@@ -44,7 +44,7 @@ class HostileRun:
 
 
 def play_hostile(seed: int) -> HostileRun:
-    """Run a job of a few minibatches with a few faults, close upon each other: most errors show in small worlds.
+    """Run a job of a few minibatches with a few faults, close upon each other: most errors show in small groups.
 
     Raises:
         AssertionError: something that must hold does not; the message names the seed.

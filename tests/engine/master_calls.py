@@ -24,16 +24,16 @@ EVENTS: dict[str, Make] = {
     "ReportModel": messages.model_reported,
     "RequestLease": messages.lease_requested,
     "Sample": messages.sample_requested,
-    "ReadyForWorld": messages.ready_for_world,
-    "WatchWorld": lambda call, m: e.WorldWatched(call, m.worker_id, m.incarnation, m.known_version),
-    "WorldFormed": messages.world_formed,
+    "ReadyForGroup": messages.ready_for_group,
+    "WatchGroup": lambda call, m: e.GroupWatched(call, m.worker_id, m.incarnation, m.known_version),
+    "GroupFormed": messages.group_formed,
     "Heartbeat": messages.heartbeat_received,
     "Exchange": messages.message_received,
     "FailTask": messages.task_failed,
     "ReportEvaluation": messages.evaluation_reported,
     "ConfirmLease": lambda call, m: e.LeaseQuestioned(call, m.worker_id, m.incarnation, m.lease),
 }
-LONG_POLLS = ("RequestLease", "Sample", "WatchWorld")
+LONG_POLLS = ("RequestLease", "Sample", "WatchGroup")
 
 
 class Core(Protocol):
@@ -191,7 +191,7 @@ class MasterCalls:
                 return messages.lease_reply(answer, generation)
             case "Sample":
                 return messages.sample_reply(answer)
-            case "WatchWorld":
+            case "WatchGroup":
                 return messages.watch_reply(answer, generation)
             case "Heartbeat":
                 return messages.heartbeat_reply(answer, generation)

@@ -54,7 +54,7 @@ def play(seed: int) -> EngineJob:
 
 
 def play_small(seed: int) -> EngineJob:
-    """Run a job of a few minibatches with few faults, close upon each other: most errors show in small worlds.
+    """Run a job of a few minibatches with few faults, close upon each other: most errors show in small groups.
 
     Raises:
         AssertionError: something that must hold does not; the message names the seed.

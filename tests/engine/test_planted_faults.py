@@ -169,15 +169,15 @@ def _is_inside(member: Any) -> bool:
 
 def receive_unmarked(session: Any, source: int, is_needed: bool) -> None:
     gives = session._rank == source
-    arrays = session._group.broadcast(session._state.arrays() if gives else None, source)
-    data = session._group.broadcast_bytes(session.ledger.to_bytes() if gives else None, source)
+    arrays = session._elastic_group.broadcast(session._state.arrays() if gives else None, source)
+    data = session._elastic_group.broadcast_bytes(session.ledger.to_bytes() if gives else None, source)
     if is_needed and not gives:
         session._state.load(arrays)
         session.ledger = Ledger.from_bytes(data)
 
 
-def synchronize_and_hold(session: Any, world: Any) -> None:
-    _synchronize(session, world)
+def synchronize_and_hold(session: Any, group: Any) -> None:
+    _synchronize(session, group)
     session._holds_model = True
 
 

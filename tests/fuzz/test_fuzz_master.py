@@ -19,7 +19,7 @@ from tests.master.actors import MasterJob, ScriptedWorker, running, wait_until
 from tests.master.life import TOKEN
 
 METHODS = [one for one in pb.DESCRIPTOR.services_by_name["Master"].methods if not one.client_streaming]
-POLLS = ("RequestLease", "Sample", "WatchWorld")
+POLLS = ("RequestLease", "Sample", "WatchGroup")
 
 
 def any_call(random: Random, liar: ScriptedWorker) -> tuple[Any, bytes]:

@@ -31,7 +31,7 @@ def wrong_sums_until_lost(group: ElasticGroup, rank: int, size: int) -> int:
     """Sums without end; how many that were said to be there were wrong.
 
     Args:
-        size: of the world.
+        size: of the group.
     """
     global _num_sums
     import torch

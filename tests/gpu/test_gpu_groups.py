@@ -33,14 +33,14 @@ def expected(count: int) -> list[NDArray[np.float32]]:
     return [sum(verbs.pattern(size, rank) for rank in range(count)) for size in SIZES]  # type: ignore[misc]
 
 
-def summed(world: list[Member]) -> list[list[NDArray[np.float32]]]:
-    told = [member.tell(gpu_verbs.summed, rank, SIZES) for rank, member in enumerate(world)]
+def summed(group: list[Member]) -> list[list[NDArray[np.float32]]]:
+    told = [member.tell(gpu_verbs.summed, rank, SIZES) for rank, member in enumerate(group)]
     return [one.result() for one in told]
 
 
-def is_right(world: list[Member]) -> bool:
-    right = expected(len(world))
-    return all(np.array_equal(a, b) for sums in summed(world) for a, b in zip(sums, right, strict=True))
+def is_right(group: list[Member]) -> bool:
+    right = expected(len(group))
+    return all(np.array_equal(a, b) for sums in summed(group) for a, b in zip(sums, right, strict=True))
 
 
 @pytest.mark.parametrize(("kind", "engine"), [(OWN, "NCCL"), (SHARED, "main memory"), (MIXED, "native mesh")])

@@ -57,7 +57,7 @@ def shares_of(batches: list[Batch], scale: float) -> list[Share]:
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("symbol", ["custom_model", "sequential_model"])
-def test_a_world_of_one_is_local_training(
+def test_a_group_of_one_is_local_training(
     framework: Any, rows_of: Any, minibatches: Any, digits: Any, symbol: str, jit_compile: bool
 ) -> None:
     options = {"on_parameter_server": False, "optimizer": "adam", "jit_compile": jit_compile}

@@ -1,4 +1,4 @@
-"""State of the simulated members of AllReduce worlds: models, groups, and where each member is.
+"""State of the simulated members of AllReduce groups: models, groups, and where each member is.
 
 The members' models are the truth that the tests compare the core with.
 """
@@ -47,16 +47,16 @@ class Where(Enum):
     FORMING = auto()
     STANDINGS = auto()  # gathers the members' steps
     STATE = auto()  # gives or receives the model
-    TELLING = auto()  # rank 0: the master must hear of the world
+    TELLING = auto()  # rank 0: the master must hear of the group
     HEADER = auto()
     REDUCE = auto()
 
 
 @dataclass
-class Group:
-    """The processes of one world, and what each has brought to each collective."""
+class SimGroup:
+    """The processes of one group, and what each has brought to each collective."""
 
-    world: WorkerGroup
+    planned: WorkerGroup
     brought: dict[int, list[Any]] = field(default_factory=dict)  # by worker
     gone: set[int] = field(default_factory=set)  # died, left or gave up
     history: dict[int, tuple[tuple[Name, ...], ...]] = field(default_factory=dict)  # models by number of steps
@@ -67,14 +67,14 @@ class SimMember(SimWorker):
     model: Model = field(default_factory=Model)
     holds: bool = False
     where: Where = Where.OUTSIDE
-    world: WorkerGroup | None = None
+    planned: WorkerGroup | None = None
     newest: WorkerGroup | None = None  # heard by its watch
     has_watch: bool = False
     left: int = 0
     reason: str = ""
     num_registrations: int = 0
     ready_at: int = -1  # the registration under which it has said that it is ready
-    is_calling: bool = False  # waits for an answer to ReadyForWorld or WorldFormed
+    is_calling: bool = False  # waits for an answer to ReadyForGroup or GroupFormed
     since: float = 0.0
     position: int = 0  # collectives of the group that it has passed
     pending: list[Name] = field(default_factory=list)
@@ -87,5 +87,5 @@ class SimMember(SimWorker):
 
     @property
     def rank(self) -> int:
-        assert self.world is not None
-        return next(k for k, m in enumerate(self.world.members) if m.worker_id == self.id)
+        assert self.planned is not None
+        return next(k for k, m in enumerate(self.planned.members) if m.worker_id == self.id)

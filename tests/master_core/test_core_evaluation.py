@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from core_script import Like, Script, running, train_all
-from world_script import standing
+from group_script import standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e

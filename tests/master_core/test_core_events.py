@@ -6,7 +6,7 @@ import json
 
 import pytest
 from core_script import Script, everything, running, train_all
-from world_script import standing
+from group_script import standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e

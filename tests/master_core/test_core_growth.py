@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from core_script import Script, running
-from world_script import WorldScript, standing
+from group_script import GroupScript, standing
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import PodState
@@ -120,7 +120,7 @@ def test_workers_that_wait_cost_nothing_while_there_is_no_task_for_them() -> Non
 def test_a_heartbeat_of_a_member_costs_as_much_in_a_large_group_as_in_a_small_one() -> None:
     costs = []
     for num_workers in (FEW, MANY):
-        script: WorldScript = standing(num_workers)
+        script: GroupScript = standing(num_workers)
         lease = script.ask_at_once(3).lease
         script.beat(3)
         costs.append(lines_of(script, e.LeaseQuestioned(10_000, 3, 7, lease.id)))

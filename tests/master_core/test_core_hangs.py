@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from core_script import Script, running
-from world_script import standing
+from group_script import standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -384,7 +384,7 @@ def test_a_member_that_moves_while_all_others_wait_does_not_hang() -> None:
     lease = script.lease(0)
     for second in range(1, 60):
         script.now += 1.0
-        fields = {"activity": "evaluate", "seconds": {"evaluate": float(second)}, "world_version": script.version}
+        fields = {"activity": "evaluate", "seconds": {"evaluate": float(second)}, "group_version": script.version}
         script.heartbeat(0, (lease.id,), minibatch=second // 5, **fields)
         script.beat(1, waiting=float(second))
         script.tell(e.Tick())
@@ -399,7 +399,7 @@ def test_a_member_that_stays_in_a_collective_of_a_group_that_is_over_hangs() -> 
     script.ready(1, old, "it cannot form a group with worker 0")
     for second in range(1, 90):
         script.now += 1.0
-        fields = {"activity": "world", "seconds": {"world": float(second)}, "world_version": old}
+        fields = {"activity": "world", "seconds": {"world": float(second)}, "group_version": old}
         script.heartbeat(0, (lease.id,), waiting_seconds=float(second), **fields)
         script.beat(1)
         if script.planned.members[0].worker_id == 1:
@@ -418,7 +418,7 @@ def test_members_that_wait_do_not_hang() -> None:
     for second in range(1, 100):
         script.now += 1.0
         wait = float(second)
-        fields = {"activity": "world", "seconds": {"world": wait}, "world_version": script.version}
+        fields = {"activity": "world", "seconds": {"world": wait}, "group_version": script.version}
         script.heartbeat(0, (lease.id,), waiting_seconds=wait, **fields)
         script.beat(1)
         script.tell(e.Tick())
@@ -432,7 +432,7 @@ def test_a_member_whose_feed_hangs_is_found_although_it_waits_now_and_then() -> 
     for second in range(1, 30):
         script.now += 1.0
         spent = {"input": 0.8 * second, "world": 0.2 * second}
-        fields = {"activity": "world", "seconds": spent, "world_version": script.version}
+        fields = {"activity": "world", "seconds": spent, "group_version": script.version}
         script.heartbeat(0, (lease.id,), waiting_seconds=0.1, **fields)
         script.beat(1, waiting=0.5)
         script.tell(e.Tick())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from core_script import Script, running
-from world_script import standing
+from group_script import standing
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import PodState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_script import Like
-from world_script import WorldScript
+from group_script import GroupScript
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -13,9 +13,9 @@ from elasticdl.protocol import Role
 from elasticdl_client.job_events import EventKind
 
 
-def pods_of_two(num_workers: int, **settings: object) -> WorldScript:
-    """Workers of two processes each, in a world."""
-    script = WorldScript(num_workers=num_workers, processes_per_worker=2, **settings)
+def pods_of_two(num_workers: int, **settings: object) -> GroupScript:
+    """Workers of two processes each, in a group."""
+    script = GroupScript(num_workers=num_workers, processes_per_worker=2, **settings)
     for pod in range(num_workers):
         script.pod(Role.WORKER, pod, PodState.RUNNING)
     for worker_id in range(2 * num_workers):
@@ -28,8 +28,8 @@ def pods_of_two(num_workers: int, **settings: object) -> WorldScript:
     return script
 
 
-def two_by_two(**settings: object) -> WorldScript:
-    """Two workers of two processes each, in a world of four."""
+def two_by_two(**settings: object) -> GroupScript:
+    """Two workers of two processes each, in a group of four."""
     return pods_of_two(2, **settings)
 
 
@@ -160,8 +160,8 @@ def test_a_script_that_fails_after_its_last_word_is_a_fault_of_its_pod() -> None
     assert script.job._work.retry_budget.num_faults == 1
 
 
-def test_a_first_world_does_not_wait_for_a_script_that_has_ended() -> None:
-    script = WorldScript(num_workers=1, processes_per_worker=2, runs_command=True)
+def test_a_first_group_does_not_wait_for_a_script_that_has_ended() -> None:
+    script = GroupScript(num_workers=1, processes_per_worker=2, runs_command=True)
     script.pod(Role.WORKER, 0, PodState.RUNNING)
     for worker_id in (0, 1):
         script.worker_joins(worker_id)
@@ -173,10 +173,10 @@ def test_a_first_world_does_not_wait_for_a_script_that_has_ended() -> None:
     assert script.members == (0,)
 
 
-def start_without_the_last(**settings: object) -> WorldScript:
+def start_without_the_last(**settings: object) -> GroupScript:
     """Two workers of two processes, three of which are ready."""
     values: dict[str, object] = {"min_workers": 2, "step_timeout": 50.0, "num_workers": 2, "processes_per_worker": 2}
-    script = WorldScript(**(values | settings))
+    script = GroupScript(**(values | settings))
     for pod in (0, 1):
         script.pod(Role.WORKER, pod, PodState.RUNNING)
     for worker_id in range(3):
@@ -197,7 +197,7 @@ def test_a_process_that_never_registers_is_named_and_its_pod_replaced() -> None:
     assert script.last(c.CreatePod).index == 2
 
 
-def test_a_first_world_begins_without_a_script_that_never_registers() -> None:
+def test_a_first_group_begins_without_a_script_that_never_registers() -> None:
     script = start_without_the_last(runs_command=True)
     script.silence(118)
     assert script.members == ()
@@ -208,8 +208,8 @@ def test_a_first_world_begins_without_a_script_that_never_registers() -> None:
     assert not [one for one in script.history if isinstance(one, c.DeletePod)]
 
 
-def test_a_first_world_waits_for_all_processes_of_a_pod_that_starts_late() -> None:
-    script = WorldScript(num_workers=2, processes_per_worker=2, min_workers=2, step_timeout=50.0)
+def test_a_first_group_waits_for_all_processes_of_a_pod_that_starts_late() -> None:
+    script = GroupScript(num_workers=2, processes_per_worker=2, min_workers=2, step_timeout=50.0)
     script.pod(Role.WORKER, 0, PodState.RUNNING)
     for worker_id in (0, 1):
         script.worker_joins(worker_id)
@@ -228,9 +228,9 @@ def test_a_first_world_waits_for_all_processes_of_a_pod_that_starts_late() -> No
     assert script.members == (0, 1, 2, 3)
 
 
-def test_a_first_world_does_not_wait_for_a_process_in_one_that_did_not_form() -> None:
+def test_a_first_group_does_not_wait_for_a_process_in_one_that_did_not_form() -> None:
     """Which it leaves when the next one is planned; the master has forgotten the one that did not form."""
-    script = WorldScript(num_workers=1, processes_per_worker=2)
+    script = GroupScript(num_workers=1, processes_per_worker=2)
     script.pod(Role.WORKER, 0, PodState.RUNNING)
     for worker_id in (0, 1):
         script.worker_joins(worker_id)
@@ -245,7 +245,7 @@ def test_a_first_world_does_not_wait_for_a_process_in_one_that_did_not_form() ->
     for _ in range(10):
         script.now += 1.0
         script.beat(0)
-        script.heartbeat(1, world_version=version, waiting_seconds=script.now)
+        script.heartbeat(1, group_version=version, waiting_seconds=script.now)
         script.tell(e.Tick())
     assert script.members == (0,)
     assert script.version > version
@@ -283,8 +283,8 @@ def test_the_next_master_finds_all_processes_of_its_pods() -> None:
     assert script.told(c.CreatePod) == []
 
 
-def test_a_world_needs_all_processes_of_the_fewest_workers() -> None:
-    script = WorldScript(num_workers=2, processes_per_worker=2, min_workers=2)
+def test_a_group_needs_all_processes_of_the_fewest_workers() -> None:
+    script = GroupScript(num_workers=2, processes_per_worker=2, min_workers=2)
     for pod in (0, 1):
         script.pod(Role.WORKER, pod, PodState.RUNNING)
     for worker_id in range(3):
@@ -306,7 +306,7 @@ def test_a_script_does_not_wait_for_the_other_of_its_pod_that_has_ended() -> Non
     assert script.members == (1,)
 
 
-def test_a_later_world_needs_a_process_of_the_fewest_workers() -> None:
+def test_a_later_group_needs_a_process_of_the_fewest_workers() -> None:
     script = two_by_two(runs_command=True, expects_data=True, min_workers=2)
     script.ask(e.TrainingStopRequested, 3, 7, "early")
     script.all_leave(0, 1, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_script import Like, Script, running, train_all
-from world_script import WorldScript, standing
+from group_script import GroupScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -258,7 +258,7 @@ def test_what_follows_from_the_users_number_names_it_as_its_cause() -> None:
 # Groups -----------------------------------------------------------------------------------------------------------
 
 
-def leaves(script: WorldScript, worker_id: int) -> None:
+def leaves(script: GroupScript, worker_id: int) -> None:
     script.beat(worker_id, leaving=True)
     script.kill(worker_id, "Killed")
 

@@ -86,13 +86,13 @@ def check(job_settings: JobSettings, schedule: Schedule, filtered: bool, bad: fr
         assert server.num_applies == sum(len(names) for names in server.names.values())
 
 
-def records_of_bad(world: SimJob, epoch: int) -> int:
+def records_of_bad(sim: SimJob, epoch: int) -> int:
     """Records of the minibatches of an epoch whose gradients are not finite."""
     total = 0
-    for task, shard in enumerate(world.job._work.tasks.slices):
+    for task, shard in enumerate(sim.job._work.tasks.slices):
         lease = Lease(0, TaskType.TRAINING, epoch, task, shard)
-        samples, size = world.num_samples(lease), world.num_minibatches(lease)
-        bad = sum(min(3, samples - 3 * n) for n in range(size) if world.is_bad(epoch, task, n))
+        samples, size = sim.num_samples(lease), sim.num_minibatches(lease)
+        bad = sum(min(3, samples - 3 * n) for n in range(size) if sim.is_bad(epoch, task, n))
         total += min(bad, samples, len(shard))
     return total
 

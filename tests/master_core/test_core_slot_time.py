@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_script import Script, running
-from world_script import WorldScript, standing
+from group_script import GroupScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -437,7 +437,7 @@ def test_to_evaluate_is_the_work_of_a_job_that_does_nothing_else() -> None:
 
 
 def test_a_worker_that_waits_for_a_group_after_a_loss_recovers() -> None:
-    script: WorldScript = standing(2)
+    script: GroupScript = standing(2)
     beat(script, 1.0, 0, join=1.0)
     beat(script, 1.0, 1, join=1.0)
     assert split(script) == {SlotState.WAITING_GROUP: 2.0}

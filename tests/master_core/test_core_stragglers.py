@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from core_script import Script, running
-from world_script import standing
+from group_script import standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e

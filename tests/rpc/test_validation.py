@@ -143,7 +143,7 @@ def test_what_honest_members_say_passes(message: Message) -> None:
 )
 def test_a_place_to_connect_to_is_one(address: str) -> None:
     check(pb.RegisterPsRequest(address=address))
-    check(pb.ReadyForWorldRequest(address=address))
+    check(pb.ReadyForGroupRequest(address=address))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_place_to_connect_to_is_one(address: str) -> None:
     ],
 )
 def test_what_is_no_place_to_connect_to_is_refused(address: str) -> None:
-    for message in (pb.RegisterPsRequest(address=address), pb.ReadyForWorldRequest(address=address)):
+    for message in (pb.RegisterPsRequest(address=address), pb.ReadyForGroupRequest(address=address)):
         with pytest.raises(InvalidMessage, match=r"\.address "):
             check(message)
 

@@ -196,7 +196,7 @@ def test_a_step_that_is_dropped_leaves_the_scale_as_it_was(framework: Make, digi
     steep = minibatches(tested, digits)[0]
     steep.data.labels[:] = 99
     again = tested.local_gradient([Share(steep, 1, 1.0)], nothing).repeat()
-    again([Share(steep, 1, 1.0)], nothing)  # and the world breaks here
+    again([Share(steep, 1, 1.0)], nothing)  # and the group breaks here
     assert tested.state()["loss_scale/scale"] == 65536
 
 

@@ -29,7 +29,7 @@ from elasticdl.worker.master_link import MasterLink
 from elasticdl_client.choices import DistributionStrategy, Precision
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
-from tests.worker.group_master import ANSWER_S, WorldMaster, name_of
+from tests.worker.group_master import ANSWER_S, GroupMaster, name_of
 from tests.worker.scripted_master import TOKEN
 
 Make = Callable[..., Any]
@@ -38,7 +38,7 @@ SGD, ADAM, ADAGRAD = "torch_conv.optimizer", "torch_conv.adam", "torch_conv.adag
 
 
 def leave_when_planned(member: TrainingMember) -> None:
-    """Exchange headers until the world ends."""
+    """Exchange headers until the group ends."""
     with suppress(GroupEnded):
         while True:
             member.session.plan_step([])
@@ -51,7 +51,7 @@ class Killed(BaseException):
 class TrainingMember:
     """A worker's session over a model; a thread of its own calls it."""
 
-    def __init__(self, master: WorldMaster, worker_id: int, framework: Any, batches: list[Any], place: str) -> None:
+    def __init__(self, master: GroupMaster, worker_id: int, framework: Any, batches: list[Any], place: str) -> None:
         spec = JobSpec(
             job_name="j", checkpoint_dir=place, distribution_strategy=DistributionStrategy.ALL_REDUCE, minibatch_size=8
         )
@@ -130,8 +130,8 @@ Members = list[TrainingMember]
 @contextmanager
 def training_members(
     framework: Make, minibatches: Make, digits: list[bytes], count: int, place: Path, is_sharded: bool, **options: Any
-) -> Iterator[tuple[WorldMaster, Members]]:
-    master = WorldMaster()
+) -> Iterator[tuple[GroupMaster, Members]]:
+    master = GroupMaster()
     computation = Computation(shards_optimizer=is_sharded, **options.pop("computation", {}))
     made = []
     for number in range(count):
@@ -151,7 +151,7 @@ def all_do(members: Members, verb: Callable[..., Any], *arguments: Any) -> None:
         one.result(ANSWER_S)
 
 
-def enter(master: WorldMaster, members: Members, *sources: int) -> None:
+def enter(master: GroupMaster, members: Members, *sources: int) -> None:
     begun = [member.does(lambda member: member.session.enter()) for member in members]
     ids = [member.link.worker_id for member in members]
     master.await_outside(*ids)
@@ -165,7 +165,7 @@ def steps(members: Members, first: int, last: int) -> None:
 
 
 def step_with_a_kill(members: Members, number: int, victim: TrainingMember) -> None:
-    """One member is killed between the sums and its update; the others lose their world at this step or the next."""
+    """One member is killed between the sums and its update; the others lose their group at this step or the next."""
     updating, num_others = Semaphore(0), len(members) - 1
     begun = {m: m.does(TrainingMember.step, number, updating, num_others if m is victim else 0) for m in members}
     for member, one in begun.items():
@@ -178,7 +178,7 @@ def step_with_a_kill(members: Members, number: int, victim: TrainingMember) -> N
             assert isinstance(one.exception(), GroupEnded)
 
 
-def life(master: WorldMaster, members: Members) -> State:
+def life(master: GroupMaster, members: Members) -> State:
     """Three members; one joins; one leaves; one is killed in a step; that which has left comes back; a checkpoint."""
     zero, one, two, three = members
     enter(master, [zero, one, two])
@@ -266,7 +266,7 @@ def test_when_both_holders_of_a_shard_are_gone_training_continues_from_the_check
         for name, array in survivor.framework.state().items():
             np.testing.assert_array_equal(array, saved.arrays[name], err_msg=name)
         assert survivor.framework.state().keys() == saved.arrays.keys()
-        assert master.hears("WorldFormed", 2)[-1].restored_from == str(saved.directory)
+        assert master.hears("GroupFormed", 2)[-1].restored_from == str(saved.directory)
 
 
 def test_without_a_checkpoint_the_start_has_no_shard_of_the_model_that_is_given_up(
@@ -397,7 +397,7 @@ def test_the_log_has_the_size_of_the_state_that_the_first_step_has_made(
 def test_a_step_that_one_survivor_has_made_is_made_by_the_others_when_they_meet_again(
     framework: Make, minibatches: Make, digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One member sees its world break after all have the sums, before it has updated its part."""
+    """One member sees its group break after all have the sums, before it has updated its part."""
     with training_members(framework, minibatches, digits, 3, tmp_path / "a", False, optimizer=ADAM) as (master, plain):
         enter(master, plain)
         steps(plain, 0, 4)
@@ -412,7 +412,7 @@ def test_a_step_that_one_survivor_has_made_is_made_by_the_others_when_they_meet_
             if next(calls) == 1:  # after the header
                 updating.acquire()
                 updating.acquire()
-                raise GroupLost("the test breaks the world")
+                raise GroupLost("the test breaks the group")
             return found
 
         monkeypatch.setattr(members[1].group, "gather", gather_and_break)
@@ -430,7 +430,7 @@ def test_a_step_that_one_survivor_has_made_is_made_by_the_others_when_they_meet_
             np.testing.assert_array_equal(newest.arrays[name], array, err_msg=name)
 
 
-def test_members_that_a_newer_world_lacks_hand_their_shards_over_before_it(
+def test_members_that_a_newer_group_lacks_hand_their_shards_over_before_it(
     framework: Make, minibatches: Make, digits: Any, tmp_path: Path
 ) -> None:
     """As when a job is scaled down: the master plans without them, and they live."""

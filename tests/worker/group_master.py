@@ -1,4 +1,4 @@
-"""A scripted master that calls worlds, and members of them in one process: real sessions, groups and sockets."""
+"""A scripted master that calls groups, and members of them in one process: real sessions, groups and sockets."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ ANSWER_S = 60.0
 Answer = TypeVar("Answer")
 
 
-class WorldMaster(ScriptedMaster):
-    """Plans the worlds that a test asks for, and grants its leases."""
+class GroupMaster(ScriptedMaster):
+    """Plans the groups that a test asks for, and grants its leases."""
 
     def __init__(self, *leases: pb.Lease) -> None:
-        self._ready: dict[int, pb.ReadyForWorldRequest] = {}
+        self._ready: dict[int, pb.ReadyForGroupRequest] = {}
         self._outside: set[int] = set()
-        self._planned = pb.World()
+        self._planned = pb.Group()
         self._is_over = False
         self.whole_epochs = self.newest_lease = 0
-        self.deaf: set[int] = set()  # workers that hear of no world, as if they were stopped
+        self.deaf: set[int] = set()  # workers that hear of no group, as if they were stopped
         super().__init__(*leases, ends=False)
 
     def grant(self, *leases: pb.Lease) -> None:
-        """To rank 0 of the newest world, as with --fixed_global_batch."""
+        """To rank 0 of the newest group, as with --fixed_global_batch."""
         with self.changed:
             self.leases.extend(leases)
             self.changed.notify_all()
 
     def plan(self, *workers: int, sources: Sequence[int] = ()) -> int:
-        """Calls workers, by rank, into a world once they have been ready for one, this or another; its version."""
+        """Calls workers, by rank, into a group once they have been ready for one, this or another; its version."""
         with self.changed:
             assert self.changed.wait_for(lambda: set(workers) <= self._ready.keys(), ANSWER_S), self._ready
             members = [
-                pb.WorldMember(
+                pb.GroupMember(
                     worker_id=worker,
                     incarnation=self._ready[worker].incarnation,
                     address=self._ready[worker].address,
@@ -56,18 +56,18 @@ class WorldMaster(ScriptedMaster):
                 )
                 for worker in workers
             ]
-            self._planned = pb.World(version=self._planned.version + 1, members=members)
+            self._planned = pb.Group(version=self._planned.version + 1, members=members)
             self._outside.difference_update(workers)
             self.changed.notify_all()
             return self._planned.version
 
     def await_outside(self, *workers: int) -> None:
-        """Until they all stand outside of worlds, and say so."""
+        """Until they all stand outside of groups, and say so."""
         with self.changed:
             assert self.changed.wait_for(lambda: set(workers) <= self._outside, ANSWER_S), self._outside
 
     def are_outside_within(self, timeout_s: float, *workers: int) -> bool:
-        """Whether they all stand outside of worlds by then."""
+        """Whether they all stand outside of groups by then."""
         with self.changed:
             return self.changed.wait_for(lambda: set(workers) <= self._outside, timeout_s)
 
@@ -96,29 +96,29 @@ class WorldMaster(ScriptedMaster):
         self._note("Heartbeat", request)
         return pb.HeartbeatReply(known=True, whole_epochs=self.whole_epochs, newest_lease=self.newest_lease)
 
-    def ReadyForWorld(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
-        ack = self._note("ReadyForWorld", request)  # before the answer: tests that wait for it look it up
+    def ReadyForGroup(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+        ack = self._note("ReadyForGroup", request)  # before the answer: tests that wait for it look it up
         with self.changed:
             self._ready[request.worker_id] = request
             self._outside.add(request.worker_id)
             self.changed.notify_all()
         return ack
 
-    def WorldFormed(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
-        return self._note("WorldFormed", request)
+    def GroupFormed(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+        return self._note("GroupFormed", request)
 
     def FailTask(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
         return self._note("FailTask", request)
 
-    def WatchWorld(self, request: Any, context: grpc.ServicerContext) -> pb.WatchWorldReply:  # noqa: N802
+    def WatchGroup(self, request: Any, context: grpc.ServicerContext) -> pb.WatchGroupReply:  # noqa: N802
         def is_newer() -> bool:
             return request.worker_id not in self.deaf and bool(self._planned.version > request.known_version)
 
         with self.changed:
             self.changed.wait_for(lambda: self._is_over or is_newer(), before_the_deadline(context))
             if self._is_over:
-                return pb.WatchWorldReply(end=True)
-            return pb.WatchWorldReply(world=self._planned) if is_newer() else pb.WatchWorldReply(wait=True)
+                return pb.WatchGroupReply(end=True)
+            return pb.WatchGroupReply(group=self._planned) if is_newer() else pb.WatchGroupReply(wait=True)
 
 
 class Total:
@@ -165,7 +165,7 @@ class SessionMember:
 
 
 @contextmanager
-def session_members(master: WorldMaster, count: int) -> Iterator[list[SessionMember]]:
+def session_members(master: GroupMaster, count: int) -> Iterator[list[SessionMember]]:
     made = [SessionMember(master, number) for number in range(count)]
     try:
         yield made
@@ -185,8 +185,8 @@ def enter(member: SessionMember) -> bool:
     return member.session.enter()
 
 
-def entered(master: WorldMaster, members: Sequence[SessionMember], sources: Sequence[int] = ()) -> int:
-    """All of them are in a new world, ranked as given; its version."""
+def entered(master: GroupMaster, members: Sequence[SessionMember], sources: Sequence[int] = ()) -> int:
+    """All of them are in a new group, ranked as given; its version."""
     begun = [member.does(enter) for member in members]
     workers = [member.link.worker_id for member in members]
     master.await_outside(*workers)
@@ -216,7 +216,7 @@ def step(member: SessionMember, *numbers: int) -> StepPlan:
 
 
 def ended(member: SessionMember, wishes: StepFlag = StepFlag.NOTHING) -> str:
-    """Exchanges headers until the world has ended; why."""
+    """Exchanges headers until the group has ended; why."""
     try:
         while True:
             member.session.plan_step([], wishes)

@@ -1,4 +1,4 @@
-"""A worker's life in worlds: the state at entry, the proof of a step, and the loss when one ends."""
+"""A worker's life in groups: the state at entry, the proof of a step, and the loss when one ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from elasticdl.worker.ledger import Ledger, RestoredModel
 from elasticdl_client.errors import ModelDefinitionError
 from tests.worker.group_master import (
     ANSWER_S,
+    GroupMaster,
     SessionMember,
-    WorldMaster,
     all_do,
     ended,
     enter,
@@ -30,14 +30,14 @@ from tests.worker.group_master import (
 
 
 @pytest.fixture
-def master() -> Iterator[WorldMaster]:
-    scripted = WorldMaster()
+def master() -> Iterator[GroupMaster]:
+    scripted = GroupMaster()
     yield scripted
     scripted.stop()
 
 
 @pytest.fixture
-def three(master: WorldMaster) -> Iterator[list[SessionMember]]:
+def three(master: GroupMaster) -> Iterator[list[SessionMember]]:
     with session_members(master, 3) as made:
         yield made
 
@@ -53,7 +53,7 @@ def step_together(first: SessionMember, second: SessionMember, one: int, other: 
 
 
 def test_without_a_model_all_begin_with_the_one_that_rank_0_restores(
-    master: WorldMaster, three: list[SessionMember]
+    master: GroupMaster, three: list[SessionMember]
 ) -> None:
     restored = Ledger(steps=7, num_records=70)
     restored.applied.add(name_of(4))
@@ -64,14 +64,14 @@ def test_without_a_model_all_begin_with_the_one_that_rank_0_restores(
     for member in three[:2]:
         ledger = member.session.ledger
         assert (ledger.steps, ledger.num_records, name_of(4) in ledger.applied) == (7, 70, True)
-    (told,) = master.hears("WorldFormed")
+    (told,) = master.hears("GroupFormed")
     assert (told.worker_id, told.version, told.steps, told.restored_from) == (1, version, 7, "checkpoints/7")
     assert told.engine == "the native mesh"
     assert [(task.task, list(task.extras)) for task in told.applied.tasks] == [(0, [4])]
 
 
 def test_a_member_whose_model_sums_up_something_else_is_refused_by_name(
-    master: WorldMaster, three: list[SessionMember], monkeypatch: pytest.MonkeyPatch
+    master: GroupMaster, three: list[SessionMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The buffers of its steps would be of another length.  However late it is, the others wait until it knows why."""
     three[2].state.summed.append("the change of scale (8,)")
@@ -92,7 +92,7 @@ def test_a_member_whose_model_sums_up_something_else_is_refused_by_name(
     assert values(three[:2]) == [3.0, 3.0]
 
 
-def test_a_step_is_proven_by_the_headers_of_the_next(master: WorldMaster, three: list[SessionMember]) -> None:
+def test_a_step_is_proven_by_the_headers_of_the_next(master: GroupMaster, three: list[SessionMember]) -> None:
     entered(master, three)
     begun = [three[0].does(step, 1, 2), three[1].does(step), three[2].does(step, 5)]
     plans = [one.result(ANSWER_S) for one in begun]
@@ -106,13 +106,13 @@ def test_a_step_is_proven_by_the_headers_of_the_next(master: WorldMaster, three:
     assert [member.session.ledger.num_records for member in three] == [30] * 3
 
 
-def test_a_joiner_gets_model_and_ledger_from_the_members(master: WorldMaster, three: list[SessionMember]) -> None:
+def test_a_joiner_gets_model_and_ledger_from_the_members(master: GroupMaster, three: list[SessionMember]) -> None:
     entered(master, three[:2])
     step_together(three[0], three[1], 3, 4)
     joins = three[2].does(enter)
     begun = [member.does(ended) for member in three[:2]]
     master.plan(0, 1, 2, sources=[0, 1])
-    assert [one.result(ANSWER_S) for one in begun] == ["a newer world is planned"] * 2
+    assert [one.result(ANSWER_S) for one in begun] == ["a newer group is planned"] * 2
     assert all_do(three[:2], enter) == [True, True]
     assert joins.result(ANSWER_S)
     assert values(three) == [7.0] * 3
@@ -122,7 +122,7 @@ def test_a_joiner_gets_model_and_ledger_from_the_members(master: WorldMaster, th
 
 
 def test_a_member_that_is_a_step_ahead_gives_its_model_to_the_others(
-    master: WorldMaster, three: list[SessionMember]
+    master: GroupMaster, three: list[SessionMember]
 ) -> None:
     entered(master, three[:2])
     begun: list[Future[Any]] = [three[0].does(summed, 3), three[1].does(step, 4)]
@@ -135,12 +135,12 @@ def test_a_member_that_is_a_step_ahead_gives_its_model_to_the_others(
     assert values(three[:2]) == [7.0, 7.0]
     assert [member.session.ledger.steps for member in three[:2]] == [1, 1]
     assert three[1].session.take_confirmed() == [name_of(4)]
-    assert [told.steps for told in master.hears("WorldFormed", 2)] == [0, 1]
-    reasons = {(told.worker_id, told.reason) for told in master.hears("ReadyForWorld", 4) if told.left}
+    assert [told.steps for told in master.hears("GroupFormed", 2)] == [0, 1]
+    reasons = {(told.worker_id, told.reason) for told in master.hears("ReadyForGroup", 4) if told.left}
     assert reasons == {(0, "user code raised"), (1, "it has lost worker 0")}
 
 
-def test_what_is_of_an_older_world_never_comes_back(master: WorldMaster, three: list[SessionMember]) -> None:
+def test_what_is_of_an_older_group_never_comes_back(master: GroupMaster, three: list[SessionMember]) -> None:
     entered(master, three)
     begun: list[Future[Any]] = [three[0].does(summed, 1), three[1].does(summed, 1), three[2].does(step, 6)]
     for one in begun:
@@ -162,7 +162,7 @@ def test_what_is_of_an_older_world_never_comes_back(master: WorldMaster, three: 
     assert three[2].session.take_confirmed() == []
 
 
-def test_an_incomplete_model_is_given_to_no_member(master: WorldMaster, three: list[SessionMember]) -> None:
+def test_an_incomplete_model_is_given_to_no_member(master: GroupMaster, three: list[SessionMember]) -> None:
     entered(master, three[:2])
     step_together(three[0], three[1], 1, 2)
     three[0].state.value += np.float32(100)  # the half of an update
@@ -172,7 +172,7 @@ def test_an_incomplete_model_is_given_to_no_member(master: WorldMaster, three: l
     assert values(three[:2]) == [3.0, 3.0]
 
 
-def test_a_member_that_leaves_is_named_and_costs_no_step(master: WorldMaster, three: list[SessionMember]) -> None:
+def test_a_member_that_leaves_is_named_and_costs_no_step(master: GroupMaster, three: list[SessionMember]) -> None:
     entered(master, three)
     begun = [three[0].does(step, 1), three[1].does(step, 2), three[2].does(step, 3)]
     for one in begun:
@@ -183,11 +183,11 @@ def test_a_member_that_leaves_is_named_and_costs_no_step(master: WorldMaster, th
     assert three[2].session.take_confirmed() == [name_of(3)]
     entered(master, [three[0], three[2]], sources=[0, 2])
     assert values([three[0], three[2]]) == [6.0, 6.0]
-    reasons = {told.reason for told in master.hears("ReadyForWorld", 5) if told.left}
+    reasons = {told.reason for told in master.hears("ReadyForGroup", 5) if told.left}
     assert reasons == {"worker 1 leaves"}
 
 
-def test_a_member_that_waits_for_a_former_one_is_freed(master: WorldMaster, three: list[SessionMember]) -> None:
+def test_a_member_that_waits_for_a_former_one_is_freed(master: GroupMaster, three: list[SessionMember]) -> None:
     version = entered(master, three[:2])
     master.deaf.add(1)  # it would leave, and worker 0 could see that before it hears of the plan
     waits = three[0].does(ended)  # worker 1 does not come
@@ -196,27 +196,27 @@ def test_a_member_that_waits_for_a_former_one_is_freed(master: WorldMaster, thre
             master.changed.wait(0.01)
     assert three[0].session.standing()[0] == version
     master.plan(0, sources=[0])
-    assert waits.result(ANSWER_S) == "a newer world without worker 1 is planned"
+    assert waits.result(ANSWER_S) == "a newer group without worker 1 is planned"
     assert three[0].session.standing() == (0, 0.0)
     assert three[0].does(enter).result(ANSWER_S)
     assert three[0].session.size == 1
 
 
-def test_a_world_that_the_master_does_not_want_is_left_for_the_next(
-    master: WorldMaster, three: list[SessionMember]
+def test_a_group_that_the_master_does_not_want_is_left_for_the_next(
+    master: GroupMaster, three: list[SessionMember]
 ) -> None:
     def refuse(method: str) -> None:
-        master.accepts = method != "WorldFormed"
+        master.accepts = method != "GroupFormed"
 
     master.on_call = refuse
     begun = [member.does(enter) for member in three[:2]]
     refused = master.plan(0, 1)
-    master.hears("WorldFormed")
+    master.hears("GroupFormed")
     assert begun[1].result(ANSWER_S)  # it hears of it when it waits for worker 0
     assert three[1].does(ended).result(ANSWER_S).startswith("it has lost")
     again = three[1].does(enter)
     master.await_outside(0, 1)
-    told = [one for one in master.hears("ReadyForWorld") if one.left == refused and one.worker_id == 0]
+    told = [one for one in master.hears("ReadyForGroup") if one.left == refused and one.worker_id == 0]
     assert told[0].reason == "the master rejected it: as the test wants"
     master.on_call = lambda method: setattr(master, "accepts", True)
     master.plan(0, 1)
@@ -224,13 +224,13 @@ def test_a_world_that_the_master_does_not_want_is_left_for_the_next(
 
 
 def test_a_group_that_a_member_is_shut_out_of_as_it_has_formed_does_not_hold_the_others(
-    master: WorldMaster, three: list[SessionMember], monkeypatch: pytest.MonkeyPatch
+    master: GroupMaster, three: list[SessionMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, form = three[1].session, three[1].session._form
     outside = []
 
-    def form_and_be_asked_to_end(world: pb.World) -> None:
-        form(world)
+    def form_and_be_asked_to_end(group: pb.Group) -> None:
+        form(group)
         outside.append(session.shut_out())
 
     monkeypatch.setattr(session, "_form", form_and_be_asked_to_end)
@@ -243,7 +243,7 @@ def test_a_group_that_a_member_is_shut_out_of_as_it_has_formed_does_not_hold_the
     assert begun[0].result(ANSWER_S)
 
 
-def test_all_hear_numbers_and_words_of_each_other(master: WorldMaster, three: list[SessionMember]) -> None:
+def test_all_hear_numbers_and_words_of_each_other(master: GroupMaster, three: list[SessionMember]) -> None:
     entered(master, three)
     numbers = [member.does(lambda one: one.session.gather(np.array([one.session.rank, 7]))) for member in three]
     assert [found.result(ANSWER_S).tolist() for found in numbers] == [[[0, 7], [1, 7], [2, 7]]] * 3
@@ -251,10 +251,10 @@ def test_all_hear_numbers_and_words_of_each_other(master: WorldMaster, three: li
     assert words == [b"of rank 2"] * 3
 
 
-def test_when_the_job_is_over_no_member_waits_for_a_world(master: WorldMaster, three: list[SessionMember]) -> None:
+def test_when_the_job_is_over_no_member_waits_for_a_group(master: GroupMaster, three: list[SessionMember]) -> None:
     entered(master, three[:2])
     outside, inside = three[2].does(enter), three[0].does(ended)
-    master.hears("ReadyForWorld", 3)
+    master.hears("ReadyForGroup", 3)
     master.end()
     assert outside.result(ANSWER_S) is False
     assert inside.result(ANSWER_S).startswith(("the job is over", "it has lost"))  # which of both hears it first
@@ -262,7 +262,7 @@ def test_when_the_job_is_over_no_member_waits_for_a_world(master: WorldMaster, t
 
 
 def test_minibatches_confirmed_before_the_model_became_an_older_one_are_not_said_to_be_in_it(
-    master: WorldMaster, three: list[SessionMember]
+    master: GroupMaster, three: list[SessionMember]
 ) -> None:
     entered(master, three[:2])
     step_together(three[0], three[1], 1, 2)
@@ -276,7 +276,7 @@ def test_minibatches_confirmed_before_the_model_became_an_older_one_are_not_said
 
 
 def test_a_restored_model_of_which_the_master_was_not_told_is_restored_again(
-    master: WorldMaster, three: list[SessionMember]
+    master: GroupMaster, three: list[SessionMember]
 ) -> None:
     entered(master, three[:2])
     step_together(three[0], three[1], 1, 2)
@@ -284,7 +284,7 @@ def test_a_restored_model_of_which_the_master_was_not_told_is_restored_again(
     three[0].state.restored = RestoredModel(Ledger(steps=1), "checkpoints/1")
     for member in three[:2]:
         member.does(lambda one: one.session.abandon("the update raised", is_model_whole=False)).result()
-    master.on_call = lambda method: setattr(master, "accepts", method != "WorldFormed")
+    master.on_call = lambda method: setattr(master, "accepts", method != "GroupFormed")
     begun = [member.does(enter) for member in three[:2]]
     master.await_outside(0, 1)
     master.plan(0, 1, sources=[0, 1])
@@ -295,4 +295,4 @@ def test_a_restored_model_of_which_the_master_was_not_told_is_restored_again(
     master.on_call = lambda method: setattr(master, "accepts", True)
     master.plan(0, 1, sources=[0, 1])
     assert [one.result(ANSWER_S) for one in (begun[0], again)] == [True, True]
-    assert master.hears("WorldFormed", 3)[-1].restored_from == "checkpoints/1"  # it lacks minibatches of the old model
+    assert master.hears("GroupFormed", 3)[-1].restored_from == "checkpoints/1"  # it lacks minibatches of the old model

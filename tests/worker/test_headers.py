@@ -1,4 +1,4 @@
-"""The headers that members of a world exchange before a step."""
+"""The headers that members of a group exchange before a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When checkpoints of a model that lives in the workers are written, however often their world changes."""
+"""When checkpoints of a model that lives in the workers are written, however often their group changes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def written(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_worlds_that_are_shorter_than_the_time_between_two_checkpoints_do_not_put_them_off(tmp_path: Path) -> None:
+def test_groups_that_are_shorter_than_the_time_between_two_checkpoints_do_not_put_them_off(tmp_path: Path) -> None:
     writer = writer_in(tmp_path)
     for count in range(0, EVERY, 4):
         writer.begin(ledger_of(count))
@@ -76,7 +76,7 @@ def test_worlds_that_are_shorter_than_the_time_between_two_checkpoints_do_not_pu
     assert written(tmp_path) == ["version-11"]
 
 
-def test_the_last_checkpoint_is_written_although_the_last_world_made_no_step(tmp_path: Path) -> None:
+def test_the_last_checkpoint_is_written_although_the_last_group_made_no_step(tmp_path: Path) -> None:
     writer = writer_in(tmp_path)
     writer.begin(ledger_of(0))
     writer.begin(ledger_of(7))

@@ -20,7 +20,7 @@ from elasticdl.worker.tasks import TaskStream
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import Counting, Numbers, lease
-from tests.worker.group_master import ANSWER_S, SessionMember, WorldMaster, ended
+from tests.worker.group_master import ANSWER_S, GroupMaster, SessionMember, ended
 
 MINIBATCH, PER_STEP = 2, 3
 Steps = list[list[list[int]]]
@@ -28,9 +28,9 @@ Steps = list[list[list[int]]]
 
 
 class Sharing(SessionMember):
-    """A member whose minibatches are those of the world."""
+    """A member whose minibatches are those of the group."""
 
-    def __init__(self, master: WorldMaster, worker_id: int, num_per_epoch: int = 0, skips: bool = False) -> None:
+    def __init__(self, master: GroupMaster, worker_id: int, num_per_epoch: int = 0, skips: bool = False) -> None:
         super().__init__(master, worker_id)
         self.made: Steps = []
         self.framework = Counting(MINIBATCH)
@@ -54,12 +54,12 @@ class Sharing(SessionMember):
         self.reporter.drain(ANSWER_S)
 
     def begin(self) -> None:
-        """Leases are asked for from now on; enters its first world."""
+        """Leases are asked for from now on; enters its first group."""
         self.supply.start()
         self.again()
 
     def again(self) -> None:
-        """Enters the next world."""
+        """Enters the next group."""
         assert self.session.enter()
         self.supply.entered()
 
@@ -107,7 +107,7 @@ class Life:
 
     def __init__(self, leases: tuple[pb.Lease, ...], size: int, **others: Any) -> None:
         self.stack = ExitStack()
-        self.master = WorldMaster(*leases)
+        self.master = GroupMaster(*leases)
         self.stack.callback(self.master.stop)
         self.members = [Sharing(self.master, number, **others) for number in range(size)]
         for member in self.members:
@@ -180,7 +180,7 @@ def name(task: int, n: int) -> MinibatchName:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_the_steps_are_the_same_for_every_world_and_rank_0_reports_them(life: Make, size: int) -> None:
+def test_the_steps_are_the_same_for_every_group_and_rank_0_reports_them(life: Make, size: int) -> None:
     one = life(lease(0), lease(1), lease(2, length=6), size=size, num_per_epoch=7)
     one.begin()
     assert one.steps(3) == [
@@ -323,7 +323,7 @@ def test_a_minibatch_of_which_a_filter_leaves_nothing_counts_as_made(life: Make)
     assert one.surpluses() == {1000: -2, 1001: -2}
 
 
-def test_the_samples_of_a_task_are_counted_over_all_members_and_worlds(life: Make) -> None:
+def test_the_samples_of_a_task_are_counted_over_all_members_and_groups(life: Make) -> None:
     one = life(lease(0, length=8), num_per_epoch=4)
     for member in one.members:
         member.framework.dropped = {1, 7}

@@ -78,7 +78,7 @@ class ScriptEvaluation:
             found = self._evaluated(trainer, piece) if piece else {}
         sums = {name: float(value) * len(piece) for name, value in found.items()}
         data = json.dumps(sums).encode()
-        with clock.during(Activity.WORLD):
+        with clock.during(Activity.COLLECTIVE):
             told = [json.loads(trainer.group.share(data if rank == k else None, k)) for k in range(size)]
         total: dict[str, float] = {}
         for one in told:

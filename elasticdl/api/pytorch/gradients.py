@@ -372,7 +372,7 @@ class ScriptGradients(Buckets):
         self._counts.copy_(torch.tensor([*self.used, *weights], dtype=torch.float32))
         self._begin_reduce(self._last)
         try:
-            with self._clock.during(Activity.WORLD):
+            with self._clock.during(Activity.COLLECTIVE):
                 self._group.finish_reduce(self._reductions)
         except GroupEnded as ended:
             raise StepDropped from ended

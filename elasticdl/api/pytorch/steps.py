@@ -141,7 +141,7 @@ class ScriptSteps:
         if not self._is_inside:
             return data
         try:
-            with self._parts.data.session.clock.during(Activity.WORLD):
+            with self._parts.data.session.clock.during(Activity.COLLECTIVE):
                 return self._parts.group.share(data)
         except GroupEnded:
             self._come_out()
@@ -403,7 +403,7 @@ class ScriptSteps:
         if StepFlag.LEAVING not in leaving:
             with clock.during(Activity.IDLE if self._is_idle else Activity.INPUT):
                 offered = parts.shares.offer(_PATIENCE_S if self._is_idle else 0.0)
-        with clock.during(Activity.WORLD):
+        with clock.during(Activity.COLLECTIVE):
             plan = parts.group.plan_step(offered, parts.shares.wish | leaving | parts.metrics.wish)
         parts.shares.confirmed(parts.group.take_confirmed(), self._loss)
         if plan.ends_all:
@@ -444,7 +444,7 @@ class ScriptSteps:
         if self._is_inside and not self._is_triggered:
             wish = StepFlag.CHECK | (StepFlag.TRIGGER if self._has_set_trigger else StepFlag.NOTHING)
             try:
-                with self._parts.data.session.clock.during(Activity.WORLD):
+                with self._parts.data.session.clock.during(Activity.COLLECTIVE):
                     self._exchanges(self._parts.group.plan_step((), wish))
             except GroupEnded:
                 self._come_out()
@@ -464,7 +464,7 @@ class ScriptSteps:
             return False
         try:
             while self._is_inside and self._plan is None and parts.metrics.wish:
-                with parts.data.session.clock.during(Activity.WORLD):
+                with parts.data.session.clock.during(Activity.COLLECTIVE):
                     self._exchanges(parts.group.plan_step((), parts.metrics.wish))
         except GroupEnded:
             self._come_out()
@@ -498,7 +498,7 @@ class ScriptSteps:
                 return  # the group has begun with an older model
             try:
                 self._between_steps()
-                with parts.data.session.clock.during(Activity.WORLD):
+                with parts.data.session.clock.during(Activity.COLLECTIVE):
                     plan = parts.group.plan_step((), parts.metrics.wish)
                     if self._exchanges(plan):
                         continue

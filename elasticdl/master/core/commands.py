@@ -61,10 +61,10 @@ class SampleGiven:
 
 
 @dataclass(frozen=True, slots=True)
-class WorldPlanned:
+class GroupPlanned:
     """A group newer than the known one.  A worker that is not in it leaves its group and waits for the next."""
 
-    world: WorkerGroup
+    group: WorkerGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class JobOver:
     """Leave with exit code 0.
 
     Attributes:
-        formed: to WorldWatched: version of the last group that formed, whose members have the trained model.
+        formed: to GroupWatched: version of the last group that formed, whose members have the trained model.
     """
 
     formed: int = 0
@@ -105,7 +105,7 @@ class HeartbeatAnswer:
         partition: only when newer than the one seen.
         stop: leave now.
         num_pushing: to a PS: workers that train now.
-        world_version: the newest that is planned.
+        group_version: the newest that is planned.
         whole_epochs: with a fixed global batch: of this number of epochs every planned task is done or this worker's.
         newest_lease: with a fixed global batch: the newest training lease that it holds; to a PS: the newest of all.
         wants_stacks: the next heartbeat is to bring the stacks of all threads, at once.
@@ -118,7 +118,7 @@ class HeartbeatAnswer:
     partition: PsPartition | None = None
     stop: bool = False
     num_pushing: int = 0
-    world_version: int = 0
+    group_version: int = 0
     whole_epochs: int = 0
     newest_lease: int = 0
     wants_stacks: bool = False
@@ -160,7 +160,7 @@ Answer = (
     Registered
     | LeaseGranted
     | SampleGiven
-    | WorldPlanned
+    | GroupPlanned
     | NoLeaseNow
     | JobOver
     | UnknownWorker

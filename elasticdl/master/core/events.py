@@ -2,7 +2,7 @@
 
 A call of the servicer is an event with `call`, a number chosen by the shell that is unique in this generation of the
 master; it is answered by exactly one command ``Reply(call, answer)``, at once except for long polls: `LeaseRequested`,
-`SampleRequested`, `WorldWatched`.  The answers are in commands.py; each event names those that it may get.
+`SampleRequested`, `GroupWatched`.  The answers are in commands.py; each event names those that it may get.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class SampleRequested(WorkerCall):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadyForWorld(WorkerCall):
-    """ReadyForWorld: a worker stands outside of every group.  Answers: `Accepted`, `UnknownWorker`.
+class ReadyForGroup(WorkerCall):
+    """ReadyForGroup: a worker stands outside of every group.  Answers: `Accepted`, `UnknownWorker`.
 
     Attributes:
         address: of the store that it opens when it is rank 0.
@@ -68,15 +68,15 @@ class ReadyForWorld(WorkerCall):
 
 
 @dataclass(frozen=True, slots=True)
-class WorldWatched(WorkerCall):
-    """WatchWorld, a long poll.  Answers: `WorldPlanned`, `NoLeaseNow`, `JobOver`, `UnknownWorker`."""
+class GroupWatched(WorkerCall):
+    """WatchGroup, a long poll.  Answers: `GroupPlanned`, `NoLeaseNow`, `JobOver`, `UnknownWorker`."""
 
     known_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class WorldFormed(WorkerCall):
-    """WorldFormed, from rank 0: every member holds this.  Answers: `Accepted`, `Refused` (leave it), `UnknownWorker`.
+class GroupFormed(WorkerCall):
+    """GroupFormed, from rank 0: every member holds this.  Answers: `Accepted`, `Refused` (leave it), `UnknownWorker`.
 
     Attributes:
         applied: the content of the model with which the members continue.
@@ -181,7 +181,7 @@ class HeartbeatReceived:
         leaving: it was ended from outside: a worker has given up its leases and leaves now; a PS leaves when
             the answer says `stop`, after a checkpoint.
         load: of a PS.
-        world_version: of the group that it is in; 0: in none.
+        group_version: of the group that it is in; 0: in none.
         waiting_seconds: for so long it has been waiting inside one collective.
         memory_share: of its memory limit; 0: it has none.
         stacks: the answer to `HeartbeatAnswer.wants_stacks`.
@@ -205,7 +205,7 @@ class HeartbeatReceived:
     partition_version: int = 0
     leaving: bool = False
     load: PsUsage | None = None
-    world_version: int = 0
+    group_version: int = 0
     waiting_seconds: float = 0.0
     memory_share: float = 0.0
     stacks: Stacks | None = None
@@ -539,9 +539,9 @@ Event = (
     | SessionReported
     | LeaseRequested
     | SampleRequested
-    | ReadyForWorld
-    | WorldWatched
-    | WorldFormed
+    | ReadyForGroup
+    | GroupWatched
+    | GroupFormed
     | CallAbandoned
     | HeartbeatReceived
     | ProgressReported

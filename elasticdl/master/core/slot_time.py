@@ -36,7 +36,7 @@ _STATES: Mapping[str, SlotState] = {
     Activity.COMPUTE: SlotState.USEFUL,
     Activity.REPEAT: SlotState.REPEATED,
     Activity.PS: SlotState.WAITING_PS,
-    Activity.WORLD: SlotState.WAITING_GROUP,
+    Activity.COLLECTIVE: SlotState.WAITING_GROUP,
     Activity.JOIN: SlotState.WAITING_GROUP,
     Activity.INPUT: SlotState.INPUT,
     Activity.EVALUATE: SlotState.EVALUATING,

@@ -34,7 +34,7 @@ class Worker:
         only: type that its request asks for; None: any.
         request_number: that the worker gave to its newest request for a lease.
         ahead: tasks that its own input processes make ready, as it said.
-        world_version: of the group that it is in, as it said last; 0: in none.
+        group_version: of the group that it is in, as it said last; 0: in none.
         collective_seconds: for so long it had been inside one collective then.
         device: the accelerator that its model is on, as it said last; None: there is none.
         optimizer_share: that it holds of the optimizer's state, as it said last; 0: members do not divide that.
@@ -64,7 +64,7 @@ class Worker:
     request_number: int = 0
     only: TaskType | None = None
     ahead: int = 0
-    world_version: int = 0
+    group_version: int = 0
     collective_seconds: float = 0.0
     num_minibatches: float = 0.0
     device: Device | None = None

@@ -38,7 +38,7 @@ class Sums:
         self.number = int.from_bytes(hashed, "little", signed=True)
 
     def compare(
-        self, numbers: Sequence[int], members: Sequence[pb.WorldMember], group: ElasticGroup, rank: int
+        self, numbers: Sequence[int], members: Sequence[pb.GroupMember], group: ElasticGroup, rank: int
     ) -> None:
         """Compare the members' sums; a collective of all of them where they are not equal.
 
@@ -67,7 +67,7 @@ class Sums:
         )
 
 
-def check_rounds(again: Sequence[bool], members: Sequence[pb.WorldMember]) -> None:
+def check_rounds(again: Sequence[bool], members: Sequence[pb.GroupMember]) -> None:
     """Compare whether the members reduce once more in a step.
 
     Args:

@@ -31,8 +31,8 @@ from elasticdl.worker.ledger import Ledger, RestoredModel
 from elasticdl.worker.master_link import MasterLink
 from elasticdl_client.errors import ModelDefinitionError
 
-_BROKEN = re.compile(r"world \d+ is broken: ")
-_NOT_FORMED = re.compile(r"world \d+ cannot be formed: ")
+_BROKEN = re.compile(r"group \d+ is broken: ")
+_NOT_FORMED = re.compile(r"group \d+ cannot be formed: ")
 _LOOK_AGAIN_S = 1.0
 _SHUT = "this worker was asked to end"
 
@@ -47,21 +47,21 @@ def shown(version: int) -> str:
     return f"{version >> 32}.{version & 0xFFFFFFFF}"
 
 
-def reason_of(lost: GroupLost, world: pb.World) -> str:
+def reason_of(lost: GroupLost, group: pb.Group) -> str:
     """One cause, in plain words.
 
     Args:
         group: the one that was lost.
     """
     rank = -1 if lost.rank is None else lost.rank
-    worker = f"worker {world.members[rank].worker_id}" if 0 <= rank < len(world.members) else ""
+    worker = f"worker {group.members[rank].worker_id}" if 0 <= rank < len(group.members) else ""
     if _BROKEN.match(lost.what):
         return f"it has lost {worker or 'a member'}"
     not_formed = _NOT_FORMED.match(lost.what)
     if not_formed is None:
         return lost.what
     cause = f" without {worker}" if worker else f": {lost.what[not_formed.end() :]}"
-    return f"world {shown(world.version)} cannot be formed{cause}"
+    return f"group {shown(group.version)} cannot be formed{cause}"
 
 
 class GroupWatch:
@@ -71,7 +71,7 @@ class GroupWatch:
         last_formed: version of the last group that formed; known once the job is over.
     """
 
-    def __init__(self, link: MasterLink, heard: Callable[[pb.World], None]) -> None:
+    def __init__(self, link: MasterLink, heard: Callable[[pb.Group], None]) -> None:
         """
         Args:
             heard: called in the thread of the watch with every new group, and, with an empty one, when the job is over.
@@ -79,7 +79,7 @@ class GroupWatch:
         self._link = link
         self._heard = heard
         self._changed = threading.Condition()
-        self._world = pb.World()
+        self._group = pb.Group()
         self._is_over = False
         self.last_formed = 0
         self._thread = threading.Thread(target=self._run, name="group watch", daemon=True)
@@ -88,16 +88,16 @@ class GroupWatch:
         self._thread.start()
 
     @property
-    def world(self) -> pb.World:
+    def group(self) -> pb.Group:
         """The newest one; version 0: none yet."""
-        return self._world
+        return self._group
 
     @property
     def is_over(self) -> bool:
         """The job is over."""
         return self._is_over
 
-    def await_own(self, newer_than: int, timeout_s: float = _LOOK_AGAIN_S) -> pb.World | None:
+    def await_own(self, newer_than: int, timeout_s: float = _LOOK_AGAIN_S) -> pb.Group | None:
         """Waits for a group newer than a version that has this process among its members; None: not yet, or never."""
 
         def is_there() -> bool:
@@ -105,17 +105,17 @@ class GroupWatch:
 
         with self._changed:
             self._changed.wait_for(is_there, timeout_s)
-            return self._world if self._is_own(newer_than) and not self._is_over else None
+            return self._group if self._is_own(newer_than) and not self._is_over else None
 
     def _is_own(self, newer_than: int) -> bool:
-        return self._world.version > newer_than and any(map(self._link.is_me, self._world.members))
+        return self._group.version > newer_than and any(map(self._link.is_me, self._group.members))
 
     def _run(self) -> None:
         while not self._is_over:
-            reply = self._link.watch_world(self._world.version)
+            reply = self._link.watch_group(self._group.version)
             match reply.WhichOneof("answer"):
-                case "world":
-                    self._take(reply.world)
+                case "group":
+                    self._take(reply.group)
                 case "end":
                     self._end(reply.formed)
                 case "unknown":
@@ -123,20 +123,20 @@ class GroupWatch:
                 case _:
                     pass
 
-    def _take(self, world: pb.World) -> None:
-        if world.version <= self._world.version:
+    def _take(self, group: pb.Group) -> None:
+        if group.version <= self._group.version:
             return
         with self._changed:
-            self._world = world
+            self._group = group
             self._changed.notify_all()
-        _log.debug("World %d is planned: %s", world.version, [member.worker_id for member in world.members])
-        self._heard(world)
+        _log.debug("Group %d is planned: %s", group.version, [member.worker_id for member in group.members])
+        self._heard(group)
 
     def _end(self, formed: int) -> None:
         with self._changed:
             self._is_over, self.last_formed = True, formed
             self._changed.notify_all()
-        self._heard(pb.World())
+        self._heard(pb.Group())
 
 
 def digest_of(arrays: Arrays) -> str:
@@ -197,11 +197,11 @@ class GroupSession:
         self.ledger = Ledger()
         self.most_parts = most_parts
         self._link = link
-        self._group = group
+        self._elastic_group = group
         self._state = state
         self._timeout_s = collective_timeout_s
         self._processes_per_worker = processes_per_worker
-        self._world = pb.World()  # entered, or being formed; version 0: outside
+        self._group = pb.Group()  # entered, or being formed; version 0: outside
         self._is_forming = False
         self._door = threading.Lock()
         self._is_outside = self._is_shut = False  # waits for a group; enters none any more
@@ -223,7 +223,7 @@ class GroupSession:
     @property
     def size(self) -> int:
         """Members of the group."""
-        return len(self._world.members)
+        return len(self._group.members)
 
     @property
     def is_last(self) -> bool:
@@ -261,7 +261,7 @@ class GroupSession:
     @property
     def version(self) -> int:
         """Of the group; 0: outside."""
-        return self._world.version
+        return self._group.version
 
     @property
     def is_over(self) -> bool:
@@ -274,11 +274,11 @@ class GroupSession:
 
     def standing(self) -> tuple[int, float]:
         """For heartbeats, from any thread: version of the group, seconds inside the present collective."""
-        world, waiting = self._world, self._group.waiting_seconds
-        if waiting >= self._timeout_s and 0 < world.version < self._watch.world.version and not self._is_forming:
-            reason = "a newer world is planned, and this one does not come to the end of a step"
-            self._group.abandon(reason, older_than=world.version + 1)
-        return (0 if self._is_forming else world.version), waiting
+        group, waiting = self._group, self._elastic_group.waiting_seconds
+        if waiting >= self._timeout_s and 0 < group.version < self._watch.group.version and not self._is_forming:
+            reason = "a newer group is planned, and this one does not come to the end of a step"
+            self._elastic_group.abandon(reason, older_than=group.version + 1)
+        return (0 if self._is_forming else group.version), waiting
 
     # -- in and out
 
@@ -290,26 +290,26 @@ class GroupSession:
         """
         while True:
             self._is_outside = True
-            world = self._await_world()
+            group = self._await_group()
             with self._door:
                 if self._is_shut:
                     return False
-                self._is_outside = world is not None
-            if world is None:
+                self._is_outside = group is not None
+            if group is None:
                 return False
             try:
-                self._form(world)
+                self._form(group)
                 self._is_outside = False
                 if self._is_shut:  # each thread writes its mark before it reads the other's, so one sees the other
                     self._is_outside = True
-                    self._group.abandon(_SHUT)  # the others wait for this member to begin
+                    self._elastic_group.abandon(_SHUT)  # the others wait for this member to begin
                     return False
-                self._synchronize(world)
+                self._synchronize(group)
             except GroupLost as error:
-                _log.info("World %s does not form: %s", shown(world.version), error)
-                self._out(reason_of(error, world))
+                _log.info("Group %s does not form: %s", shown(group.version), error)
+                self._out(reason_of(error, group))
             else:
-                self._entered = world.version
+                self._entered = group.version
                 return True
 
     @property
@@ -327,7 +327,7 @@ class GroupSession:
             self._is_shut = True
             self._is_shut = self._is_outside
             if self._is_shut and self._is_forming:
-                self._group.abandon(_SHUT)
+                self._elastic_group.abandon(_SHUT)
             return self._is_shut
 
     def leave(self, reason: str = "") -> None:
@@ -336,13 +336,13 @@ class GroupSession:
         Args:
             reason: for the master; empty: a newer group calls.
         """
-        self._group.leave()
+        self._elastic_group.leave()
         self._out(reason)
 
     def abandon(self, reason: str, is_model_whole: bool = True) -> GroupEnded:
         """Leaves the group in the middle of a step, so that the others lose that step, too; returns what to raise."""
         self._holds_model = self._holds_model and is_model_whole
-        self._group.abandon(reason)
+        self._elastic_group.abandon(reason)
         self._out(reason)
         return GroupEnded(reason)
 
@@ -359,9 +359,9 @@ class GroupSession:
         Raises:
             GroupEnded: the group is broken, a newer one is planned, or a member leaves; nothing is lost by it.
         """
-        header = StepProposal(max(self.version, self._watch.world.version), wishes, tuple(parts))
+        header = StepProposal(max(self.version, self._watch.group.version), wishes, tuple(parts))
         line = header.numbers(self.most_parts)
-        gathered = self._collective(lambda: self._group.gather(line))
+        gathered = self._collective(lambda: self._elastic_group.gather(line))
         self._check_rounds(gathered)
         self._holds_model = True  # rank 0 sends its first header once the master has accepted the group
         self._confirmed += self._pending
@@ -375,12 +375,12 @@ class GroupSession:
         if StepFlag.LEAVING in plan.wishes:
             self._has_left = StepFlag.LEAVING in plan.wishes_by_rank[self._rank]
             self._hand_over(plan)
-            self.leave(f"worker {self._world.members[plan.first_with(StepFlag.LEAVING)].worker_id} leaves")
+            self.leave(f"worker {self._group.members[plan.first_with(StepFlag.LEAVING)].worker_id} leaves")
             raise GroupEnded("a member leaves")
         if newest > self.version:
             self._hand_over_to_survivors(plan)
             self.leave()
-            raise GroupEnded("a newer world is planned")
+            raise GroupEnded("a newer group is planned")
         return plan
 
     def begin_reduce(self, buffer: Any) -> Reduction:
@@ -389,7 +389,7 @@ class GroupSession:
         Raises:
             GroupEnded: the group is broken.
         """
-        return self._collective(lambda: self._group.begin_reduce(buffer))
+        return self._collective(lambda: self._elastic_group.begin_reduce(buffer))
 
     def continue_step(self) -> None:
         """Exchange headers before the members reduce once more in a step: one may have ended it.
@@ -399,11 +399,11 @@ class GroupSession:
             JobError: not all members reduce once more.
         """
         line = StepProposal(self.version, StepFlag.AGAIN).numbers(self.most_parts)
-        gathered = self._collective(lambda: self._group.gather(line))
+        gathered = self._collective(lambda: self._elastic_group.gather(line))
         self._check_rounds(gathered)
 
     def _check_rounds(self, headers: Iterable[npt.NDArray[np.int64]]) -> None:
-        check_rounds([StepFlag.AGAIN in StepFlag(int(row[1])) for row in headers], self._world.members)
+        check_rounds([StepFlag.AGAIN in StepFlag(int(row[1])) for row in headers], self._group.members)
 
     def finish_reduce(self, reductions: Sequence[Reduction]) -> None:
         """Waits for the sums.
@@ -461,7 +461,7 @@ class GroupSession:
         Raises:
             GroupEnded: the group is broken.
         """
-        return self._collective(lambda: self._group.gather(numbers))
+        return self._collective(lambda: self._elastic_group.gather(numbers))
 
     def all_flawed(self, plan: StepPlan, flaws: Mapping[int, str]) -> list[BatchRef]:
         """Exchange which parts of a step are not finite; every member calls this after the same reduction.
@@ -484,9 +484,9 @@ class GroupSession:
             Whether all have come.
         """
         try:
-            self._group.gather(np.zeros(1, np.int64))
+            self._elastic_group.gather(np.zeros(1, np.int64))
         except GroupLost as error:
-            _log.debug("World %s: not all members have come to its end: %s", shown(self.version), error)
+            _log.debug("Group %s: not all members have come to its end: %s", shown(self.version), error)
             self._has_lost(error.rank)
             return False
         return True
@@ -497,13 +497,13 @@ class GroupSession:
         Raises:
             GroupEnded: the group is broken.
         """
-        return self._collective(lambda: self._group.broadcast_bytes(data, source))
+        return self._collective(lambda: self._elastic_group.broadcast_bytes(data, source))
 
     # -- inside
 
     def _pods(self) -> list[int]:
         """Return the pod of each member of this group, by rank."""
-        return [pod_and_process(member.worker_id, self._processes_per_worker)[0] for member in self._world.members]
+        return [pod_and_process(member.worker_id, self._processes_per_worker)[0] for member in self._group.members]
 
     def _has_lost(self, rank: int | None) -> None:
         """Members are gone.
@@ -511,10 +511,10 @@ class GroupSession:
         Args:
             rank: the member that this one saw go, if it did; the master's newer group lacks others.
         """
-        gone, newer = {rank}, self._watch.world
+        gone, newer = {rank}, self._watch.group
         if newer.version > self.version:
             living = {(member.worker_id, member.incarnation) for member in newer.members}
-            members = enumerate(self._world.members)
+            members = enumerate(self._group.members)
             gone.update(k for k, member in members if (member.worker_id, member.incarnation) not in living)
         self._departures.lost(gone)
 
@@ -523,65 +523,65 @@ class GroupSession:
             return call()
         except GroupLost as error:
             if not self._watch.is_over:
-                _log.info("World %s is broken: %s", shown(self.version), error)
-            self._group.abandon(str(error))
+                _log.info("Group %s is broken: %s", shown(self.version), error)
+            self._elastic_group.abandon(str(error))
             self._has_lost(error.rank)
-            reason = reason_of(error, self._world)
+            reason = reason_of(error, self._group)
             self._out(reason)
             raise GroupEnded(reason) from error
 
     def _out(self, reason: str) -> None:
-        self._left, self._reason = self._world.version, reason
-        self._world = pb.World()
+        self._left, self._reason = self._group.version, reason
+        self._group = pb.Group()
 
-    def _await_world(self) -> pb.World | None:
+    def _await_group(self) -> pb.Group | None:
         """The next group with this worker in it; None: the job is over."""
         told_at = -1
-        world = self._watch.await_own(self._left, 0.0)
-        if world is not None:
-            return world
+        group = self._watch.await_own(self._left, 0.0)
+        if group is not None:
+            return group
         while not self._watch.is_over:
             registrations = self._link.num_registrations
             if told_at != registrations:  # a master's new generation knows nothing of it
                 told_at = registrations
-                ack = self._link.ready_for_world(self._group.address, self._left, self._reason)
+                ack = self._link.ready_for_group(self._elastic_group.address, self._left, self._reason)
                 if not ack.accepted:
                     _log.info("The master rejected the request to join a group: %s", ack.reason)
                     self._link.register()
-            world = self._watch.await_own(self._left)
-            if world is not None:
-                return world
+            group = self._watch.await_own(self._left)
+            if group is not None:
+                return group
         return None
 
-    def _form(self, world: pb.World) -> None:
-        self._rank = next(rank for rank, member in enumerate(world.members) if self._link.is_me(member))
-        self._is_forming, self._world = True, world
+    def _form(self, group: pb.Group) -> None:
+        self._rank = next(rank for rank, member in enumerate(group.members) if self._link.is_me(member))
+        self._is_forming, self._group = True, group
         try:
-            peers = [Peer(member.worker_id, member.address) for member in world.members]
-            self._group.form(world.version, peers, self._rank, self._timeout_s)
+            peers = [Peer(member.worker_id, member.address) for member in group.members]
+            self._elastic_group.form(group.version, peers, self._rank, self._timeout_s)
         except GroupLost as error:
-            self._group.abandon(str(error))
+            self._elastic_group.abandon(str(error))
             raise
         finally:
             self._is_forming = False
 
-    def _synchronize(self, world: pb.World) -> None:
+    def _synchronize(self, group: pb.Group) -> None:
         """Copy the source's model to all members, and report to the master what it holds."""
         try:
-            source, restored_from = self._take_over(world)
+            source, restored_from = self._take_over(group)
             if self._rank == 0:
-                self._tell(world, restored_from)
+                self._tell(group, restored_from)
         except (GroupLost, ModelDefinitionError) as error:
-            self._group.abandon(str(error))
+            self._elastic_group.abandon(str(error))
             raise
         # The master may not know of a restored model yet: rank 0 must restore it again, and report it, if this fails.
         self._holds_model, self._has_left = source is not None or self._rank == 0, False
         self.is_begun_anew = source is None or not self.ledger.steps
         self._departures.entered(self._pods(), self._rank)
         self._settle_pending()
-        self._log_entry(world, source)
+        self._log_entry(group, source)
 
-    def _take_over(self, world: pb.World) -> tuple[int | None, str]:
+    def _take_over(self, group: pb.Group) -> tuple[int | None, str]:
         """Make the models of all members equal.
 
         Returns:
@@ -590,9 +590,9 @@ class GroupSession:
         restored_from = ""
         sums = Sums(self._state.sums())
         own = np.array([self.ledger.steps, self._holds_model, sums.number], np.int64)
-        standings = self._group.gather(own).tolist()
-        sums.compare([number for _, _, number in standings], world.members, self._group, self._rank)
-        pairs = zip(standings, world.members, strict=True)
+        standings = self._elastic_group.gather(own).tolist()
+        sums.compare([number for _, _, number in standings], group.members, self._elastic_group, self._rank)
+        pairs = zip(standings, group.members, strict=True)
         steps = [count if holds and member.is_source else -1 for (count, holds, _), member in pairs]
         newest = max(steps)
         source = steps.index(newest) if newest >= 0 else 0
@@ -611,20 +611,20 @@ class GroupSession:
 
     def _receive(self, source: int, is_needed: bool) -> None:
         gives = self._rank == source
-        if is_needed and not gives and not self._world.members[self._rank].is_source:
+        if is_needed and not gives and not self._group.members[self._rank].is_source:
             self._holds_model = False  # its model is of an older group, and must never be taken for the last one's
-        arrays = self._group.broadcast(self._state.arrays() if gives else None, source)
-        data = self._group.broadcast_bytes(self.ledger.to_bytes() if gives else None, source)
+        arrays = self._elastic_group.broadcast(self._state.arrays() if gives else None, source)
+        data = self._elastic_group.broadcast_bytes(self.ledger.to_bytes() if gives else None, source)
         if is_needed and not gives:
             held, self._holds_model = self._holds_model, False  # SIGTERM must not save a part of it
             self._state.load(arrays)
             self.ledger = Ledger.from_bytes(data)
             self._holds_model = held
 
-    def _tell(self, world: pb.World, restored_from: str) -> None:
+    def _tell(self, group: pb.Group, restored_from: str) -> None:
         ledger = self.ledger
-        ack = self._link.world_formed(
-            world.version, ledger.applied.to_message(), ledger.steps, restored_from, self._group.engine
+        ack = self._link.group_formed(
+            group.version, ledger.applied.to_message(), ledger.steps, restored_from, self._elastic_group.engine
         )
         if not ack.accepted:
             raise GroupLost(f"the master rejected it: {ack.reason}")
@@ -635,37 +635,37 @@ class GroupSession:
         self._confirmed = [name for name in names if name in self.ledger.applied]
         self._pending, self._unproven = [], frozenset()
 
-    def _log_entry(self, world: pb.World, source: int | None) -> None:
-        members = ", ".join(str(member.worker_id) for member in world.members)
-        origin = "from its start" if source is None else f"with the model of worker {world.members[source].worker_id}"
+    def _log_entry(self, group: pb.Group, source: int | None) -> None:
+        members = ", ".join(str(member.worker_id) for member in group.members)
+        origin = "from its start" if source is None else f"with the model of worker {group.members[source].worker_id}"
         _log.info(
-            "World %s has formed: workers %s; it continues %s, after step %d%s",
-            shown(world.version),
+            "Group %s has formed: workers %s; it continues %s, after step %d%s",
+            shown(group.version),
             members,
             origin,
             self.ledger.steps,
-            f"; it sums by {self._group.engine}" if self._group.engine else "",
+            f"; it sums by {self._elastic_group.engine}" if self._elastic_group.engine else "",
         )
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("World %s, step %d: state %s", shown(world.version), self.ledger.steps, self.digest())
+            _log.debug("Group %s, step %d: state %s", shown(group.version), self.ledger.steps, self.digest())
 
     def digest(self) -> str:
         """Of the state's bytes: equal in all members after the same step."""
         return digest_of(self._state.arrays())
 
-    def _heard(self, world: pb.World) -> None:
+    def _heard(self, group: pb.Group) -> None:
         """Watcher thread: abort the current collective if a peer has left the group."""
-        if not world.version:
+        if not group.version:
             self._job_is_over()
             return
-        mine = self._world
-        members = {(member.worker_id, member.incarnation) for member in world.members}
+        mine = self._group
+        members = {(member.worker_id, member.incarnation) for member in group.members}
         gone = [m.worker_id for m in mine.members if (m.worker_id, m.incarnation) not in members]
         if mine.version and not self._is_forming and (not gone or self.is_split):
             return  # it leaves after the present step; if that does not end, see `standing`
         who = f" without worker {', '.join(map(str, gone))}" if gone else ""
-        self._group.abandon(f"a newer world{who} is planned", older_than=world.version)
+        self._elastic_group.abandon(f"a newer group{who} is planned", older_than=group.version)
 
     def _job_is_over(self) -> None:
         """Watcher thread: end the wait for members that have received it, too."""
-        self._group.abandon("the job is over")
+        self._elastic_group.abandon("the job is over")

@@ -186,7 +186,7 @@ class AllReduceLoop:
         other = self._supply.take_other()
         if other is not None:
             wishes |= _WISH_FOR.get(other.lease.type, StepFlag.NOTHING)
-        with self._clock.during(Activity.WORLD):
+        with self._clock.during(Activity.COLLECTIVE):
             plan = self._session.plan_step(parts, wishes)
         self._supply.confirmed(self._session.take_confirmed())
         if plan.ends_all:
@@ -279,7 +279,7 @@ class AllReduceLoop:
         if flaws and not self._supply.leave_out(flaws):
             raise self._session.abandon("a minibatch that is not finite cannot be left out")
         if gradient.buffers:
-            with self._clock.during(Activity.WORLD):
+            with self._clock.during(Activity.COLLECTIVE):
                 reductions.append(self._session.begin_reduce(gradient.buffers[-1]))
                 self._session.finish_reduce(reductions)
         return gradient
@@ -343,7 +343,7 @@ class AllReduceLoop:
                 self._session.commit(plan, self._supply.reported(plan), skipped)
 
         try:
-            with self._clock.during(Activity.WORLD):
+            with self._clock.during(Activity.COLLECTIVE):
                 self._session.complete(update)
         except GroupEnded:
             raise

@@ -401,7 +401,7 @@ class LastCheckpoint:
             if self._group.rank == 0:
                 self._checkpoints.save_last(self._group.ledger, others=others)
                 why_not = self._checkpoints.failure.encode()
-        with self._clock.during(Activity.WORLD):
+        with self._clock.during(Activity.COLLECTIVE):
             return self._group.share(why_not).decode()
 
     def save(self, is_idle: bool) -> None:

@@ -111,11 +111,13 @@ class ShardedSession(GroupSession):
         """Make a step when all members have its sums, and exchange the parameters; see `GroupSession.complete`."""
         self._update = update
         if self.size > 1:
-            self._collective(lambda: self._group.gather(np.zeros(1, np.int64)))
+            self._collective(lambda: self._elastic_group.gather(np.zeros(1, np.int64)))
         self._make_step(update)
         if self.is_split:
             buffers = self._framework.begin_exchange(self._owner_of, self._rank)
-            copies = [self._collective(partial(self._group.begin_copy, buffer, owner)) for owner, buffer in buffers]
+            copies = [
+                self._collective(partial(self._elastic_group.begin_copy, buffer, owner)) for owner, buffer in buffers
+            ]
             self.finish_reduce(copies)
             self._framework.end_exchange()
         self._has_all_values = True
@@ -145,8 +147,8 @@ class ShardedSession(GroupSession):
 
     def standing(self) -> tuple[int, float]:
         """See `GroupSession.standing`.  When the job is over, members that do not come are waited for no longer."""
-        if self.is_over and self._group.waiting_seconds >= _LAST_WAIT_S:
-            self._group.abandon("the job is over")
+        if self.is_over and self._elastic_group.waiting_seconds >= _LAST_WAIT_S:
+            self._elastic_group.abandon("the job is over")
         return super().standing()
 
     # -- inside
@@ -191,17 +193,17 @@ class ShardedSession(GroupSession):
         if not self.is_split:
             return
         self._settle()
-        newer, pods, leaving = self._watch.world, self._pods(), self._departures.leaving(plan)
+        newer, pods, leaving = self._watch.group, self._pods(), self._departures.leaving(plan)
         living = {(member.worker_id, member.incarnation) for member in newer.members}
         stays = [
             rank
-            for rank, one in enumerate(self._world.members)
+            for rank, one in enumerate(self._group.members)
             if (one.worker_id, one.incarnation) in living and pods[rank] not in leaving
         ]
         wanted = self._wanted()
         lacks = bool(stays) and len(frozenset().union(*(wanted[rank] for rank in stays))) < len(self._sizes)
         own = np.array([newer.version, stays[0] if lacks else -1], np.int64)
-        opinions = self._collective(lambda: self._group.gather(own))
+        opinions = self._collective(lambda: self._elastic_group.gather(own))
         target = int(opinions[opinions[:, 0].argmax(), 1])  # not all know of the same group
         if target >= 0:
             self._bring({target}, self._all)
@@ -243,7 +245,7 @@ class ShardedSession(GroupSession):
             own = None
             if self._rank == giver:
                 own = {f"{number}/{name}": array for number in piece for name, array in of(number).items()}
-            arrays = self._group.broadcast(own, giver)
+            arrays = self._elastic_group.broadcast(own, giver)
             if self._rank == giver:
                 continue
             shards: dict[int, Arrays] = {number: {} for number in piece}
@@ -259,16 +261,16 @@ class ShardedSession(GroupSession):
 
     # -- entering a group
 
-    def _take_over(self, world: pb.World) -> tuple[int | None, str]:
+    def _take_over(self, group: pb.Group) -> tuple[int | None, str]:
         """See `GroupSession._take_over`."""
         self._owner_of = owners(self._sizes, self.size)
         self._has_settled = self._has_logged_share = self._has_handed_over = False
-        newest, is_current = self._catch_up(world)
+        newest, is_current = self._catch_up(group)
         if not is_current:
             self._holds_model, self._held, self._spare = False, frozenset(), {}
         self._framework.keep_shards(self._held)  # shards from a group that did not form are of no use
         bits = [number in self._held or number in self._spare for number in range(len(self._sizes))]
-        lines = self._group.gather(np.array([is_current, is_current and self._has_all_values, *bits], np.int64))
+        lines = self._elastic_group.gather(np.array([is_current, is_current and self._has_all_values, *bits], np.int64))
         are_current, have_values, held = lines[:, 0], lines[:, 1], lines[:, 2:] > 0
         source: int | None = None
         restored_from = ""
@@ -283,24 +285,24 @@ class ShardedSession(GroupSession):
             restored_from = self._begin_again()
             if newest >= 0 and self._rank == 0:
                 _log.warning(
-                    "World %s: all members that held the optimizer's state of %d parameters are gone: training "
+                    "Group %s: all members that held the optimizer's state of %d parameters are gone: training "
                     "continues from %s",
-                    shown(world.version),
+                    shown(group.version),
                     int((~held.any(axis=0)).sum()),
                     restored_from or "the start",
                 )
         self._has_all_values = True
         return source, restored_from
 
-    def _catch_up(self, world: pb.World) -> tuple[int, bool]:
+    def _catch_up(self, group: pb.Group) -> tuple[int, bool]:
         """Make the last step if another survivor has made it.
 
         Returns:
             The newest step of all survivors, -1 if there is none; and whether this member holds that.
         """
-        is_survivor = self._holds_model and world.members[self._rank].is_source
+        is_survivor = self._holds_model and group.members[self._rank].is_source
         steps = self.ledger.steps if is_survivor else -1
-        newest = int(self._group.gather(np.array([steps], np.int64)).max())
+        newest = int(self._elastic_group.gather(np.array([steps], np.int64)).max())
         if is_survivor and self._update is not None and steps == newest - 1:
             try:
                 self._make_step(self._update)
@@ -336,8 +338,8 @@ class ShardedSession(GroupSession):
 
     def _receive_shared(self, source: int, is_needed: bool, has_ledger: bool) -> None:
         gives = self._rank == source
-        arrays = self._group.broadcast(self._framework.shared_state() if gives else None, source)
-        data = self._group.broadcast_bytes(self.ledger.to_bytes() if gives else None, source)
+        arrays = self._elastic_group.broadcast(self._framework.shared_state() if gives else None, source)
+        data = self._elastic_group.broadcast_bytes(self.ledger.to_bytes() if gives else None, source)
         if is_needed and not gives:
             self._framework.load_shared_state(arrays)
         if not has_ledger:
@@ -356,7 +358,7 @@ class ShardedSession(GroupSession):
             restored = self._model.take_restored()
         if self.size > 1:
             self._receive_shared(0, is_needed=True, has_ledger=self._rank == 0)
-            listed = self._group.broadcast_bytes(" ".join(map(str, restored)).encode(), 0)
+            listed = self._elastic_group.broadcast_bytes(" ".join(map(str, restored)).encode(), 0)
             numbers = [int(number) for number in listed.split()]
             for shards in self._send(0, numbers, restored.__getitem__):
                 self._framework.load_shards({number: arrays for number, arrays in shards.items() if number in mine})

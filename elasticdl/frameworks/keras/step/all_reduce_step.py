@@ -224,7 +224,7 @@ class _AllReduceGraph:
 
 
 class _ToldRate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """Replaces the user's schedule in a traced update: steps of a world that changes are no measure of progress."""
+    """Replaces the user's schedule in a traced update: steps of a group that changes are no measure of progress."""
 
     def __init__(self) -> None:
         self.rate = tf.Variable(0.0, trainable=False, dtype=tf.float32)

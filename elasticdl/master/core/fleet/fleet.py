@@ -163,7 +163,7 @@ class Fleet:
             self._out.reply(event.call, HeartbeatAnswer(False, stop=stop))
             return
         self._relieve(event)
-        worker.world_version, worker.collective_seconds = event.world_version, event.waiting_seconds
+        worker.group_version, worker.collective_seconds = event.group_version, event.waiting_seconds
         worker.device, worker.optimizer_share = event.device, event.optimizer_share
         worker.is_ending = event.ending
         if event.checkpoint is not None and worker.tries_checkpoint(event.checkpoint_attempt):

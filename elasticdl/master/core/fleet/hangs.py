@@ -41,7 +41,7 @@ LOOK_BACK = 2.5  # what a main thread does is seen in so many seconds: it may wa
 _NO_STACKS = Stacks("", "")
 # Of a minibatch; else the worker compiles, waits or saves.
 OWN_WORK = frozenset({Activity.COMPUTE, Activity.REPEAT, Activity.INPUT, Activity.EVALUATE})
-WAITING = frozenset({Activity.WORLD, Activity.JOIN})
+WAITING = frozenset({Activity.COLLECTIVE, Activity.JOIN})
 STARTING = (Activity.START, Activity.COMPILE)
 UNBOUNDED_WORK = frozenset({*STARTING, Activity.EXPORT, Activity.CHECKPOINT})  # says nothing of the next minibatch
 WITH_MINIBATCHES = frozenset({*OWN_WORK, *UNBOUNDED_WORK, Activity.IDLE})  # idle: the feed has its records
@@ -246,7 +246,7 @@ class Hangs:
     def _behind(self, worker: Worker, clock: float) -> float:
         """For how long a worker has waited in a group that is over, whose other members wait for it no longer."""
         watch, newest = self._watch(worker), self._groups.newest_version
-        if worker.activity != Activity.WORLD or not 0 < worker.world_version < newest:
+        if worker.activity != Activity.COLLECTIVE or not 0 < worker.group_version < newest:
             watch.behind_since = None
         elif watch.behind_since is None:
             watch.behind_since = clock

@@ -23,16 +23,16 @@ from elasticdl.master.core.commands import (
     UnknownWorker,
 )
 from elasticdl.master.core.events import (
+    GroupFormed,
+    GroupWatched,
     MetricsReported,
     ModelReported,
-    ReadyForWorld,
+    ReadyForGroup,
     SampleRequested,
     SessionReported,
     ShardsListed,
     TrainingStopRequested,
     WorkerJoined,
-    WorldFormed,
-    WorldWatched,
 )
 from elasticdl.master.core.fleet.fleet import Fleet
 from elasticdl.master.core.group.groups import WorkerGroups
@@ -282,7 +282,7 @@ class Registration:
         return EvaluationSchedule(every_steps, every_seconds, self._settings.evaluation_start_delay, each_epoch)
 
 
-MemberEvent = SampleRequested | ReadyForWorld | WorldWatched | WorldFormed
+MemberEvent = SampleRequested | ReadyForGroup | GroupWatched | GroupFormed
 
 
 class Members:
@@ -298,21 +298,21 @@ class Members:
 
     def handle(self, event: MemberEvent, clock: float) -> None:
         worker = self._workers.known(event.worker_id, event.incarnation, clock)
-        if self._ending.is_decided and isinstance(event, SampleRequested | WorldWatched):
+        if self._ending.is_decided and isinstance(event, SampleRequested | GroupWatched):
             self._out.reply(event.call, self._groups.over())
         elif worker is None or not worker.has_joined:
             self._out.reply(event.call, UnknownWorker("register first"))
         elif isinstance(event, SampleRequested):
             self._samples[event.call] = event, clock
-        elif isinstance(event, WorldWatched):
+        elif isinstance(event, GroupWatched):
             self._groups.watched(event, clock)
-        elif isinstance(event, ReadyForWorld):
+        elif isinstance(event, ReadyForGroup):
             self._groups.ready(event, clock)
             self._out.reply(event.call, Accepted(self._work.tasks.model_version))
         else:
             self._formed(event, clock)
 
-    def _formed(self, event: WorldFormed, clock: float) -> None:
+    def _formed(self, event: GroupFormed, clock: float) -> None:
         is_new_model = self._groups.has_formed(event, clock)
         if is_new_model is not None:
             # Members of the last group may have begun with an initial model; reports on the lost one may be under way.
@@ -326,7 +326,7 @@ class Members:
             self._work.keep_workers(member.worker_id for member in holders)
             self._judge_last_steps(self._work.tasks.model_version > version)
         elif not self._groups.is_formed(event.version):
-            self._out.reply(event.call, Refused(f"world {event.version} is not the newest"))
+            self._out.reply(event.call, Refused(f"group {event.version} is not the newest"))
             return
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 

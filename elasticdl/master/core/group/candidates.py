@@ -67,7 +67,7 @@ class Suspects:
         self._num_spared += 1
         return self._num_spared <= MAX_SPARED
 
-    def of_failed_world(self, members: Sequence[tuple[int, bool]], clock: float) -> set[int]:
+    def of_failed_group(self, members: Sequence[tuple[int, bool]], clock: float) -> set[int]:
         """Return the workers that the next group excludes.
 
         Args:

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any
 
-from elasticdl.master.core.commands import JobOver, NoLeaseNow, UnknownWorker, Wake, WorldPlanned
-from elasticdl.master.core.events import ReadyForWorld, WorldFormed, WorldWatched
+from elasticdl.master.core.commands import GroupPlanned, JobOver, NoLeaseNow, UnknownWorker, Wake
+from elasticdl.master.core.events import GroupFormed, GroupWatched, ReadyForGroup
 from elasticdl.master.core.group.candidates import Candidate, Suspects, Watch, together
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.state import JobState
@@ -100,7 +100,7 @@ class WorkerGroups:
 
     # Reports of workers ---------------------------------------------------------------------------------------------
 
-    def ready(self, event: ReadyForWorld, clock: float) -> None:
+    def ready(self, event: ReadyForGroup, clock: float) -> None:
         """A known worker stands outside of every group."""
         known = self._candidates.get(event.worker_id)
         if known is None or known.incarnation != event.incarnation:
@@ -116,7 +116,7 @@ class WorkerGroups:
             self._transitions.complaint(complaint)
             self._break(complaint, clock)
 
-    def watched(self, event: WorldWatched, clock: float) -> None:
+    def watched(self, event: GroupWatched, clock: float) -> None:
         """A known worker waits for a group newer than the one that it knows."""
         self._answer_watch(event.worker_id, NoLeaseNow())
         candidate = self._candidates.get(event.worker_id)
@@ -130,7 +130,7 @@ class WorkerGroups:
     def abandoned(self, call: int) -> None:
         self._watches = {worker: watch for worker, watch in self._watches.items() if watch.call != call}
 
-    def has_formed(self, event: WorldFormed, clock: float) -> bool | None:
+    def has_formed(self, event: GroupFormed, clock: float) -> bool | None:
         """Rank 0 says that all members hold the same model.
 
         Returns:
@@ -258,7 +258,7 @@ class WorkerGroups:
     def _collective_seconds(self, member: Member) -> float:
         """For how long a member has waited inside a collective of the newest group."""
         worker = self._known(member)
-        if worker is None or worker.world_version != self.newest_version:
+        if worker is None or worker.group_version != self.newest_version:
             return 0.0
         return worker.collective_seconds
 
@@ -337,7 +337,7 @@ class WorkerGroups:
 
     def _has_come(self, worker: Worker) -> bool:
         """It has been ready, or says that it is in a group of an earlier generation of the master; or it has ended."""
-        return worker.has_ended or worker.id in self._candidates or worker.world_version > 0
+        return worker.has_ended or worker.id in self._candidates or worker.group_version > 0
 
     def _announce(self) -> None:
         """Answer the watches of workers that do not know the newest group."""
@@ -348,7 +348,7 @@ class WorkerGroups:
             watch = self._watches.get(worker_id)
             is_new = watch is not None and self.planned is not None and self.planned.version > watch.known_version
             if is_new and self.planned is not None and not self._broken:
-                self._answer_watch(worker_id, WorldPlanned(self.planned))
+                self._answer_watch(worker_id, GroupPlanned(self.planned))
                 self._has_heard(worker_id, self.planned)
 
     def _has_heard(self, worker_id: int, group: WorkerGroup) -> None:
@@ -431,7 +431,7 @@ class WorkerGroups:
         if self._may_hold_alone(group, ready) and self._suspects.spares():
             return ready
         named = [(member.worker_id, member.is_source) for member in group.members]
-        suspects = self._suspects.of_failed_world(named, clock)
+        suspects = self._suspects.of_failed_group(named, clock)
         if suspects and len(ready) > len(suspects):
             names = ", ".join(map(self._settings.name_of, sorted(suspects)))
             self._out.log(f"A group could not form ({self._broken}); it is tried without worker {names}", Level.WARNING)
@@ -501,7 +501,7 @@ class WorkerGroups:
         found = [(self._candidates.get(member.worker_id), member) for member in members]
         return [one for one, m in found if one and one.incarnation == m.incarnation and self._is_alive(one, clock)]
 
-    def _answer_watch(self, worker_id: int, answer: WorldPlanned | NoLeaseNow | JobOver | UnknownWorker) -> None:
+    def _answer_watch(self, worker_id: int, answer: GroupPlanned | NoLeaseNow | JobOver | UnknownWorker) -> None:
         watch = self._watches.pop(worker_id, None)
         if watch is not None:
             self._out.reply(watch.call, answer)
@@ -591,7 +591,7 @@ class TransitionLog:
         count = f"{len(pods)} worker{'s' if len(pods) > 1 else ''}"
         if self._settings.processes_per_worker > 1:
             count += f" ({len(group.members)} processes)"
-        line = f"World {number} of {count} has formed in {duration:.2f} s: worker {names}"
+        line = f"Group {number} of {count} has formed in {duration:.2f} s: worker {names}"
         causes = self._facts or self._complaints[:1]
         if origin and number > 1:
             causes = [*causes, "no worker has the model any more"]

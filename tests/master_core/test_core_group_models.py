@@ -1,9 +1,9 @@
-"""Grants in a world, and the ledger by the model of its source."""
+"""Grants in a group, and the ledger by the model of its source."""
 
 from __future__ import annotations
 
 from core_script import Like, applied, running
-from world_script import WorldScript, standing
+from group_script import GroupScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -14,8 +14,8 @@ from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_status import JobPhase
 
 
-def test_nothing_is_granted_before_a_world_stands() -> None:
-    script = WorldScript(num_workers=1)
+def test_nothing_is_granted_before_a_group_stands() -> None:
+    script = GroupScript(num_workers=1)
     script.worker_starts(0)
     script.data_is_known()
     assert script.request(0) is None
@@ -29,7 +29,7 @@ def test_only_members_are_granted_anything() -> None:
     script = standing(1, wanted=2, records=400)
     script.successor_starts(1)
     assert script.request(1) is None
-    assert script.request(0) is None  # a new world is planned, and has not formed
+    assert script.request(0) is None  # a new group is planned, and has not formed
     script.moment()
     script.forms()
     assert script.request(1) is not None
@@ -80,7 +80,7 @@ def test_an_initial_model_ends_every_lease_though_no_minibatch_was_reported_yet(
     assert script.progress(lease, 0) == Like(c.Refused)  # it was under way meanwhile, and the model lacks it
 
 
-def test_leases_of_workers_outside_the_new_world_are_handed_on() -> None:
+def test_leases_of_workers_outside_the_new_group_are_handed_on() -> None:
     script = standing(2)
     lease = script.lease(1)
     script.silence(6, 1)
@@ -90,7 +90,7 @@ def test_leases_of_workers_outside_the_new_world_are_handed_on() -> None:
     assert script.lease(0).task == lease.task
 
 
-def test_a_restarted_master_calls_the_living_to_a_new_world_and_no_model_moves() -> None:
+def test_a_restarted_master_calls_the_living_to_a_new_group_and_no_model_moves() -> None:
     script = standing(2)
     lease = script.lease(0)
     version = script.version
@@ -103,7 +103,7 @@ def test_a_restarted_master_calls_the_living_to_a_new_world_and_no_model_moves()
     script.moment()
     assert [m.is_source for m in script.planned.members] == [True, True]
     assert script.version >> 32 == 2
-    assert script.ask(e.WorldFormed, 0, 7, version, applied({}), 0) == Like(c.Accepted)
+    assert script.ask(e.GroupFormed, 0, 7, version, applied({}), 0) == Like(c.Accepted)
     assert not script.stands
     script.forms({(0, lease.task): (0,)})
     assert script.stands
@@ -123,8 +123,8 @@ def test_a_group_that_a_resumed_job_leaves_follows_from_that_and_not_from_an_ear
     assert newest[EventKind.MASTER_RESTARTED].number < newest[EventKind.JOB_RESUMED].number
 
 
-def test_a_world_that_formed_is_written_down_before_it_is_acknowledged() -> None:
-    script = WorldScript(num_workers=1)
+def test_a_group_that_formed_is_written_down_before_it_is_acknowledged() -> None:
+    script = GroupScript(num_workers=1)
     script.worker_starts(0)
     script.ready(0)
     script.forms(steps=0)
@@ -134,7 +134,7 @@ def test_a_world_that_formed_is_written_down_before_it_is_acknowledged() -> None
 
 
 def test_a_sample_is_the_first_minibatch_of_the_data() -> None:
-    script = WorldScript(num_workers=1)
+    script = GroupScript(num_workers=1)
     script.worker_starts(0)
     assert script.ask(e.SampleRequested, 0, 7) is None
     call = script._num_calls
@@ -156,7 +156,7 @@ def test_a_sample_comes_with_the_first_epoch_that_is_not_whole() -> None:
 
 
 def test_there_is_a_sample_though_every_task_has_a_record_that_is_set_aside() -> None:
-    script = WorldScript(num_workers=1, max_bad_records=10)
+    script = GroupScript(num_workers=1, max_bad_records=10)
     script.worker_starts(0)
     script.data_is_known()
     tasks = script.job._work.tasks
@@ -185,8 +185,8 @@ def test_evaluation_is_had_on_top_of_training() -> None:
     assert second.type is TaskType.TRAINING
 
 
-def test_a_script_whose_world_has_ended_tells_the_next_life_of_the_master_what_its_model_holds() -> None:
-    script = WorldScript(num_workers=2, runs_command=True)
+def test_a_script_whose_group_has_ended_tells_the_next_life_of_the_master_what_its_model_holds() -> None:
+    script = GroupScript(num_workers=2, runs_command=True)
     script.worker_starts(0)
     script.worker_starts(1)
     script.ask(e.ModelReported, 0, 7, shards={DataKind.TRAINING: (Shard("", 0, 40),)}, plan=ScriptPlan(10, 2, 1))
@@ -206,7 +206,7 @@ def test_a_script_whose_world_has_ended_tells_the_next_life_of_the_master_what_i
 # Models that are lost again and again ---------------------------------------------------------------------------------
 
 
-def _relives(script: WorldScript, worker_id: int, minibatches: int) -> None:
+def _relives(script: GroupScript, worker_id: int, minibatches: int) -> None:
     """A successor begins with the initial model, commits some minibatches of the first task and fails."""
     script.successor_starts(worker_id)
     script.moment()
@@ -246,7 +246,7 @@ def test_workers_that_run_out_of_the_most_memory_where_others_did_end_the_job() 
 
 
 def test_a_script_that_fails_after_its_last_epoch_each_time_ends_the_job() -> None:
-    script = WorldScript(num_workers=1, runs_command=True)
+    script = GroupScript(num_workers=1, runs_command=True)
     script.worker_starts(0)
     script.ask(e.ModelReported, 0, 7, shards={DataKind.TRAINING: (Shard("", 0, 40),)}, plan=ScriptPlan(10, 2, 1))
     script.ready(0)

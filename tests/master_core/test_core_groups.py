@@ -1,10 +1,10 @@
-"""The members of a world, their order, and when a new one is called."""
+"""The members of a group, their order, and when a new one is called."""
 
 from __future__ import annotations
 
 import pytest
 from core_script import Like, applied
-from world_script import WorldScript, standing
+from group_script import GroupScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -12,8 +12,8 @@ from elasticdl.master.core.values import DataKind, Member, PodState, ScriptPlan
 from elasticdl.protocol import Role, Shard
 
 
-def test_the_first_world_has_all_ready_workers_in_order_of_their_ids() -> None:
-    script = WorldScript(num_workers=2)
+def test_the_first_group_has_all_ready_workers_in_order_of_their_ids() -> None:
+    script = GroupScript(num_workers=2)
     for worker_id in (0, 1):
         script.worker_starts(worker_id)
     script.data_is_known()
@@ -25,7 +25,7 @@ def test_the_first_world_has_all_ready_workers_in_order_of_their_ids() -> None:
 
 
 def test_a_worker_that_is_alone_waits_a_moment_for_others_and_no_longer() -> None:
-    script = WorldScript(num_workers=3)
+    script = GroupScript(num_workers=3)
     script.worker_starts(0)
     script.ready(0)
     assert script.told(c.Wake)[0].after_s == pytest.approx(0.2)
@@ -34,8 +34,8 @@ def test_a_worker_that_is_alone_waits_a_moment_for_others_and_no_longer() -> Non
     assert script.members == (0,)
 
 
-def test_joiners_that_come_one_after_another_delay_a_world_only_briefly() -> None:
-    script = WorldScript(num_workers=20)
+def test_joiners_that_come_one_after_another_delay_a_group_only_briefly() -> None:
+    script = GroupScript(num_workers=20)
     for worker_id in range(12):
         script.worker_starts(worker_id)
         script.ready(worker_id)
@@ -43,14 +43,14 @@ def test_joiners_that_come_one_after_another_delay_a_world_only_briefly() -> Non
     assert len(script.members) == 7
 
 
-def test_a_watch_is_answered_at_once_when_a_world_is_planned() -> None:
-    script = WorldScript(num_workers=1)
+def test_a_watch_is_answered_at_once_when_a_group_is_planned() -> None:
+    script = GroupScript(num_workers=1)
     script.worker_starts(0)
     call = script.watch(0)
     assert script.answer(call) is None
     script.ready(0)
-    assert script.answer(call) == c.WorldPlanned(script.planned)
-    assert script.answer(script.watch(0)) == c.WorldPlanned(script.planned)
+    assert script.answer(call) == c.GroupPlanned(script.planned)
+    assert script.answer(script.watch(0)) == c.GroupPlanned(script.planned)
     assert script.answer(script.watch(0, script.version)) is None
 
 
@@ -72,10 +72,10 @@ def test_a_stranger_is_asked_to_register() -> None:
     assert script.ready(4) == Like(c.UnknownWorker)
     assert script.answer(script.watch(4)) == Like(c.UnknownWorker)
     assert script.ask(e.SampleRequested, 4, 7) == Like(c.UnknownWorker)
-    assert script.ask(e.WorldFormed, 0, 8, script.version, applied({})) == Like(c.UnknownWorker)
+    assert script.ask(e.GroupFormed, 0, 8, script.version, applied({})) == Like(c.UnknownWorker)
 
 
-def test_joiners_enter_behind_the_members_of_a_healthy_world() -> None:
+def test_joiners_enter_behind_the_members_of_a_healthy_group() -> None:
     script = standing(1, wanted=3)
     version = script.version
     script.successor_starts(2)
@@ -83,7 +83,7 @@ def test_joiners_enter_behind_the_members_of_a_healthy_world() -> None:
     script.moment()
     assert [(m.worker_id, m.is_source) for m in script.planned.members] == [(0, True), (1, False), (2, False)]
     assert script.version > version
-    assert script.heartbeat(0).world_version == script.version
+    assert script.heartbeat(0).group_version == script.version
 
 
 def test_rank_is_age() -> None:
@@ -100,7 +100,7 @@ def test_rank_is_age() -> None:
     assert script.members == (5, 1)
 
 
-def test_a_worker_that_comes_while_a_world_is_being_formed_joins_the_next_one() -> None:
+def test_a_worker_that_comes_while_a_group_is_being_formed_joins_the_next_one() -> None:
     script = standing(1, wanted=3)
     script.successor_starts(1)
     script.moment()
@@ -135,7 +135,7 @@ def test_fewer_workers_than_the_flag_are_awaited_once_scripts_have_ended() -> No
 
 
 def test_training_waits_for_min_workers() -> None:
-    script = WorldScript(num_workers=3, min_workers=2)
+    script = GroupScript(num_workers=3, min_workers=2)
     script.worker_starts(0)
     script.data_is_known()
     script.ready(0)
@@ -157,7 +157,7 @@ def test_training_waits_for_min_workers() -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_workers_whose_scripts_have_ended_are_not_waited_for(restarts: bool) -> None:
-    script = WorldScript(num_workers=3, min_workers=3, runs_command=True)
+    script = GroupScript(num_workers=3, min_workers=3, runs_command=True)
     for worker_id in range(3):
         script.worker_starts(worker_id)
     script.ask(e.ModelReported, 0, 7, shards={DataKind.TRAINING: (Shard("", 0, 40),)}, plan=ScriptPlan(10, 2, 1))
@@ -210,7 +210,7 @@ def test_a_successor_does_not_keep_workers_that_end_from_the_last_checkpoint() -
     assert (script.members, script.version) == ((2,), version)  # it is not called out again
 
 
-def test_a_world_that_cannot_form_is_tried_without_its_joiners() -> None:
+def test_a_group_that_cannot_form_is_tried_without_its_joiners() -> None:
     script = standing(2, wanted=3)
     script.successor_starts(2)
     script.moment()
@@ -225,26 +225,26 @@ def test_a_world_that_cannot_form_is_tried_without_its_joiners() -> None:
     assert script.members == (0, 1, 2)
 
 
-def test_a_late_word_of_an_old_world_changes_nothing() -> None:
+def test_a_late_word_of_an_old_group_changes_nothing() -> None:
     script = standing(2, wanted=3)
     version = script.version
     script.successor_starts(2)
     script.moment()
-    assert script.ask(e.WorldFormed, 0, 7, version, applied({}), 0) == Like(c.Accepted)  # heard before
+    assert script.ask(e.GroupFormed, 0, 7, version, applied({}), 0) == Like(c.Accepted)  # heard before
     assert not script.stands
     script.forms()
     newest = script.version
-    script.ready(1, version, "a newer world is planned")
-    assert script.ask(e.WorldFormed, 0, 7, version, applied({}), 0) == Like(c.Refused)
+    script.ready(1, version, "a newer group is planned")
+    assert script.ask(e.GroupFormed, 0, 7, version, applied({}), 0) == Like(c.Refused)
     assert script.version == newest
     assert script.stands
 
 
-def test_only_rank_0_says_that_a_world_has_formed() -> None:
+def test_only_rank_0_says_that_a_group_has_formed() -> None:
     script = standing(2, wanted=3)
     script.successor_starts(2)
     script.moment()
-    assert script.ask(e.WorldFormed, 1, 7, script.version, applied({}), 0) == Like(c.Refused)
+    assert script.ask(e.GroupFormed, 1, 7, script.version, applied({}), 0) == Like(c.Refused)
 
 
 def test_all_watches_see_the_end() -> None:
@@ -256,29 +256,29 @@ def test_all_watches_see_the_end() -> None:
     assert script.answer(script.watch(0)) == script.ask(e.SampleRequested, 0, 7) == c.JobOver(formed=script.version)
 
 
-def test_the_status_shows_the_world() -> None:
+def test_the_status_shows_the_group() -> None:
     script = standing(2)
     assert (script.job.status().world, script.job.status().num_worlds) == ((0, 1), 1)
     script.kill(0)
     assert script.job.status().world == ()
 
 
-def test_a_joiner_whose_world_broke_before_it_knew_it_is_in_the_next_one() -> None:
+def test_a_joiner_whose_group_broke_before_it_knew_it_is_in_the_next_one() -> None:
     script = standing(2, wanted=3)
     script.successor_starts(2)
     script.moment()
     assert script.members == (0, 1, 2)
-    script.kill(1)  # no member knows the new world
+    script.kill(1)  # no member knows the new group
     script.all_leave(0)
     assert script.members == (0, 2)
 
 
-def test_a_joiner_that_knows_a_world_is_ready_again_when_it_has_left_it() -> None:
+def test_a_joiner_that_knows_a_group_is_ready_again_when_it_has_left_it() -> None:
     script = standing(2, wanted=3)
     script.successor_starts(2)
     call = script.watch(2)
     script.moment()
-    assert script.answer(call) == c.WorldPlanned(script.planned)
+    assert script.answer(call) == c.GroupPlanned(script.planned)
     script.ready(2)  # a late repetition
     script.kill(1)
     script.all_leave(0)

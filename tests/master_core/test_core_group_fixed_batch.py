@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from world_script import WorldScript, standing
+from group_script import GroupScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -58,7 +58,7 @@ def test_rank_0_of_a_fixed_batch_hears_when_it_holds_all_that_is_left_of_an_epoc
     assert (heard.whole_epochs, heard.newest_lease) == (1, again[-1].id)
 
 
-def order_left(script: WorldScript) -> list[int]:
+def order_left(script: GroupScript) -> list[int]:
     return script.job._work.tasks.epochs[0].todo()
 
 
@@ -72,7 +72,7 @@ def test_rank_0_of_a_fixed_batch_hears_when_training_stops_early() -> None:
 
 
 def test_a_fixed_batch_is_counted_in_the_minibatches_of_the_script() -> None:
-    script = WorldScript(num_workers=1, runs_command=True, fixed_global_batch=20, minibatch_size=10)
+    script = GroupScript(num_workers=1, runs_command=True, fixed_global_batch=20, minibatch_size=10)
     script.worker_starts(0)
     shards = {DataKind.TRAINING: (Shard("", 0, 60),)}
     script.ask(e.ModelReported, 0, 7, shards=shards, plan=ScriptPlan(2, 1, 1))

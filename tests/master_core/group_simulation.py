@@ -1,4 +1,4 @@
-"""Simulated members of AllReduce worlds around the real core: groups, steps, models; no process and no clock.
+"""Simulated members of AllReduce groups around the real core: groups, steps, models; no process and no clock.
 
 Members keep to the protocol of architecture §4: headers, steps that only count when all buffers came, reports one step
 late, state from the source.  A collective may come to its end in some members and fail in others, whenever a member is
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from core_simulation import SimJob
-from simulated_members import Group, Model, Name, SimMember, Where
+from simulated_members import Model, Name, SimGroup, SimMember, Where
 from simulated_processes import SimLease, SimPod, SimWorker
 
 from elasticdl.master.core import commands as c
@@ -23,13 +23,13 @@ from elasticdl.master.core.values import Lease, PodState, TaskType, WorkerGroup
 from elasticdl.protocol import Shard, task_order
 
 
-class WorldJob(SimJob):
-    """A job whose workers form worlds."""
+class GroupJob(SimJob):
+    """A job whose workers form groups."""
 
     def __init__(
         self, settings: JobSettings, shards: Sequence[Shard], feed: Callable[[int], int] | None = None
     ) -> None:
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, SimGroup] = {}
         self.saved: Model | None = None  # the newest checkpoint
         self.num_lost_models = 0
         super().__init__(settings, shards, feed)
@@ -44,15 +44,15 @@ class WorldJob(SimJob):
 
     def end_pod(self, pod: SimPod, reason: str, phase: PodState = PodState.FAILED) -> None:
         for member in self.members():
-            if member.pod is pod and member.world is not None:
-                self.groups[member.world.version].gone.add(member.id)
+            if member.pod is pod and member.planned is not None:
+                self.groups[member.planned.version].gone.add(member.id)
         super().end_pod(pod, reason, phase)
 
     def leave(self, worker: SimWorker) -> None:
         super().leave(worker)
         assert isinstance(worker, SimMember)
-        if worker.world is not None:
-            self.groups[worker.world.version].gone.add(worker.id)
+        if worker.planned is not None:
+            self.groups[worker.planned.version].gone.add(worker.id)
 
     def restart_master(self) -> None:
         for member in self.members():
@@ -66,11 +66,11 @@ class WorldJob(SimJob):
 
     def heartbeat_fields(self, worker: SimWorker) -> dict[str, Any]:
         assert isinstance(worker, SimMember)
-        is_inside = worker.where.value >= Where.STANDINGS.value and worker.world is not None
-        group = self.groups[worker.world.version] if worker.world is not None else None
+        is_inside = worker.where.value >= Where.STANDINGS.value and worker.planned is not None
+        group = self.groups[worker.planned.version] if worker.planned is not None else None
         waits = group is not None and len(group.brought[worker.id]) > worker.position
         return {
-            "world_version": worker.world.version if is_inside and worker.world is not None else 0,
+            "group_version": worker.planned.version if is_inside and worker.planned is not None else 0,
             "waiting_seconds": self.now - worker.since if waits else 0.0,
         }
 
@@ -83,8 +83,8 @@ class WorldJob(SimJob):
         self._watch(member)
         if member.is_calling or member.is_gone:
             return
-        if member.world is not None and self._must_leave(member):
-            self._out(member, "a newer world is planned")
+        if member.planned is not None and self._must_leave(member):
+            self._out(member, "a newer group is planned")
             return
         match member.where:
             case Where.OUTSIDE:
@@ -102,9 +102,9 @@ class WorldJob(SimJob):
 
         def answered(answer: Any) -> None:
             member.has_watch = False
-            if isinstance(answer, c.WorldPlanned):
-                assert member.newest is None or answer.world.version > member.newest.version
-                member.newest = answer.world
+            if isinstance(answer, c.GroupPlanned):
+                assert member.newest is None or answer.group.version > member.newest.version
+                member.newest = answer.group
             elif isinstance(answer, c.UnknownWorker):
                 member.is_registered = False
             elif isinstance(answer, c.JobOver):
@@ -112,23 +112,23 @@ class WorldJob(SimJob):
 
         known = member.newest.version if member.newest is not None else 0
         member.has_watch = True
-        self.call(lambda call: e.WorldWatched(call, member.id, member.incarnation, known), answered)
+        self.call(lambda call: e.GroupWatched(call, member.id, member.incarnation, known), answered)
 
     def _must_leave(self, member: SimMember) -> bool:
-        """A newer world is without a member that this one waits for, or this one is still being formed."""
-        world, newest = member.world, member.newest
-        assert world is not None
-        if newest is None or newest.version <= world.version:
+        """A newer group is without a member that this one waits for, or this one is still being formed."""
+        planned, newest = member.planned, member.newest
+        assert planned is not None
+        if newest is None or newest.version <= planned.version:
             return False
         members = {(m.worker_id, m.incarnation) for m in newest.members}
-        gone = any((m.worker_id, m.incarnation) not in members for m in world.members)
+        gone = any((m.worker_id, m.incarnation) not in members for m in planned.members)
         return gone or member.where is Where.FORMING
 
     def _out(self, member: SimMember, reason: str) -> None:
-        assert member.world is not None
-        self.groups[member.world.version].gone.add(member.id)
-        member.left, member.reason = member.world.version, reason
-        member.world, member.where, member.ready_at = None, Where.OUTSIDE, -1
+        assert member.planned is not None
+        self.groups[member.planned.version].gone.add(member.id)
+        member.left, member.reason = member.planned.version, reason
+        member.planned, member.where, member.ready_at = None, Where.OUTSIDE, -1
 
     def _outside(self, member: SimMember) -> None:
         if member.ready_at != member.num_registrations:
@@ -147,31 +147,31 @@ class WorldJob(SimJob):
             self.mail.append(
                 (
                     member,
-                    lambda call: e.ReadyForWorld(call, member.id, member.incarnation, address, left, reason),
+                    lambda call: e.ReadyForGroup(call, member.id, member.incarnation, address, left, reason),
                     answered,
                 )
             )
         elif member.newest is not None and member.newest.version > member.left:
             self._enter_if_in(member, member.newest)
 
-    def _enter_if_in(self, member: SimMember, world: WorkerGroup) -> None:
-        if not world.has(member.id, member.incarnation):
+    def _enter_if_in(self, member: SimMember, planned: WorkerGroup) -> None:
+        if not planned.has(member.id, member.incarnation):
             return
-        group = self.groups.setdefault(world.version, Group(world))
-        assert group.world == world
+        group = self.groups.setdefault(planned.version, SimGroup(planned))
+        assert group.planned == planned
         group.brought[member.id] = []
-        member.world, member.where, member.since, member.position = world, Where.FORMING, self.now, 0
+        member.planned, member.where, member.since, member.position = planned, Where.FORMING, self.now, 0
 
     def _forming(self, member: SimMember) -> None:
         group = self._group(member)
-        if len(group.brought) == len(group.world.members) and not group.gone:
+        if len(group.brought) == len(group.planned.members) and not group.gone:
             member.where = Where.STANDINGS
         elif group.gone or self.now - member.since >= self.settings.collective_timeout:
             self._out(member, "forming took too long")
 
-    def _group(self, member: SimMember) -> Group:
-        assert member.world is not None
-        return self.groups[member.world.version]
+    def _group(self, member: SimMember) -> SimGroup:
+        assert member.planned is not None
+        return self.groups[member.planned.version]
 
     def _collective(self, member: SimMember, pick: int) -> None:
         """Brings its part, and later continues with the parts of all; or sees that a member is gone."""
@@ -182,7 +182,7 @@ class WorldJob(SimJob):
             member.since = self.now
             if pick % 2:
                 return
-        everybody = [group.brought.get(m.worker_id, []) for m in group.world.members]
+        everybody = [group.brought.get(m.worker_id, []) for m in group.planned.members]
         is_complete = all(len(parts) > member.position for parts in everybody)
         if group.gone - {member.id} and (not is_complete or pick % 3 == 0):
             self._out(member, f"worker {min(group.gone)} is gone")
@@ -225,7 +225,7 @@ class WorldJob(SimJob):
         order = task_order(self.settings.seed, found[0][0], num_tasks)
         return found[-1][1] == order[-1]
 
-    def _passed(self, member: SimMember, group: Group, parts: list[Any]) -> None:
+    def _passed(self, member: SimMember, group: SimGroup, parts: list[Any]) -> None:
         match member.where:
             case Where.STANDINGS:
                 self._choose_source(member, group, parts)
@@ -241,8 +241,8 @@ class WorldJob(SimJob):
                 member.where = Where.HEADER
                 self._check_lockstep(member, group)
 
-    def _choose_source(self, member: SimMember, group: Group, parts: list[Any]) -> None:
-        steps = [n if holds and m.is_source else -1 for (n, holds), m in zip(parts, group.world.members, strict=True)]
+    def _choose_source(self, member: SimMember, group: SimGroup, parts: list[Any]) -> None:
+        steps = [n if holds and m.is_source else -1 for (n, holds), m in zip(parts, group.planned.members, strict=True)]
         newest = max(steps)
         if newest < 0 and member.rank == 0:
             self.num_lost_models += self.job._groups.num_formed > 0
@@ -250,7 +250,7 @@ class WorldJob(SimJob):
             member.restored_from = "checkpoint" if self.saved is not None else ""
         member.source = 0 if newest < 0 else steps.index(newest)
         member.receives = steps[member.rank] != newest if newest >= 0 else member.rank > 0
-        member.holds = (member.holds and group.world.members[member.rank].is_source) or not member.receives
+        member.holds = (member.holds and group.planned.members[member.rank].is_source) or not member.receives
         if any(count != newest or count < 0 for count in steps) and len(steps) > 1:
             member.where = Where.STATE
         else:
@@ -262,12 +262,12 @@ class WorldJob(SimJob):
         member.where = Where.TELLING if member.rank == 0 else Where.HEADER
 
     def _tell(self, member: SimMember) -> None:
-        world, applied, steps = member.world, member.model.applied(), len(member.model.steps)
+        planned, applied, steps = member.planned, member.model.applied(), len(member.model.steps)
         restored_from, member.restored_from = member.restored_from, ""
-        assert world is not None
+        assert planned is not None
 
         def answered(answer: Any) -> None:
-            if not member.is_calling or member.world is not world or member.where is not Where.TELLING:
+            if not member.is_calling or member.planned is not planned or member.where is not Where.TELLING:
                 return
             member.is_calling = False
             if isinstance(answer, c.Accepted):
@@ -280,8 +280,8 @@ class WorldJob(SimJob):
         self.mail.append(
             (
                 member,
-                lambda call: e.WorldFormed(
-                    call, member.id, member.incarnation, world.version, applied, steps, restored_from
+                lambda call: e.GroupFormed(
+                    call, member.id, member.incarnation, planned.version, applied, steps, restored_from
                 ),
                 answered,
             )
@@ -289,9 +289,9 @@ class WorldJob(SimJob):
 
     def _step(self, member: SimMember, headers: list[Any]) -> None:
         """All headers came: so all members hold the step before."""
-        assert member.world is not None
+        assert member.planned is not None
         member.pending = []
-        if max(newest for newest, _ in headers) > member.world.version:
+        if max(newest for newest, _ in headers) > member.planned.version:
             self._out(member, "")
             return
         brought: list[tuple[Name, ...]] = []
@@ -304,14 +304,14 @@ class WorldJob(SimJob):
         if member.step:
             member.where = Where.REDUCE
 
-    def _check_lockstep(self, member: SimMember, group: Group) -> None:
+    def _check_lockstep(self, member: SimMember, group: SimGroup) -> None:
         steps = tuple(member.model.steps)
         assert group.history.setdefault(len(steps), steps) == steps, "members differ"
 
     # Reports to the master ------------------------------------------------------------------------------------------
 
     def request(self, worker: SimWorker) -> None:
-        """Sometimes for evaluation alone; never a long poll inside of a world."""
+        """Sometimes for evaluation alone; never a long poll inside of a planned."""
         assert isinstance(worker, SimMember)
         if worker.where in (Where.HEADER, Where.REDUCE):
             super().request(worker)
@@ -362,13 +362,13 @@ class WorldJob(SimJob):
     # Invariants -----------------------------------------------------------------------------------------------------
 
     def check_ledger(self) -> None:
-        """Check that committed work is in every member's model, as long as a world stands."""
+        """Check that committed work is in every member's model, as long as a group stands."""
         formed = self.job._groups.formed
         if not self.job._is_open or formed is None:
             return
         ledger = self.job._work.tasks.ledger().tasks()
         for member in self.members():
-            if member.world == formed and member.where in (Where.HEADER, Where.REDUCE):
+            if member.planned == formed and member.where in (Where.HEADER, Where.REDUCE):
                 names = member.model.names
                 for (epoch, task), applied in ledger.items():
                     missing = [n for n in applied if (epoch, task, n) not in names]

@@ -1,4 +1,4 @@
-"""A script of the worlds of an AllReduce job, reading as prose."""
+"""A script of the groups of an AllReduce job, reading as prose."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from elasticdl.protocol import Role
 from elasticdl_client.choices import DistributionStrategy
 
 
-class WorldScript(Script):
-    """A job of 2 tasks of 2 minibatches of 10 records each whose workers form worlds, unless told otherwise."""
+class GroupScript(Script):
+    """A job of 2 tasks of 2 minibatches of 10 records each whose workers form groups, unless told otherwise."""
 
     def __init__(self, records: int = 40, **settings: Any) -> None:
         values: dict[str, Any] = {"num_ps": 0, "strategy": DistributionStrategy.ALL_REDUCE}
@@ -27,10 +27,10 @@ class WorldScript(Script):
             self.beat(worker.id)
         self.tell(e.Tick())
 
-    def beat(self, worker_id: int, waiting: float = 0.0, world: int | None = None, **fields: Any) -> Any:
+    def beat(self, worker_id: int, waiting: float = 0.0, group: int | None = None, **fields: Any) -> Any:
         leases = tuple(lease.id for lease in self.job._work.leases.of_worker(worker_id))
-        version = (self.version if world is None else world) if worker_id in self.members else 0
-        return self.heartbeat(worker_id, leases, world_version=version, waiting_seconds=waiting, **fields)
+        version = (self.version if group is None else group) if worker_id in self.members else 0
+        return self.heartbeat(worker_id, leases, group_version=version, waiting_seconds=waiting, **fields)
 
     def silence(self, seconds: int, *silent: int) -> None:
         """Time passes while all but some are heard."""
@@ -42,7 +42,7 @@ class WorldScript(Script):
             self.tell(e.Tick())
 
     def ready(self, worker_id: int, left: int = 0, reason: str = "", incarnation: int = 7) -> Any:
-        return self.ask(e.ReadyForWorld, worker_id, incarnation, f"host-{worker_id}", left, reason)
+        return self.ask(e.ReadyForGroup, worker_id, incarnation, f"host-{worker_id}", left, reason)
 
     def all_leave(self, *worker_ids: int, reason: str = "worker 9 is gone") -> None:
         version = self.version
@@ -51,17 +51,17 @@ class WorldScript(Script):
 
     def watch(self, worker_id: int, known: int = 0) -> int:
         """The number of the call."""
-        self.ask(e.WorldWatched, worker_id, 7, known)
+        self.ask(e.GroupWatched, worker_id, 7, known)
         return self._num_calls
 
     def forms(self, sets: Sets | None = None, steps: int = 1, **fields: Any) -> Any:
-        """Rank 0 of the newest world says that it has formed."""
-        world = self.planned
+        """Rank 0 of the newest group says that it has formed."""
+        group = self.planned
         return self.ask(
-            e.WorldFormed,
-            world.members[0].worker_id,
-            world.members[0].incarnation,
-            world.version,
+            e.GroupFormed,
+            group.members[0].worker_id,
+            group.members[0].incarnation,
+            group.version,
             applied(sets or {}),
             steps,
             **fields,
@@ -69,9 +69,9 @@ class WorldScript(Script):
 
     @property
     def planned(self) -> WorkerGroup:
-        world = self.job._groups.planned
-        assert world is not None
-        return world
+        group = self.job._groups.planned
+        assert group is not None
+        return group
 
     @property
     def version(self) -> int:
@@ -79,9 +79,9 @@ class WorldScript(Script):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Of the newest world, in order of rank."""
-        world = self.job._groups.planned
-        return () if world is None else tuple(member.worker_id for member in world.members)
+        """Of the newest group, in order of rank."""
+        group = self.job._groups.planned
+        return () if group is None else tuple(member.worker_id for member in group.members)
 
     @property
     def stands(self) -> bool:
@@ -104,9 +104,9 @@ class WorldScript(Script):
         self.tell(e.PodsListed(tuple(pods)))
 
 
-def standing(num_workers: int = 3, wanted: int = 0, **settings: Any) -> WorldScript:
-    """A job whose world has formed with its initial values; more workers may be wanted than have come."""
-    script = WorldScript(num_workers=max(wanted, num_workers), **settings)
+def standing(num_workers: int = 3, wanted: int = 0, **settings: Any) -> GroupScript:
+    """A job whose group has formed with its initial values; more workers may be wanted than have come."""
+    script = GroupScript(num_workers=max(wanted, num_workers), **settings)
     for worker_id in range(num_workers):
         script.worker_starts(worker_id)
     script.data_is_known()

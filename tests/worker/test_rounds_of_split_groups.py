@@ -1,4 +1,4 @@
-"""A member's round in a world in which no member holds all of the model; without other members."""
+"""A member's round in a group in which no member holds all of the model; without other members."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticdl_client.job_spec import JobSpec
 
 
 class SplitSession:
-    """Rank 0 of such a world, and what it was doing at each call."""
+    """Rank 0 of such a group, and what it was doing at each call."""
 
     is_split, holds_all, has_handed_over, is_last, rank, size, is_over = True, False, False, False, 0, 3, True
 
@@ -91,9 +91,9 @@ def test_waiting_for_others_in_a_step_is_no_computing() -> None:
     loop, session, _ = made_loop()
     loop._update(agreed(StepFlag.NOTHING), None, ())
     assert session.calls == [
-        ("barrier", Activity.WORLD),
+        ("barrier", Activity.COLLECTIVE),
         ("commit", Activity.COMPUTE),
-        ("exchange", Activity.WORLD),
+        ("exchange", Activity.COLLECTIVE),
     ]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from group_simulation import GroupJob
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import UNHURRIED, Schedule, check_coverage, happen, play, schedules_of
 from simulated_members import Name, SimMember, Where
-from world_simulation import WorldJob
 
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.protocol import Shard, task_order
@@ -42,7 +42,7 @@ ACTIONS = [
 ]
 
 
-def act(job: WorldJob, action: str, pick: int) -> None:
+def act(job: GroupJob, action: str, pick: int) -> None:
     """One thing happens."""
     living = job.members()
     member = living[pick % len(living)] if living else None
@@ -72,7 +72,7 @@ def check(job_settings: JobSettings, schedule: Schedule, filtered: bool) -> None
     """Lets everything happen, and looks at what the model holds."""
     job_settings = replace(job_settings, min_workers=min(job_settings.min_workers, job_settings.num_workers))
     most = 5 if job_settings.fixed_global_batch else 11  # there is no place for minibatches beyond the plan
-    job = WorldJob(job_settings, SHARDS, (lambda task: (2, 0, most, 5)[task % 4]) if filtered else None)
+    job = GroupJob(job_settings, SHARDS, (lambda task: (2, 0, most, 5)[task % 4]) if filtered else None)
     play(job, schedule, act)
     for epoch in range(job_settings.num_epochs):
         check_coverage(job, epoch)
@@ -85,15 +85,15 @@ def check(job_settings: JobSettings, schedule: Schedule, filtered: bool) -> None
         assert all(member.model.steps == expected for member in survivors)
 
 
-def who_survived(job: WorldJob) -> list[SimMember]:
-    """The members of the last world at the end of the job."""
+def who_survived(job: GroupJob) -> list[SimMember]:
+    """The members of the last group at the end of the job."""
     formed = job.job._groups.formed
-    members = [one for one in job.workers if isinstance(one, SimMember) and one.world == formed]
+    members = [one for one in job.workers if isinstance(one, SimMember) and one.planned == formed]
     members = [one for one in members if not one.is_gone or one.pod.reason == "Completed"]
     return [one for one in members if one.where in (Where.HEADER, Where.REDUCE)]
 
 
-def all_names(job: WorldJob) -> set[Name]:
+def all_names(job: GroupJob) -> set[Name]:
     """Every minibatch of the job."""
     return {
         (epoch.number, task, n)
@@ -103,7 +103,7 @@ def all_names(job: WorldJob) -> set[Name]:
     }
 
 
-def steps_in_order(job: WorldJob) -> list[tuple[Name, ...]]:
+def steps_in_order(job: GroupJob) -> list[tuple[Name, ...]]:
     """--fixed_global_batch: every step holds the next minibatches of the epoch's order."""
     size = job.settings.fixed_global_batch // job.settings.minibatch_size
     slices = job.job._work.tasks.slices
@@ -142,7 +142,7 @@ SCHEDULES = schedules_of(ACTIONS)
 
 @settings(UNHURRIED, max_examples=100)
 @given(job=JOBS, schedule=SCHEDULES, filtered=st.booleans())
-def test_whatever_happens_to_a_world_every_minibatch_is_in_the_model_once(
+def test_whatever_happens_to_a_group_every_minibatch_is_in_the_model_once(
     job: JobSettings, schedule: Schedule, filtered: bool
 ) -> None:
     check(job, schedule, filtered)
@@ -152,7 +152,7 @@ def test_whatever_happens_to_a_world_every_minibatch_is_in_the_model_once(
 @pytest.mark.timeout(900)
 @settings(UNHURRIED, max_examples=3000, derandomize=False)
 @given(job=JOBS, schedule=SCHEDULES, filtered=st.booleans())
-def test_whatever_happens_to_a_world_for_long_every_minibatch_is_in_the_model_once(
+def test_whatever_happens_to_a_group_for_long_every_minibatch_is_in_the_model_once(
     job: JobSettings, schedule: Schedule, filtered: bool
 ) -> None:
     check(job, schedule, filtered)

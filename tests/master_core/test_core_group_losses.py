@@ -1,9 +1,9 @@
-"""Members that a world loses: by death, silence, a farewell, a lost lease; awaited ones, and excluded ones."""
+"""Members that a group loses: by death, silence, a farewell, a lost lease; awaited ones, and excluded ones."""
 
 from __future__ import annotations
 
 import pytest
-from world_script import WorldScript, standing
+from group_script import GroupScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -21,8 +21,8 @@ def test_a_lost_worker_costs_a_moment_when_all_others_are_ready() -> None:
     assert script.members == (0, 2)
     script.moment()
     script.forms()
-    line = next(line for line in script.log() if line.startswith("World 2"))
-    assert line.startswith("World 2 of 2 workers has formed in 0.25 s: worker 0, 2 (worker 1 was lost (Killed)")
+    line = next(line for line in script.log() if line.startswith("Group 2"))
+    assert line.startswith("Group 2 of 2 workers has formed in 0.25 s: worker 0, 2 (worker 1 was lost (Killed)")
 
 
 def test_the_status_says_what_sums_in_the_group_that_stands_and_the_log_when_that_changes() -> None:
@@ -34,7 +34,7 @@ def test_the_status_says_what_sums_in_the_group_that_stands_and_the_log_when_tha
         script.moment()
         script.forms(engine="NCCL 2.28.9")
         assert script.job.status().engine == "NCCL 2.28.9"
-    formed = [line for line in script.log() if line.startswith("World ")]
+    formed = [line for line in script.log() if line.startswith("Group ")]
     assert [line.endswith("; it sums by NCCL 2.28.9") for line in formed] == [False, True, False]
 
 
@@ -45,7 +45,7 @@ def test_the_others_of_a_lost_worker_are_called_when_they_do_not_notice() -> Non
     assert script.answer(call) is None
     script.moment()
     assert script.members == (0, 2)
-    assert script.answer(call) == c.WorldPlanned(script.planned)
+    assert script.answer(call) == c.GroupPlanned(script.planned)
 
 
 def test_a_slow_survivor_is_not_waited_for_and_joins_later() -> None:
@@ -112,7 +112,7 @@ def test_silence_is_noticed_after_the_collective_timeout() -> None:
     assert "worker 1 was silent for 5 s" in script.log()[-1]
 
 
-def last_holder() -> WorldScript:
+def last_holder() -> GroupScript:
     """Worker 1 alone has the model and is silent for 6 s; then worker 2 comes."""
     script = standing(2)
     script.kill(0)
@@ -182,7 +182,7 @@ def test_slowness_is_no_silence() -> None:
     assert script.version & 0xFFFFFFFF == 1
 
 
-def test_a_world_in_which_all_wait_is_called_anew() -> None:
+def test_a_group_in_which_all_wait_is_called_anew() -> None:
     script = standing(2)
     for worker_id in (0, 1):
         script.beat(worker_id, waiting=5.5)
@@ -231,8 +231,8 @@ def test_a_lost_lease_of_a_member_puts_the_ledger_in_doubt() -> None:
     script.lease(0)
     for _ in range(4):
         script.now += 1.0
-        script.heartbeat(0, world_version=script.version)
-        script.heartbeat(1, world_version=script.version)
+        script.heartbeat(0, group_version=script.version)
+        script.heartbeat(1, group_version=script.version)
         script.tell(e.Tick())
         if not script.stands:
             break
@@ -252,7 +252,7 @@ def test_a_process_that_began_anew_is_no_source() -> None:
     assert (1, 8, True) not in [(m.worker_id, m.incarnation, m.is_source) for m in script.planned.members]
 
 
-def test_members_that_cannot_form_a_world_are_left_out_in_turn() -> None:
+def test_members_that_cannot_form_a_group_are_left_out_in_turn() -> None:
     script = standing(3)
     script.kill(9)
     for worker_id in (0, 1, 2):
@@ -283,7 +283,7 @@ def test_a_member_that_may_alone_hold_a_shard_is_left_out_after_some_attempts_wi
     assert tried == [(0, 1, 2)] * 3 + [(0, 1)]
 
 
-def test_one_of_a_world_that_has_lost_no_holder_is_left_out_at_once() -> None:
+def test_one_of_a_group_that_has_lost_no_holder_is_left_out_at_once() -> None:
     script = standing(4, shard_optimizer=True)
     script.beat(0, waiting=6.0)
     for worker_id in (1, 2, 3):
