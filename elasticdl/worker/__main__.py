@@ -16,12 +16,12 @@ if __name__ == "__main__":
     termination = Termination(clock)
     termination.install()
     import_less_with_keras()
-    # Not before: importing the framework takes seconds, and SIGTERM may come meanwhile.
+    # Import this late: the framework takes seconds, and SIGTERM may come before it is loaded.
     with no_garbage_collection():
         from elasticdl.worker.process import main
 
     exit_code = main(clock, termination)
     logging.shutdown()
-    with suppress(ValueError, OSError):  # the user's code has closed it, or its descriptor
+    with suppress(ValueError, OSError):  # user code has closed stdout, or its descriptor
         sys.stdout.flush()
-    os._exit(exit_code)  # threads of gRPC and of the framework may still wait for something
+    os._exit(exit_code)  # threads of gRPC and of the framework may never end

@@ -1,7 +1,7 @@
-"""Checkpoints of a model in the worker: state, ledger and counts in one directory.
+"""Checkpoints that a worker writes: the model's state, its ledger, and counts, in one directory.
 
-``<checkpoint_dir>/version-<minibatches>/`` holds the state's arrays in one file and a manifest with its checksum, as
-`elasticdl.storage.versions` has it.  A file system that hangs holds a thread up, and no other.
+``<checkpoint_dir>/version-<minibatches>/`` holds the state's arrays in one file, and a manifest with its checksum; see
+`elasticdl.storage.versions`.  Files are written by a thread of their own, so a file system that hangs blocks only that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from elasticdl_client.storage_kinds import AnyPath, is_remote
 
 _log = logging.getLogger("elasticdl.worker")
 _PIECE_BYTES = 1 << 20
-_SYNCED_BYTES = 64 << 20  # of which the disk is made to take as much at once
+_SYNCED_BYTES = 64 << 20  # written before each fdatasync
 _HINT = "mend its volume or its permissions, or restore it"
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -49,9 +49,10 @@ class CheckpointKind:
     """The properties that distinguish the checkpoints of a job from others.
 
     Attributes:
-        strategy: as the manifest names it.
-        file: name of the state's file.
-        names_depend_on: see the function of this name; empty: not checked.
+        job_name: Name of the job.
+        strategy: The distribution strategy, as in the manifest.
+        file: Name of the state's file.
+        names_depend_on: See the function of this name; empty: not checked.
     """
 
     job_name: str
@@ -63,10 +64,10 @@ class CheckpointKind:
 def names_depend_on(
     minibatch_size: int, num_minibatches_per_task: int, seed: int, shuffle: bool, num_records: int | None = None
 ) -> dict[str, Any]:
-    """Return what decides which records a minibatch of a name holds: a ledger is valid for one such set of values.
+    """Return the settings that decide which records a minibatch contains: a ledger is valid for one set of values.
 
     Args:
-        num_records: of an epoch; None: not known when the checkpoint is looked for.
+        num_records: Records of an epoch; None if it is not known when the checkpoint is searched.
     """
     known = {
         "minibatch_size": minibatch_size,
@@ -79,10 +80,10 @@ def names_depend_on(
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that was read.
+    """A checkpoint that was read.
 
     Attributes:
-        epoch_records: of an epoch of the data for which the ledger is valid; 0: its manifest does not say.
+        epoch_records: Records of an epoch of the data that the ledger is valid for; 0 if the manifest has no number.
     """
 
     directory: AnyPath
@@ -93,11 +94,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class HangLimits:
-    """How long a file system may take nothing of a checkpoint.
+    """How long a write of a checkpoint may make no progress.
 
     Attributes:
-        warn_s: until that is logged.
-        end_s: until the checkpoint counts as failed.
+        warn_s: Seconds until a warning is logged.
+        end_s: Seconds until the checkpoint counts as failed.
     """
 
     warn_s: float = 300.0
@@ -108,12 +109,12 @@ class StateCheckpoints:
     """The checkpoints in one directory.
 
     Attributes:
-        newest_try: how the newest attempt to write one has ended, for the master; None: there was none.
+        newest_try: How the newest attempt to write one has ended, for the master; None before the first.
     """
 
     @classmethod
     def of_module(cls, spec: JobSpec, file: str) -> StateCheckpoints:
-        """Return those of a job whose model a module defines."""
+        """Return the checkpoints of a job whose model a module defines."""
         valid_for = names_depend_on(spec.minibatch_size, spec.num_minibatches_per_task, spec.seed, spec.shuffle)
         if spec.distribution_strategy is DistributionStrategy.LOCAL:  # a later job of this name continues from them
             valid_for["training_data"] = hide(spec.training_data)
@@ -125,50 +126,53 @@ class StateCheckpoints:
     def __init__(self, directory: str, kind: CheckpointKind, keep: int = 0, limits: HangLimits | None = None) -> None:
         """
         Args:
-            directory: empty: there are none, and none are written.
-            keep: how many of the newest; 0: all.
-            limits: None: those of a job by default.
+            directory: Empty: there are no checkpoints, and none are written.
+            keep: How many of the newest checkpoints to keep; 0: all.
+            limits: None: the defaults of a job.
         """
         self._directory = path_of(directory) if directory else None
         self._kind = kind
         self._keep = keep
         self._limits = limits or HangLimits()
-        self._tag = secrets.token_hex(4)  # of temporary files, beside those of other members
+        self._tag = secrets.token_hex(4)  # in names of temporary files; other members write beside them
         self._write: _Write | None = None
         self._is_requested = threading.Event()
-        self._restored: tuple[AnyPath, Mapping[str, Any]] | None = None  # the newest as it was read, and its manifest
+        self._restored: tuple[AnyPath, Mapping[str, Any]] | None = None  # the one that was read, and its manifest
         self.newest_try: WrittenCheckpoint | None = None
 
     def request(self) -> None:
-        """Asks for one after the next step; from any thread."""
+        """Request a checkpoint after the next step.  Thread-safe."""
         self._is_requested.set()
 
     def take_request(self) -> bool:
-        """Return whether one was asked for since the call before."""
+        """Return whether a checkpoint was requested since the last call."""
         is_requested = self._is_requested.is_set()
         self._is_requested.clear()
         return is_requested
 
     @property
     def is_wanted(self) -> bool:
-        """There is a place for checkpoints."""
+        """Whether the job has a directory for checkpoints."""
         return self._directory is not None
 
     @property
     def place(self) -> str:
-        """The directory, for people."""
+        """The directory, for messages."""
         return str(self._directory or "")
 
     def save(self, number: int, arrays: Arrays, ledger: Ledger) -> None:
-        """Write one, unless another member has written the same.
+        """Write a checkpoint, unless another member has written the same one.
 
-        Others may be writing the same one: members that are all asked to end, and cannot agree on which of them does.
+        Members that all got SIGTERM, and cannot agree on a writer, write the same checkpoint at the same time.
 
         Args:
-            number: minibatches in the model.
+            number: Minibatches in the model.
+            arrays: The state of the model.
+            ledger: The minibatches in the model.
 
         Raises:
-            CheckpointError: it could not be written; its files go with the next one, as another member may use them.
+            CheckpointError: it could not be written.  Its files are removed with the next checkpoint, since another
+                member may be using them.
         """
         try:
             self._save_within_limits(number, arrays, ledger)
@@ -180,7 +184,7 @@ class StateCheckpoints:
         self.newest_try = WrittenCheckpoint(number, str(place))
 
     def note_failure(self, number: int, error: Exception) -> None:
-        """Keep for the master why one could not be written."""
+        """Store why a checkpoint could not be written, to be reported to the master."""
         what = error.what if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
         self.newest_try = WrittenCheckpoint(number, error=what)
 
@@ -191,7 +195,7 @@ class StateCheckpoints:
             raise CheckpointError(f"{place} is not begun: the file system still holds an earlier write up")
         self._write = _Write(str(place), lambda write: self._save(number, arrays, ledger, write))
         self._write.start()
-        # Requests to storage have limits of their own.
+        # Requests to object storage have limits of their own.
         self._write.wait(None if is_remote(str(place)) else self._limits)
 
     def _save(self, number: int, arrays: Arrays, ledger: Ledger, write: _Write) -> None:
@@ -224,42 +228,45 @@ class StateCheckpoints:
                 _write_state(directory / self._kind.file, state, write, self._tag)
                 write.advance()
         except CheckpointError:
-            versions.abandon_beside(directory)  # what is in it may be another member's
+            versions.abandon_beside(directory)  # the files in it may be another member's
             raise
         write.advance()
         versions.prune(self._directory, self._keep, number)
 
     def has(self, number: int) -> bool:
-        """Whether a complete one of this number is seen, whichever member has written it."""
+        """Whether there is a complete checkpoint with this number, by any member."""
         with suppress(OSError, StorageError):
             return self._directory is not None and versions.is_complete(versions.directory_of(self._directory, number))
         return False
 
     def newest_directory(self) -> str:
-        """Return that of the newest complete one, unread; empty: there is none."""
+        """Return the directory of the newest complete checkpoint, without reading it; empty if there is none."""
         found = _newest_first(self._directory) if self._directory is not None else []
         return str(found[0]) if found else ""
 
     def newest_number(self) -> int:
-        """Return the minibatches in the newest complete one, unread; 0: there is none, or the directory is damaged.
+        """Return the minibatches in the newest complete checkpoint; 0 if there is none, or the directory is damaged.
+
+        Only names of directories and manifests are looked at.
 
         Raises:
             StorageUnreachable: see `newest`.
         """
-        with suppress(CheckpointError):  # who reads the model says so
+        with suppress(CheckpointError):  # reading the model will report it
             found = _newest_first(self._directory) if self._directory is not None else []
             return versions.number_of(found[0]) if found else 0
         return 0
 
     def newest(self) -> Checkpoint | None:
-        """The newest whole one of this job, None if there is none at all; errors of newer ones are logged.
+        """Return the newest undamaged checkpoint of this job, None if there are no checkpoints; log newer, damaged
+        ones.
 
         Raises:
-            NoneIsWhole: there are some, and all are damaged.
-            NewerFormat: a later version wrote the newest that is not damaged.
-            CheckpointError: it is of other minibatches, or it or a newer one is of another job, which may be writing
-                there now; or the directory cannot be read.
-            StorageUnreachable: the volume does not answer: what is on it may be newer.
+            NoneIsWhole: there are checkpoints, and all are damaged.
+            NewerFormat: a later version of ElasticDL wrote the newest undamaged one.
+            CheckpointError: its minibatches contain other records; or it, or a newer one, is of another job, which may
+                be writing there now; or the directory cannot be read.
+            StorageUnreachable: the volume does not answer; there may be newer checkpoints on it.
         """
         if self._directory is None:
             return None
@@ -274,7 +281,7 @@ class StateCheckpoints:
                 raise
             except CheckpointError as error:
                 if not _read(directory, versions.is_complete):
-                    return self.newest()  # its writer has written a newer one since, and has removed it
+                    return self.newest()  # its writer has removed it, after writing a newer one
                 _log.warning("%s", error)
                 damaged.append(f"{directory.name}: {error.what}")
                 continue
@@ -286,17 +293,20 @@ class StateCheckpoints:
         return None
 
     def depend_on(self, **names: Any) -> None:
-        """Note what else decides which records a minibatch of a name holds; it is known after a checkpoint was read.
+        """Add settings that decide which records a minibatch contains, known only after a checkpoint was read.
 
         Raises:
-            CheckpointError: of that checkpoint it was something else.
+            CheckpointError: the checkpoint was written with other values.
         """
         self._kind = replace(self._kind, names_depend_on={**self._kind.names_depend_on, **names})
         if self._restored is not None:
             self._check_names(*self._restored)
 
     def initial(self, path: str) -> Checkpoint:
-        """Another job's, to begin with: a checkpoint, or a directory of them, of which the newest whole one counts.
+        """Return a checkpoint of another job to begin with.
+
+        Args:
+            path: A checkpoint, or a directory of checkpoints: then the newest undamaged one.
 
         Raises:
             CheckpointError: there is none.
@@ -336,7 +346,7 @@ class StateCheckpoints:
         return Checkpoint(directory, read, ledger, epoch_records), manifest
 
     def _check_owner(self, directory: AnyPath) -> None:
-        """Raise for another job's, of any strategy, whole or not: this job would remove it as an old one of its own."""
+        """Raise if a checkpoint, damaged or not, is another job's: this job would remove it as one of its own."""
         owner = None
         with suppress(CheckpointError):  # logged by `_load`
             owner = _read(directory / MANIFEST, read_manifest).get("job_name")
@@ -369,9 +379,9 @@ class StateCheckpoints:
 
 
 def read_from(place: str, clock: ActivityClock, read: Callable[[], T]) -> T:
-    """Read of a place of checkpoints; one that does not answer is asked again, which is no hang to the master.
+    """Read from a directory of checkpoints; retry while storage does not answer, without counting as a hang.
 
-    A read of a volume that does not end is one: it has no limit of its own, as requests to storage have.
+    A read of a volume that never returns does count as a hang: it has no limit, while requests to storage have one.
 
     Raises:
         StorageUnreachable: it has not answered for half an hour.
@@ -414,7 +424,7 @@ def _has_manifest(directory: AnyPath, manifest: Mapping[str, Any]) -> bool:
 
 
 def _has_state(path: AnyPath, state: memoryview, write: _Write) -> bool:
-    """Whether a file holds a state: a manifest does not say that the file beside it is whole.
+    """Whether a file contains a state; a complete manifest does not prove it.
 
     Raises:
         OSError, StorageError: it cannot be read.
@@ -428,7 +438,7 @@ def _has_state(path: AnyPath, state: memoryview, write: _Write) -> bool:
 
 
 def _write_arrays(file: io.BytesIO, arrays: Arrays, write: _Write) -> None:
-    """As `numpy.savez`, in small pieces: it copies arrays of many megabytes, and no other thread runs meanwhile."""
+    """Write arrays as `numpy.savez` does, but in small pieces: it blocks all threads while it copies a large array."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             plain = np.asarray(array, order="C")
@@ -437,7 +447,7 @@ def _write_arrays(file: io.BytesIO, arrays: Arrays, write: _Write) -> None:
                 content = plain.reshape(-1).view(np.uint8).data
                 for start in range(0, len(content), _PIECE_BYTES):
                     entry.write(content[start : start + _PIECE_BYTES])
-                    write.advance()  # gigabytes take long on a share of a processor: it is no fault of the disk
+                    write.advance()  # copying gigabytes may take long on a slow processor; the disk does not hang
 
 
 def _write_state(path: AnyPath, state: memoryview, write: _Write, tag: str) -> None:
@@ -447,17 +457,17 @@ def _write_state(path: AnyPath, state: memoryview, write: _Write, tag: str) -> N
                 file.write(state[start : start + _SYNCED_BYTES])
                 if not is_remote(str(path)):
                     file.flush()
-                    os.fdatasync(file.fileno())  # so that the disk's pace is seen
+                    os.fdatasync(file.fileno())  # so that `advance` measures the disk
                 write.advance()
     except (OSError, StorageError) as error:
         raise CheckpointError(f"{path} cannot be written: {versions.reason(error)}") from error
 
 
 class _Write(threading.Thread):
-    """Writes a checkpoint, and says when it has come further.
+    """The thread that writes a checkpoint, and records its progress.
 
     Attributes:
-        is_given_up: it counts as failed, and ends when the file system lets it.
+        is_given_up: Whether it counts as failed; it then ends when the file system lets it.
     """
 
     def __init__(self, place: str, write: Callable[[_Write], None]) -> None:
@@ -475,10 +485,10 @@ class _Write(threading.Thread):
             if not self.is_given_up:
                 self._error = error
         finally:
-            del self._do  # it holds the model's arrays
+            del self._do  # it references the model's arrays
 
     def advance(self) -> None:
-        """Note that the file system has taken something.
+        """Note that the write has made progress.
 
         Raises:
             CheckpointError: the checkpoint counts as failed.
@@ -488,10 +498,10 @@ class _Write(threading.Thread):
         self._moved_at = time.monotonic()
 
     def wait(self, limits: HangLimits | None) -> None:
-        """Return when the checkpoint is written.
+        """Wait until the checkpoint is written.
 
         Args:
-            limits: None: it takes as long as it takes.
+            limits: None: wait without a limit.
 
         Raises:
             CheckpointError: it could not be written, or the file system hangs.
@@ -505,7 +515,7 @@ class _Write(threading.Thread):
             if error is not None:
                 raise error
         finally:
-            del error  # it refers to the frames that hold the model's arrays, and they to it
+            del error  # a reference cycle with the frames that reference the model's arrays
 
     def _wait_within(self, limits: HangLimits) -> None:
         if limits.warn_s < limits.end_s and not self._ends_within(limits.warn_s):
@@ -516,7 +526,7 @@ class _Write(threading.Thread):
             raise CheckpointError(f"{self._place}: its file system hangs: it took nothing for {limits.end_s:.0f} s")
 
     def _ends_within(self, seconds: float) -> bool:
-        """Return whether this thread ends before it has not moved for that long."""
+        """Return whether this thread ends before it has made no progress for that long."""
         while self.is_alive():
             left_s = self._moved_at + seconds - time.monotonic()
             if left_s <= 0:

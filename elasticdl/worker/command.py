@@ -1,9 +1,9 @@
 """``python -m elasticdl.worker.command DIRECTORY PROGRAM ARGUMENT …``: becomes the user's own command (--job_command).
 
-No shell, no parent: the process of the pod is the command, so its exit code, its signals and its output are the pod's.
-How it finds the job is in its environment: MASTER_ADDR, WORKER_ID, WORKER_NUM, the token's file, and TF_CONFIG where
-the job asks for it.  DIRECTORY is that of --model_zoo: the command runs in it, and may import from it and from that
-above it.
+There is no shell and no parent: the process of the pod is the command, so its exit code, signals and output are the
+pod's.  It finds the job through its environment: MASTER_ADDR, WORKER_ID, WORKER_NUM, the file of the token, and
+TF_CONFIG if the job asks for it.  DIRECTORY is --model_zoo: the command runs in it, and may import from it and from its
+parent.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-NOT_STARTED = 127  # the exit code, as of a shell
+NOT_STARTED = 127  # the exit code that a shell uses
 
 
 def environment_of(environment: Mapping[str, str], directory: str) -> dict[str, str]:
-    """Return the environment of the command: our Python first on PATH, the model zoo on PYTHONPATH."""
+    """Return the environment of the command: this Python first on PATH, the model zoo on PYTHONPATH."""
     path = [os.path.dirname(sys.executable), environment.get("PATH", os.defpath)]
     modules = [directory, os.path.dirname(directory), environment.get("PYTHONPATH", "")]
     return {
@@ -27,7 +27,7 @@ def environment_of(environment: Mapping[str, str], directory: str) -> dict[str, 
 
 
 def main(directory: str, command: Sequence[str]) -> int:
-    """Returns only if the command cannot be started."""
+    """Execute the command; return an exit code only if it cannot be started."""
     directory = os.path.abspath(directory)
     environment = environment_of(os.environ, directory)
     try:

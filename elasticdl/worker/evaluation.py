@@ -1,6 +1,7 @@
-"""Evaluation: a task gives the metrics' states for its records; numbers are made of the merged states of all tasks.
+"""Evaluation: a task returns the states of the metrics for its records; results come from the merged states of all
+tasks.
 
-Before anything is trained, one worker tries the metrics on a minibatch: `MetricsTrial`.
+Before the training begins, one worker tries the metrics on a minibatch: `MetricsTrial`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MOST_OF_STATES = 60 << 20  # bytes; a message to the master holds 64 MiB
 
 
 class EvaluationWork:
-    """See `TaskWork`: tasks of evaluations, and their results."""
+    """The `TaskWork` of evaluations: their tasks, and the task that computes their results."""
 
     def __init__(
         self,
@@ -39,8 +40,9 @@ class EvaluationWork:
     ) -> None:
         """
         Args:
-            source: of the values of that model.
-            on_results: called with the results of an evaluation by name, before the master has them; may run user code.
+            source: The source of the values of `model`.
+            on_results: Called with the results of an evaluation, by name, before the master gets them; may run user
+                code.
         """
         self.model = model
         self.failures = failures
@@ -67,10 +69,10 @@ class EvaluationWork:
 
 
 class MetricsTrial:
-    """Evaluates the first minibatch of the validation data, so that an error in metrics costs no training.
+    """Evaluates the first minibatch of the validation data, so that errors in metrics show before the training.
 
-    One worker of a job does it, while nothing is trained.  It takes no lease and calls no callback; the results are
-    forgotten.
+    One worker of a job does it, before anything is trained.  It takes no lease and calls no callback, and drops the
+    results.
     """
 
     def __init__(
@@ -83,9 +85,9 @@ class MetricsTrial:
     ) -> None:
         """
         Args:
-            source: of the values of that model.
-            reader: see `Readers.of`.
-            seed: the job's.
+            source: The source of the values of `model`.
+            reader: See `Readers.of`.
+            seed: The seed of the job.
         """
         self._link, self._clock = failures.link, failures.clock
         self._model = model
@@ -94,13 +96,13 @@ class MetricsTrial:
         self._seed = seed
 
     def run(self, keeps_state: bool = False) -> None:
-        """Return at once if there is nothing to try, or another worker does it.
+        """Try the metrics; return at once if there is nothing to try, or another worker does it.
 
         Args:
-            keeps_state: put the state of the model back, which the user's code may change.
+            keeps_state: Restore the state of the model afterwards, which user code may change.
 
         Raises:
-            ModelDefinitionError: the user's code raised what each evaluation would meet.
+            ModelDefinitionError: user code raised; every evaluation would raise the same.
         """
         shard = self._link.sample(of_validation=True).shard
         if shard.start == shard.end:
@@ -127,13 +129,13 @@ class MetricsTrial:
 
     def _evaluate_first(self, shard: Shard) -> None:
         batches = sample_batches(self._model, pb.EVALUATION, self._reader, shard, self._seed)
-        held = HeldLease(pb.Lease())  # values are read without one
+        held = HeldLease(pb.Lease())  # a dummy: values are read without a lease
         states = evaluate_task(self._model, self._source.values(held), held, batches[:1])
         if not batches:
             return
         try:
             self._model.evaluation().results([from_message(state) for state in states])
-        except ValueError as error:  # a few samples may be too few, such as those of one class
+        except ValueError as error:  # a minibatch may be too small, for example of one class only
             self._leave_to_evaluations(error)
 
     @staticmethod
@@ -144,7 +146,7 @@ class MetricsTrial:
 def evaluate_task(
     framework: Inference, values: Values, held: HeldLease, batches: Iterable[Batch]
 ) -> list[pb.MetricState]:
-    """Freshly reset metrics, updated with every minibatch of the task.
+    """Reset the metrics, update them with every minibatch of a task, and return their states.
 
     Raises:
         ValueError: their states are too large for a report.
@@ -164,7 +166,7 @@ def evaluate_task(
 
 
 def as_json(step: int, metrics: Mapping[str, float]) -> str:
-    """The file of `--metrics_output`; a number that is not finite, which JSON does not have, is null."""
+    """Return the content of `--metrics_output`; numbers that are not finite, which JSON lacks, become null."""
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     return json.dumps({"step": step, "metrics": finite}, allow_nan=False) + "\n"
 

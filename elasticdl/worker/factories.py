@@ -1,4 +1,4 @@
-"""Makes readers and the framework from a job's flags, in every process that runs the user's module."""
+"""Builds the readers and the framework from a job's flags, in every process that runs the user's module."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from elasticdl_client.job_spec import JobSpec
 TASK_TYPES = {JobType.TRAIN: pb.TRAINING, JobType.EVALUATE: pb.EVALUATION, JobType.PREDICT: pb.PREDICTION}
 MODES = {JobType.TRAIN: Mode.TRAINING, JobType.EVALUATE: Mode.EVALUATION, JobType.PREDICT: Mode.PREDICTION}
 _MODES_OF_TASKS = {TASK_TYPES[job_type]: mode for job_type, mode in MODES.items()}
-_NEEDED = {JobType.TRAIN: ("loss", "optimizer"), JobType.EVALUATE: ("eval_metrics_fn",)}  # of a Keras module
+_NEEDED = {JobType.TRAIN: ("loss", "optimizer"), JobType.EVALUATE: ("eval_metrics_fn",)}  # by a Keras module
 
 
 class Readers:
-    """The job's data sources, each opened when it is first asked for."""
+    """The job's data sources; each is opened at its first use."""
 
     def __init__(self, spec: JobSpec, definition: ModelDefinition | None) -> None:
         """
         Args:
-            definition: of the model, which may have a reader of its own; None: there is no model.
+            definition: The model's module, which may define a reader; None: the job has no model.
         """
         self._spec = spec
         self._definition = definition
         self._readers: dict[int, Reader] = {}
 
     def of(self, task_type: pb.TaskType) -> Reader:
-        """The reader of the data that tasks of a type are made of."""
+        """Return the reader of the data for tasks of a type."""
         if task_type not in self._readers:
             spec = self._spec
             origins = {
@@ -61,12 +61,12 @@ class Readers:
         """Check that the default feed of the training data reads the validation data.
 
         Raises:
-            DataError: the one are rows of CSV and the others not, or rows with other columns, which have no names.
+            DataError: only one of them is CSV, or their columns differ: the default feed cannot match them.
         """
         definition = self._definition
         if definition is None:
             return
-        if definition.feed or definition.custom_data_reader or definition.framework:  # which read records themselves
+        if definition.feed or definition.custom_data_reader or definition.framework:  # these parse records themselves
             return
         found, known = reader.metadata(), self.of(pb.TRAINING).metadata()
         if found.delimiter != known.delimiter:
@@ -112,7 +112,7 @@ def on_parameter_servers(spec: JobSpec) -> bool:
 
 
 def first_op(framework: str) -> None:
-    """Executes an op of a pod's framework, if it is known yet: from here on that works in this process.
+    """Execute an op of a pod's framework, if the framework is known yet, so that it is initialised in this process.
 
     Raises:
         ElasticDLError: the installed version of the framework cannot be used.
@@ -130,7 +130,7 @@ def first_op(framework: str) -> None:
 
 
 def begin_input(spec: JobSpec) -> ModelDefinition:
-    """In an input process: log as the worker does, and load the module.
+    """Set an input process up: log as the worker does, and load the user's module.
 
     Raises:
         ModelDefinitionError: see `load_model_definition`.
@@ -141,9 +141,9 @@ def begin_input(spec: JobSpec) -> ModelDefinition:
 
 
 def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers) -> Framework:
-    """The framework over the user's module; the same model in every process of the job.
+    """Return the framework over the user's module; it builds the same model in every process of the job.
 
-    No job imports two frameworks.
+    No process imports two frameworks.
     """
     metadata = readers.of(TASK_TYPES[spec.job_type]).metadata()
     if framework_of(spec) is FrameworkName.TORCH:

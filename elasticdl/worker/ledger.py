@@ -1,4 +1,4 @@
-"""The ledger of a model in a worker: minibatches by name and their samples, and counts of steps."""
+"""The ledger of a model in a worker: the names and numbers of samples of its minibatches, and counts of steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from elasticdl.ps.applied import AppliedSet, MinibatchName
 from elasticdl.task_numbers import TaskNumbers
 
-UNKNOWN = -1  # samples of a task: some of them were not counted
-_MOST_TASKS = 1 << 31  # of an epoch
+UNKNOWN = -1  # number of samples of a task, if some were not counted
+_MOST_TASKS = 1 << 31  # in an epoch
 
 
 @dataclass(slots=True)
@@ -19,10 +19,10 @@ class Ledger:
     """The minibatches in a model.
 
     Attributes:
-        applied: names of minibatches.
-        steps: updates of the model.
-        num_records: seen by the model, over all steps.
-        num_samples: in the minibatches of each task, or `UNKNOWN`.
+        applied: Names of the minibatches.
+        steps: Updates of the model.
+        num_records: Records in all steps.
+        num_samples: Samples in the minibatches of each task, by (epoch, task), or `UNKNOWN`.
     """
 
     applied: AppliedSet = field(default_factory=AppliedSet)
@@ -31,7 +31,7 @@ class Ledger:
     num_samples: TaskNumbers = field(default_factory=TaskNumbers)
 
     def add(self, name: MinibatchName, num_samples: int, is_skipped: bool = False) -> None:
-        """A minibatch is in the model now, or, where it is skipped, its name alone."""
+        """Record that a minibatch is in the model; if it is skipped, only its name is."""
         key = (name.epoch, name.task)
         self.applied.add(name, is_skipped)
         self.applied.num_applies += 1
@@ -39,7 +39,7 @@ class Ledger:
         self.num_samples[key] = UNKNOWN if known == UNKNOWN else known + num_samples
 
     def surplus_of(self, epoch: int, task: int, num_records: int) -> int:
-        """Return how many more samples the model holds of a task than it has records; 0: as many, or not known."""
+        """Return how many more samples than records the model has of a task; 0 for none, or if it is not known."""
         num_samples = self.num_samples.get((epoch, task), 0)
         return 0 if num_samples == UNKNOWN else num_samples - num_records
 
@@ -47,7 +47,7 @@ class Ledger:
         return Ledger(self.applied.copy(), self.steps, self.num_records, self.num_samples.copy())
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return all of it in types of JSON; successive tasks of an epoch that are alike take one entry."""
+        """Return the ledger in types of JSON; successive tasks of an epoch with equal values take one entry."""
         extras, skipped = self.applied.extras, self.applied.skipped
         return {
             "steps": self.steps,
@@ -60,10 +60,10 @@ class Ledger:
 
     @classmethod
     def from_manifest(cls, values: Mapping[str, Any]) -> Ledger:
-        """The inverse of `to_manifest`; earlier versions wrote a row of each task: `applied`.
+        """Parse the result of `to_manifest`, or a manifest of an earlier version, which has a row per task (`applied`).
 
         Raises:
-            KeyError, TypeError, ValueError, OverflowError: it is none.
+            KeyError, TypeError, ValueError, OverflowError: it is not a ledger.
         """
         ledger = cls(steps=values["steps"], num_records=values.get("num_records", 0))
         if "applied_runs" in values:
@@ -86,21 +86,21 @@ class Ledger:
         return ledger
 
     def to_bytes(self) -> bytes:
-        """Return all of it, as it travels from the source of a model to other members."""
+        """Return the ledger as bytes, to be sent from the source of a model to other members."""
         return json.dumps(self.to_manifest()).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Ledger:
-        """The inverse of `to_bytes`."""
+        """Parse the result of `to_bytes`."""
         return cls.from_manifest(json.loads(data))
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredModel:
-    """The state from which a model continues where no living member holds it.
+    """The state from which a model continues when no living member holds it.
 
     Attributes:
-        directory: of the checkpoint; empty: initial values.
+        directory: Directory of the checkpoint; empty: initial values.
     """
 
     ledger: Ledger

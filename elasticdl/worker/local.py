@@ -1,7 +1,7 @@
-"""Local strategy: no PS; this worker's model, optimizer and ledger are one checkpoint.
+"""Local strategy: no parameter servers; this worker's model, optimizer and ledger are written to one checkpoint.
 
-After its death the successor loads the newest checkpoint and tells the master what that one holds; the rest is handed
-out again.
+If the worker dies, its successor loads the newest checkpoint and reports to the master which minibatches are in it; the
+rest is granted again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ STATE_FILE = "local.npz"
 
 
 class LocalStrategy:
-    """One worker trains with the user's own optimizer.
+    """Trains in one worker with the user's own optimizer.
 
     Attributes:
-        restored_from: the checkpoint with which the model began; empty: initial values.
-        restored_records: of an epoch of that checkpoint's data; 0: not known.
+        restored_from: Directory of the checkpoint that the model began with; empty: initial values.
+        restored_records: Records of an epoch of that checkpoint's data; 0 if not known.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class LocalStrategy:
     ) -> None:
         """
         Args:
-            checkpoint_steps: minibatches between two; 0: one a minute.
-            num_records: of an epoch, which is known when there is a task; 0: it does not matter.
+            checkpoint_steps: Minibatches between two checkpoints; 0: one per minute.
+            num_records: Returns the records of an epoch, known once there is a task; 0: not checked.
         """
         self._framework = framework
         self._seed = seed
@@ -57,31 +57,31 @@ class LocalStrategy:
         self._num_records = num_records
         self._has_checked_records = False
         self._compiled = False
-        self._lock = threading.Lock()  # the heartbeat reads the ledger when the master has a new generation
+        self._lock = threading.Lock()  # the heartbeat thread reads the ledger for a new generation of the master
         self._ledger = Ledger()
         self.restored_from, self.restored_records = "", 0
         self._saved_at = (0, time.monotonic())
-        self._has_failed = False  # the newest checkpoint
+        self._has_failed = False  # the newest checkpoint could not be written
         self._is_spoiled = False  # the model has taken a step that is not finite
 
     @classmethod
     def of(
         cls, spec: JobSpec, framework: Framework, clock: ActivityClock, num_records: Callable[[], int]
     ) -> LocalStrategy:
-        """Return that of a job, with initial values."""
+        """Return the strategy of a job, with initial values."""
         checkpoints = StateCheckpoints.of_module(spec, STATE_FILE)
         return cls(framework, checkpoints, spec.checkpoint_steps, spec.seed, clock, num_records)
 
     def request_checkpoint(self) -> None:
-        """Write one when the present minibatch is in the model; from any thread."""
+        """Request a checkpoint after the current minibatch.  Thread-safe."""
         self._checkpoints.request()
 
     def newest_try(self) -> WrittenCheckpoint | None:
-        """Return how the newest attempt to write one has ended."""
+        """Return how the newest attempt to write a checkpoint has ended; None if there was none."""
         return self._checkpoints.newest_try
 
     def restore(self) -> None:
-        """Loads this job's newest whole checkpoint, if there is one."""
+        """Load this job's newest undamaged checkpoint, if there is one."""
         found = read_from(self._checkpoints.place, self._clock, self._checkpoints.newest)
         if found is None:
             return
@@ -92,7 +92,7 @@ class LocalStrategy:
         _log.info("Restored the model at step %d from %s", self._ledger.steps, found.directory)
 
     def ledger(self) -> pb.AppliedSet:
-        """Which minibatches the model holds."""
+        """Return which minibatches are in the model.  Thread-safe."""
         with self._lock:
             return self._ledger.applied.to_message()
 
@@ -123,10 +123,10 @@ class LocalStrategy:
             self._checkpoint_if_due()
 
     def _check_records(self) -> None:
-        """Check once, before the first minibatch, that the restored ledger speaks of as many records.
+        """Check, before the first minibatch, that the restored ledger is for data with the same number of records.
 
         Raises:
-            JobError: an earlier job of this name had others.
+            JobError: an earlier job of this name had another number.
         """
         if self._has_checked_records or not self._checkpoints.is_wanted:
             return

@@ -1,7 +1,7 @@
-"""The worker's loop: take a lease, work it off, say so, until the job is over.
+"""The worker's loop: request a lease, do its task, and report it, until the job is over.
 
-User code fails the task it belongs to, never the worker; everything else that goes wrong here is a bug and ends it.
-The port `TaskWork` differs between jobs; `TrainingWork` is that of training tasks one by one, by a `Strategy`.
+User code that raises fails its task, not the worker; any other error here is a bug and ends the worker.  `TaskWork` is
+the port that differs between kinds of jobs; `TrainingWork` runs training tasks one by one, with a `Strategy`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _log = logging.getLogger("elasticdl.worker")
 class TaskWork(Protocol):
     """The work on the tasks of a job, and the reports on it.
 
-    `run` and `alone` end the lease at the master.  They may raise `LeaseLost`, and any error of user code: then the
-    task has failed.
+    `run` and `alone` report the end of the lease to the master.  They may raise `LeaseLost`, or any error of user code,
+    which fails the task.
 
     Attributes:
-        model: makes the minibatches of tasks.
-        failures: reports the tasks on which an error was raised.
+        model: Makes the minibatches of tasks.
+        failures: Reports tasks on which an error was raised.
     """
 
     @property
@@ -47,20 +47,20 @@ class TaskWork(Protocol):
     def failures(self) -> TaskFailures: ...
 
     def run(self, held: HeldLease, batches: TaskBatches) -> None:
-        """Work the minibatches of a task off."""
+        """Process the minibatches of a task."""
         ...
 
     def alone(self, held: HeldLease) -> None:
-        """Do what one worker does for all, a task without minibatches: TRAIN_END, CALLBACK, the results of metrics."""
+        """Run a task without minibatches: TRAIN_END, CALLBACK, or the results of an evaluation."""
         ...
 
     def close(self) -> None:
-        """The job is over."""
+        """Finish: the job is over."""
         ...
 
 
 class WorkerLoop:
-    """Everything a worker does between its registration and its end."""
+    """Runs the tasks of a worker, from its registration to the end of the job."""
 
     def __init__(self, tasks: TaskStream, work: TaskWork, termination: Termination) -> None:
         self._tasks = tasks
@@ -78,26 +78,27 @@ class WorkerLoop:
         termination: Termination,
         begin: Callable[[HeldLease], None] = lambda held: None,
     ) -> WorkerLoop:
-        """Return that of a job whose tasks come from the master.
+        """Return the loop of a job whose tasks come from the master.
 
         Args:
-            reader: see `TaskStream`, as `begin`.
+            reader: See `TaskStream`.
+            begin: See `TaskStream`.
         """
         link = work.failures.link
         return cls(TaskStream.of(spec, link, reader, link.clock, begin), work, termination)
 
     def run(self) -> None:
-        """Returns when the master says that the job is over."""
+        """Run tasks until the master says that the job is over."""
         self._clock.switch(Activity.COMPUTE)
         while (held := self._next()) is not None:
             self._begin_with(held)
         self._work.close()
 
     def run_at_once(self, task_type: pb.TaskType, first: HeldLease | None = None) -> None:
-        """Work off the tasks of a type that the master has now, and wait for none; begin none after SIGTERM.
+        """Run the tasks of a type that the master has now, without waiting for more; begin none after SIGTERM.
 
         Args:
-            first: a lease that is held already.
+            first: A lease that is already held, to begin with.
         """
         if first is not None:
             self._tasks.reopen([first])
@@ -112,24 +113,24 @@ class WorkerLoop:
             return self._tasks.peek()
 
     def _begin_with(self, held: HeldLease, may_wait: bool = True) -> None:
-        """Work off the oldest open lease, and those like it that follow."""
+        """Run the task of the oldest open lease, and the following ones of the same type."""
         if held.lease.merged or held.lease.type in (pb.TRAIN_END, pb.CALLBACK):
             self._guarded(held, partial(self._work.alone, held))
         else:
             self._work_off(held.lease.type, may_wait)
 
     def _work_off(self, task_type: pb.TaskType, may_wait: bool) -> None:
-        """Consecutive tasks of a type through one run of the input pipeline."""
+        """Run consecutive tasks of a type with one input pipeline."""
         is_leaving = (lambda: self._termination.is_asked) if task_type == pb.TRAINING else (lambda: False)
         try:
             for held, taken in self._tasks.by_task(self._work.model, task_type, is_leaving, lambda: may_wait):
-                keep_large_buffers()  # once more: TensorFlow tunes malloc when its pipeline gives the first minibatch
+                keep_large_buffers()  # again: TensorFlow tunes malloc at the first minibatch
                 self._guarded(held, partial(self._work.run, held, taken))
         except FeedError as error:
             self._failures.feed_failed(error, self._tasks)
 
     def _guarded(self, held: HeldLease, action: Callable[[], None]) -> None:
-        """Do something under a lease and close it; an error is the task's failure."""
+        """Run an action under a lease, and close the lease; an error fails the task."""
         try:
             action()
         except LeaseLost:
@@ -143,19 +144,19 @@ class WorkerLoop:
 
 
 class TrainingTasks:
-    """The tasks of a job that trains, beside the training: failures, evaluations, exports.
+    """The tasks of a training job other than the training: failures, evaluations, exports.
 
     Attributes:
-        model: of the user's module.
-        failures: reports failed tasks.
-        evaluation: the work on EVALUATION tasks.
-        exports: TRAIN_END and CALLBACK.
+        model: The model of the user's module.
+        failures: Reports failed tasks.
+        evaluation: Runs EVALUATION tasks.
+        exports: Runs TRAIN_END and CALLBACK tasks.
     """
 
     def __init__(self, failures: TaskFailures, model: Framework, source: ReadableModel, exporter: Exporter) -> None:
         """
         Args:
-            source: the model as evaluations read it.
+            source: The model for evaluations to read.
         """
         self.model = model
         self.failures = failures
@@ -170,25 +171,25 @@ class TrainingTasks:
 
     @classmethod
     def of(cls, spec: JobSpec, failures: TaskFailures, model: Framework, source: ReadableModel) -> TrainingTasks:
-        """Return that of a job whose model a module defines.
+        """Return the tasks of a job whose model a module defines.
 
         Args:
-            source: the model as evaluations and exports read it.
+            source: The model for evaluations and exports to read.
         """
         return cls(failures, model, source, Exporter(model, source, failures.link, spec))
 
     def try_metrics(self, spec: JobSpec, reader: Callable[[pb.TaskType], Reader], keeps_state: bool = False) -> None:
-        """Evaluate a minibatch before anything is trained, if that is for this worker to do; see `MetricsTrial.run`.
+        """Evaluate a minibatch before the training, if this worker is chosen to; see `MetricsTrial.run`.
 
         Args:
-            reader: see `TaskStream`.
+            reader: See `TaskStream`.
         """
         if spec.validation_data:
             MetricsTrial(self.failures, self.model, self._source, reader, spec.seed).run(keeps_state)
 
 
 class TrainingWork:
-    """See `TaskWork`: the tasks of a job that trains by a `Strategy`."""
+    """The `TaskWork` of a job that trains with a `Strategy`."""
 
     def __init__(self, tasks: TrainingTasks, strategy: Strategy, termination: Termination) -> None:
         self.model: Inference = tasks.model
@@ -219,10 +220,10 @@ class TrainingWork:
         self._strategy.close()
 
     def leave(self, is_idle: bool) -> None:
-        """After SIGTERM, in another thread: report the finished work first, save last.
+        """Report the finished work after SIGTERM, then save.  In another thread.
 
         Args:
-            is_idle: nothing is being computed, so the model is whole.
+            is_idle: Whether nothing is being computed, so that the model is consistent.
         """
         self._reporter.drain(self._termination.reports_s)
         self.failures.link.say_farewell()

@@ -1,10 +1,10 @@
-"""The worker's side of every conversation with the master.
+"""The worker's side of all communication with the master.
 
-It registers (again, at every new generation of the master), keeps leases alive by heartbeats, and repeats calls until
-the master has answered or has been gone for too long.  It decides nothing about the work itself.
+It registers (again with every new generation of the master), keeps leases alive by heartbeats, and repeats calls until
+the master answers or has been away for too long.  It decides nothing about the work itself.
 
-Heartbeats, progress, the ends of tasks and requests for the next one go by a `MasterStream`, all that there are at a
-moment in one message.
+Heartbeats, progress, ends of tasks and requests for the next task go over a `MasterStream`; all that are pending at a
+moment go in one message.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from elasticdl_client.secret_values import hide_in_ends
 _CALL_TIMEOUT_S = 10.0
 _LONG_POLL_S = 20.0
 _RETRY_S = 0.3
-_END_S = 30.0  # the master may be starting again
+_END_S = 30.0  # the master may be restarting
 _MOST_OF_ERROR = 100_000  # characters
-_KEPT_TRIES = 8  # at checkpoints, for the next generation of the master
-_RATE_S = 0.5  # between two looks at the learning rate
+_KEPT_TRIES = 8  # attempts to write checkpoints, to be reported to a new generation of the master
+_RATE_S = 0.5  # between two reads of the learning rate
 
 
 class _Signed(Protocol):
-    """A message that names the process that sends it."""
+    """A message that identifies its sender."""
 
     worker_id: int
     incarnation: int
@@ -63,8 +63,9 @@ class _CheckpointTry:
     """An attempt to write a checkpoint.
 
     Attributes:
-        number: counts those of the process, from 1.
-        known_generation: the newest of the master that has answered a heartbeat with it; 0: none has.
+        number: Number of the attempt in this process, from 1.
+        written: Its outcome.
+        known_generation: Newest generation of the master that has answered a heartbeat with this attempt; 0: none.
     """
 
     number: int
@@ -78,7 +79,7 @@ class _CheckpointTry:
 
 
 class _LeaseRequests:
-    """Numbers the requests for leases, and knows which are under way.  Thread-safe."""
+    """Numbers the requests for leases, and tracks which are in flight.  Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -86,14 +87,14 @@ class _LeaseRequests:
         self._under_way: dict[object, int] = {}
 
     def begin(self, request: object) -> tuple[int, int]:
-        """Return the number of a request, or of another attempt at it, and the oldest number under way."""
+        """Number a request, or a new attempt at it; return this number and the oldest one in flight."""
         with self._lock:
             self._num_begun += 1
             self._under_way[request] = self._num_begun
             return self._num_begun, min(self._under_way.values())
 
     def end(self, request: object) -> None:
-        """Take a request for answered: the lease in the answer, if there is one, is held by now."""
+        """Note that a request was answered; the lease in the answer, if any, must be held by now."""
         with self._lock:
             self._under_way.pop(request, None)
 
@@ -109,14 +110,14 @@ class MasterLink:
         self.clock = clock
         self._pod_name = pod_name
         self._incarnation = secrets.randbits(62)
-        self._generation = 0  # of the master that this worker has registered with
+        self._generation = 0  # generation of the master that this worker has registered with
         self._stub: Any = pb_grpc.MasterStub(connect(address, token))
         self._stream = MasterStream(self._stub.Exchange, self._on_answer)
-        self._wants_lease = False  # each message asks for one
-        self._enough = 0  # the number of held leases at which the master granted no other one
+        self._wants_lease = False  # each message requests one
+        self._enough = 0  # number of held leases at which the master granted no more
         self._requests = _LeaseRequests()
         self._is_cut_off = False  # a heartbeat was not answered
-        self._drawn: deque[HeldLease | None] = deque()  # answers to those messages; None: the job is over
+        self._drawn: deque[HeldLease | None] = deque()  # leases in answers; None: the job is over
         self._address = address
         self._master_timeout_s = master_timeout_s
         self._registration = threading.Lock()
@@ -128,53 +129,53 @@ class MasterLink:
         self._standing: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
         self._optimizer_share: Callable[[], float] = lambda: 0.0
         self._rate: Callable[[], float | None] = lambda: None
-        self._told_rate = (-_RATE_S, 0.0)  # when, what
+        self._told_rate = (-_RATE_S, 0.0)  # time, value
         self._device: Callable[[], Device | None] = lambda: None
         self._stacks: pb.Stacks | None = None  # for the next heartbeat
         self._is_taking_stacks = False
-        self._checkpoint_request = 0  # of the master, as it was seen last
+        self._checkpoint_request = 0  # the master's newest request known here
         self._save: Callable[[], None] = lambda: None
         self._newest_try: Callable[[], WrittenCheckpoint | None] = lambda: None
-        self._sent_try: _CheckpointTry | None = None  # with the newest heartbeat
+        self._sent_try: _CheckpointTry | None = None  # sent with the newest heartbeat
         self._tries: deque[_CheckpointTry] = deque(maxlen=_KEPT_TRIES)
         self._num_tries = 0
-        self._tries_lock = threading.Lock()  # the farewell of a terminating worker has a thread of its own
+        self._tries_lock = threading.Lock()  # the farewell is sent by the termination thread
         self._beat_at_once = threading.Event()
-        self._beaten_at = float("inf")  # when the newest heartbeat was made; infinite: they have not begun
+        self._beaten_at = float("inf")  # time of the newest heartbeat; inf: not started
         self._is_ending = False
         self.num_registrations = 0
-        self.heartbeat_s, self.report_s = HEARTBEAT_S, REPORT_S  # until the master says how many workers there are
-        self.tasks_ahead = 0  # that input processes of its own make ready
+        self.heartbeat_s, self.report_s = HEARTBEAT_S, REPORT_S  # until the master sends others
+        self.tasks_ahead = 0  # tasks that this worker's input processes prepare ahead
 
     def carry_ledger(
         self, applied: Callable[[], pb.AppliedSet | None], restored_from: str = "", restored_records: int = 0
     ) -> None:
-        """Set what registrations say of the model's own ledger.
+        """Set the contents of registrations that concern a model with its own ledger.
 
         Args:
-            applied: None: there is none as yet.
-            restored_from: the checkpoint with which the model began; empty: initial values.
-            restored_records: of an epoch of that checkpoint's data; 0: not known.
+            applied: Returns the minibatches in the model; None: there is no ledger yet.
+            restored_from: Directory of the checkpoint that the model began with; empty: initial values.
+            restored_records: Records of an epoch of that checkpoint's data; 0 if not known.
         """
         self._applied = applied
         self._restored = (restored_from, restored_records)
 
     def carry_standing(self, standing: Callable[[], tuple[int, float]]) -> None:
-        """AllReduce: set the values of heartbeats: (version of the present group, seconds inside the collective)."""
+        """AllReduce: set the provider of (version of the current group, seconds inside the collective)."""
         self._standing = standing
 
     def carry_optimizer_share(self, share: Callable[[], float]) -> None:
-        """AllReduce with shards: set the provider of the share of the optimizer's state that this worker holds."""
+        """AllReduce with shards: set the provider of the fraction of the optimizer's state held here."""
         self._optimizer_share = share
 
     def carry_checkpoints(self, newest_try: Callable[[], WrittenCheckpoint | None]) -> None:
-        """Set the provider of the newest attempt to write a checkpoint: another object for every attempt."""
+        """Set the provider of the newest attempt to write a checkpoint; it returns a new object for each attempt."""
         self._newest_try = newest_try
 
     def _untold_tries(self) -> list[_CheckpointTry]:
-        """Return the attempts with which this generation of the master has answered no heartbeat, oldest first.
+        """Return the attempts not yet reported to this generation of the master, oldest first.
 
-        A master that was killed right after its answer may not have written it down.
+        An answered heartbeat counts for its generation only: a master killed right after may not have stored them.
         """
         with self._tries_lock:
             newest = self._newest_try()
@@ -184,7 +185,7 @@ class MasterLink:
             return [one for one in self._tries if one.known_generation < max(self._generation, 1)]
 
     def announce_end(self) -> None:
-        """AllReduce: tell the master at once that SIGTERM has come; from any thread."""
+        """AllReduce: report to the master at once that SIGTERM has come.  Thread-safe."""
         self._is_ending = True
         self._beat_at_once.set()
 
@@ -193,12 +194,12 @@ class MasterLink:
         self._rate = rate
 
     def carry_device(self, meter: DeviceMeter) -> None:
-        """Log the device that the model is on, and set what heartbeats say of it."""
+        """Log the device that the model is on, and report its measurements in heartbeats."""
         _log.info("The model is on %s", meter.text)
         self._device = meter.last
 
     def register(self) -> pb.RegisterWorkerReply:
-        """Report that this worker is alive, and its leases.
+        """Register this worker and its held leases with the master.
 
         Raises:
             JobError: the master has replaced this worker, or cannot be reached.
@@ -224,7 +225,7 @@ class MasterLink:
         return reply
 
     def start_heartbeat(self) -> None:
-        """From now on a thread of its own says what this worker does, as often as the master wants."""
+        """Start the thread that sends heartbeats."""
         stacks.watch()
         self._beaten_at = float("-inf")
         threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True).start()
@@ -234,11 +235,11 @@ class MasterLink:
         return message
 
     def _told(self, method: Callable[..., Any], message: _Signed) -> pb.Ack:
-        """Sign a message and send it."""
+        """Sign and send a message; register again and repeat it if the master has a new generation."""
         self._signed(message)
         known = self._generation
         ack: pb.Ack = self.call(method, lambda: message)
-        if not ack.accepted and ack.generation > known:  # a new generation of the master must learn it first
+        if not ack.accepted and ack.generation > known:  # a new generation of the master does not know this worker
             self.register()
             ack = self.call(method, lambda: message)
         return ack
@@ -250,23 +251,23 @@ class MasterLink:
         timeout_s: float = _CALL_TIMEOUT_S,
         patience_s: float | None = None,
     ) -> Answer:
-        """Makes a call until it is answered.
+        """Make a call, and repeat it until it is answered.
 
         Args:
-            method: of the stub.
-            request: makes the request, anew for every attempt.
-            timeout_s: of an attempt.
-            patience_s: the master may be gone for so long; None: for `--master_timeout`.
+            method: The method of the stub.
+            request: Makes the request; called for every attempt.
+            timeout_s: Limit of one attempt.
+            patience_s: How long the master may be away; None: `--master_timeout`.
 
         Raises:
-            MasterGone: it has been gone for longer.
+            MasterGone: it has been away for longer.
         """
         patience_s = self._master_timeout_s if patience_s is None else patience_s
         gone_since: float | None = None
         limit_s = timeout_s
         while True:
             try:
-                # A call that waits for the connection makes gRPC look after it at once.
+                # A call that waits for the connection makes gRPC reconnect at once.
                 return method(request(), timeout=limit_s, wait_for_ready=gone_since is not None)
             except grpc.RpcError as error:
                 if not is_transient(error):
@@ -280,8 +281,8 @@ class MasterLink:
     def request_lease(self) -> HeldLease | None:
         """See `LeaseSource`; one request at a time.
 
-        A worker gets its next lease mostly when one that it holds ends.  So the request goes with the messages that are
-        sent anyway, and the report of the end brings the next lease.  A worker that holds none waits at the master.
+        A worker mostly gets its next lease when one of its leases ends.  So requests go along with messages that are
+        sent anyway, and the report of the end returns the next lease.  A worker without leases waits at the master.
         """
         asks_now = False
         while not self._drawn:
@@ -303,7 +304,7 @@ class MasterLink:
         return self._drawn.popleft()
 
     def _ask_now(self, goes_on: bool) -> None:
-        """Ask by a message of its own, and from now on by each that is sent, or by no other one."""
+        """Send a message that requests a lease; if `goes_on`, all later messages request one, too."""
 
         def message() -> pb.WorkerMessage:
             self._wants_lease = True
@@ -316,7 +317,8 @@ class MasterLink:
         self._register_if_unknown(answer)
 
     def poll_lease(self, timeout_s: float) -> tuple[bool, HeldLease | None]:
-        """Waits at most that long; whether there is an answer, and the task, or None when the job is over."""
+        """Request a lease for at most that long; return whether there is an answer, and the lease, None if the job is
+        over."""
         answer, held = self._request_by_call(timeout_s, ahead=self.tasks_ahead)
         if answer == "unknown":
             self.register()
@@ -327,7 +329,7 @@ class MasterLink:
         return self._request_by_call(_CALL_TIMEOUT_S, at_once=True, only=only)[1]
 
     def _request_by_call(self, timeout_s: float, **fields: Any) -> tuple[str | None, HeldLease | None]:
-        """Return the kind of the answer, and the lease in it, which is held."""
+        """Return the kind of the answer, and its lease, which is held from now on."""
         request = object()
         try:
             reply: pb.LeaseReply = self.call(
@@ -340,20 +342,20 @@ class MasterLink:
 
     def _lease_request(self, request: object, **fields: Any) -> pb.LeaseRequest:
         number, oldest = self._requests.begin(request)
-        held = [one.id for one in self.leases.held()]  # after that: requests before `oldest` add no other one
+        held = [one.id for one in self.leases.held()]  # read after `begin`: requests before `oldest` add no more leases
         return self._signed(pb.LeaseRequest(number=number, oldest=oldest, held=held, **fields))
 
     def is_over(self) -> bool:
-        """Whether there is no more work for this worker; asks for none."""
+        """Return whether the job has no more work for this worker, without requesting any."""
         request = self._signed(pb.LeaseRequest(at_once=True, only=pb.EVALUATION))
         reply: pb.LeaseReply = self.call(self._stub.RequestLease, lambda: request)
         return bool(reply.WhichOneof("answer") == "end")
 
     def sample(self, of_validation: bool = False) -> pb.SampleReply:
-        """Return records to compile a step on (AllReduce), or to try metrics on; waits until the master knows the data.
+        """Return records to compile a step on (AllReduce), or to try metrics on; wait until the master knows the data.
 
         Args:
-            of_validation: to try metrics on; none if that is not for this worker to do.
+            of_validation: Return records to try metrics on; an empty shard if another worker does that.
         """
         request = self._signed(pb.SampleRequest(of_validation=of_validation))
         pause = threading.Event()
@@ -364,18 +366,18 @@ class MasterLink:
             pause.wait(_RETRY_S)
 
     def ready_for_group(self, address: str, left: int, reason: str) -> pb.Ack:
-        """AllReduce: this worker stands outside of every group; see the message."""
+        """AllReduce: report that this worker is outside of every group; see the message."""
         message = pb.ReadyForGroupRequest(address=address, left=left, reason=reason)
         return self._told(self._stub.ReadyForGroup, message)
 
     def watch_group(self, known_version: int) -> pb.WatchGroupReply:
-        """AllReduce: waits a while for a group newer than the known one."""
+        """AllReduce: wait (long poll) for a group newer than the known one."""
         request = self._signed(pb.WatchGroupRequest(known_version=known_version))
         reply: pb.WatchGroupReply = self.call(self._stub.WatchGroup, lambda: request, _LONG_POLL_S)
         return reply
 
     def group_formed(self, version: int, applied: pb.AppliedSet, steps: int, restored_from: str, engine: str) -> pb.Ack:
-        """AllReduce, rank 0: report what the model holds with which the group continues."""
+        """AllReduce, rank 0: report that a group has formed, and what its model holds."""
         message = pb.GroupFormedRequest(
             version=version, applied=applied, steps=steps, restored_from=restored_from, engine=engine
         )
@@ -399,14 +401,14 @@ class MasterLink:
         return self._report([pb.TaskReport(progress=self._signed(report))])[0]
 
     def _learning_rate(self) -> float:
-        """As it was a moment ago; 0: not known, or no number: the loss will say so."""
+        """Return the recent learning rate; 0 if it is not known or not finite: the loss will show the latter."""
         if time.monotonic() - self._told_rate[0] >= _RATE_S:
             rate = self._rate() or 0.0
             self._told_rate = (time.monotonic(), rate if math.isfinite(rate) else 0.0)
         return self._told_rate[1]
 
     def finish(self, lease: int, num_minibatches: int, not_exported: str = "") -> pb.Ack:
-        """Report the end of a task; `not_exported`: why it has written no model."""
+        """Report the end of a task; `not_exported` says why it has written no model."""
         finished = pb.FinishedTask(lease=lease, num_minibatches=num_minibatches, not_exported=not_exported)
         return self._report([pb.TaskReport(finished=self._signed(finished))])[0]
 
@@ -432,14 +434,14 @@ class MasterLink:
     def _report(self, reports: Sequence[pb.TaskReport]) -> Sequence[pb.Ack]:
         known = self._generation
         acks = self._exchange(reports)
-        if not acks[-1].accepted and acks[-1].generation > known:  # a new generation of the master must learn it first
+        if not acks[-1].accepted and acks[-1].generation > known:  # a new generation of the master
             if acks[-1].generation > self._generation:
                 self.register()
             acks = [*acks[:-1], *self._exchange(reports[len(acks) - 1 :])]
         return acks
 
     def _exchange(self, reports: Sequence[pb.TaskReport]) -> Sequence[pb.Ack]:
-        """Report by the stream, with a heartbeat that would be due before the next report."""
+        """Report over the stream; add a heartbeat if one is due before the next report."""
         answer: pb.MasterMessage = self.call(
             self._stream.exchange,
             lambda: lambda: self._message(reports, min(self.report_s, self.heartbeat_s / 2)),
@@ -448,8 +450,8 @@ class MasterLink:
         return answer.acks
 
     def _message(self, reports: Sequence[pb.TaskReport], within_s: float) -> pb.WorkerMessage:
-        """Make a message while no other is under way; `within_s`: a heartbeat that is due by then goes with it."""
-        self._requests.end(self._stream)  # its last one is answered or given up
+        """Make a message while no other is in flight; add a heartbeat if one is due within `within_s`."""
+        self._requests.end(self._stream)  # the request in the last message is answered or given up
         ends_task = any(report.HasField("finished") for report in reports)  # the job may end with it
         is_due = self._until_beat_s() <= within_s or (ends_task and bool(self._untold_tries()))
         return pb.WorkerMessage(
@@ -479,19 +481,19 @@ class MasterLink:
         return self._told(self._stub.ReportMetrics, pb.MetricsReport(step=step, metrics=dict(metrics)))
 
     def stop_training(self, reason: str) -> pb.Ack:
-        """A script, or a callback: hand out nothing but started tasks."""
+        """End the training for a script or a callback: the master grants only tasks that were already started."""
         return self._told(self._stub.StopTraining, pb.StopTrainingRequest(reason=reason))
 
     def confirm(self, lease: int) -> bool:
-        """Whether the master still counts `lease` as this worker's."""
+        """Return whether the master still counts `lease` as this worker's."""
         return self._told(self._stub.ConfirmLease, pb.LeaseQuestion(lease=lease)).accepted
 
     def drop_ended_leases(self) -> None:
-        """Revoke the held leases that the master does not count as this worker's any more."""
+        """Revoke the held leases that the master no longer counts as this worker's."""
         self.leases.revoke([held.id for held in self.leases.held() if not self.confirm(held.id)])
 
     def say_farewell(self) -> None:
-        """Report that a terminating worker holds nothing any more.  Best effort: the master may be away."""
+        """Revoke all leases, and report that this worker terminates.  Best effort: the master may be away."""
         self.leases.revoke([held.id for held in self.leases.held()])
         try:
             self._beat_once(is_leaving=True)
@@ -499,24 +501,24 @@ class MasterLink:
             _log.warning("Could not notify the master that worker %d leaves: %s", self.worker_id, error)
 
     def report_time(self) -> None:
-        """The last word of a worker whose work is done: how its time went since the last heartbeat."""
+        """Report how the time since the last heartbeat was used, when the work is done."""
         try:
             self._beat_once()
         except (MasterGone, grpc.RpcError) as error:
             _log.debug("Could not report the last second to the master: %s", error)
 
     def report_end(self) -> None:
-        """Report that a script ends by itself, so that its silence does not count while others of its pod work."""
+        """Report that a script has ended: its silence is no failure while other processes of its pod work."""
         try:
             self._beat_once(has_ended=True, patience_s=_END_S)
         except (MasterGone, grpc.RpcError) as error:
             _log.warning("Could not notify the master that worker %d has ended its script: %s", self.worker_id, error)
 
     def _beat_once(self, is_leaving: bool = False, has_ended: bool = False, patience_s: float = FAREWELL_S) -> None:
-        """One heartbeat whose answer says nothing new.
+        """Send one heartbeat, and ignore its answer.
 
         Raises:
-            MasterGone: the master is not there.
+            MasterGone: the master is away.
         """
         activity, seconds = self.clock.read()
         tries = self._untold_tries()
@@ -533,25 +535,25 @@ class MasterLink:
         self.call(self._stub.Heartbeat, lambda: message, FAREWELL_S, patience_s)
 
     def partition(self, newer_than: int = 0, timeout_s: float | None = None) -> pb.Partition:
-        """Waits until a complete partition newer than a version is known; after the time-out the one known now."""
+        """Wait for a partition newer than a version and return it; after the time-out return the known one."""
         with self._partition_changed:
             self._partition_changed.wait_for(lambda: self._partition.version > newer_than, timeout_s)
             return self._partition
 
     def has_rest_of(self, epoch: int, newest_lease: int) -> bool:
-        """With a fixed global batch: whether the leases up to this one hold the rest of an epoch."""
+        """With a fixed global batch, return whether the leases up to this one contain the rest of an epoch."""
         whole_epochs, newest_granted = self._granted
         return epoch < whole_epochs and newest_granted <= newest_lease
 
     def learn_partition(self, partition: pb.Partition) -> None:
-        """Of the master or of a PS; older ones are ignored."""
+        """Store a partition from the master or a PS, unless it is older than the known one."""
         with self._partition_changed:
             if partition.version > self._partition.version:
                 self._partition = partition
                 self._partition_changed.notify_all()
 
     def on_checkpoint_request(self, save: Callable[[], None]) -> None:
-        """Sets what is called, from any thread, when the master asks for a checkpoint of the model."""
+        """Set the callback for the master's request to write a checkpoint; it may be called by any thread."""
         self._save = save
 
     def _beat_for_ever(self) -> None:
@@ -567,7 +569,7 @@ class MasterLink:
                 self.leases.wake()
                 _log.debug("no heartbeat: %s", error.code())
             while not self._beat_at_once.wait(max(0.0, self._until_beat_s())) and self._until_beat_s() > 0:
-                pass  # one went with a report
+                pass  # a heartbeat went with a report
 
     def _until_beat_s(self) -> float:
         return self._beaten_at + self.heartbeat_s - time.monotonic()
@@ -603,7 +605,7 @@ class MasterLink:
             self.register()
 
     def _on_answer(self, answer: pb.MasterMessage) -> None:
-        """Take an answer in, in the thread that sent the message and before the next one is made: in their order."""
+        """Handle an answer, in the thread that sent the message, before the next message is made: so in order."""
         if answer.HasField("heartbeat"):
             self._on_heartbeat(answer.heartbeat)
         if (kind := answer.lease.WhichOneof("answer")) in ("lease", "end"):
@@ -625,7 +627,7 @@ class MasterLink:
                 self._beat_at_once.set()
         if reply.checkpoint_request != self._checkpoint_request:
             self._checkpoint_request = reply.checkpoint_request
-            if reply.checkpoint_request:  # 0: a master that has restarted
+            if reply.checkpoint_request:  # 0: the master has restarted
                 self._save()
         if reply.wants_stacks and not self._is_taking_stacks:
             self._is_taking_stacks = True
@@ -638,16 +640,16 @@ class MasterLink:
         self.learn_partition(reply.partition)
 
     def _take_stacks(self) -> None:
-        """In a thread of its own: heartbeats must not wait for py-spy."""
+        """Take the stacks for the next heartbeat, in a thread of its own: heartbeats must not wait for py-spy."""
         self._stacks = stacks.take(self.clock.read()[0])
         self._is_taking_stacks = False
         self._beat_at_once.set()
 
 
 def _sendable(text: str) -> str:
-    """Return an error of user code as a message can hold it: without secrets, and without half a character.
+    """Return an error of user code in a form that a message can hold: without secrets and unpaired surrogates.
 
-    Of one that quotes a large record, both ends.
+    Of a text that is too long, for example because it quotes a large record, keep both ends.
     """
     return hide_in_ends(text, _MOST_OF_ERROR).encode(errors="backslashreplace").decode()
 

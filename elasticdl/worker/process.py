@@ -1,6 +1,6 @@
 """One worker pod, from its environment to its exit code.
 
-0: the job is over, or the master said stop.  1: this worker's own fault, or the master is gone.  143: SIGTERM.
+Exit codes: 0: the job is over, or the master said stop; 1: an error here, or the master is gone; 143: SIGTERM.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger("elasticdl.worker")
 
 
 class WorkerProcess:
-    """Wires one worker process together."""
+    """Builds and runs the parts of one worker process."""
 
     def __init__(self, clock: ActivityClock, termination: Termination) -> None:
         self._clock = clock
@@ -56,7 +56,7 @@ class WorkerProcess:
         )
 
     def run(self) -> None:
-        """Registers, loads the user's module, works until the job is over."""
+        """Register, load the user's module, and work until the job is over."""
         self._spec = whole_spec(self._link.register().job_spec)
         logging.getLogger().setLevel(self._spec.log_level)
         self._termination.before_end(lambda is_idle: self._link.say_farewell())
@@ -73,8 +73,8 @@ class WorkerProcess:
         _log.info("Worker %d is done", self._link.worker_id)
 
     def _evaluate_or_predict(self) -> None:
-        """Evaluates or predicts with a trained model."""
-        from elasticdl.worker.inference.worker import check_layout, load_trained, make_work  # for these alone
+        """Evaluate or predict with a trained model."""
+        from elasticdl.worker.inference.worker import check_layout, load_trained, make_work  # only these jobs need it
 
         spec = self._spec
         try:
@@ -88,7 +88,7 @@ class WorkerProcess:
                 check_layout(spec.checkpoint_dir_for_init, report)
             loop = self._loop_of(make_work(self._failures, model, report, spec, self._definition, self._token))
             message = self._describe(report)
-            message.callbacks = ""  # they are for training
+            message.callbacks = ""  # callbacks are for training
         except ElasticDLError as error:
             self._refuse(error)
             raise
@@ -97,7 +97,7 @@ class WorkerProcess:
         loop.run()
 
     def _analyze(self) -> None:
-        """Computes statistics of the data; there is no model."""
+        """Compute statistics of the data; there is no model."""
         from elasticdl.worker.inference.analysis import AnalysisWork  # a package that not every image has
 
         self._readers = Readers(self._spec, None)
@@ -138,7 +138,7 @@ class WorkerProcess:
                 run = self._one_by_one(strategy, report)
             self._begin_training()
             run()
-        except (CheckpointError, ModelDefinitionError) as error:  # another worker would not fare better
+        except (CheckpointError, ModelDefinitionError) as error:  # another worker would fail as well
             self._refuse(error)
             raise
 
@@ -157,7 +157,7 @@ class WorkerProcess:
                 raise
 
     def _all_reduce(self) -> Callable[[], None]:
-        from elasticdl.worker.allreduce.loop import make_all_reduce_loop  # for this strategy alone
+        from elasticdl.worker.allreduce.loop import make_all_reduce_loop  # only this strategy needs it
 
         loop = make_all_reduce_loop(
             self._failures,
@@ -231,11 +231,11 @@ class WorkerProcess:
 
 
 def main(clock: ActivityClock, termination: Termination) -> int:
-    """The exit code of this worker."""
+    """Run a worker, and return its exit code."""
     log_to_stdout()
     threading.excepthook = _end_on_thread_error
     keep_large_buffers()
-    # The worker reports such an error to the master, which fails the job: `check_internals`.
+    # `check_internals` raises it again later, when the worker can report it to the master.
     with suppress(ElasticDLError), no_garbage_collection():
         first_op(os.environ.get(FRAMEWORK_VARIABLE, ""))
     report_ready()
@@ -246,7 +246,7 @@ def main(clock: ActivityClock, termination: Termination) -> int:
         _log.error("%s", error)
         return 1
     except SystemExit as end:
-        if os.getpid() != process:  # a child that the user's code has forked
+        if os.getpid() != process:  # a child that user code has forked
             raise
         _log.error("The code of the job has ended this process by sys.exit(%r)", end.code, exc_info=True)
         return exit_code_of(end)
@@ -254,16 +254,16 @@ def main(clock: ActivityClock, termination: Termination) -> int:
 
 
 def exit_code_of(end: SystemExit) -> int:
-    """Return the code of a worker that its user's code ends; never 0, which would mean that the work is done."""
-    code = end.code & 0xFF if isinstance(end.code, int) else 1  # the system keeps eight bits: of 256 it takes 0
+    """Return the exit code of a worker that user code ends; never 0, which would mean that the work is done."""
+    code = end.code & 0xFF if isinstance(end.code, int) else 1  # the system keeps eight bits, so 256 would become 0
     return code or 1
 
 
 def _import_collectives() -> None:
-    """Import the collectives' PyTorch before any code of the user's, whose garbage is still to be collected.
+    """Import PyTorch for the collectives before any user code, whose garbage must still be collected.
 
     Raises:
-        ElasticDLError: it is missing, which is known before a model is compiled, or of a version that cannot be used.
+        ElasticDLError: it is missing, or of a version that cannot be used; raised before a model is compiled.
     """
     from elasticdl.collective.nccl import engine_module
 
@@ -279,7 +279,7 @@ def _environment(name: str) -> str:
 
 
 def _end_on_thread_error(args: threading.ExceptHookArgs) -> None:
-    """A background thread that dies would leave the worker deaf: end it, with the reason in its log."""
+    """End the worker when a background thread dies, with the reason in its log: it could hang otherwise."""
     if isinstance(args.exc_value, ElasticDLError):
         _log.error("%s", args.exc_value)
     else:

@@ -1,10 +1,10 @@
 """``python -m elasticdl.worker.processes N GPUS MODULE ARGUMENT …``: a worker pod of N processes that run a module.
 
-The main process forks them, forwards what they print, and ends them together.  Each has an id of its own (WORKER_ID and
-those that follow), sees its share of the pod's GPUs, and is a worker of the master's like any other.  The pod is what
-the cluster sees and replaces: SIGTERM goes to all processes, and when one fails the others are killed and the pod has
-its exit code.  Lines that they print begin with `[process P]`.  The main process trains nothing and speaks to no
-master.
+The main process forks them, forwards their output, and ends them together.  Each process has its own id (WORKER_ID and
+the following numbers), sees its share of the pod's GPUs, and is a worker of the master like any other.  The cluster
+sees and replaces the pod as a whole: SIGTERM goes to all processes, and when one fails, the others are killed and the
+pod ends with its exit code.  Each line that they print begins with `[process P]`.  The main process trains nothing and
+does not communicate with the master.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from elasticdl_client.errors import ElasticDLError
 _SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
 _TERMINATED = 128 + signal.SIGTERM
 _FROM_OUTSIDE = (_TERMINATED, 128 + signal.SIGKILL)
-_KEPT_LINES = 60  # of each process, for the end of the pod's log, where the reason of its failure is looked for
+_KEPT_LINES = 60  # of each process, repeated at the end of the pod's log, which is searched for the cause
 _MAX_LINE_BYTES = 1 << 16
 _READ_BYTES = 1 << 16
-_LAST_READS = 16  # of an ended process's output in its pipe, which holds 1 MiB at most; an orphan may still print
-_JSON_ENTRY = b'{"time": "'  # it names its process itself
+_LAST_READS = 16  # of an ended process's pipe, which holds at most 1 MiB; an orphan may print more
+_JSON_ENTRY = b'{"time": "'  # a JSON entry names its process itself
 
 _log = logging.getLogger("elasticdl.worker")
 
 
 def environments(environment: Mapping[str, str], number: int, num_gpus: int) -> list[dict[str, str]]:
-    """Return what the environment of each process adds to that of the pod.
+    """Return the variables that each process adds to the environment of the pod.
 
     Args:
-        environment: of the pod, with the id of the first process.
-        number: of processes.
-        num_gpus: that the pod asks for; it may see others on the local runtime.
+        environment: The environment of the pod, with the id of the first process.
+        number: Number of processes.
+        num_gpus: Number of GPUs that the pod asks for; on the local runtime it may see more.
 
     Raises:
-        ElasticDLError: the GPUs cannot be shared out evenly, or are fewer than the pod asks for.
+        ElasticDLError: the GPUs cannot be divided evenly, or are fewer than the pod asks for.
     """
     first, gpus = int(environment["WORKER_ID"]), Gpus.of(environment)
-    if not gpus.shares(1)[0] and VARIABLE not in environment:  # devices of another vendor
+    if not gpus.shares(1)[0] and VARIABLE not in environment:  # GPUs of another vendor
         gpus = Gpus(map(str, range(num_gpus)))
     seen = gpus.shares(1)[0]
     if len(seen) < num_gpus:
         if VARIABLE in environment:
             hint = f"Leave {VARIABLE} out of --envs and of the image: each process is given its own."
-        else:  # a device plugin that shares GPUs in time counts its users
+        else:  # a device plugin that time-slices GPUs counts their users
             hint = "A worker of several processes needs GPUs of its own: ask for gpu=1 where workers share them."
         names = f": {', '.join(seen)}" if seen else ""
         raise ElasticDLError(f"The pod asks for {num_gpus} GPUs and sees {len(seen)}{names}.", hint)
@@ -72,13 +72,13 @@ def environments(environment: Mapping[str, str], number: int, num_gpus: int) -> 
 
 @dataclass(slots=True)
 class _WorkerProcess:
-    """One of the processes.
+    """A process of the pod.
 
     Attributes:
-        output: the end to read of the pipe that it prints to.
-        exit_code: 128 + signal number after a signal; None: it runs.
-        line: printed, without an end so far.
-        last_lines: that it has printed.
+        output: The read end of the pipe that it prints to.
+        exit_code: 128 + signal number after a signal; None while it runs.
+        line: The start of a line that it has not ended yet.
+        last_lines: The last lines that it has printed.
     """
 
     number: int
@@ -90,9 +90,9 @@ class _WorkerProcess:
 
 
 def fork(added: Sequence[Mapping[str, str]]) -> list[_WorkerProcess] | None:
-    """Fork the processes; return them, and in each of them None.
+    """Fork the processes; return them in the parent, and None in each process.
 
-    The caller holds signals back until the main process has handlers; each process lets them in.
+    The caller must block signals until the main process has handlers; each process unblocks them.
     """
     parent, processes = os.getpid(), []
     for number, variables in enumerate(added):
@@ -108,7 +108,7 @@ def fork(added: Sequence[Mapping[str, str]]) -> list[_WorkerProcess] | None:
 
 
 def _become(parent: int, output: int, variables: Mapping[str, str]) -> None:
-    """Turn a forked child into what a pod with one process would be just before its module runs."""
+    """Set a forked child up like the process of a pod with one process, just before its module runs."""
     die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
@@ -117,20 +117,20 @@ def _become(parent: int, output: int, variables: Mapping[str, str]) -> None:
     os.close(output)
     os.environ.update(variables)
     if variables[PROCESS_VARIABLE] != "0":
-        os.environ.pop(READY_VARIABLE, None)  # the agent listens for one word of a pod
+        os.environ.pop(READY_VARIABLE, None)  # the agent reads one message per pod
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed()  # else every process would draw the same numbers
+        numpy.random.seed()  # otherwise every process would draw the same numbers
 
 
 class Supervisor:
-    """Watches over the processes until all have ended.
+    """Watches the processes until all have ended.
 
     Args:
-        processes: just forked.
-        signals: the end to read of a pipe with the numbers of signals.
-        passes_json: entries of the log are objects, which say themselves where they come from.
+        processes: The processes, just forked.
+        signals: The read end of a pipe with the numbers of signals.
+        passes_json: Whether log entries are JSON objects, which name their process themselves.
     """
 
     def __init__(self, processes: Sequence[_WorkerProcess], signals: int, passes_json: bool) -> None:
@@ -141,7 +141,7 @@ class Supervisor:
         self._failed: _WorkerProcess | None = None
 
     def run(self) -> int:
-        """Return the exit code of the pod: that of the first process that has failed, or 0."""
+        """Return the exit code of the pod: that of the first failed process, or 0."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals, selectors.EVENT_READ)
             for process in self._processes:
@@ -167,20 +167,20 @@ class Supervisor:
         if signal.SIGTERM in received:
             self._is_terminating = True
             self._signal_all(signal.SIGTERM)
-        with suppress(ChildProcessError):  # there is none left
+        with suppress(ChildProcessError):  # no children left
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 self._on_end(*ended)
 
     def _on_end(self, pid: int, status: int) -> None:
         process = next((one for one in self._processes if one.pid == pid), None)
-        if process is None:  # an orphan of one of them
+        if process is None:  # an orphan of a process
             return
         code = os.waitstatus_to_exitcode(status)
         process.exit_code = code if code >= 0 else 128 - code
         if not process.exit_code or self._failed is not None:
             return
         self._failed = process
-        if not self._is_terminating:  # the others' common computation cannot continue without it
+        if not self._is_terminating:  # the other processes cannot continue without it
             self._signal_all(signal.SIGTERM if process.exit_code == _TERMINATED else signal.SIGKILL)
 
     def _signal_all(self, number: signal.Signals) -> None:
@@ -189,7 +189,7 @@ class Supervisor:
                 os.kill(process.pid, number)
 
     def _forward(self, process: _WorkerProcess) -> bool:
-        """Print some of what a process has printed, so that none holds up the others; False: it will print no more."""
+        """Forward a piece of a process's output, so that none blocks the others; False at its end."""
         with suppress(BlockingIOError):
             data = os.read(process.output, _READ_BYTES)
             self._split(process, data)
@@ -197,7 +197,7 @@ class Supervisor:
         return True
 
     def _split(self, process: _WorkerProcess, data: bytes) -> None:
-        """A carriage return ends a line, too: a progress bar is written over and over."""
+        """Split output into lines; a carriage return ends a line, too, since progress bars overwrite themselves."""
         for part in data.splitlines(keepends=True):
             process.line += part
             if part.endswith((b"\n", b"\r")):
@@ -224,7 +224,7 @@ class Supervisor:
 
 
 def _write(data: bytes) -> None:
-    """A full disk costs lines of the log, not the job."""
+    """Write to stdout; a full disk loses lines of the log, but does not fail the job."""
     with suppress(OSError):
         while data:
             data = data[os.write(1, data) :]
@@ -234,11 +234,11 @@ def run(number: int, num_gpus: int) -> int | None:
     """Fork the processes and wait for their end.
 
     Args:
-        number: of processes.
-        num_gpus: that the pod asks for.
+        number: Number of processes.
+        num_gpus: Number of GPUs that the pod asks for.
 
     Returns:
-        The pod's exit code; None in each of the processes, which is to run its module.
+        The pod's exit code; None in each forked process, which must then run its module.
     """
     try:
         added = environments(os.environ, number, num_gpus)

@@ -1,8 +1,8 @@
-"""Bad records and bad feeds: with `--max_bad_records` or `--strict_feed` a whole task goes through `feed` beforehand.
+"""Bad records and bad feeds: with `--max_bad_records` or `--strict_feed`, `feed` parses a whole task beforehand.
 
-A record on which `feed` raises is found by bisection, so it can be set aside before any minibatch of its task is in the
-model.  The records and their errors are written to files; the master decides about the task.  A `feed` that
-is to make one sample of each record and does not is found in the same way.
+A record on which `feed` raises is found by bisection, so it can be excluded before any minibatch of its task is in the
+model.  The records and their errors are written to files; the master decides about the task.  A strict `feed`, which
+must make one sample of each record and does not, is located in the same way.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from elasticdl_client.storage_kinds import AnyPath
 
 _NOT_STRICT = "Without --strict_feed the difference is counted as filtered or augmented."
 _SHOWN = 200  # bytes of a record
-_NAME_BYTES = 80  # of a shard's name in that of a file, which is of at most 255
+_NAME_BYTES = 80  # of a shard's name in a file name, which has at most 255
 _log = logging.getLogger("elasticdl.worker")
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """A job's flags on bad records and feeds; false: tasks are not checked.
+    """A job's flags for bad records and feeds; false if tasks are not checked.
 
     Attributes:
-        limit: how many records may be set aside.
-        directory: where they are written; None: nowhere.
+        limit: How many records may be excluded.
+        directory: Where they are written; None: nowhere.
         is_strict: `feed` must make one sample of each record.
     """
 
@@ -55,14 +55,15 @@ class Quarantine:
 def inspected(
     framework: Inference, mode: Mode, tasks: Iterator[TaskRecords], quarantine: Quarantine
 ) -> Generator[Batch, None, None]:
-    """As `Framework.batches`; with a quarantine no minibatch of a task is given before all of them are made.
+    """Yield minibatches like `Framework.batches`; with a quarantine, make all of a task before yielding its first.
 
     Args:
-        quarantine: bad records beyond its limit are not looked for.
+        quarantine: Bad records beyond its limit are not searched for.
 
     Raises:
-        FeedError: it names the bad records, without a quarantine the first one; none if none alone is to blame.  With
-            a quarantine they have been written.  Or the samples are more or fewer than the records, and must not be.
+        FeedError: `feed` raised, or made more or fewer samples than records where it must not.  The error names the bad
+            records (only the first one without a quarantine), or none if no single record is the cause.  With a
+            quarantine the records have been written to a file.
     """
     if not quarantine:
         yield from _located(framework, mode, tasks)
@@ -72,8 +73,8 @@ def inspected(
 
 
 def _located(framework: Inference, mode: Mode, tasks: Iterator[TaskRecords]) -> Generator[Batch, None, None]:
-    """As `Framework.batches`; an error of `feed` names the record, if one is to blame."""
-    drawn: deque[TaskRecords] = deque()  # the one being worked off, and those that are prepared
+    """Yield minibatches like `Framework.batches`; an error of `feed` names the bad record, if there is one."""
+    drawn: deque[TaskRecords] = deque()  # the current task, and the tasks prepared ahead
 
     def kept() -> Iterator[TaskRecords]:
         for task in tasks:
@@ -99,7 +100,7 @@ def _located(framework: Inference, mode: Mode, tasks: Iterator[TaskRecords]) -> 
 def _name_record(framework: Inference, mode: Mode, task: TaskRecords, error: FeedError) -> None:
     of_none = _error(framework, mode, task, 0, 0)
     if of_none is not None and str(of_none) == str(error):
-        return  # it is not the records
+        return  # the records are not the cause
     found: dict[int, str] = {}
     _bisect(framework, mode, task, 0, len(task.records), 1, found)
     error.bad_records = tuple(_number(task, position) for position in found)
@@ -152,7 +153,7 @@ def _bisect(
 
 
 def _error(framework: Inference, mode: Mode, task: TaskRecords, start: int, end: int) -> FeedError | None:
-    """Return the error of `feed` on a part of the records."""
+    """Return the error of `feed` on a part of the records, if any."""
     part = replace(task, records=task.records[start:end])
     try:
         for _ in framework.batches(mode, iter((part,))):
@@ -163,7 +164,7 @@ def _error(framework: Inference, mode: Mode, task: TaskRecords, start: int, end:
 
 
 def _write(directory: AnyPath, task: TaskRecords, found: Mapping[int, str]) -> None:
-    """One file, a JSON object on a line for each record; the same file whenever the same records are found."""
+    """Write the bad records to a file, one JSON object per line; the same records give the same file."""
     lines = []
     for position, error in found.items():
         record, number = bytes(task.records[position]), _number(task, position)

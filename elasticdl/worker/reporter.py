@@ -1,9 +1,9 @@
 """Reports to the master on tasks.
 
-Progress in the background and in order: minibatches that are in the model, ends of tasks.  A task's end is reported
-after all its minibatches.  Reports that the master refuses (a lease that is no longer ours) are dropped.
+Progress (minibatches that are in the model, ends of tasks) is reported in the background and in order; the end of a
+task comes after all its minibatches.  Reports that the master rejects, because the lease is lost, are dropped.
 
-Failures: after the progress that was made before them.
+A failure is reported after the progress before it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
-NO_MINIBATCH = -1  # of a task that failed in none
-_MOST_AT_ONCE = 64  # the master answers them well within a call's time-out
+NO_MINIBATCH = -1  # for a task that failed outside of a minibatch
+_MOST_AT_ONCE = 64  # few enough for the master to answer within a call's time-out
 
 
 class Reporter:
-    """One thread and a queue; the minibatches of a moment are reported together, the end of a task at once.
+    """A thread with a queue; progress is collected for a moment before it is reported, the end of a task is not.
 
-    All that is queued goes in one message, so a master that answers slowly gets fewer and larger ones.
+    One message reports the whole queue, so a slow master gets fewer and larger messages.
     """
 
     def __init__(self, link: ProgressLink, log_loss_steps: int) -> None:
@@ -45,7 +45,7 @@ class Reporter:
         threading.Thread(target=self._run, name="reporter", daemon=True).start()
 
     def committed(self, lease: int, minibatch: int, loss: float | None) -> None:
-        """A minibatch is in the model."""
+        """Queue the report that a minibatch is in the model."""
         self._link.leases.commit(lease, (minibatch,))
         with self._changed:
             newest = self._queue[-1] if self._queue else None
@@ -57,13 +57,13 @@ class Reporter:
                 self._changed.notify_all()
 
     def finished(self, lease: int, num_minibatches: int, surplus: Surplus = NO_SURPLUS) -> None:
-        """All minibatches of the task are in the model."""
+        """Queue the report that all minibatches of a task are in the model."""
         with self._changed:
             self._queue.append(TaskProgress(lease, [], num_minibatches=num_minibatches, surplus=surplus))
             self._changed.notify_all()
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Wait until all reports are sent, or the time is over."""
+        """Wait until all reports are sent, or until the time-out."""
         with self._changed:
             self._num_draining += 1
             self._changed.notify_all()
@@ -84,7 +84,7 @@ class Reporter:
             self._report(progress)
 
     def _is_urgent(self) -> bool:
-        """Whether a call waits for the report, or it is not progress of one task alone."""
+        """Whether to report at once: `drain` waits, or the queue is more than progress of a single task."""
         return self._num_draining > 0 or len(self._queue) > 1 or self._queue[0].num_minibatches is not None
 
     def _report(self, progress: Sequence[TaskProgress]) -> None:
@@ -110,12 +110,12 @@ class Reporter:
 
 
 class TaskFailures:
-    """Reports tasks as failed, and gives their leases up.
+    """Reports tasks as failed, and drops their leases.
 
     Attributes:
-        link: to the master.
-        reporter: of minibatches.
-        clock: of the worker's activities.
+        link: The connection to the master.
+        reporter: Reports progress.
+        clock: The activities of the worker.
     """
 
     def __init__(self, link: MasterLink, reporter: Reporter) -> None:
@@ -125,15 +125,15 @@ class TaskFailures:
 
     @classmethod
     def of(cls, spec: JobSpec, link: MasterLink) -> TaskFailures:
-        """Return that of a job, with a reporter of its own."""
+        """Return the failures of a job, with a new reporter."""
         return cls(link, Reporter(link, spec.log_loss_steps))
 
     def failed(self, held: HeldLease, error: Exception) -> None:
-        """The work on a task raised the exception being handled."""
+        """Report the exception being handled, which the work on a task raised."""
         if isinstance(error, NotFinite):
             self.not_finite(held, error)
         elif isinstance(error, DataError):
-            if error is held.unreadable:  # which is logged where the records are read
+            if error is held.unreadable:  # it was logged where the records were read
                 self.unreadable(held, error)
             else:
                 self._data_failed(held, error)
@@ -141,13 +141,13 @@ class TaskFailures:
             self.user_code_failed(held, error)
 
     def unreadable(self, held: HeldLease, error: DataError) -> None:
-        """The records of a task cannot be read: it has no minibatches."""
+        """Report that the records of a task cannot be read."""
         self.reporter.drain()
         self.link.fail(held.id, NO_MINIBATCH, str(error), "", [])
         self.link.leases.remove(held.id)
 
     def _data_failed(self, held: HeldLease, error: DataError) -> None:
-        """Records failed while they were used, or the output of a task cannot be written."""
+        """Report that records failed while in use, or that the output of a task cannot be written."""
         details = _users_traceback()
         _log.error("%s", details or error)
         self.reporter.drain()
@@ -155,7 +155,7 @@ class TaskFailures:
         self.link.leases.remove(held.id)
 
     def feed_failed(self, error: FeedError, tasks: TaskStream) -> None:
-        """The user's `feed` raised; the task may be one whose lease is lost."""
+        """Report an error of the user's `feed`, unless the lease of its task is lost."""
         _log.error("%s", error.details or error)
         self.reporter.drain()
         held = self.link.leases.get(error.lease)
@@ -165,7 +165,7 @@ class TaskFailures:
             tasks.close(held)
 
     def not_finite(self, held: HeldLease, error: NotFinite) -> None:
-        """The job ends by it."""
+        """Report a minibatch that is not finite, which ends the job."""
         _log.error("Minibatch %d of %s: %s", error.minibatch, held.task_name, error)
         self.reporter.drain()
         what, arrow, advice = str(error).partition("\n  → ")
@@ -174,7 +174,7 @@ class TaskFailures:
         self.link.leases.remove(held.id)
 
     def user_code_failed(self, held: HeldLease, error: Exception) -> None:
-        """The user's model, loss or metrics raised the exception being handled."""
+        """Report the exception being handled, which the user's model, loss or metrics raised."""
         _log.error("%s", traceback.format_exc())
         self.reporter.drain()
         self.link.fail(held.id, _minibatch_of(held), *said_of(error, held), [])
@@ -182,18 +182,18 @@ class TaskFailures:
 
 
 def _minibatch_of(held: HeldLease) -> int:
-    """The minibatch being computed; none where the task has no records, as one that exports the model."""
+    """Return the minibatch being computed; `NO_MINIBATCH` for a task without records, such as an export."""
     return held.minibatch if held.record_numbers else NO_MINIBATCH
 
 
 def _users_traceback() -> str:
-    """The traceback of the exception being handled, where it goes through the user's code; else empty."""
+    """Return the traceback of the exception being handled if it passes through user code, else ""."""
     whole = traceback.format_exc()
     return whole if frames_of_user(whole) != whole else ""
 
 
 def said_of(error: Exception, held: HeldLease | None) -> tuple[str, str]:
-    """Return the text for the exception being handled, and its traceback where that helps."""
+    """Return the message of the exception being handled, and its traceback where that helps."""
     if not isinstance(error, LabelError):
         return f"{type(error).__name__}: {error}", traceback.format_exc()
     if held is None or error.sample is None or error.sample >= len(held.record_numbers):

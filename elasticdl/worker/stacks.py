@@ -1,11 +1,11 @@
-"""The stacks of all threads of this process and of those that it has started, when the master suspects a hang.
+"""The stacks of all threads of this process and its descendants, for the master when it suspects a hang.
 
-Python's own frames always, native ones where py-spy is installed.  Nothing of the values of variables is read.
+They contain Python frames, and native frames if py-spy is installed, but no values of variables.
 
-Each process that this one has started, such as those of a PyTorch DataLoader, writes its stacks to a file of this
-process when a signal asks it to: a forked one has inherited that, one that multiprocessing spawns gets it with its
-first message.  A process that does not hold the file or catch the signal is never asked, because the signal would end
-it: a subprocess that runs another program.
+A child process, such as a worker of a PyTorch DataLoader, writes its stacks to a file of this process when it gets a
+signal.  A forked child inherits the file; a child that multiprocessing spawns gets it with its first message.  A
+process that does not hold the file or does not catch the signal, such as another program, is never signalled: it would
+be killed.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from elasticdl.activities import Activity
 from elasticdl.frameworks.memory_file import create_memory_file
 from elasticdl.rpc import elasticdl_pb2 as pb
 
-MAX_TEXT = 16_000  # characters of an answer: a heartbeat stays a small message
+MAX_TEXT = 16_000  # characters: a heartbeat must stay a small message
 _MAX_NATIVE = 8_000
 _MAX_FRAMES = 40  # of a thread that runs user code
-_MAX_OTHER_FRAMES = 10  # of any other one
-_PY_SPY_S = 8.0  # below --lease_timeout's default: py-spy stops the whole process meanwhile
+_MAX_OTHER_FRAMES = 10  # of any other thread
+_PY_SPY_S = 8.0  # below the default of --lease_timeout: py-spy stops the whole process meanwhile
 _PR_SET_PTRACER = 0x59616D61
 _ANY_PROCESS = ctypes.c_ulong(-1)
 _NO_PROCESS = ctypes.c_ulong(0)
 
 _SIGNAL = signal.SIGRTMIN + 9  # no program is known to use it
-_KEY = "elasticdl_stacks"  # of a spawned process's first message, which ignores what it does not know
+_KEY = "elasticdl_stacks"  # key in a spawned process's first message; unknown keys are ignored there
 _MOST_PROCESSES = 32
-_ANSWER_S = 1.0  # of one process; one that is stopped does not answer
-_QUIET_S = 0.05  # nothing more is written: the answer is whole
-_LOOK_S = 0.01  # a file in memory cannot be watched
+_ANSWER_S = 1.0  # limit for one process; a stopped process does not answer
+_QUIET_S = 0.05  # an answer is complete after this time without a write
+_LOOK_S = 0.01  # polling interval: a file in memory cannot be watched
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x\w+")
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
@@ -59,13 +59,13 @@ _OURS = tuple(
     f"{_ROOT / name}{os.sep}" for name in ("elasticdl", "elasticdl_client", "elasticdl_preprocessing", "elasticai_api")
 )
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-# Whose frames below user code mean that it waits for another process.
+# Frames of these files below user code mean that it waits for another process.
 _OTHER_PROCESSES = ("/torch/utils/data/", "/multiprocessing/", "/concurrent/futures/")
 _PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
 class Origin(IntEnum):
-    """Whose code a frame runs."""
+    """The owner of the code that a frame runs."""
 
     USER = 0
     OURS = 1
@@ -106,7 +106,7 @@ class ThreadStack:
 
     @property
     def runs_user_code(self) -> bool:
-        """The code that was entered last, libraries aside, is the user's, and it does not wait for another process."""
+        """Whether the innermost code outside of libraries is the user's, and does not wait for another process."""
         for frame in self.frames:
             if frame.origin is not Origin.LIBRARY:
                 return frame.origin is Origin.USER
@@ -115,11 +115,11 @@ class ThreadStack:
         return False
 
 
-_file: io.FileIO | None = None  # that all of them write to, from the first `watch` of this process on
+_file: io.FileIO | None = None  # the file that all processes write to, since the first `watch` of this process
 
 
 def watch() -> None:
-    """From now on every process that is forked or spawned from this one can be asked."""
+    """Make every process that this one forks or spawns from now on able to write its stacks."""
     global _file
     if _file is not None:
         return
@@ -133,7 +133,7 @@ def watch() -> None:
 
 
 def take(activity: Activity) -> pb.Stacks:
-    """The stacks of all threads but the calling one; a few milliseconds, or some seconds where py-spy is installed."""
+    """Return the stacks of all threads but the calling one; takes milliseconds, or seconds with py-spy."""
     described = describe([*_threads(), *of_children()], activity)
     native = _native_stacks(shutil.which("py-spy"))
     if native:
@@ -142,7 +142,7 @@ def take(activity: Activity) -> pb.Stacks:
 
 
 def of_children() -> list[ThreadStack]:
-    """The threads of all processes started from this one that answer within a second each."""
+    """Return the threads of all descendants of this process that answer within a second each."""
     if _file is None:
         return []
     asked = [pid for pid in _descendants(os.getpid()) if _can_answer(pid, _file)]
@@ -150,10 +150,11 @@ def of_children() -> list[ThreadStack]:
 
 
 def describe(threads: Iterable[ThreadStack], activity: Activity) -> pb.Stacks:
-    """Puts what matters first.
+    """Format stacks, the most relevant ones first.
 
     Args:
-        activity: of the main thread: where it waits for input, another thread that runs user code is what it waits for.
+        threads: The stacks.
+        activity: Activity of the main thread.  If it waits for input, threads that run user code come first.
     """
     waits = activity in (Activity.INPUT, Activity.IDLE)
 
@@ -217,17 +218,17 @@ def _native_stacks(py_spy: str | None) -> str:
 
 
 def _cut(text: str, longest: int) -> str:
-    """Whole lines, as many as fit."""
+    """Return the first lines of a text that fit."""
     if len(text) <= longest:
         return text
     return text[: longest - 2].rpartition("\n")[0] + "\n…"
 
 
 def _register_again() -> None:
-    """Install the handler where another package has removed it: Lightning's `fit` restores all signals at its end, and
-    Python does not know of handlers in C.
+    """Install the handler again where another package has removed it.
 
-    One that is in place, or that the user has set instead, stays: without any for a moment, the signal would kill.
+    Lightning's `fit` restores all signals at its end, and Python does not know of handlers in C.  A handler that is in
+    place, or that the user has set, stays: without any handler, even for a moment, the signal would kill the process.
     """
     assert _file is not None
     if not _catches_signal(os.getpid()):
@@ -236,12 +237,12 @@ def _register_again() -> None:
 
 
 def _can_answer(pid: int, file: io.FileIO) -> bool:
-    """Whether a process holds the file and catches the signal."""
+    """Return whether a process holds the file and catches the signal."""
     own = os.fstat(file.fileno())
     try:
         is_held = any(os.path.samestat(own, one.stat()) for one in Path(f"/proc/{pid}/fd").iterdir())
         return is_held and _catches_signal(pid)
-    except OSError:  # it has ended, or closed one meanwhile
+    except OSError:  # it has ended, or has closed a file meanwhile
         return False
 
 
@@ -262,7 +263,7 @@ def _ask(pid: int, file: io.FileIO) -> Iterator[ThreadStack]:
 
 
 def _answer(file: io.FileIO) -> str:
-    """The content of the file, when no more comes."""
+    """Return the content of the file, when nothing more is written to it."""
     pause, begun = threading.Event(), time.monotonic()
     size, grown_at = 0, begun
     while (now := time.monotonic()) - begun < _ANSWER_S and not (size and now - grown_at > _QUIET_S):
@@ -277,7 +278,7 @@ def _path_of(descriptor: int) -> str:
 
 
 class _Opened:
-    """Pickled, a file of another process; only of the standard library, as sys.path comes later."""
+    """Unpickles to a file of another process.  Uses the standard library only: sys.path is set later."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -287,7 +288,7 @@ class _Opened:
 
 
 class _Registered:
-    """Pickled, the order to write stacks to a file at the signal."""
+    """Unpickles by installing the handler that writes stacks to a file at the signal."""
 
     def __init__(self, file: _Opened) -> None:
         self._file = file
@@ -306,23 +307,23 @@ def _tell_spawned(descriptor: int) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """The processes below one, its children first."""
+    """Return the descendants of a process, its children first."""
     try:
         tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:  # it has ended, or this kernel does not say
+    except OSError:  # it has ended, or this kernel does not list children
         return []
     children = [int(number) for text in tasks for number in text.split()]
     return children + [one for child in children for one in _descendants(child)]
 
 
 def _frames_written(text: str) -> Iterator[list[StackFrame]]:
-    """The frames of each thread, from what `faulthandler` writes."""
+    """Yield the frames of each thread, from the output of `faulthandler`."""
     for block in _THREAD.split(text)[1:]:
         frames = []
         for found in map(_FRAME.fullmatch, block.splitlines()):
             if found is None:
                 continue
             if found["file"] == multiprocessing.process.__file__ and found["function"].endswith("_bootstrap"):
-                break  # below are those of the process that has forked it
+                break  # the frames below are of the process that has forked it
             frames.append(StackFrame(found["file"], int(found["line"]), found["function"]))
         yield frames

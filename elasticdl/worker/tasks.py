@@ -1,8 +1,8 @@
-"""The tasks of this worker, from lease to model: the leases that it holds, the records and minibatches of each, and the
-port `Strategy`, which makes minibatches part of the model that all workers share.
+"""The tasks of this worker, from lease to model: the leases it holds, and the records and minibatches of each.
 
-The input pipeline draws from the stream of leases in a thread of its own; unfinished tasks of a discarded pipeline are
-drawn again by the next one.  A strategy takes the minibatches without those that the model holds already.
+The port `Strategy` makes minibatches part of the model that all workers share.  The input pipeline draws leases in a
+thread of its own; a new pipeline draws the unfinished tasks of a discarded one again.  A strategy skips the minibatches
+that are in the model already.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _MODES = {pb.TRAINING: Mode.TRAINING, pb.EVALUATION: Mode.EVALUATION, pb.PREDICT
 
 @dataclass(slots=True)
 class TaskReading:
-    """One pipeline's attempt to read the records of a task.
+    """One input pipeline's attempt to read the records of a task.
 
     Attributes:
-        record_numbers: in the shard, in the order that `feed` gets them.
-        unreadable: why the records could not be read.
+        record_numbers: Numbers of the records in the shard, in the order in which `feed` gets them.
+        unreadable: Why the records could not be read; None if they could.
     """
 
     record_numbers: list[int] = field(default_factory=list)
@@ -53,12 +53,12 @@ class TaskReading:
 
 @dataclass(slots=True)
 class HeldLease:
-    """A lease between its grant and the master's answer to its end."""
+    """A lease, from its grant to the master's answer to the report of its end."""
 
     lease: pb.Lease
     committed: set[int] = field(default_factory=set)  # minibatches that are in the model
-    reading: TaskReading = field(default_factory=TaskReading)  # of the newest pipeline
-    minibatch: int = 0  # the one being computed
+    reading: TaskReading = field(default_factory=TaskReading)  # by the newest pipeline
+    minibatch: int = 0  # the minibatch being computed
     revoked: bool = False
 
     @property
@@ -67,7 +67,7 @@ class HeldLease:
 
     @property
     def task_name(self) -> str:
-        """For the log."""
+        """Name of the task in the log."""
         return f"{pb.TaskType.Name(self.lease.type)} {self.lease.epoch}/{self.lease.task}"
 
     @property
@@ -81,17 +81,17 @@ class HeldLease:
         return self.reading.unreadable
 
     def check_read(self) -> None:
-        """Raise why records of the task are missing from its minibatches, when all of these have been taken.
+        """Raise if the task's records could not all be read; called when all its minibatches have been taken.
 
         Raises:
-            DataError: they could not be read.
+            DataError: records could not be read.
         """
         if self.unreadable is not None:
             raise self.unreadable
 
 
 class LeaseBook:
-    """All held leases, in order of grant.  Thread-safe: the heartbeat, the input pipeline and the main loop use it."""
+    """The held leases, in order of grant.  Thread-safe: the heartbeat, input pipeline and main loop use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
@@ -113,7 +113,7 @@ class LeaseBook:
             self._end(lease_id)
 
     def revoke(self, lease_ids: Iterable[int]) -> list[HeldLease]:
-        """Marks leases as taken back and forgets them; returns those that were held."""
+        """Mark leases as revoked and remove them; return those that were held."""
         with self._lock:
             found = [held for i in lease_ids if (held := self._end(i)) is not None]
         for held in found:
@@ -129,16 +129,16 @@ class LeaseBook:
 
     @property
     def num_ended(self) -> int:
-        """How many leases were held and are no more."""
+        """How many leases have ended."""
         return self._num_ended
 
     def wait_for_end(self, num_known: int, has_come: Callable[[], bool], timeout_s: float) -> None:
-        """Waits until more than `num_known` leases have ended, or something else has come, of which `wake` tells."""
+        """Wait until more than `num_known` leases have ended, or `has_come` is true; see `wake`."""
         with self._lock:
             self._lock.wait_for(lambda: self._num_ended > num_known or has_come(), timeout_s)
 
     def wake(self) -> None:
-        """Lets `wait_for_end` look again."""
+        """Make `wait_for_end` check its condition again."""
         with self._lock:
             self._lock.notify_all()
 
@@ -157,7 +157,7 @@ class LeaseBook:
             return [pb.Position(lease=h.id, minibatch=h.minibatch) for h in self._held.values()]
 
     def messages(self) -> list[pb.HeldLease]:
-        """Return the held leases, for a restarted master."""
+        """Return the held leases, to register with a restarted master."""
         with self._lock:
             return [pb.HeldLease(lease=h.lease, committed=sorted(h.committed)) for h in self._held.values()]
 
@@ -168,11 +168,11 @@ class LeaseSource(Protocol):
     leases: LeaseBook
 
     def request_lease(self) -> HeldLease | None:
-        """Waits for a task, which is held from then on; None when the job is over."""
+        """Wait for a lease and return it; it is held from then on.  None when the job is over."""
         ...
 
     def lease_at_once(self, only: pb.TaskType) -> HeldLease | None:
-        """A task of a type if there is one now; it is held then."""
+        """Return a lease of a type if there is one now; it is held from then on."""
         ...
 
 
@@ -181,7 +181,7 @@ class TaskProgress:
     """Minibatches of a task that are in the model, or the task's end.
 
     Attributes:
-        num_minibatches: of the task, which is done; None: it is not.
+        num_minibatches: Minibatches of the task, if it has ended; else None.
     """
 
     lease: int
@@ -195,8 +195,8 @@ class ProgressLink(Protocol):
     """Receives the reports of a `Reporter`: the master, or its substitute.
 
     Attributes:
-        leases: that are reported on.
-        report_s: seconds between two reports of progress, at least.
+        leases: The leases that are reported on.
+        report_s: Minimum seconds between two reports of progress.
     """
 
     leases: LeaseBook
@@ -206,14 +206,14 @@ class ProgressLink(Protocol):
         """Report the progress of tasks, in this order.
 
         Returns:
-            The answers to the first of them, at least to one.  If the last answer is a refusal, the rest is not
-            reported yet.
+            The answers to the first reports, at least to one.  If the last answer is a rejection, the following reports
+            have not been delivered.
         """
         ...
 
 
 class TaskStream:
-    """Leases that are open at this worker, oldest first."""
+    """The open leases of this worker, oldest first, and their minibatches."""
 
     def __init__(
         self,
@@ -227,11 +227,11 @@ class TaskStream:
     ) -> None:
         """
         Args:
-            reader: the data source of a type of task.
-            begin: called once when a training lease is taken, before its records are read.
-            seed: the job's.
-            shuffle: permute the records inside each training task.
-            quarantine: of bad records; None: no task is checked before its first minibatch.
+            reader: Returns the data source for a type of task.
+            begin: Called once for each training lease, before its records are read.
+            seed: The seed of the job.
+            shuffle: Permute the records inside each training task.
+            quarantine: Checks tasks for bad records; None: tasks are not checked beforehand.
         """
         self._source = source
         self._reader = reader
@@ -241,7 +241,7 @@ class TaskStream:
         self._clock = clock
         self._quarantine = quarantine or Quarantine()
         self._asking = threading.Lock()  # one request at a time
-        self._lock = threading.Lock()  # never held while the master is waited for
+        self._lock = threading.Lock()  # never held during a wait for the master
         self._open: list[HeldLease] = []
         self._over = False
 
@@ -254,38 +254,38 @@ class TaskStream:
         clock: ActivityClock,
         begin: Callable[[HeldLease], None] = lambda held: None,
     ) -> TaskStream:
-        """Return that of a job whose model a module defines; see the constructor."""
+        """Return the stream of a job whose model a module defines; see the constructor."""
         return cls(source, reader, begin, spec.seed, spec.shuffle, clock, Quarantine.of(spec))
 
     def peek(self) -> HeldLease | None:
-        """The oldest open lease, waiting for one if need be; None when the job is over."""
+        """Return the oldest open lease; wait for one if there is none.  None when the job is over."""
         return self._first_unseen(set())
 
     def peek_at_once(self, task_type: pb.TaskType) -> HeldLease | None:
-        """The oldest open lease, else one of a type if the master has one now."""
+        """Return the oldest open lease, else a new one of a type if the master has one now, else None."""
         return self._first_unseen(set(), task_type)
 
     def reopen(self, leases: Sequence[HeldLease]) -> None:
-        """Leases that were closed, or of another stream, are open here, before all others."""
+        """Open leases that were closed, or belong to another stream, before all others."""
         with self._lock:
             known = {held.id for held in self._open}
             self._keep_open([*(held for held in leases if held.id not in known), *self._open])
 
     @property
     def is_over(self) -> bool:
-        """The master has said that there is no more work."""
+        """Whether the master has said that there is no more work."""
         return self._over
 
     def close(self, held: HeldLease) -> None:
-        """The lease has been worked off, has failed or is lost."""
+        """Close a lease that is done, has failed, or is lost."""
         with self._lock:
             self._keep_open([other for other in self._open if other is not held])
 
     def records(self, task_type: pb.TaskType, may_wait: Callable[[], bool] = lambda: True) -> Iterator[TaskRecords]:
-        """Records of consecutive leases of a type; ends at the first lease of another type, which stays open.
+        """Yield the records of consecutive leases of a type; end at the first lease of another type, which stays open.
 
         Args:
-            may_wait: asked when there is no open lease left; if not, and the master has none at once, this is the end.
+            may_wait: Called when no open lease is left; if it returns False, and the master has none now, end.
         """
         seen: set[int] = set()
         while True:
@@ -298,7 +298,7 @@ class TaskStream:
     def batches(
         self, framework: Inference, task_type: pb.TaskType, records: Iterator[TaskRecords]
     ) -> Generator[Batch, None, None]:
-        """Minibatches of `records`, as `Framework.batches` gives them, with what the quarantine finds.
+        """Return the minibatches of `records`, checked by the quarantine; see `Framework.batches`.
 
         Raises:
             FeedError: see `inspected`.
@@ -312,11 +312,11 @@ class TaskStream:
         is_leaving: Callable[[], bool] = lambda: False,
         may_wait: Callable[[], bool] = lambda: True,
     ) -> Iterator[tuple[HeldLease, TaskBatches]]:
-        """Consecutive leases of a type, each with its minibatches; the rest of a lost lease is skipped.
+        """Yield consecutive leases of a type, each with its minibatches; skip the rest of a lost lease.
 
         Args:
-            is_leaving: the worker is terminating: no more minibatches.
-            may_wait: see `records`.
+            is_leaving: Whether the worker terminates; no more minibatches then.
+            may_wait: See `records`.
 
         Raises:
             FeedError: see `inspected`.
@@ -332,10 +332,10 @@ class TaskStream:
                 yield held, TaskBatches(held, first, batches, self._clock, is_leaving)
 
     def _first_unseen(self, seen: set[int], at_once: pb.TaskType | None = None) -> HeldLease | None:
-        """The oldest open lease not seen yet, else a new one.
+        """Return the oldest open lease not in `seen`, else a new one.
 
         Args:
-            at_once: not None: a lease of this type, if the master has one now.
+            at_once: If given, do not wait: return a lease of this type if the master has one now.
         """
         with self._asking:
             with self._lock:
@@ -360,7 +360,7 @@ class TaskStream:
         lease = held.lease
         seed = derive_seed(self._seed, lease.epoch, lease.task)
         records: Sequence[bytes] = ()
-        # A discarded pipeline that still reads the same lease writes into its own.
+        # A discarded pipeline that still reads the same lease has a `TaskReading` of its own.
         reading = held.reading = TaskReading()
         try:
             if lease.type == pb.TRAINING:
@@ -376,7 +376,7 @@ class TaskStream:
         if lease.excluded:
             order = np.setdiff1d(order, np.array(lease.excluded) - lease.shard.start, assume_unique=True)
         if self._shuffle and lease.type == pb.TRAINING:
-            np.random.Generator(np.random.PCG64(seed)).shuffle(order)  # of a list it takes 150 times as long
+            np.random.Generator(np.random.PCG64(seed)).shuffle(order)  # of an array: a list takes 150 times as long
         reading.record_numbers = (order + lease.shard.start).tolist()
         records = [records[i] for i in order.tolist()]
         return TaskRecords(lease.id, seed, records, lease.shard.name, reading.record_numbers)
@@ -388,7 +388,8 @@ def sample_batches(
     """Return the minibatches of some records, without a lease.
 
     Args:
-        reader: see `TaskStream`, as `seed`.
+        reader: See `TaskStream`.
+        seed: See `TaskStream`.
 
     Raises:
         DataError: the records cannot be read.
@@ -400,11 +401,11 @@ def sample_batches(
 
 
 class LeaseLost(Exception):
-    """The lease being worked on is no longer ours: results computed under it are dropped."""
+    """The current lease is no longer this worker's: results computed under it are dropped."""
 
 
 class NotFinite(ArithmeticError):
-    """A minibatch whose gradient would spoil the model: it is not pushed, and the job ends."""
+    """A minibatch whose gradient is not finite: it is not applied, and the job ends."""
 
     def __init__(self, minibatch: int, what: str) -> None:
         super().__init__(what)
@@ -412,7 +413,7 @@ class NotFinite(ArithmeticError):
 
 
 class TaskBatches(Iterator[Batch]):
-    """Iterates over the minibatches of one lease, up to and without its closing element.
+    """Iterates over the minibatches of one lease, without its closing element.
 
     Raises from `__next__`:
         LeaseLost: the lease was taken back.
@@ -429,10 +430,10 @@ class TaskBatches(Iterator[Batch]):
     ) -> None:
         """
         Args:
-            is_leaving: see `TaskStream.by_task`.
+            is_leaving: See `TaskStream.by_task`.
         """
-        self.num_minibatches: int | None = None  # known when the closing element was reached
-        self.surplus = NO_SURPLUS  # the same
+        self.num_minibatches: int | None = None  # known once the closing element was reached
+        self.surplus = NO_SURPLUS  # known then, too
         self._is_leaving = is_leaving
         self._held = held
         self._first: Batch | None = first
@@ -441,7 +442,7 @@ class TaskBatches(Iterator[Batch]):
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the rest of the task need not be computed."""
+        """Whether the rest of the task should not be computed."""
         return self._is_leaving()
 
     def __next__(self) -> Batch:
@@ -463,16 +464,16 @@ class TaskBatches(Iterator[Batch]):
             return next(self._rest)
 
 
-Commit = Callable[[int, float | None], None]  # (minibatch, loss): it is in the model
+Commit = Callable[[int, float | None], None]  # called with (minibatch, loss) once it is in the model
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A model as read for evaluation or export; by default that of the framework itself.
+    """The values of a model for evaluation or export; by default those of the framework itself.
 
     Attributes:
         parameters: None: those of the framework.
-        rows: of a minibatch, by table.
+        rows: Returns the embedding rows of a minibatch, by table.
     """
 
     parameters: Parameters | None = None
@@ -480,35 +481,35 @@ class Values:
 
 
 class ValueSource(Protocol):
-    """Gives the values of a model to the tasks that read it.
+    """Provides the values of a model to the tasks that read it.
 
-    Raises `LeaseLost` where a lease is given and turns out not to be ours any more.
+    Raises `LeaseLost` if a lease is given that is no longer this worker's.
     """
 
     def values(self, held: HeldLease) -> Values:
-        """Return the model as it is now."""
+        """Return the current values of the model."""
         ...
 
     def close(self) -> None:
-        """The job is over, or this worker leaves."""
+        """Finish: the job is over, or this worker leaves."""
         ...
 
 
 class OwnValues:
-    """See `ValueSource`: the model is in the memory of this process."""
+    """The `ValueSource` of a model in the memory of this process."""
 
     def values(self, held: HeldLease) -> Values:
         return Values()
 
     def close(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 class ReadableModel(ValueSource, Protocol):
-    """A model that may be trained meanwhile, as evaluation and export read it."""
+    """A model for evaluation and export to read, which may be trained meanwhile."""
 
     def tables(self, held: HeldLease) -> list[TableRows]:
-        """Return embedding tables; their rows are read when their chunks are taken."""
+        """Return the embedding tables; rows are read when their chunks are taken."""
         ...
 
 
@@ -516,15 +517,15 @@ class Strategy(ReadableModel, Protocol):
     """Makes minibatches part of the model that all workers share; see `ValueSource`."""
 
     def begin(self, held: HeldLease) -> None:
-        """Takes a task over: finds which of its minibatches the model holds, into ``held.committed``."""
+        """Begin a task: set ``held.committed`` to those of its minibatches that are in the model."""
         ...
 
     def train_task(self, held: HeldLease, batches: TaskBatches, commit: Commit) -> None:
-        """Works the minibatches off; on return all of them, or those before the cut, are in the model and committed."""
+        """Train the minibatches; on return all, or those before the cut, are in the model and committed."""
         ...
 
     def save_last(self) -> None:
-        """Write the trained model's last checkpoint, if this worker holds the model.
+        """Write the last checkpoint of the trained model, if this worker holds the model.
 
         Raises:
             LastCheckpointError: it cannot be written.

@@ -1,6 +1,6 @@
-"""SIGTERM: finish the minibatch being computed, report it to the master, and end the process, all within its grace.
+"""SIGTERM: finish the current minibatch, report it to the master, and end the process, all within the grace period.
 
-A thread of its own does it: the main thread may be inside the framework for long.
+This runs in a thread of its own, since the main thread may be inside the framework for long.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from elasticdl.activities import Activity, ActivityClock
 from elasticdl.rpc.signals import on_signals
 
 EXIT_CODE = 128 + signal.SIGTERM
-# All since SIGTERM: a pod has 10 s before SIGKILL.
-PATIENCE_S = 5.0  # for the minibatch
-_GROUP_S = 4.0  # for the plan of a group that agrees on the last checkpoint: some tenths, or seconds on a busy node
-SAVED_S = 7.0  # for a checkpoint that is being written then
-_WARNING_S = 0.3  # of the end, for a line in the log if that is not written even then
-FAREWELL_S = 1.5  # of the end, for the notice to the master that this worker leaves: without it the pod has failed
+# Times since SIGTERM; a pod has 10 s before SIGKILL.
+PATIENCE_S = 5.0  # limit for the current minibatch
+_GROUP_S = 4.0  # limit for a group to agree on the last checkpoint: takes 0.1 s to seconds, on a busy node
+SAVED_S = 7.0  # limit for the checkpoint being written
+_WARNING_S = 0.3  # before the end, to log that the checkpoint is not written
+FAREWELL_S = 1.5  # before the end, for the farewell to the master: without it the pod counts as failed
 LIMIT_S = 9.0
 _LAST_REPORTS_S = 1.0
 
@@ -32,10 +32,10 @@ _log = logging.getLogger("elasticdl.worker")
 
 
 class Termination:
-    """Ends this process once SIGTERM has come.
+    """Ends this process after SIGTERM.
 
     Args:
-        clock: says what the main thread is doing; a compilation is not waited for.
+        clock: The activities of the main thread; a compilation is not waited for.
     """
 
     def __init__(self, clock: ActivityClock) -> None:
@@ -49,50 +49,50 @@ class Termination:
 
     @property
     def is_asked(self) -> bool:
-        """SIGTERM has come: begin nothing new."""
+        """Whether SIGTERM has come: begin nothing new."""
         return self._asked_at is not None
 
     @property
     def seconds(self) -> float:
-        """Since SIGTERM has come; 0 before."""
+        """Seconds since SIGTERM; 0 before."""
         return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     @property
     def saving_s(self) -> float:
-        """For how long a last checkpoint may be waited for now, before the farewell."""
+        """How long to wait for a last checkpoint from now on, before the farewell."""
         return max(0.0, SAVED_S - self.seconds)
 
     @property
     def rest_s(self) -> float:
-        """For how long a last checkpoint may be waited for now, after the farewell."""
+        """How long to wait for a last checkpoint from now on, after the farewell."""
         return max(0.0, LIMIT_S - _WARNING_S - self.seconds)
 
     @property
     def reports_s(self) -> float:
-        """For how long the last reports may be waited for now: the farewell comes after them."""
+        """How long to wait for the last reports from now on; the farewell comes after them."""
         return max(0.0, min(_LAST_REPORTS_S, LIMIT_S - FAREWELL_S - self.seconds))
 
     def install(self) -> None:
-        """Takes SIGTERM over; to be called once, in the main thread."""
+        """Install the handler of SIGTERM; call this once, in the main thread."""
         on_signals(self._end, signal.SIGTERM)
-        # A signal for a forked child waits until the child has handlers of its own.
+        # Block signals during a fork, until the child has handlers of its own.
         os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_forget)
 
     def before_end(self, farewell: Callable[[bool], None]) -> None:
-        """Sets what is done last, in the thread of the termination: (the main thread is idle)."""
+        """Set the last action, called in the termination thread with whether the main thread is idle."""
         self._farewell = farewell
 
     def at_once(self, announce: Callable[[], None]) -> None:
-        """Set what is done first, in the thread of the termination."""
+        """Set the first action, called in the termination thread."""
         self._announce = announce
 
     def enters_groups(self, shut_out: Callable[[], bool]) -> None:
-        """Set what ends a wait for a group that does not come; see `GroupSession.shut_out`."""
+        """Set the action that ends a wait for a group that does not come; see `GroupSession.shut_out`."""
         self._shut_out = shut_out
 
     @contextmanager
     def unbroken(self) -> Iterator[None]:
-        """SIGTERM waits for the end of the block; after SIGTERM the caller comes neither in nor out again."""
+        """Delay the end by SIGTERM until the block ends; after SIGTERM, never enter or leave the block."""
         self._set_busy(True)
         try:
             yield

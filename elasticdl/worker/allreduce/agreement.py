@@ -1,10 +1,10 @@
-"""The comparison of a group's members: whether they sum up the same, and whether they do so equally often.
+"""Checks that the members of a group sum up the same buffers, and equally often in a step.
 
-Members whose models differ would add unlike buffers, or wait for a buffer of a member that has none.  So each sends a
-number for all that it sums up when it enters a group, and the texts are compared where the numbers are not equal.
-Within a step each says in its headers whether it reduces once more.
+Members whose models differ would add unlike buffers, or wait for a buffer that another member does not have.  So each
+member sends a hash of everything it sums up when it enters a group; if the hashes differ, the members compare the
+descriptions.  Within a step, each member says in its header whether it reduces once more.
 
-It only compares: the session exchanges the numbers and headers, and ends the group.
+This module only compares: the session exchanges the hashes and headers, and ends the group.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Sums:
     """The variables and buffers that a member sums up in a step, in order.
 
     Attributes:
-        number: a hash of them; equal in members that sum up the same.
+        number: Hash of the descriptions; equal in members that sum up the same.
     """
 
     def __init__(self, parts: Sequence[str]) -> None:
         """
         Args:
-            parts: a description of each; see `ReplicaState.sums`.
+            parts: A description of each variable or buffer; see `ReplicaState.sums`.
         """
         self._text = "\n".join(parts)
         hashed = hashlib.blake2b(self._text.encode(), digest_size=8).digest()
@@ -40,15 +40,15 @@ class Sums:
     def compare(
         self, numbers: Sequence[int], members: Sequence[pb.GroupMember], group: ElasticGroup, rank: int
     ) -> None:
-        """Compare the members' sums; a collective of all of them where they are not equal.
+        """Raise if the members sum up different things; if any differ, all members must call this together.
 
         Args:
-            numbers: of the members, by rank.
-            rank: of this member.
+            numbers: `Sums.number` of each member, by rank.
+            rank: Rank of this member.
 
         Raises:
             ModelDefinitionError: this member differs from rank 0.
-            GroupLost: another one does.
+            GroupLost: another member differs from rank 0.
         """
         other = next((k for k, number in enumerate(numbers) if number != numbers[0]), None)
         if other is None:
@@ -68,13 +68,13 @@ class Sums:
 
 
 def check_rounds(again: Sequence[bool], members: Sequence[pb.GroupMember]) -> None:
-    """Compare whether the members reduce once more in a step.
+    """Raise unless all members, or none, reduce once more in a step.
 
     Args:
-        again: of each member, by rank.
+        again: Whether each member reduces once more, by rank.
 
     Raises:
-        JobError: one has ended the step, and another one has not.
+        JobError: one member has ended the step, and another has not.
     """
     if any(again) and not all(again):
         more, fewer = (members[again.index(kind)].worker_id for kind in (True, False))

@@ -1,7 +1,7 @@
-"""The source of a member's minibatches, and the reports on them: its own leases.
+"""The source of a member's minibatches, and the reports on them.
 
-The port `BatchSource`, and `LeasedBatches`: every member brings the minibatches of the leases that the master grants
-to it, and reports them itself.
+`BatchSource` is the port.  With `LeasedBatches`, every member trains the minibatches of the leases that the master
+grants to it, and reports them itself; with --fixed_global_batch see global_batch_source.py.
 """
 
 from __future__ import annotations
@@ -25,47 +25,47 @@ _log = logging.getLogger("elasticdl.worker")
 
 
 class OtherLeases(Protocol):
-    """The leases of a member that are not for training, one after another."""
+    """The leases of a member that are not for training, one at a time."""
 
     def take_other(self) -> HeldLease | None:
-        """Return the present one; None: there is none."""
+        """Return the current lease, None if there is none."""
         ...
 
     def other_is_done(self) -> None:
-        """That lease has been dealt with."""
+        """Drop the current lease: its work is done or has failed."""
         ...
 
 
 class FlawedSteps(Protocol):
-    """The fate of minibatches that are not finite, or in which the user's code raises."""
+    """Reports on minibatches that are not finite, or on which user code raises."""
 
     def leave_out(self, flaws: Mapping[int, str]) -> bool:
-        """--nan_policy skip, before the reduction: tells that own minibatches will be left out of the model.
+        """Report, before the reduction, that own minibatches will be left out of the model (--nan_policy skip).
 
         Args:
-            flaws: values that are not finite, by position among the own parts.
+            flaws: The values that are not finite, by position among this member's parts.
 
         Returns:
-            False: the report is rejected.
+            Whether the master has accepted the report.
         """
         ...
 
     def settle(self, plan: StepPlan, flawed: Sequence[BatchRef], flaws: Mapping[int, str]) -> bool:
-        """After the reduction, if minibatches of the step are not finite: whether it is applied without them.
+        """Decide, after the reduction, whether a step with minibatches that are not finite is applied without them.
 
         Args:
-            flawed: these minibatches, of all members.
-            flaws: of this member's own parts; maybe none.
+            flawed: The minibatches of all members that are not finite.
+            flaws: The values that are not finite among this member's parts; may be empty.
         """
         ...
 
     def fail(self, error: Exception) -> None:
-        """The user's model, loss or optimizer raised the exception being handled, maybe in a step without own parts."""
+        """Report the exception being handled: user code raised it, maybe in a step without parts of this member."""
         ...
 
 
 class BatchSource(StepParts, OtherLeases, FlawedSteps, Protocol):
-    """The minibatches of a module, and the reports on them."""
+    """The minibatches that a member trains, and the reports on them."""
 
     def start(self) -> None: ...
 
@@ -74,20 +74,20 @@ class BatchSource(StepParts, OtherLeases, FlawedSteps, Protocol):
         ...
 
     def next_part(self) -> tuple[MinibatchName, Batch] | None:
-        """The minibatch that this member will probably offer after the present one; None: not known."""
+        """Return the minibatch that this member will probably offer next; None if it is not known."""
         ...
 
     def applied(self, plan: StepPlan, loss: float) -> None:
-        """The step is in the model of this process."""
+        """Record that the step is in the model of this process."""
         ...
 
     def confirmed(self, names: Iterable[MinibatchName]) -> None:
-        """Own minibatches are in the model of every member."""
+        """Record that minibatches of this member are in the model of every member."""
         ...
 
 
 class LeasedBatches:
-    """See above."""
+    """The minibatches of the leases that this member holds."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class LeasedBatches:
     ) -> None:
         """
         Args:
-            skips_not_finite: minibatches with a NaN or an infinity are left out of the model; else they end the job.
+            skips_not_finite: Whether minibatches with NaN or infinity are left out of the model; else they end the job.
         """
         self.wish = StepFlag.NOTHING
         self.is_over = False
@@ -112,10 +112,10 @@ class LeasedBatches:
         self._skips_not_finite = skips_not_finite
         self._at_hand: tuple[MinibatchName, Batch] | None = None
         self._other: HeldLease | None = None
-        self._ends: dict[int, Batch] = {}  # of leases given whole
-        self._known: deque[tuple[int, int]] = deque()  # (lease, n): in the model already, by another member
+        self._ends: dict[int, Batch] = {}  # the end of each lease whose minibatches were all given, by lease
+        self._known: deque[tuple[int, int]] = deque()  # (lease, n): another member has brought it into the model
         self._loss: float | None = None
-        self._names: dict[MinibatchName, int] = {}  # brought by this member and not confirmed: lease
+        self._names: dict[MinibatchName, int] = {}  # brought by this member, not confirmed yet -> its lease
         self._is_unsure = False  # whether the master may have ended the leases held
 
     def start(self) -> None:
@@ -161,8 +161,8 @@ class LeasedBatches:
         self._feeder.resume()
 
     def agree(self, plan: StepPlan) -> bool:
-        if self._is_unsure:  # a report under an ended lease would be refused, and end this group, too
-            self._is_unsure = False  # its first headers have come, so the master knows of it
+        if self._is_unsure:  # a report under an ended lease would be rejected, and end this group as well
+            self._is_unsure = False  # the first headers have come, so the master knows of the group
             self._link.drop_ended_leases()
         return bool(plan.all_parts)
 
@@ -205,7 +205,7 @@ class LeasedBatches:
     def fail(self, error: Exception) -> None:
         held, _ = self._held_at_hand()
         self._at_hand = None
-        if held is None:  # the step is one of others' minibatches: they are trained again
+        if held is None:  # the step has only minibatches of other members: they are trained again
             _log.error("%s", traceback.format_exc())
         else:
             self._forget(held.id)
@@ -275,12 +275,12 @@ class LeasedBatches:
                 raise end
 
     def _pass(self, batch: Batch) -> None:
-        """Another member has brought it into the model: report it once all are known to hold it."""
+        """Queue a minibatch that another member has brought into the model, to be reported once all members hold it."""
         self._at_hand = None
         self._known.append((batch.lease, batch.n))
 
     def _forget(self, lease: int) -> None:
-        """The task has failed: the next holder of its lease reports what the model holds of it."""
+        """Forget a failed task: the next holder of its lease reports which of its minibatches the model holds."""
         self._ends.pop(lease, None)
         self._names = {name: held for name, held in self._names.items() if held != lease}
 

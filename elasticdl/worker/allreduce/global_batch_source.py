@@ -1,7 +1,7 @@
 """--fixed_global_batch: step s is always minibatches sG … (s+1)G-1 of the epoch's order, for any number of workers.
 
-The master grants the training leases to rank 0 alone, in that order.  Rank 0 shares their descriptions, so that every
-member has the same queue, and cuts its own contiguous piece out of every step.  Rank 0 reports for all.
+The master grants the training leases to rank 0 alone, in that order.  Rank 0 broadcasts their descriptions, so that all
+members have the same queue; each member computes its own contiguous piece of every step.  Rank 0 reports for all.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StepOrder:
 
 @dataclass(frozen=True, slots=True)
 class BatchFailure:
-    """User code raised on a minibatch, at any member.  The lease may be another one by the time of the report."""
+    """User code raised on a minibatch, in any member.  Its task may be under another lease when this is reported."""
 
     epoch: int
     task: int
@@ -61,11 +61,11 @@ class BatchFailure:
 
 
 _log = logging.getLogger("elasticdl.worker")
-_INPUT_S = 0.1  # a minibatch that is not begun yet is waited for
+_INPUT_S = 0.1  # wait for a minibatch that is still in the input pipeline
 
 
 class GlobalBatches:
-    """See `BatchSource`."""
+    """A `BatchSource` whose members share the leases of rank 0."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class GlobalBatches:
     ) -> None:
         """
         Args:
-            leases: that the feeder draws from.
-            num_per_epoch: minibatches of an epoch; 0: not known.
+            leases: The leases that the prefetcher draws from.
+            num_per_epoch: Minibatches of an epoch; 0 if not known.
         """
         self.wish = StepFlag.NOTHING
         self.is_over = False
@@ -94,14 +94,14 @@ class GlobalBatches:
         num_per_step = spec.fixed_global_batch // spec.minibatch_size
         self._schedule: StepSchedule[StepOrder] = StepSchedule(num_per_step, num_per_epoch, lambda one: one.name)
         self._skips_not_finite = spec.skips_not_finite
-        self._fed: set[int] = set()  # leases given to the feeder
-        self._ended: dict[int, Batch] = {}  # leases given whole by the feeder: their ends
-        self._made_by = ""  # operations of `feed` that make other numbers of samples than of records, once known
-        self._batches: dict[MinibatchName, Batch] = {}  # own ones of the next step
+        self._fed: set[int] = set()  # leases given to the prefetcher
+        self._ended: dict[int, Batch] = {}  # the end of each lease whose minibatches were all made, by lease
+        self._made_by = ""  # operations of `feed` that change the number of samples, once known
+        self._batches: dict[MinibatchName, Batch] = {}  # of this member's piece of the next step
         self._others: deque[HeldLease] = deque()
         self._to_share: list[pb.Lease] = []
-        self._closes = NO_EPOCH  # to be shared: no more minibatches of it will come
-        self._newest = 0  # of the leases for training that were drawn
+        self._closes = NO_EPOCH  # the epoch to close: tell all members that no more minibatches of it will come
+        self._newest = 0  # the newest training lease drawn
         self._failure: BatchFailure | None = None
         self._loss: float | None = None
         self._offered: Sequence[StepOrder] = ()
@@ -111,7 +111,7 @@ class GlobalBatches:
         self._feeder.start()
 
     def entered(self) -> None:
-        """The queue begins anew with what rank 0 holds."""
+        """Rebuild the queue from the leases of rank 0."""
         self._session.most_parts = -(-self._schedule.num_per_step // self._session.size)
         self._schedule.clear()
         self._batches.clear()
@@ -119,7 +119,7 @@ class GlobalBatches:
         self._restart_feeder()
         self._to_share = []
         if self._session.rank == 0 and self._session.is_begun_anew:
-            self._link.drop_ended_leases()  # else what fails under one could not be reported
+            self._link.drop_ended_leases()  # a failure under an ended lease could not be reported
         for held in self._link.leases.held():
             if held.lease.type == pb.TRAINING:
                 self._take_over(held)
@@ -127,13 +127,13 @@ class GlobalBatches:
     def offer(self, patience_s: float) -> list[BatchRef]:
         self._draw(0.0)
         own = self._own()
-        if not own and not self._to_share:  # else the others wait for what has come
+        if not own and not self._to_share:  # otherwise the others wait for leases that are here
             self._draw(patience_s)
             own = self._own()
         self._say()
         self._offered = own
         if self._is_failing:
-            return []  # report that first
+            return []  # report the failure first
         parts = []
         for position in own:
             size = self._size(position)
@@ -162,19 +162,19 @@ class GlobalBatches:
         return self._batches[part.name]
 
     def next_part(self) -> tuple[MinibatchName, Batch] | None:
-        return None  # the members agree on it
+        return None  # the members agree on each step, so it is not known ahead
 
     def leave_out(self, flaws: Mapping[int, str]) -> bool:
         return True  # rank 0 reports it, in `settle`
 
     def settle(self, plan: StepPlan, flawed: Sequence[BatchRef], flaws: Mapping[int, str]) -> bool:
-        """Rank 0 reports the minibatches that are not finite to the master before the step is applied."""
+        """Report the minibatches that are not finite to the master (rank 0), before the step is applied."""
         first = next(rank for rank, parts in enumerate(plan.parts) if flawed[0] in parts)
         is_first = self._session.rank == first
         what = self._session.share(next(iter(flaws.values())).encode() if is_first else None, first).decode()
         marks = self._session.share(self._tell(flawed, what) if self._session.rank == 0 else None)
         lost = {(part.name.epoch, part.name.task) for part, is_lost in zip(flawed, marks, strict=True) if is_lost}
-        if lost:  # the step would be refused again until the tasks come again
+        if lost:  # the step would be rejected until the tasks are granted again
             self._take_out(lambda task: (task.epoch, task.task) in lost)
         return self._skips_not_finite and not lost
 
@@ -182,7 +182,7 @@ class GlobalBatches:
         return plan.all_parts if self._session.rank == 0 else ()
 
     def fail(self, error: Exception) -> None:
-        if not self._offered:  # the step is one of others' minibatches: they are trained again
+        if not self._offered:  # the step has only minibatches of other members: they are trained again
             _log.error("%s", traceback.format_exc())
             return
         first = self._offered[0].name
@@ -215,11 +215,11 @@ class GlobalBatches:
                 self.is_over = True
             elif held.lease.type != pb.TRAINING or held.lease.merged:
                 self._others.append(held)
-            elif held.id > self._newest and not held.revoked:  # else it was there when the group was entered
+            elif held.id > self._newest and not held.revoked:  # older leases were queued when the group was entered
                 self._take_over(held)
 
     def _take_over(self, held: HeldLease) -> None:
-        """A lease for training: report to the master what all models hold of it, the rest is for the group."""
+        """Queue a training lease for the group; report the minibatches of it that are in all models already."""
         self._newest = max(self._newest, held.id)
         done = [name.n for name in self._names(held.lease) if self._session.is_proven(name)]
         held.committed = set(done)
@@ -227,7 +227,7 @@ class GlobalBatches:
         self._report(held, done, None)
 
     def _say(self) -> None:
-        """Return the news of rank 0 for the others, and the failed members."""
+        """Set the flags of the next header: rank 0 has leases to share, or user code has failed here."""
         self.wish = StepFlag.NOTHING
         if self._session.rank == 0:
             if not self._to_share:
@@ -242,7 +242,7 @@ class GlobalBatches:
 
     @property
     def _is_failing(self) -> bool:
-        """User code has raised here on a task of the queue; one that is not in it must wait until it comes again."""
+        """Whether user code raised here on a queued task; a failure of another task waits until it is queued again."""
         failure = self._failure
         return failure is not None and any(failure.is_of(position.name) for position in self._schedule)
 
@@ -269,7 +269,7 @@ class GlobalBatches:
         return [MinibatchName(lease.epoch, lease.task, n) for n in range(count)]
 
     def _show_position(self, parts: Sequence[BatchRef]) -> None:
-        """For heartbeats: the minibatch that rank 0's leases have come to."""
+        """Update the position within rank 0's leases that heartbeats report."""
         for part in parts:
             for held in self._link.leases.held():
                 if (held.lease.epoch, held.lease.task) == (part.name.epoch, part.name.task):
@@ -283,12 +283,16 @@ class GlobalBatches:
             self._reporter.finished(held.id, length, self._surplus(held.lease))
 
     def _surplus(self, lease: pb.Lease) -> Surplus:
-        """Of a task that the model holds whole, by what the ledger says of it."""
+        """Return the surplus of a task that is completely in the model, from the ledger."""
         count = self._session.ledger.surplus_of(lease.epoch, lease.task, _num_records(lease))
         return Surplus(count, self._made_by) if count else NO_SURPLUS
 
     def _tell(self, flawed: Sequence[BatchRef], what: str) -> bytes:
-        """Rank 0: tells the master what is not finite; 1 for each minibatch whose lease is lost, else 0."""
+        """Report minibatches that are not finite to the master (rank 0).
+
+        Returns:
+            A byte for each minibatch: 1 if its lease is lost, else 0.
+        """
         by_task = {(one.lease.epoch, one.lease.task): one for one in self._link.leases.held()}
         marks = bytearray(len(flawed))
         for k, part in enumerate(flawed):
@@ -304,20 +308,20 @@ class GlobalBatches:
         return bytes(marks)
 
     def _share_failure(self, rank: int) -> None:
-        """All receive a failure, the task leaves the queue, and rank 0 reports it to the master."""
+        """Broadcast a failure, take its task out of the queue in all members, and report it to the master (rank 0)."""
         own = self._failure if self._session.rank == rank else None
         data = json.dumps(dataclasses.asdict(own)).encode() if own is not None else None
         failure = BatchFailure(**json.loads(self._session.share(data, rank)))
-        if self._failure is not None and failure.is_of(self._failure):  # several may meet with it at once
+        if self._failure is not None and failure.is_of(self._failure):  # several members may fail on it at once
             self._failure = None
         self._take_out(failure.is_of)
         if self._session.rank == 0:
             self._tell_failure(failure)
 
     def _take_out(self, is_out: Callable[[MinibatchName | pb.Lease], bool]) -> None:
-        """Take tasks out of the queue; every member does so in the same round."""
+        """Remove tasks from the queue; every member must do so in the same round."""
         self._schedule.remove(is_out)
-        self._batches.clear()  # the members' pieces are other ones now
+        self._batches.clear()  # the steps are cut differently now
         kept = [held.lease for held in self._local.leases.held() if not is_out(held.lease)]
         self._restart_feeder()
         for lease in kept:
@@ -341,14 +345,14 @@ class GlobalBatches:
     # Steps ----------------------------------------------------------------------------------------------------------
 
     def _piece(self, step: Sequence[StepOrder]) -> Sequence[StepOrder]:
-        """This member's of a step."""
+        """Return this member's piece of a step."""
         return self._schedule.piece(step, self._session.rank, self._session.size)
 
     def _own(self) -> Sequence[StepOrder]:
         return self._piece(self._schedule.next())
 
     def _feed(self) -> None:
-        """Leases of which this member has a piece go to its input pipeline."""
+        """Give the leases of which this member has a piece to its input pipeline."""
         for step in self._schedule.steps():
             for position in self._piece(step):
                 held = self._local.leases.get(position.lease)
@@ -357,7 +361,7 @@ class GlobalBatches:
                     self._local.give(held)
 
     def _size(self, wanted: StepOrder) -> int | None:
-        """Samples of an own minibatch, once it is there; None: not yet, or user code raised."""
+        """Return the number of samples of a minibatch of this member; None if it is not there, or user code raised."""
         held = self._local.leases.get(wanted.lease)
         is_last = held is not None and wanted.name == self._names(held.lease)[-1]
         while wanted.lease not in self._ended and (is_last or wanted.name not in self._batches):
@@ -368,10 +372,10 @@ class GlobalBatches:
             self._failure = self._too_many(held.lease, self._ended[wanted.lease])
             return None
         batch = self._batches.get(wanted.name)
-        return 0 if batch is None else batch.size  # none: the user's `filter` has taken all of its records away
+        return 0 if batch is None else batch.size  # None: the user's `filter` has removed all of its records
 
     def _too_many(self, lease: pb.Lease, end: Batch) -> BatchFailure:
-        """With a fixed plan of steps there is no place for minibatches beyond it."""
+        """Return the failure of a task with too many minibatches: the plan of steps has no place for them."""
         names = self._names(lease)
         what = f"{end.surplus.explained(_num_records(lease))}: {end.n} minibatches instead of {len(names)}"
         advice = "--fixed_global_batch plans its steps by records: make no more samples than records, or leave it out"
@@ -392,7 +396,7 @@ class GlobalBatches:
             case Failed(error=error):
                 failed = next((p.name for p in self._schedule if p.lease == error.lease), None)
                 if failed is None:
-                    self._feeder.resume()  # of a task that has failed already
+                    self._feeder.resume()  # an item of a task that has already failed
                     return True
                 self._failure = BatchFailure(
                     failed.epoch, failed.task, error.n, str(error), error.details, error.bad_records

@@ -1,12 +1,12 @@
-"""A worker's part in the groups of an AllReduce job: it gets ready, enters, takes part in steps, leaves, enters again.
+"""The membership of one worker in the groups of an AllReduce job: it gets ready, enters, makes steps, and leaves.
 
 All members run the same sequence of collectives: a header (`plan_step`), the reduction of the buffers
-(`begin_reduce`, `finish_reduce`), and when all of them came, the update and `commit`.  Step k is proven to be in every
-member's model by the header of step k + 1.  Any failure ends the group: `GroupEnded`, and the next call must be
-`enter`, after which the state, its ledger and the counts are those of the source.
+(`begin_reduce`, `finish_reduce`), and when all buffers have come, the update and `commit`.  The header of step k + 1
+proves that step k is in every member's model.  Any failure ends the group with `GroupEnded`, and the next call must be
+`enter`; after it, the state, its ledger and its counts are those of the source.
 
-It owns the ledger of the model (which minibatches it holds) and knows nothing of frameworks, leases and tasks.  All but
-`standing` and `shut_out` is to be called by one thread.
+The session owns the ledger of the model (which minibatches it holds) and knows nothing of frameworks, leases and tasks.
+All methods but `standing` and `shut_out` must be called by one thread.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def shown(version: int) -> str:
-    """A version as people read it: the generation of the master, and the count."""
+    """Format a group version for logs: `generation.count`, with the generation of the master."""
     return f"{version >> 32}.{version & 0xFFFFFFFF}"
 
 
 def reason_of(lost: GroupLost, group: pb.Group) -> str:
-    """One cause, in plain words.
+    """Return why a group was lost, in one clause that names the worker instead of its rank.
 
     Args:
-        group: the one that was lost.
+        lost: The error of the collective.
+        group: The lost group.
     """
     rank = -1 if lost.rank is None else lost.rank
     worker = f"worker {group.members[rank].worker_id}" if 0 <= rank < len(group.members) else ""
@@ -65,16 +66,16 @@ def reason_of(lost: GroupLost, group: pb.Group) -> str:
 
 
 class GroupWatch:
-    """The newest group that the master has planned, from a thread that runs as long as the process.
+    """Watches the newest group that the master has planned, in a daemon thread.
 
     Attributes:
-        last_formed: version of the last group that formed; known once the job is over.
+        last_formed: Version of the last group that formed; known once the job is over.
     """
 
     def __init__(self, link: MasterLink, heard: Callable[[pb.Group], None]) -> None:
         """
         Args:
-            heard: called in the thread of the watch with every new group, and, with an empty one, when the job is over.
+            heard: Called in the watcher thread with every new group, and with an empty one when the job is over.
         """
         self._link = link
         self._heard = heard
@@ -89,16 +90,16 @@ class GroupWatch:
 
     @property
     def group(self) -> pb.Group:
-        """The newest one; version 0: none yet."""
+        """The newest planned group; its version is 0 before the first one."""
         return self._group
 
     @property
     def is_over(self) -> bool:
-        """The job is over."""
+        """Whether the master has said that the job is over."""
         return self._is_over
 
     def await_own(self, newer_than: int, timeout_s: float = _LOOK_AGAIN_S) -> pb.Group | None:
-        """Waits for a group newer than a version that has this process among its members; None: not yet, or never."""
+        """Wait for a group newer than `newer_than` with this process in it; None if there is none yet, or ever."""
 
         def is_there() -> bool:
             return self._is_over or self._is_own(newer_than)
@@ -140,7 +141,7 @@ class GroupWatch:
 
 
 def digest_of(arrays: Arrays) -> str:
-    """Return a hash of names and bytes."""
+    """Return a hash of the arrays' names and bytes."""
     found = hashlib.blake2b(digest_size=8)
     for name, array in sorted(arrays.items()):
         found.update(name.encode())
@@ -149,34 +150,35 @@ def digest_of(arrays: Arrays) -> str:
 
 
 class GroupEnded(Exception):
-    """This worker has left its group: to continue it must `enter` the next one."""
+    """This worker has left its group; to continue, it must `enter` the next one."""
 
 
 class ReplicaState(Protocol):
-    """The model of this process, with its optimizer and whatever else must be the same in all members."""
+    """The model of this process, with its optimizer and all other state that must be equal in all members."""
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """All of it by name; copies."""
+        """Return copies of all state, by name."""
         ...
 
     def load(self, arrays: Arrays) -> None:
-        """The inverse of `arrays`."""
+        """Set the state from the result of `arrays`."""
         ...
 
     def sums(self) -> Sequence[str]:
-        """Describe the parts of what members sum up in a step, in order."""
+        """Describe the variables and buffers that members sum up in a step, in order."""
         ...
 
     def start_over(self) -> RestoredModel:
-        """Loads the newest checkpoint, or initial values: no living member holds the model."""
+        """Load the newest checkpoint, or initial values; called when no living member holds the model."""
         ...
 
 
 class GroupSession:
-    """See above.
+    """See the module.
 
     Attributes:
-        is_begun_anew: the master ended all leases when it heard of this group: its model is restored, or at step 0.
+        is_begun_anew: Whether the master ended all leases when this group formed: its model was restored, or is at
+            step 0.
     """
 
     def __init__(
@@ -190,9 +192,10 @@ class GroupSession:
     ) -> None:
         """
         Args:
-            collective_timeout_s: limit of forming a group; in a step it bounds silence only, and the master counts it.
-            most_parts: minibatches of one member in one step, at most; the same for all members.
-            processes_per_worker: of each pod; each of them is a member.
+            collective_timeout_s: Limit for forming a group.  In a step it limits silence only, and the master applies
+                it.
+            most_parts: The most minibatches of one member in one step; the same for all members.
+            processes_per_worker: Processes of each pod; each process is a member.
         """
         self.ledger = Ledger()
         self.most_parts = most_parts
@@ -201,19 +204,19 @@ class GroupSession:
         self._state = state
         self._timeout_s = collective_timeout_s
         self._processes_per_worker = processes_per_worker
-        self._group = pb.Group()  # entered, or being formed; version 0: outside
+        self._group = pb.Group()  # the group entered or being formed; version 0: none
         self._is_forming = False
         self._door = threading.Lock()
-        self._is_outside = self._is_shut = False  # waits for a group; enters none any more
+        self._is_outside = self._is_shut = False  # is waiting for a group; must enter no more groups
         self._rank = 0
         self._holds_model = self._has_left = self.is_begun_anew = False
         self._departures = Departures()
         self._left, self._reason = 0, ""
-        self._pending: list[MinibatchName] = []  # own ones, applied here
-        self._confirmed: list[MinibatchName] = []  # own ones, applied by all
-        self._unproven: frozenset[MinibatchName] = frozenset()  # of the newest step: other members may lack it
+        self._pending: list[MinibatchName] = []  # of this member, applied here
+        self._confirmed: list[MinibatchName] = []  # of this member, applied by all members
+        self._unproven: frozenset[MinibatchName] = frozenset()  # the newest step, which other members may lack
         self._watch = GroupWatch(link, self._heard)
-        self._entered = 0  # version of the last group that it was in
+        self._entered = 0  # version of the last group that it was a member of
         link.carry_standing(self.standing)
 
     @property
@@ -222,30 +225,30 @@ class GroupSession:
 
     @property
     def size(self) -> int:
-        """Members of the group."""
+        """The number of members of the group."""
         return len(self._group.members)
 
     @property
     def is_last(self) -> bool:
-        """Whether no member of the newest group continues if this one ends, and this one writes the last checkpoint.
+        """Whether this member must write the last checkpoint, because no member of the newest group will continue.
 
-        The processes of a pod end together, and those that have said that they were asked to end do.
+        The processes of a pod end together.  Members that have announced their end count as ending.
         """
         return self._departures.is_last
 
     @property
     def is_split(self) -> bool:
-        """Whether the state of the model is spread over the members of the group, so that none holds all of it."""
+        """Whether the state of the model is spread over the members of the group, and no member holds all of it."""
         return False
 
     @property
     def holds_all(self) -> bool:
-        """Whether this process has all of the model's state, and is not changing it."""
+        """Whether this process has the complete state of the model, and is not changing it."""
         return self._holds_model
 
     @property
     def has_handed_over(self) -> bool:
-        """Whether other members hold what this one holds of the model, as far as it knows."""
+        """Whether other members hold this member's part of the model, as far as it knows."""
         return True
 
     @property
@@ -255,38 +258,41 @@ class GroupSession:
 
     @property
     def has_left(self) -> bool:
-        """Whether the others know that this one has left the newest group for good."""
+        """Whether the other members know that this one has left the newest group and will not return."""
         return self._has_left
 
     @property
     def version(self) -> int:
-        """Of the group; 0: outside."""
+        """Version of the group; 0 outside of every group."""
         return self._group.version
 
     @property
     def is_over(self) -> bool:
-        """The master has said that the job is over."""
+        """Whether the master has said that the job is over."""
         return self._watch.is_over
 
     def start(self) -> None:
-        """From now on, watch the master's plans."""
+        """Start to watch the groups that the master plans."""
         self._watch.start()
 
     def standing(self) -> tuple[int, float]:
-        """For heartbeats, from any thread: version of the group, seconds inside the present collective."""
+        """Return the version of the group and the seconds inside the current collective, for heartbeats.  Thread-safe.
+
+        Abandon a collective that has not ended for `collective_timeout_s`, if a newer group is planned.
+        """
         group, waiting = self._group, self._elastic_group.waiting_seconds
         if waiting >= self._timeout_s and 0 < group.version < self._watch.group.version and not self._is_forming:
             reason = "a newer group is planned, and this one does not come to the end of a step"
             self._elastic_group.abandon(reason, older_than=group.version + 1)
         return (0 if self._is_forming else group.version), waiting
 
-    # -- in and out
+    # -- entering and leaving
 
     def enter(self) -> bool:
-        """Enters the next group that the master plans with this worker, and takes the model over from its source.
+        """Enter the next group that the master plans with this worker, and take over the model of its source.
 
         Returns:
-            False: the job is over, or `shut_out` was called.
+            False if the job is over, or `shut_out` was called.
         """
         while True:
             self._is_outside = True
@@ -300,7 +306,7 @@ class GroupSession:
             try:
                 self._form(group)
                 self._is_outside = False
-                if self._is_shut:  # each thread writes its mark before it reads the other's, so one sees the other
+                if self._is_shut:  # each thread sets its flag before it reads the other's, so at least one sees both
                     self._is_outside = True
                     self._elastic_group.abandon(_SHUT)  # the others wait for this member to begin
                     return False
@@ -314,11 +320,13 @@ class GroupSession:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether others have trained without this worker since it left its last group; known once the job is over."""
+        """Whether others have trained without this worker since it left its last group; valid once the job is over."""
         return self._watch.last_formed > self._entered
 
     def shut_out(self) -> bool:
-        """From another thread: a process outside of every group enters none any more, and its model stays as it is.
+        """Keep a process that is outside of every group from entering one, so that its model stays as it is.
+
+        Called by another thread.
 
         Returns:
             Whether it is outside: it waits for a group, or for the other members of one.
@@ -331,16 +339,16 @@ class GroupSession:
             return self._is_shut
 
     def leave(self, reason: str = "") -> None:
-        """Leaves the group at a step's border.
+        """Leave the group between two steps.
 
         Args:
-            reason: for the master; empty: a newer group calls.
+            reason: For the master; empty if a newer group is planned.
         """
         self._elastic_group.leave()
         self._out(reason)
 
     def abandon(self, reason: str, is_model_whole: bool = True) -> GroupEnded:
-        """Leaves the group in the middle of a step, so that the others lose that step, too; returns what to raise."""
+        """Leave the group in the middle of a step, so that the others lose that step as well; return what to raise."""
         self._holds_model = self._holds_model and is_model_whole
         self._elastic_group.abandon(reason)
         self._out(reason)
@@ -351,13 +359,14 @@ class GroupSession:
     def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan:
         """Exchange headers: every member's contribution to the next step.
 
-        Afterwards the own minibatches of the step before are among `take_confirmed`.
+        Afterwards `take_confirmed` returns this member's minibatches of the step before, too.
 
         Args:
-            parts: of this member, none that `ledger` holds.
+            parts: Minibatches of this member; `ledger` must hold none of them.
+            wishes: Requests to all members.
 
         Raises:
-            GroupEnded: the group is broken, a newer one is planned, or a member leaves; nothing is lost by it.
+            GroupEnded: the group is broken, a newer one is planned, or a member leaves.  No step is lost by it.
         """
         header = StepProposal(max(self.version, self._watch.group.version), wishes, tuple(parts))
         line = header.numbers(self.most_parts)
@@ -370,7 +379,7 @@ class GroupSession:
         plan = StepPlan.of(headers, self._rank)
         self._departures.planned(plan)
         newest = max(header.version for header in headers)
-        if plan.ends_all:  # its caller leaves when the model is saved
+        if plan.ends_all:  # the caller leaves once the model is saved
             return plan
         if StepFlag.LEAVING in plan.wishes:
             self._has_left = StepFlag.LEAVING in plan.wishes_by_rank[self._rank]
@@ -384,7 +393,7 @@ class GroupSession:
         return plan
 
     def begin_reduce(self, buffer: Any) -> Reduction:
-        """Begins to sum a buffer over all members, in place; every member must begin the same ones in order.
+        """Start to sum a buffer over all members, in place; every member must start the same buffers in order.
 
         Raises:
             GroupEnded: the group is broken.
@@ -392,11 +401,11 @@ class GroupSession:
         return self._collective(lambda: self._elastic_group.begin_reduce(buffer))
 
     def continue_step(self) -> None:
-        """Exchange headers before the members reduce once more in a step: one may have ended it.
+        """Exchange headers before the members reduce once more in a step: another member may have ended the step.
 
         Raises:
             GroupEnded: the group is broken.
-            JobError: not all members reduce once more.
+            JobError: only some members reduce once more.
         """
         line = StepProposal(self.version, StepFlag.AGAIN).numbers(self.most_parts)
         gathered = self._collective(lambda: self._elastic_group.gather(line))
@@ -406,10 +415,10 @@ class GroupSession:
         check_rounds([StepFlag.AGAIN in StepFlag(int(row[1])) for row in headers], self._group.members)
 
     def finish_reduce(self, reductions: Sequence[Reduction]) -> None:
-        """Waits for the sums.
+        """Wait for the sums.
 
         Raises:
-            GroupEnded: the group is broken: the step must be dropped.
+            GroupEnded: the group is broken; the step must be dropped.
         """
         for reduction in reductions:
             self._collective(reduction.wait)
@@ -417,11 +426,12 @@ class GroupSession:
     def commit(
         self, plan: StepPlan, reported: Sequence[BatchRef] | None = None, skipped: Collection[BatchRef] = ()
     ) -> None:
-        """The model of this process holds the step now.
+        """Record that the model of this process holds the step.
 
         Args:
-            reported: parts that this member reports; None: its own parts.
-            skipped: parts that are left out of the model.
+            plan: The step.
+            reported: The parts that this member reports to the master; None: its own parts.
+            skipped: The parts that are left out of the model.
         """
         ledger = self.ledger
         for part in plan.all_parts:
@@ -432,10 +442,10 @@ class GroupSession:
         self._pending = [part.name for part in (plan.own if reported is None else reported)]
 
     def complete(self, update: Callable[[], None]) -> None:
-        """Put a step into the model whose sums have come.
+        """Apply a step whose sums have come.
 
         Args:
-            update: changes the model, and calls `commit`.
+            update: Changes the model, and calls `commit`.
 
         Raises:
             GroupEnded: the group is broken.
@@ -443,20 +453,20 @@ class GroupSession:
         update()
 
     def is_proven(self, name: MinibatchName) -> bool:
-        """Whether the model of every member holds a minibatch, as far as this one can know."""
+        """Whether the models of all members hold a minibatch, as far as this member knows."""
         return name in self.ledger.applied and name not in self._unproven
 
     def collect(self) -> dict[str, npt.NDArray[Any]]:
-        """Bring what rank 0 lacks of the state to it; every member calls this between two steps."""
+        """Send the state that rank 0 lacks to it, and return it there; all members call this between two steps."""
         return {}
 
     def take_confirmed(self) -> list[MinibatchName]:
-        """Own minibatches that have come to be in every member's model."""
+        """Return this member's minibatches that have become part of every member's model since the last call."""
         confirmed, self._confirmed = self._confirmed, []
         return confirmed
 
     def gather(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Numbers of all members, by rank: [n] → [members, n].
+        """Return the numbers of all members, by rank: [n] → [members, n].
 
         Raises:
             GroupEnded: the group is broken.
@@ -467,7 +477,7 @@ class GroupSession:
         """Exchange which parts of a step are not finite; every member calls this after the same reduction.
 
         Args:
-            flaws: of this member's own parts, by position; maybe none.
+            flaws: The values that are not finite among this member's parts, by position; may be empty.
 
         Raises:
             GroupEnded: the group is broken.
@@ -478,7 +488,7 @@ class GroupSession:
         return [plan.parts[rank][k] for rank, row in enumerate(gathered) for k in np.flatnonzero(row)]
 
     def part(self) -> bool:
-        """Wait for all members before `leave`: one that closes its connections breaks what others still receive.
+        """Wait for all members before `leave`: closing connections earlier breaks what others still receive.
 
         Returns:
             Whether all have come.
@@ -492,7 +502,7 @@ class GroupSession:
         return True
 
     def share(self, data: bytes | None, source: int = 0) -> bytes:
-        """Broadcast the data of one member to all; the others pass None.
+        """Broadcast the data of rank `source` to all members; the others pass None.
 
         Raises:
             GroupEnded: the group is broken.
@@ -506,10 +516,10 @@ class GroupSession:
         return [pod_and_process(member.worker_id, self._processes_per_worker)[0] for member in self._group.members]
 
     def _has_lost(self, rank: int | None) -> None:
-        """Members are gone.
+        """Note that members are gone.
 
         Args:
-            rank: the member that this one saw go, if it did; the master's newer group lacks others.
+            rank: The member that failed first, if known.  A newer group of the master may lack more members.
         """
         gone, newer = {rank}, self._watch.group
         if newer.version > self.version:
@@ -535,14 +545,14 @@ class GroupSession:
         self._group = pb.Group()
 
     def _await_group(self) -> pb.Group | None:
-        """The next group with this worker in it; None: the job is over."""
+        """Wait for the next group with this worker in it; None if the job is over."""
         told_at = -1
         group = self._watch.await_own(self._left, 0.0)
         if group is not None:
             return group
         while not self._watch.is_over:
             registrations = self._link.num_registrations
-            if told_at != registrations:  # a master's new generation knows nothing of it
+            if told_at != registrations:  # a new generation of the master does not know it
                 told_at = registrations
                 ack = self._link.ready_for_group(self._elastic_group.address, self._left, self._reason)
                 if not ack.accepted:
@@ -574,7 +584,7 @@ class GroupSession:
         except (GroupLost, ModelDefinitionError) as error:
             self._elastic_group.abandon(str(error))
             raise
-        # The master may not know of a restored model yet: rank 0 must restore it again, and report it, if this fails.
+        # The master may not know of a restored model yet: if this fails, rank 0 must restore it again, and report it.
         self._holds_model, self._has_left = source is not None or self._rank == 0, False
         self.is_begun_anew = source is None or not self.ledger.steps
         self._departures.entered(self._pods(), self._rank)
@@ -585,7 +595,8 @@ class GroupSession:
         """Make the models of all members equal.
 
         Returns:
-            The rank of the model's source, None if no member holds it; and the checkpoint that rank 0 has read.
+            The rank of the model's source, None if no member holds the model; and the directory of the checkpoint that
+            rank 0 has read, empty if it has read none.
         """
         restored_from = ""
         sums = Sums(self._state.sums())
@@ -604,19 +615,19 @@ class GroupSession:
         return (source if newest >= 0 else None), restored_from
 
     def _hand_over(self, plan: StepPlan) -> None:
-        """Before members leave: every member holds the whole model."""
+        """Called before members leave.  Without shards there is nothing to do: every member holds the whole model."""
 
     def _hand_over_to_survivors(self, plan: StepPlan) -> None:
-        """Before a newer group, perhaps without some members: the same."""
+        """Called before this member leaves for a newer group, which may lack some members.  Nothing to do either."""
 
     def _receive(self, source: int, is_needed: bool) -> None:
         gives = self._rank == source
         if is_needed and not gives and not self._group.members[self._rank].is_source:
-            self._holds_model = False  # its model is of an older group, and must never be taken for the last one's
+            self._holds_model = False  # its model is of an older group, and must never become the source
         arrays = self._elastic_group.broadcast(self._state.arrays() if gives else None, source)
         data = self._elastic_group.broadcast_bytes(self.ledger.to_bytes() if gives else None, source)
         if is_needed and not gives:
-            held, self._holds_model = self._holds_model, False  # SIGTERM must not save a part of it
+            held, self._holds_model = self._holds_model, False  # SIGTERM must not save a half-loaded model
             self._state.load(arrays)
             self.ledger = Ledger.from_bytes(data)
             self._holds_model = held
@@ -630,7 +641,7 @@ class GroupSession:
             raise GroupLost(f"the master rejected it: {ack.reason}")
 
     def _settle_pending(self) -> None:
-        """Keep own minibatches that the model of the group holds; an older one lacks confirmed ones, too."""
+        """Keep this member's minibatches that the group's model holds; an older model may lack confirmed ones, too."""
         names = [*self._confirmed, *self._pending]
         self._confirmed = [name for name in names if name in self.ledger.applied]
         self._pending, self._unproven = [], frozenset()
@@ -650,7 +661,7 @@ class GroupSession:
             _log.debug("Group %s, step %d: state %s", shown(group.version), self.ledger.steps, self.digest())
 
     def digest(self) -> str:
-        """Of the state's bytes: equal in all members after the same step."""
+        """Return a hash of the state, which is equal in all members after the same step."""
         return digest_of(self._state.arrays())
 
     def _heard(self, group: pb.Group) -> None:
@@ -662,10 +673,10 @@ class GroupSession:
         members = {(member.worker_id, member.incarnation) for member in group.members}
         gone = [m.worker_id for m in mine.members if (m.worker_id, m.incarnation) not in members]
         if mine.version and not self._is_forming and (not gone or self.is_split):
-            return  # it leaves after the present step; if that does not end, see `standing`
+            return  # it leaves after the current step; if that does not end, see `standing`
         who = f" without worker {', '.join(map(str, gone))}" if gone else ""
         self._elastic_group.abandon(f"a newer group{who} is planned", older_than=group.version)
 
     def _job_is_over(self) -> None:
-        """Watcher thread: end the wait for members that have received it, too."""
+        """Watcher thread: stop waiting for members, which end as well."""
         self._elastic_group.abandon("the job is over")

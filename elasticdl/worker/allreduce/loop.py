@@ -1,9 +1,9 @@
-"""AllReduceStrategy: all workers make every step together, in a group that changes while they live.
+"""AllReduceStrategy: all workers make every step together, in a group whose members may change.
 
 The loop of one member: headers, gradients, reduction, update; evaluation between steps; and the work before and after
-groups.  It never waits for a lease while others wait for it.
+groups.  It never waits for a lease while other members wait for it.
 
-`make_all_reduce_loop` puts the parts of a worker together, and compiles the step before it stands ready for a group.
+`make_all_reduce_loop` builds the parts of a worker, and compiles the step before the worker joins a group.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from elasticdl_client.errors import DataError, ElasticDLError, LastCheckpointErr
 from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
-_PATIENCE_S = 0.1  # between two looks while no member has work
+_PATIENCE_S = 0.1  # between two rounds while no member has work
 _WITHOUT_PARTS = StepFlag.LEAVING | StepFlag.OVER
-_WISH_FOR = {pb.EVALUATION: StepFlag.EVALUATION, pb.TRAIN_END: StepFlag.LAST}  # of all members, before a lease is done
+_WISH_FOR = {pb.EVALUATION: StepFlag.EVALUATION, pb.TRAIN_END: StepFlag.LAST}  # work that needs all members
 
 
 class AllReduceLoop:
-    """Everything an AllReduce worker does once its model is compiled."""
+    """The work of an AllReduce worker once its model is compiled."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class AllReduceLoop:
     ) -> None:
         """
         Args:
-            evaluations: of evaluation tasks alone.
-            checkpoints: of the model that this trains.
+            evaluations: The stream of evaluation tasks; it has no other tasks.
+            checkpoints: Writes the checkpoints of the trained model.
         """
         failures = tasks.failures
         self._link, self._reporter, self._clock = failures.link, failures.reporter, failures.clock
@@ -83,12 +83,12 @@ class AllReduceLoop:
         self._counts_steps = bool(spec.fixed_global_batch)
         self._skips_not_finite = spec.skips_not_finite
         self._is_idle = False  # no member had work in the last round
-        self._is_saved = False  # in this group: the last checkpoint
-        self._why_unsaved = ""  # while this member is to end the training
+        self._is_saved = False  # whether this group has written the last checkpoint
+        self._why_unsaved = ""  # why the last checkpoint failed, while this member holds the TRAIN_END task
         self._last = LastCheckpoint(session, checkpoints, termination, self._clock)
 
     def run(self) -> None:
-        """Returns when the master says that the job is over."""
+        """Train until the master says that the job is over."""
         self._clock.switch(Activity.COMPUTE)
         self._session.start()
         self._supply.start()
@@ -107,20 +107,20 @@ class AllReduceLoop:
 
     @property
     def lacks_checkpoint(self) -> bool:
-        """Whether this member was to write a last checkpoint, and others have left with a part of the model."""
+        """Whether this member could not write the last checkpoint, because others have left with parts of the model."""
         session = self._session
         return session.rank == 0 and not session.holds_all and self._checkpoints.is_behind(session.ledger)
 
     def leave(self, is_idle: bool) -> None:
-        """After SIGTERM, in another thread: report the finished work, save, and take leave.
+        """Report the finished work after SIGTERM, save the model, and say goodbye to the master.  In another thread.
 
-        A successor begins with the newest checkpoint once the farewell is said: one that is written later belongs to
-        a branch of the training that is over.
+        A successor begins with the newest checkpoint as soon as the farewell is received: a checkpoint written later
+        would belong to an abandoned branch of the training.
 
         Args:
-            is_idle: no step is being made, so the model is whole.
+            is_idle: Whether no step is being made, so that the model is consistent.
         """
-        is_idle = self._session.shut_out() or is_idle  # a master that has ended, too, plans no group for the agreement
+        is_idle = self._session.shut_out() or is_idle  # a master that has ended as well plans no group to agree in
         self._reporter.drain(self._termination.reports_s)
         self._last.save(is_idle)
         self._link.say_farewell()
@@ -139,9 +139,9 @@ class AllReduceLoop:
     # -- groups
 
     def _visit(self) -> None:
-        """Live in the group entered, and in those after it that SIGTERM must not keep this member from.
+        """Make steps in the group entered, and in later groups that this member must enter in spite of SIGTERM.
 
-        It may hold a part of the model alone, or have to agree with the others on the last checkpoint.
+        It must if it alone holds a part of the model, or has to agree with the others on the last checkpoint.
         """
         is_inside = True
         while is_inside:
@@ -166,7 +166,7 @@ class AllReduceLoop:
         return True
 
     def _live(self) -> None:
-        """Rounds, until the group ends (`GroupEnded`) or the job is over."""
+        """Run rounds until the group ends (`GroupEnded`) or the job is over."""
         if self._session.is_split:
             while self._round():
                 pass
@@ -175,10 +175,10 @@ class AllReduceLoop:
             self._round()
 
     def _round(self) -> bool:
-        """Exchange headers, and do what they say.
+        """Exchange headers, and do what they request.
 
         Returns:
-            False: all members of a group that is split know that the job is over, and the last checkpoint is written.
+            False in a split group once all members know that the job is over, and the last checkpoint is written.
         """
         wishes = self._last.begin_round() | self._wishes_if_split()
         parts = [] if wishes and wishes & _WITHOUT_PARTS else self._take_parts()
@@ -204,7 +204,7 @@ class AllReduceLoop:
         return True
 
     def _wishes_if_split(self) -> StepFlag:
-        """Return what concerns a group in which no member alone can write a checkpoint."""
+        """Return the requests that only a split group has: no member alone can write a checkpoint."""
         wishes = StepFlag.NOTHING
         if not self._session.is_split:
             return wishes
@@ -218,10 +218,10 @@ class AllReduceLoop:
         return wishes
 
     def _end_or_save(self, plan: StepPlan) -> bool:
-        """In a group that is split: write a checkpoint if that is agreed.
+        """Write a checkpoint in a split group if its members have agreed on one.
 
         Returns:
-            A member knows that the job is over, so that there is no step any more.
+            Whether a member knows that the job is over, so that there are no more steps.
         """
         is_over = StepFlag.OVER in plan.wishes
         is_end = StepFlag.OVER in plan.wishes_of_each
@@ -285,18 +285,18 @@ class AllReduceLoop:
         return gradient
 
     def _run_ahead(self, plan: StepPlan, gradient: LocalGradient) -> None:
-        """Give the device the next minibatch while the numbers of this step are on their way."""
+        """Start the next minibatch on the device while the results of this step are still being copied."""
         following = None if gradient.run_ahead is None else self._supply.next_part()
         if gradient.run_ahead is None or following is None:
             return
         name, batch = following
         try:
             gradient.run_ahead(self._rate(plan), Share(batch, self._seed_of(name), 1.0, is_alone=True))
-        except ElasticDLError as error:  # of the user's schedule, as in `_update`
+        except ElasticDLError as error:  # the user's learning rate schedule, as in `_update`
             raise self._failed(error, " in the update of the model") from error
 
     def _told(self, gradient: LocalGradient) -> tuple[float, float, float]:
-        """Return the numbers of a step; errors of a device show when it is waited for."""
+        """Return loss, weight and number of flawed parts of a step; this wait also raises errors of the device."""
         try:
             loss, weight, num_flawed = (float(number) for number in gradient.told())
         except Exception as error:
@@ -304,14 +304,14 @@ class AllReduceLoop:
         return loss, weight, num_flawed
 
     def _failed(self, error: Exception, where: str = "", is_model_whole: bool = True) -> GroupEnded:
-        """User code raised the exception being handled: the others, maybe waiting for a sum, lose the step, too."""
+        """Report the exception that user code raised, and abandon the group: the others lose the step as well."""
         ended = self._session.abandon(f"user code raised{where}", is_model_whole)
         self._supply.fail(error)
         return ended
 
     @staticmethod
     def _flaws(plan: StepPlan, gradient: LocalGradient) -> dict[int, str]:
-        """Flaws by position among the own parts."""
+        """Return the values that are not finite, by position among this member's parts."""
         present = _present(plan)
         return {present[k]: what for k, what in gradient.not_finite.items()}
 
@@ -323,17 +323,17 @@ class AllReduceLoop:
         return derive_seed(self._seed, name.epoch, name.task, name.n)
 
     def _rate(self, plan: StepPlan) -> float | None:
-        """Return the schedule's rate: it counts steps where these have a fixed number of records, else minibatches."""
+        """Return the rate of the user's schedule, which counts steps of a fixed number of records, else minibatches."""
         epoch, ledger = min(part.name.epoch for part in plan.all_parts), self._session.ledger
         num_updates = ledger.steps if self._counts_steps else ledger.num_records // self._minibatch_size
         return self._framework.learning_rate(epoch, num_updates)
 
     def _update(self, plan: StepPlan, gradient: LocalGradient | None, skipped: Collection[BatchRef]) -> None:
-        """Put a step into the model.
+        """Apply a step to the model.
 
         Args:
-            gradient: its sum; None: nothing of the step is finite, and the model stays as it is.
-            skipped: parts that are not in the sum.
+            gradient: The summed gradient; None if no part of the step is finite: the model stays as it is.
+            skipped: The parts that are not in the sum.
         """
 
         def update() -> None:
@@ -353,14 +353,14 @@ class AllReduceLoop:
     # -- between steps
 
     def _evaluate(self) -> None:
-        """Works evaluation tasks off until there is none: its own, and those that the master still has."""
+        """Run evaluation tasks until there are none left: the one held, and those that the master still has."""
         other = self._supply.take_other()
         if other is not None:
             self._supply.other_is_done()
         self._evaluations.run_at_once(pb.EVALUATION, other)
 
     def _do_alone(self, held: HeldLease) -> None:
-        """TRAIN_END or CALLBACK, while the others wait for this member's header."""
+        """Run a TRAIN_END or CALLBACK task, while the others wait for this member's header."""
         if held.lease.type == pb.CALLBACK:
             self._exports.occasion(held)
         else:
@@ -368,7 +368,7 @@ class AllReduceLoop:
         self._supply.other_is_done()
 
     def _save_with_all(self) -> None:
-        """Return when the last checkpoint is on disk, or cannot be written; all members do this between two steps."""
+        """Write the last checkpoint, between the same two steps as all members; return when it is on disk or fails."""
         why_not = self._last.save_with_all()
         self._is_saved = not why_not
         if self._supply.take_other() is not None:
@@ -386,7 +386,7 @@ class AllReduceLoop:
             if self._session.holds_all:
                 self._checkpoints.save_last(self._session.ledger)
             else:
-                self._checkpoints.wait()  # the end of the process would cut off one that is being written
+                self._checkpoints.wait()  # the end of the process would cut off a running write
 
 
 def make_all_reduce_loop(
@@ -397,10 +397,15 @@ def make_all_reduce_loop(
     termination: Termination,
     master_address: str,
 ) -> AllReduceLoop:
-    """The loop of a worker whose model is compiled; the master knows what it defines.
+    """Build the loop of a worker.
 
     Args:
-        reader: see `Readers.of`.
+        failures: Reports to the master.
+        framework: Holds the compiled model, whose definition the master knows.
+        reader: See `Readers.of`.
+        spec: The job.
+        termination: Of this process.
+        master_address: Where the master listens; it tells which of this machine's addresses other members can reach.
     """
     link, clock = failures.link, failures.clock
     checkpoints = CheckpointWriter.of(spec, framework, clock)
@@ -425,7 +430,7 @@ def make_all_reduce_loop(
 def _supply(
     session: GroupSession, stream: Callable[[LeaseSource], TaskStream], tasks: TrainingTasks, spec: JobSpec
 ) -> BatchSource:
-    """Of the group together, with --fixed_global_batch, or each member's own."""
+    """Return the source of minibatches: of the whole group with --fixed_global_batch, else of this member alone."""
     failures, framework = tasks.failures, tasks.model
     link = failures.link
     if spec.fixed_global_batch:
@@ -442,7 +447,7 @@ def _supply(
 def _samples(
     shard: pb.ShardMessage, framework: Framework, reader: Callable[[pb.TaskType], Reader], spec: JobSpec
 ) -> list[Batch]:
-    """Make a full minibatch and a short one; none if that fails: the error is reported again with its task."""
+    """Make a full minibatch and a short one; none if that fails, since the task will report the same error."""
     found: list[Batch] = []
     try:
         records = reader(pb.TRAINING).read(Shard(shard.name, shard.start, shard.end, shard.identity))
@@ -457,7 +462,7 @@ def _samples(
 def _compile_on(framework: Framework, model: Replica, samples: Sequence[Batch], seed: int) -> None:
     """Compile the step on samples, and reset the model afterwards.
 
-    Errors of user code are only logged here: the same error is reported when the task runs.
+    Errors of user code are only logged: the same error is reported when the task runs.
     """
     try:
         for batch in samples:
@@ -469,5 +474,5 @@ def _compile_on(framework: Framework, model: Replica, samples: Sequence[Batch], 
 
 
 def _present(plan: StepPlan) -> list[int]:
-    """Positions of the own parts that have records: the user's `filter` may empty some."""
+    """Return the positions of this member's parts that have records: the user's `filter` may remove all."""
     return [k for k, part in enumerate(plan.own) if part.num_records]

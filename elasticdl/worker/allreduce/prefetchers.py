@@ -1,9 +1,8 @@
 """Prefetches training minibatches of this member's leases in a background thread; `take` never blocks on the master.
 
-A member of a group without work must not hold up the others: they wait for its header.
-
-`LeasePrefetcher` takes leases alone, ahead of their use; `LocalLeases` are given by rank 0 of a group.  A lease is held
-from the moment it arrives, so that heartbeats renew it however late it is taken.
+A member without work must not hold up the others, which wait for its header.  `LeasePrefetcher` draws leases only,
+ahead of their use; `LocalLeases` are given by rank 0 of a group.  A lease counts as held from the moment it arrives, so
+heartbeats renew it until it is taken.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.tasks import HeldLease, LeaseBook, LeaseSource, TaskStream
 from elasticdl_client.errors import DataError
 
-_AHEAD = 2  # minibatches made and not taken yet
+_AHEAD = 2  # minibatches made ahead, not taken yet
 _POLL_S = 2.0
-_INPUT_S = 1.0  # for so long the others may have to wait for this member's input
+_INPUT_S = 1.0  # how long the other members may have to wait for this member's input
 
 
 class PrefetchInterrupted(Exception):
-    """The prefetcher begins anew: the lease is not wanted any more."""
+    """The prefetcher restarts: the current request for a lease is cancelled."""
 
 
 class Requests(LeaseSource, Protocol):
-    """Where a feeder's leases come from."""
+    """The source of a prefetcher's leases."""
 
     def interrupt(self) -> None:
-        """Any thread: the present request, or the next one, raises `PrefetchInterrupted`."""
+        """Make the current request, or the next one, raise `PrefetchInterrupted`.  Thread-safe."""
         ...
 
     def clear(self) -> None:
-        """Requests are answered again."""
+        """Answer requests again."""
         ...
 
 
 class InterruptibleLeases:
-    """Asks for leases as `MasterLink` does, until it is interrupted."""
+    """Requests leases from the master, until it is interrupted."""
 
     def __init__(self, link: MasterLink) -> None:
         self.leases = link.leases
@@ -83,14 +82,14 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A lease that is not for training: the prefetcher continues when `BatchPrefetcher.resume` is called."""
+    """A lease that is not for training; the prefetcher pauses until `BatchPrefetcher.resume`."""
 
     held: HeldLease
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """User code raised; the prefetcher continues when `BatchPrefetcher.resume` is called."""
+    """User code raised; the prefetcher pauses until `BatchPrefetcher.resume`."""
 
     error: FeedError
 
@@ -102,7 +101,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """The feeder's own end, by an error in ElasticDL itself."""
+    """The prefetcher has ended by an error in ElasticDL itself."""
 
     error: BaseException
 
@@ -111,12 +110,12 @@ Item = Batch | Unreadable | Other | Failed | Over | Broke
 
 
 class BatchPrefetcher:
-    """See above.  `take`, `resume` and `restart` are called by one thread."""
+    """Makes training minibatches in a background thread.  `take`, `resume` and `restart` are called by one thread."""
 
     def __init__(self, tasks: TaskStream, requests: Requests, framework: Framework) -> None:
         """
         Args:
-            tasks: of this feeder alone, drawing from `requests`.
+            tasks: The stream of this prefetcher's tasks; it draws from `requests`, and has no other reader.
         """
         self._tasks = tasks
         self._requests = requests
@@ -124,7 +123,7 @@ class BatchPrefetcher:
         self._leases = requests.leases
         self._changed = threading.Condition()
         self._items: deque[Item] = deque()
-        self._num_making = 0  # leases whose records were drawn and whose end was not put yet
+        self._num_making = 0  # leases whose records were drawn, and whose end is not queued yet
         self._run_number = 0
         self._is_paused = False
         self._is_restarting = False
@@ -135,10 +134,10 @@ class BatchPrefetcher:
         self._thread.start()
 
     def take(self, timeout_s: float) -> Item | None:
-        """The next item; None: there is none now.
+        """Return the next item; None if there is none now.
 
         Args:
-            timeout_s: the longest wait where there is no lease; where there is one, for its input.
+            timeout_s: The longest wait for a lease; while a lease is being read, this waits for its input.
         """
         begun = time.monotonic()
         with self._changed:
@@ -153,29 +152,29 @@ class BatchPrefetcher:
             return item
 
     def next_batch(self) -> Batch | None:
-        """The minibatch that `take` will return next, after ends of tasks; None: something else, or not known yet."""
+        """Return the minibatch that `take` will return next, after ends of tasks; None if it is not known."""
         with self._changed:
             following = next((item for item in self._items if not (isinstance(item, Batch) and item.end)), None)
         return following if isinstance(following, Batch) else None
 
     def resume(self) -> None:
-        """Continue after the last item, which has been handled."""
+        """Continue after the last item: it has been handled."""
         with self._changed:
             self._is_paused = False
             self._changed.notify_all()
 
     def restart(self, again: Callable[[], Iterable[HeldLease]]) -> None:
-        """Throws away what is made.
+        """Drop everything that is made, and begin again.
 
         Args:
-            again: called when nothing more is made, since a lease may come until then: the leases that are given again
-                from their start, also those that were given whole or have failed.
+            again: Returns the leases to give again from their start, including those already given completely or
+                failed.  Called once nothing is being made, since a lease may arrive until then.
         """
         with self._changed:
             self._is_restarting = True
             self._requests.interrupt()
             others = [item.held for item in self._items if isinstance(item, Other)]  # not taken yet
-            self._items = deque(item for item in self._items if isinstance(item, Broke))  # that is reported in any case
+            self._items = deque(item for item in self._items if isinstance(item, Broke))  # must be reported in any case
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._is_restarting or self._is_broken)
             self._tasks.reopen([*again(), *others])
@@ -220,7 +219,7 @@ class BatchPrefetcher:
         number = self._run_number
         for task in self._tasks.records(pb.TRAINING):
             with self._changed:
-                if number != self._run_number:  # a pipeline that was thrown away comes late
+                if number != self._run_number:  # a late item of a dropped pipeline
                     return
                 self._num_making += 1
             yield task
@@ -254,7 +253,7 @@ class BatchPrefetcher:
             if self._is_restarting:
                 raise PrefetchInterrupted
             self._items.append(item)
-            self._is_paused = isinstance(item, Over | Other | Failed)  # now: its taker may resume at once
+            self._is_paused = isinstance(item, Over | Other | Failed)  # set here: the taker may resume at once
             self._changed.notify_all()
 
     def _pause(self) -> None:
@@ -277,7 +276,7 @@ class BatchPrefetcher:
 class LocalLeases:
     """Leases that another member holds, given to this process's input pipeline one after another.
 
-    See `InterruptibleLeases`; no call reaches the master.
+    Has the methods of `InterruptibleLeases`, but makes no calls to the master.
     """
 
     def __init__(self) -> None:
@@ -287,13 +286,13 @@ class LocalLeases:
         self._is_interrupted = False
 
     def give(self, held: HeldLease) -> None:
-        """One of `leases`, the next to be drawn."""
+        """Queue a lease of `leases` to be drawn next."""
         with self._changed:
             self._given.append(held)
             self._changed.notify_all()
 
     def take_all_back(self) -> None:
-        """Nothing is held here any more."""
+        """Drop all leases."""
         with self._changed:
             self._given.clear()
         self.leases.revoke([held.id for held in self.leases.held()])
@@ -308,10 +307,10 @@ class LocalLeases:
             self._is_interrupted = False
 
     def request_lease(self) -> HeldLease | None:
-        """Wait for one; leases taken back meanwhile are not held any more.
+        """Wait for a lease and return it; it may have been taken back meanwhile.
 
         Raises:
-            PrefetchInterrupted: the feeder begins anew.
+            PrefetchInterrupted: the prefetcher restarts.
         """
         with self._changed:
             self._changed.wait_for(lambda: bool(self._given) or self._is_interrupted)
@@ -324,22 +323,22 @@ class LocalLeases:
 
 
 class LeasePrefetcher:
-    """Draws every lease that the master grants, in a thread of its own; `take` is called by one thread."""
+    """Draws every lease that the master grants, in a background thread; `take` must be called by one thread."""
 
     def __init__(self, requests: InterruptibleLeases) -> None:
         self._requests = requests
         self._changed = threading.Condition()
         self._drawn: deque[HeldLease | None] = deque()
-        self._error: BaseException | None = None  # why nothing comes any more
+        self._error: BaseException | None = None  # why no more leases come
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="drawer", daemon=True).start()
 
     def take(self, timeout_s: float) -> list[HeldLease | None]:
-        """All that came, waiting for something; None: the job is over.
+        """Return all leases that have come, waiting for the first one; None among them: the job is over.
 
         Raises:
-            MasterGone: nothing comes any more.
+            MasterGone: the thread has ended by it; no more leases come.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._drawn or self._error, timeout_s)

@@ -1,11 +1,12 @@
-"""The model in an AllReduce worker's own process: how it is taken over, started over, and written down by rank 0.
+"""The model in an AllReduce worker: how it is taken over, started over, and written to checkpoints.
 
-The last checkpoint of a job whose members all get SIGTERM is agreed on between steps and written by one.  A member that
-gets SIGTERM stays for a moment, and says so in its headers.  If all members say so at the same step, they end after it
-together, and rank 0 writes the checkpoint.  If a member is left whose peers have all said so, it writes the checkpoint
-alone when it ends.  Where others continue, none is written: they hold the model.  A group that breaks meanwhile has
-agreed on nothing: its members agree in the next one.  If the master plans none in time, because it is away, a member
-cannot know whether others continue, so each writes what it holds; members with the same step write the same files.
+If all members of a job get SIGTERM, they agree between two steps on the last checkpoint, and one member writes it.
+A member that gets SIGTERM stays for a moment, and announces its end in its headers.  If all members announce it at the
+same step, they end together after it, and rank 0 writes the checkpoint.  If one member is left whose peers have all
+announced their end, it writes the checkpoint alone when it ends.  If members continue, none is written: they hold the
+model.  If the group breaks meanwhile, nothing is agreed, and its members agree in the next group.  If the master plans
+none in time, because it is away, no member can know whether others continue, so each writes what it holds; members with
+the same step write the same files.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _STATE_FILE = "model.npz"
 
 
 class Replica(OwnValues):
-    """See `ModelState`; and the model as evaluation and export read it (see `Strategy`).
+    """The model of this process: a `ReplicaState`, and an `OwnValues` for evaluation and export.
 
     Attributes:
-        num_restored: minibatches in the checkpoint that this process has read; 0: none, or of another job.
+        num_restored: Minibatches in the checkpoint that this process has read; 0 for none, or one of another job.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Replica(OwnValues):
     ) -> None:
         """
         Args:
-            init_from: --checkpoint_dir_for_init.
+            init_from: The flag --checkpoint_dir_for_init; empty: not given.
         """
         self._framework = framework
         self._checkpoints = checkpoints
@@ -56,14 +57,14 @@ class Replica(OwnValues):
         self.begin()
 
     def begin(self) -> None:
-        """Take the present values of the model as its initial values."""
+        """Take the current values of the model as its initial values."""
         self._initial = self._framework.state()
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         return self._framework.state()
 
     def snapshot(self) -> Callable[[], Arrays]:
-        """Return a function that gives the present `arrays`, in any thread."""
+        """Return a function that returns the current `arrays`, callable in any thread."""
         if isinstance(self._framework, TakesSnapshots):
             return self._framework.snapshot()
         arrays = self.arrays()
@@ -73,18 +74,18 @@ class Replica(OwnValues):
         self._framework.load_state(arrays)
 
     def sums(self) -> Sequence[str]:
-        """See `ReplicaState`; nothing of a framework where they follow from the names in `arrays`."""
+        """See `ReplicaState`; empty for a framework whose sums follow from the names in `arrays`."""
         return self._framework.sums() if isinstance(self._framework, DescribesSums) else ()
 
     def reset(self) -> None:
-        """Initial values."""
+        """Set the initial values."""
         self._framework.load_state(self._initial)
 
     def start_over(self) -> RestoredModel:
-        """See `ModelState`.
+        """See `ReplicaState`.
 
         Raises:
-            CheckpointError: a checkpoint is there that does not fit this job.
+            CheckpointError: there is a checkpoint that does not fit this job.
         """
         checkpoints, init_from = self._checkpoints, self._init_from
         found = read_from(checkpoints.place, self._clock, checkpoints.newest)
@@ -120,15 +121,17 @@ class Replica(OwnValues):
 
 
 class ShardedReplica(Replica):
-    """A replica that keeps the shards of the checkpoint that it has read, for other members; in main memory."""
+    """A replica that keeps the shards of the checkpoint it has read in main memory, for other members."""
 
     def __init__(
         self, framework: KeepsState, checkpoints: StateCheckpoints, init_from: str, clock: ActivityClock
     ) -> None:
         """
         Args:
-            framework: one that `ShardsOptimizer` describes, too.
-            init_from: see `Replica`, as `clock`.
+            framework: Must be a `ShardsOptimizer`, too.
+            checkpoints: See `Replica`.
+            init_from: See `Replica`.
+            clock: See `Replica`.
         """
         assert isinstance(framework, ShardsOptimizer)
         self._optimizer: ShardsOptimizer = framework
@@ -146,17 +149,17 @@ class ShardedReplica(Replica):
 
 
 class CheckpointWriter:
-    """Writes checkpoints of the model as it is between two steps, in the background.
+    """Writes checkpoints of the model between two steps, in the background.
 
     Attributes:
-        model: that it writes.
-        failure: why the newest one could not be written; empty: it could.
+        model: The model to write.
+        failure: Why the newest checkpoint could not be written; empty if it could.
     """
 
     def __init__(self, model: Replica, checkpoints: StateCheckpoints, every: int) -> None:
         """
         Args:
-            every: minibatches between two checkpoints; 0: one a minute.
+            every: Minibatches between two checkpoints; 0: one per minute.
         """
         self.model = model
         self._checkpoints = checkpoints
@@ -169,24 +172,25 @@ class CheckpointWriter:
 
     @classmethod
     def of(cls, spec: JobSpec, framework: KeepsState, clock: ActivityClock) -> CheckpointWriter:
-        """Return that of a job, of a model whose present values are its initial ones."""
+        """Return the writer of a job; the current values of the model are its initial ones."""
         checkpoints = StateCheckpoints.of_module(spec, _STATE_FILE)
         make_model = ShardedReplica if spec.shard_optimizer else Replica
         model = make_model(framework, checkpoints, spec.checkpoint_dir_for_init, clock)
         return cls(model, checkpoints, spec.checkpoint_steps)
 
     def request(self) -> None:
-        """Write one when the present step is made; from any thread."""
+        """Write a checkpoint after the current step.  Thread-safe."""
         self._checkpoints.request()
 
     def newest_try(self) -> WrittenCheckpoint | None:
-        """Return how the newest attempt to write one has ended."""
+        """Return how the newest attempt to write a checkpoint has ended; None if there was none."""
         return self._checkpoints.newest_try
 
     def begin(self, ledger: Ledger) -> None:
-        """Begin a group with this ledger.  Unwritten minibatches of earlier groups stay to be written.
+        """Begin a group with this ledger.
 
-        Writes of other members are not known here: of a model taken over from them all is to be written.
+        Minibatches of earlier groups that are not on disk still have to be written.  Writes of other members are not
+        known here: of a model taken over from them, everything counts as unwritten.
         """
         number = ledger.applied.num_names
         if not self._has_begun:
@@ -194,12 +198,12 @@ class CheckpointWriter:
         self._saved_at = (min(number, self._saved_at[0]), self._saved_at[1])
 
     def save_if_due(self, ledger: Ledger) -> None:
-        """Between two steps; one at a time is written."""
+        """Start to write a checkpoint if one is due; called between two steps."""
         if self.is_due(ledger):
             self.save(ledger, {})
 
     def is_due(self, ledger: Ledger) -> bool:
-        """Whether a checkpoint is to be written now; while one is being written, none is."""
+        """Whether a checkpoint should be written now; False while one is being written."""
         if not self._checkpoints.is_wanted or self._is_writing:
             return False
         number, moment = self._saved_at
@@ -215,7 +219,7 @@ class CheckpointWriter:
         return self._checkpoints.is_wanted and (bool(self.failure) or ledger.applied.num_names > self._saved_at[0])
 
     def is_saved(self, ledger: Ledger) -> bool:
-        """Whether this member need not write the ledger, and is writing none."""
+        """Whether this member has written the ledger, and is writing no checkpoint."""
         return not self._is_writing and not self.is_behind(ledger)
 
     def is_written(self, ledger: Ledger) -> bool:
@@ -224,23 +228,24 @@ class CheckpointWriter:
 
     @property
     def is_wanted(self) -> bool:
-        """There is a place for checkpoints."""
+        """Whether the job has a directory for checkpoints."""
         return self._checkpoints.is_wanted
 
     def newest(self) -> str:
-        """Return the directory of the newest whole checkpoint; empty: there is none."""
+        """Return the directory of the newest complete checkpoint; empty if there is none."""
         return self._checkpoints.newest_directory()
 
     def save_last(self, ledger: Ledger, within_s: float | None = None, others: Arrays | None = None) -> None:
-        """Write the ledger if it has not been written yet; return when it is on disk, or after this time.
+        """Write a checkpoint if the newest one lacks minibatches; return when it is on disk, or after `within_s`.
 
         Args:
-            within_s: None: there is no limit.
-            others: state of the model that other members hold.
+            ledger: The minibatches in the model.
+            within_s: None: no limit.
+            others: State of the model that other members hold.
         """
         end = None if within_s is None else time.monotonic() + within_s
         self.wait(within_s)
-        with self._saving_last:  # the end of the job and SIGTERM have threads of their own
+        with self._saving_last:  # the end of the job and SIGTERM call this from two threads
             if not self._is_writing and self.is_behind(ledger):
                 self.save(ledger, others or {})
         self.wait(None if end is None else max(0.0, end - time.monotonic()))
@@ -249,8 +254,8 @@ class CheckpointWriter:
         """Write the model.
 
         Args:
-            others: the parts held by other members.
-            is_last: return when it is on disk.
+            others: State of the model that other members hold.
+            is_last: Return only when it is on disk.
         """
         self.wait()
         self._is_requested, self.failure = False, ""
@@ -262,7 +267,7 @@ class CheckpointWriter:
             self.wait()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when nothing is being written, or after this time."""
+        """Wait until nothing is being written, or for `timeout_s`."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -279,17 +284,17 @@ class CheckpointWriter:
             _log.error("Checkpoint at step %d in %s failed: %s", ledger.steps, self._checkpoints.place, error.what)
         except Exception as error:  # noqa: BLE001  what is not on disk must not count as written
             self.failure = f"{type(error).__name__}: {error}"
-            self._checkpoints.note_failure(number, error)  # it may not have come to the files
+            self._checkpoints.note_failure(number, error)  # the failure may have come before any file was written
             _log.exception("Checkpoint at step %d in %s failed", ledger.steps, self._checkpoints.place)
         else:
             _log.info("Checkpoint of %d minibatches written", number)
 
 
-_TOGETHER_S = 1.0  # after SIGTERM, for which a member waits for that of the others
+_TOGETHER_S = 1.0  # how long a member waits after SIGTERM for the other members to get it, too
 
 
 class Membership(Protocol):
-    """The part of `GroupSession` that all its clients use: this member among the others, and what its model holds."""
+    """The part of `GroupSession` that all its clients use: rank, size, and the ledger of the model."""
 
     ledger: Ledger
 
@@ -327,10 +332,10 @@ class EndingGroup(Membership, Protocol):
 
 
 class LastCheckpoint:
-    """See above.
+    """Decides whether this member writes the last checkpoint of the job, and writes it; see the module.
 
     Attributes:
-        is_agreed: all members end together, and hold or have sent what it needs.
+        is_agreed: Whether all members end together, and hold or have sent all state that the checkpoint needs.
     """
 
     def __init__(
@@ -342,35 +347,35 @@ class LastCheckpoint:
         self._termination = termination
         self._clock = clock
         termination.enters_groups(group.shut_out)
-        self._round_began, self._round_s = 0.0, 0.0  # by the monotonic clock; and how long the one before took
+        self._round_began, self._round_s = 0.0, 0.0  # by the monotonic clock; duration of the round before
 
     @property
     def needs_group(self) -> bool:
-        """Whether the members of the next group are to decide on it, once the present one has ended."""
+        """Whether the next group must decide on the last checkpoint, once the current group has ended."""
         is_decided = self.is_agreed or self._group.has_left or self._group.is_alone
         return self._checkpoints.is_wanted and not is_decided
 
     def begin_group(self) -> None:
-        """The next round is the first of a group."""
+        """Note that the next round is the first of a group."""
         self._round_began = time.monotonic()
 
     def begin_round(self) -> StepFlag:
-        """Return what follows from SIGTERM for the header of the round that begins now."""
+        """Begin a round; return the flags for its header that follow from SIGTERM."""
         before, self._round_began = self._round_began, time.monotonic()
         self._round_s = self._round_began - before
         if not self._termination.is_asked:
             return StepFlag.NOTHING
         if not (self._group.size > 1 and self._checkpoints.is_wanted):
             return StepFlag.LEAVING
-        # Others may have sent their last header just before SIGTERM came to them: the next one counts.
+        # Others may have sent their last header just before they got SIGTERM: wait for their next one.
         seconds, round_s = self._termination.seconds, self._round_s
-        is_late = seconds - round_s >= _TOGETHER_S or seconds + 2 * round_s > PATIENCE_S  # the next may take longer
+        is_late = seconds - round_s >= _TOGETHER_S or seconds + 2 * round_s > PATIENCE_S  # the next may be longer
         return StepFlag.ENDING | (StepFlag.LEAVING if is_late else StepFlag.NOTHING)
 
     def end_with_all(self) -> str:
-        """All members end after the present step: write the checkpoint, and leave the group when it is on disk.
+        """Write the last checkpoint after the current step, with all members, and leave the group when it is on disk.
 
-        A member that leaves earlier brings a successor, which could begin with the checkpoint before.
+        If a member left earlier, its successor could begin with the checkpoint before.
 
         Returns:
             Why the group has ended.
@@ -382,15 +387,15 @@ class LastCheckpoint:
             if self._group.rank == 0:
                 self._save(others)
             if not self._group.part() and self._group.rank != 0:
-                self.is_agreed = self._checkpoints.is_written(self._group.ledger)  # else rank 0 may be lost
+                self.is_agreed = self._checkpoints.is_written(self._group.ledger)  # otherwise rank 0 may be lost
         self._group.leave(reason)
         return reason
 
     def save_with_all(self) -> str:
-        """Write it at the end of the training; every member calls this between the same two steps.
+        """Write the last checkpoint at the end of the training; every member must call this between the same two steps.
 
         Returns:
-            Why rank 0 could not write it, in all members; empty: it is on disk.
+            Why rank 0 could not write it, in all members; empty if it is on disk.
 
         Raises:
             GroupEnded: the group is broken.
@@ -405,10 +410,10 @@ class LastCheckpoint:
             return self._group.share(why_not).decode()
 
     def save(self, is_idle: bool) -> None:
-        """Before the farewell, in the thread of the termination: write it if this member is the last, or may be.
+        """Write the checkpoint before the farewell if this member is, or may be, the last.  In the termination thread.
 
         Args:
-            is_idle: no step is being made, so the model is whole.
+            is_idle: Whether no step is being made, so that the model is consistent.
         """
         if self._is_writer(is_idle) and not self.is_agreed:
             with self._clock.during(Activity.CHECKPOINT):
@@ -418,7 +423,7 @@ class LastCheckpoint:
                     self._checkpoints.wait(self._termination.saving_s)
 
     def finish(self, is_idle: bool) -> None:
-        """After the farewell: a large one has the rest of the grace."""
+        """After the farewell, wait for the rest of the grace period until a large checkpoint is written."""
         if not self._is_writer(is_idle):
             return
         self._checkpoints.wait(self._termination.rest_s)
@@ -437,7 +442,7 @@ class LastCheckpoint:
 
     @property
     def _is_in_doubt(self) -> bool:
-        """Whether no group has come in which members decide on it, so that none knows whether others continue."""
+        """Whether no group came in which members could agree, so that no member knows whether others continue."""
         return self.needs_group and self._group.shut_out()
 
     def _save(self, others: Mapping[str, npt.NDArray[Any]]) -> None:

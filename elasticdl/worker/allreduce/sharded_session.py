@@ -1,14 +1,15 @@
 """A session whose members hold the optimizer's state in shards (`--shard_optimizer`).
 
-Each member updates the parameters whose optimizer state it holds, and then each owner sends its parameters to all.  So
-a step is in two parts, and a group may break between them.  No member begins to update before all have the sums: if
-one survivor has made the step, the others can make it, too, and do so when they enter the next group.  Values of
-parameters, and shards, are then sent by those that hold them.
+Each member updates the parameters whose optimizer state it holds; then each owner sends its parameters to all members.
+So a step has two parts, and a group may break between them.  No member begins to update before all have the sums: if
+one survivor has made the step, the others can make it as well, and do so when they enter the next group.  Then the
+holders send parameter values and shards to the members that lack them.
 
-The functions at the end say which member holds the state of which parameter, and which one sends it when the members
-change: from the sizes of parameters, the size of the group, and its members' shards, the same in each.  A shard is
-the state of one parameter.  Parameters are cut into as many consecutive runs as there are members; a member owns the
-run of its rank, and holds that of another rank as well, so that the loss of one member loses no state.
+The functions at the end decide which member holds the optimizer state of which parameter, and which member sends it
+when the members change.  They depend only on the sizes of the parameters, the size of the group, and its members'
+shards, so all members get the same results.  A shard is the optimizer state of one parameter.  Parameters are cut into
+as many consecutive runs as there are members; a member owns the run of its rank, and also holds the run of another
+rank, so that the loss of one member loses no state.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.master_link import MasterLink
 from elasticdl_client.job_spec import JobSpec
 
-_PIECE_ELEMENTS = 8 << 20  # of parameters whose shards a member sends at once
+_PIECE_ELEMENTS = 8 << 20  # parameter elements whose shards a member sends in one message
 _MIB = 1 << 20
-_LAST_WAIT_S = 15.0  # for members, before the last checkpoint; the master waits 30 s for it
+_LAST_WAIT_S = 15.0  # wait for members before the last checkpoint; the master waits 30 s for it
 _log = logging.getLogger("elasticdl.worker")
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
 class ShardedModel(ReplicaState, Protocol):
-    """A `ReplicaState` that keeps what it has read."""
+    """A `ReplicaState` that keeps the shards of the checkpoint it has read."""
 
     def take_restored(self) -> dict[int, Arrays]:
-        """Return the shards of the checkpoint that `start_over` has read, once; see `ShardsOptimizer.shards_of`."""
+        """Return and drop the shards that `start_over` has read; see `ShardsOptimizer.shards_of`."""
         ...
 
 
 class ShardedSession(GroupSession):
-    """See above."""
+    """A `GroupSession` whose members hold the optimizer's state in shards; see the module."""
 
     def __init__(
         self,
@@ -61,9 +62,9 @@ class ShardedSession(GroupSession):
     ) -> None:
         """
         Args:
-            model: of that framework.
-            collective_timeout_s: see `GroupSession`.
-            processes_per_worker: members in each pod.
+            model: The model of `framework`.
+            collective_timeout_s: See `GroupSession`.
+            processes_per_worker: Processes of each pod; each process is a member.
         """
         super().__init__(link, group, model, collective_timeout_s, processes_per_worker=processes_per_worker)
         self._model = model
@@ -71,18 +72,18 @@ class ShardedSession(GroupSession):
         self._sizes = framework.shard_sizes()
         self._owner_of = owners(self._sizes, 1)  # in this group
         self._held: frozenset[int] = frozenset()  # by the optimizer
-        self._spare: dict[int, Arrays] = {}  # of members that have left, in main memory
+        self._spare: dict[int, Arrays] = {}  # shards of members that have left, in main memory
         self._all = frozenset(range(len(self._sizes)))
-        self._has_settled = False  # in this group: no more is held than belongs to this member
+        self._has_settled = False  # in this group: shards of other members are dropped
         self._has_logged_share = False  # in this group
         self._has_handed_over = False  # since it has entered a group
         self._has_all_values = False  # of the parameters, after the newest step
         link.carry_optimizer_share(self.optimizer_share)
-        self._update: Callable[[], None] | None = None  # of a step whose sums are here, until it is known to be void
+        self._update: Callable[[], None] | None = None  # of a step whose sums have come, until the step is proven
 
     @property
     def is_split(self) -> bool:
-        """Whether no member holds everything: of two, each holds both shards."""
+        """Whether no member holds all shards; of two members, each holds all."""
         return self.size > 2
 
     @property
@@ -100,15 +101,15 @@ class ShardedSession(GroupSession):
     def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan:
         """See `GroupSession.plan_step`.
 
-        The first header of a group shows that all members have entered it, and that the master has accepted it: shards
-        that now belong to others are dropped.
+        The first header of a group proves that all members have entered it, and that the master has accepted it: shards
+        that belong to other members now are dropped.
         """
         plan = super().plan_step(parts, wishes)
         self._settle()
         return plan
 
     def complete(self, update: Callable[[], None]) -> None:
-        """Make a step when all members have its sums, and exchange the parameters; see `GroupSession.complete`."""
+        """Apply a step when all members have its sums, and exchange the parameters; see `GroupSession.complete`."""
         self._update = update
         if self.size > 1:
             self._collective(lambda: self._elastic_group.gather(np.zeros(1, np.int64)))
@@ -126,10 +127,10 @@ class ShardedSession(GroupSession):
             self._log_share()
 
     def collect(self) -> Arrays:
-        """Bring all shards that rank 0 lacks into its main memory; every member calls this between two steps.
+        """Send the shards that rank 0 lacks to its main memory; every member must call this between two steps.
 
         Returns:
-            The arrays of those shards at rank 0, else nothing.
+            The arrays of those shards in rank 0; empty in other members.
 
         Raises:
             GroupEnded: the group is broken.
@@ -138,15 +139,15 @@ class ShardedSession(GroupSession):
         return {name: array for shard in found.values() for name, array in shard.items()}
 
     def digest(self) -> str:
-        """Of the bytes of all but shards: equal in all members after the same step."""
+        """Return a hash of all state but shards, which is equal in all members after the same step."""
         return digest_of(self._framework.shared_state())
 
     def optimizer_share(self) -> float:
-        """Return the share of the optimizer's state that this member holds, from any thread."""
+        """Return the fraction of the optimizer's state that this member holds.  Thread-safe."""
         return sum(self._sizes[number] for number in self._held) / max(1, sum(self._sizes))
 
     def standing(self) -> tuple[int, float]:
-        """See `GroupSession.standing`.  When the job is over, members that do not come are waited for no longer."""
+        """See `GroupSession.standing`.  When the job is over, stop waiting for members after `_LAST_WAIT_S`."""
         if self.is_over and self._elastic_group.waiting_seconds >= _LAST_WAIT_S:
             self._elastic_group.abandon("the job is over")
         return super().standing()
@@ -168,14 +169,14 @@ class ShardedSession(GroupSession):
         self._has_settled = True
 
     def _wanted(self) -> list[frozenset[int]]:
-        """The shards of each member of this group, by rank."""
+        """Return the shards that each member of this group should hold, by rank."""
         distance = distance_of_holders(self._pods())
         return [held_by(rank, self._owner_of, self.size, distance) for rank in range(self.size)]
 
     def _hand_over(self, plan: StepPlan) -> None:
-        """Bring the shards of pods that leave, or soon do, to two members of others.
+        """Send the shards of pods that leave, or will soon leave, to two members of other pods.
 
-        Of two that leave together, both may hold the same shards; and one of those members may be the next to leave.
+        Two pods that leave together may be the only holders of a shard; and one of the receivers may leave next.
         """
         leaving = self._departures.leaving(plan)
         stays = [rank for rank, pod in enumerate(self._pods()) if pod not in leaving]
@@ -189,7 +190,7 @@ class ShardedSession(GroupSession):
         self._has_handed_over = self._rank not in stays
 
     def _hand_over_to_survivors(self, plan: StepPlan) -> None:
-        """Bring all shards to a member of the newer group, if those that stay in it lack some."""
+        """Send all shards to one member of the newer group, if the members that stay in it lack some."""
         if not self.is_split:
             return
         self._settle()
@@ -204,21 +205,21 @@ class ShardedSession(GroupSession):
         lacks = bool(stays) and len(frozenset().union(*(wanted[rank] for rank in stays))) < len(self._sizes)
         own = np.array([newer.version, stays[0] if lacks else -1], np.int64)
         opinions = self._collective(lambda: self._elastic_group.gather(own))
-        target = int(opinions[opinions[:, 0].argmax(), 1])  # not all know of the same group
+        target = int(opinions[opinions[:, 0].argmax(), 1])  # members may know of different groups
         if target >= 0:
             self._bring({target}, self._all)
 
     def _bring(self, targets: Collection[int], numbers: frozenset[int]) -> None:
-        """Bring shards to members, before this one leaves the group; see `_collect`."""
+        """Send shards to members before this one leaves the group; see `_collect`."""
         self._spare = self._collective(lambda: self._collect(targets, numbers))
         self.part()
 
     def _collect(self, targets: Collection[int], numbers: frozenset[int]) -> dict[int, Arrays]:
-        """Bring shards into the main memory of members that lack them; return those that came to this one, by number.
+        """Send shards to the main memory of members that lack them; return the ones received here, by number.
 
         Args:
-            targets: ranks.
-            numbers: of the shards.
+            targets: Ranks of the receivers.
+            numbers: The shards to send.
         """
         held = np.array([[number in own for number in range(len(self._sizes))] for own in self._wanted()], np.bool_)
         needs = [numbers if rank in targets else frozenset() for rank in range(self.size)]
@@ -236,10 +237,12 @@ class ShardedSession(GroupSession):
         return self._shard(number) | self._framework.parameter(number)
 
     def _send(self, giver: int, numbers: Sequence[int], of: Callable[[int], Arrays]) -> Iterator[dict[int, Arrays]]:
-        """Send shards of one member to all, some at a time; gives those that arrive, at the giver nothing.
+        """Send shards of one member to all in pieces; yield the received ones of each piece, except in the giver.
 
         Args:
-            of: makes a shard, at the giver.
+            giver: Rank of the sender.
+            numbers: The shards to send.
+            of: Returns the arrays of a shard; called in the giver.
         """
         for piece in in_pieces(numbers, self._sizes, _PIECE_ELEMENTS):
             own = None
@@ -255,7 +258,7 @@ class ShardedSession(GroupSession):
             yield shards
 
     def _job_is_over(self) -> None:
-        """Watcher thread: all members bring the shards together for the last checkpoint (see `AllReduceLoop`)."""
+        """Watcher thread: a split group stays, to collect its shards for the last checkpoint (see `AllReduceLoop`)."""
         if self._is_forming or not self.is_split:
             super()._job_is_over()
 
@@ -268,7 +271,7 @@ class ShardedSession(GroupSession):
         newest, is_current = self._catch_up(group)
         if not is_current:
             self._holds_model, self._held, self._spare = False, frozenset(), {}
-        self._framework.keep_shards(self._held)  # shards from a group that did not form are of no use
+        self._framework.keep_shards(self._held)  # drop shards from a group that did not form
         bits = [number in self._held or number in self._spare for number in range(len(self._sizes))]
         lines = self._elastic_group.gather(np.array([is_current, is_current and self._has_all_values, *bits], np.int64))
         are_current, have_values, held = lines[:, 0], lines[:, 1], lines[:, 2:] > 0
@@ -280,7 +283,7 @@ class ShardedSession(GroupSession):
             self._move(source, bool(have_values.any()), held, [bool(one) for one in have_values])
         else:
             if newest >= 0:
-                # The master gives them back at the report of the older model.
+                # The master takes the leases back when it gets the report of the older model.
                 self._link.leases.revoke([held.id for held in self._link.leases.held()])
             restored_from = self._begin_again()
             if newest >= 0 and self._rank == 0:
@@ -298,7 +301,7 @@ class ShardedSession(GroupSession):
         """Make the last step if another survivor has made it.
 
         Returns:
-            The newest step of all survivors, -1 if there is none; and whether this member holds that.
+            The newest step of all survivors, -1 if there are none; and whether this member has made it.
         """
         is_survivor = self._holds_model and group.members[self._rank].is_source
         steps = self.ledger.steps if is_survivor else -1
@@ -317,15 +320,16 @@ class ShardedSession(GroupSession):
         """Send what members lack: the values of the model, the ledger, and shards.
 
         Args:
-            has_values: of all parameters, at the source; else each is sent with its shard.
-            held: [members, shards].
-            are_complete: whether members have those values.
+            source: Rank of the member that sends the values and the ledger.
+            has_values: Whether the source has the values of all parameters; else each is sent with its shard.
+            held: Whether a member holds a shard: [members, shards].
+            are_complete: Whether each member has the values of all parameters, by rank.
         """
         wanted, is_current = self._wanted(), self._holds_model
         mine = wanted[self._rank]
         self._framework.keep_shards(self._held | mine)
         if not all(are_complete):
-            # The values of a survivor may be newer than those of the source, if neither has those of all parameters.
+            # A survivor may have newer values than the source, if neither has those of all parameters.
             is_needed = not is_current or (has_values and not are_complete[self._rank])
             self._receive_shared(source, is_needed, has_ledger=is_current)
         for transfer in transfers(held, wanted, is_all=not has_values):
@@ -346,10 +350,10 @@ class ShardedSession(GroupSession):
             self.ledger = Ledger.from_bytes(data)
 
     def _begin_again(self) -> str:
-        """Take the newest checkpoint, or initial values, to all members; return the directory of the checkpoint."""
+        """Load the newest checkpoint, or initial values, in all members; return the checkpoint's directory, or ""."""
         mine, directory = self._wanted()[self._rank], ""
         self._holds_model, self._held, self._spare = False, frozenset(), {}
-        self._framework.keep_shards(self._held)  # those of the model that is given up
+        self._framework.keep_shards(self._held)  # drop the shards of the abandoned model
         self._framework.keep_shards(mine)
         restored: dict[int, Arrays] = {}
         if self._rank == 0:
@@ -378,10 +382,14 @@ class ShardedSession(GroupSession):
 def make_session(
     link: MasterLink, group: ElasticGroup, model: ReplicaState, framework: object, spec: JobSpec
 ) -> GroupSession:
-    """Return the session of a job's members.
+    """Return the session of a member of a job.
 
     Args:
-        model: of that framework; with --shard_optimizer a `ShardedModel` of a `ShardsOptimizer`.
+        link: The connection to the master.
+        group: The collectives.
+        model: The model of `framework`; with --shard_optimizer a `ShardedModel` of a `ShardsOptimizer`.
+        framework: Holds the model.
+        spec: The job.
     """
     timeout_s, num_processes = spec.collective_timeout, spec.num_processes_per_worker
     if not spec.shard_optimizer:
@@ -394,7 +402,7 @@ def owners(sizes: Sequence[int], num_members: int) -> list[int]:
     """Return the rank that owns each parameter: consecutive runs, about equal in size.
 
     Args:
-        sizes: of the parameters, in elements.
+        sizes: Sizes of the parameters, in elements.
     """
     total, start, found = max(1, sum(sizes)), 0, []
     for size in sizes:
@@ -404,12 +412,12 @@ def owners(sizes: Sequence[int], num_members: int) -> list[int]:
 
 
 def distance_of_holders(pods: Sequence[int]) -> int:
-    """Return by how many ranks the second holder of a shard comes after its owner.
+    """Return how many ranks the second holder of a shard comes after its owner.
 
-    It is the least number with which most of the pairs are in two pods: a pod is lost with all its members.
+    It is the smallest distance that puts the most pairs into two pods: a pod is lost with all its members.
 
     Args:
-        pods: of the members, by rank.
+        pods: The pod of each member, by rank.
     """
     num_members = len(pods)
 
@@ -420,10 +428,10 @@ def distance_of_holders(pods: Sequence[int]) -> int:
 
 
 def held_by(rank: int, owner_of: Sequence[int], num_members: int, distance: int = 1) -> frozenset[int]:
-    """Return the shards that a member holds: those that it owns, and those of one rank before it.
+    """Return the shards that a member holds: its own, and those of the rank `distance` before it.
 
     Args:
-        distance: see `distance_of_holders`.
+        distance: See `distance_of_holders`.
     """
     ranks = {rank, (rank - distance) % num_members}
     return frozenset(number for number, owner in enumerate(owner_of) if owner in ranks)
@@ -434,7 +442,7 @@ class ShardTransfer:
     """Shards that one member sends to all others.
 
     Attributes:
-        giver: its rank.
+        giver: Rank of the sender.
     """
 
     giver: int
@@ -442,11 +450,12 @@ class ShardTransfer:
 
 
 def in_pieces(numbers: Sequence[int], sizes: Sequence[int], max_elements: int) -> list[list[int]]:
-    """Return parameters in groups whose sizes have a limit together; a larger parameter is a group of its own.
+    """Split parameters into pieces of limited total size; a parameter above the limit is a piece of its own.
 
     Args:
-        sizes: of all parameters, in elements.
-        max_elements: of a group.
+        numbers: The parameters to split.
+        sizes: Sizes of all parameters, in elements.
+        max_elements: The limit of a piece.
     """
     pieces: list[list[int]] = []
     left = 0
@@ -460,10 +469,10 @@ def in_pieces(numbers: Sequence[int], sizes: Sequence[int], max_elements: int) -
 
 
 def is_whole(held: npt.NDArray[np.bool_]) -> bool:
-    """Whether each shard is held by a member.
+    """Whether each shard is held by at least one member.
 
     Args:
-        held: [members, shards].
+        held: Whether a member holds a shard: [members, shards].
     """
     return bool(held.any(axis=0).all())
 
@@ -474,9 +483,9 @@ def transfers(
     """Return the transfers after which each member has the shards it wants; holders of the same shards take turns.
 
     Args:
-        held: [members, shards]; each shard by a member at least.
-        wanted: shards of each member, by rank.
-        is_all: send each shard, also those that all members have which want them.
+        held: Whether a member holds a shard: [members, shards]; each shard has a holder.
+        wanted: The shards that each member wants, by rank.
+        is_all: Send every shard, even if no member lacks it.
     """
     num_members, num_shards = held.shape
     by_giver: dict[int, list[int]] = {}

@@ -1,8 +1,8 @@
 """The header that members of a group exchange before every step: one line of int64 numbers per member.
 
-A header names the minibatches that its member brings, the newest group that it knows, and its requests.  From those of
-all members follow the step (`StepPlan`), and which members leave (`Departures`).  `StepParts`: the port of what a
-member brings.
+A header contains the minibatches that its member brings, the newest group that it knows, and its requests.  The headers
+of all members determine the step (`StepPlan`), and which members leave (`Departures`).  `StepParts` is the port of a
+member's contributions.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class StepFlag(IntFlag):
     """Requests of a member to all others."""
 
     NOTHING = 0
-    EVALUATION = 1  # all work evaluation tasks off, instead of a step
-    LEAVING = 2  # it goes away now: the others need a new group
+    EVALUATION = 1  # all members run evaluation tasks, instead of a step
+    LEAVING = 2  # it leaves now: the others need a new group
     SHARING = 4  # rank 0: it has leases to share
-    FAILED = 8  # user code raised at this member on a minibatch of rank 0's lease
-    CHECKPOINT = 16  # rank 0: bring the optimizer's state here, a checkpoint is due
+    FAILED = 8  # user code raised here on a minibatch of rank 0's lease
+    CHECKPOINT = 16  # rank 0: a checkpoint is due, send the optimizer's state here
     OVER = 32  # the master says that the job is over
-    LAST = 128  # all is trained: the last checkpoint is to be whole before training ends
-    ENDING = 64  # it was asked to end, and leaves soon: at once if all are
-    AGAIN = 512  # it reduces once more in the present step
-    METRIC = 256  # a script's scheduler is given a metric: exchange it, instead of a step
-    CHECK = 1024  # a script asks whether one of them has set the trigger: this header says so, instead of a step
-    TRIGGER = 2048  # it has
+    LAST = 128  # all data are trained: write the last checkpoint before the training ends
+    ENDING = 64  # it got SIGTERM and will leave soon; at once if all have got it
+    AGAIN = 512  # it reduces once more in the current step
+    METRIC = 256  # a script gives a metric to its scheduler: exchange it, instead of a step
+    CHECK = 1024  # a script asks whether any member has set the trigger: TRIGGER answers, instead of a step
+    TRIGGER = 2048  # this member has set the trigger
 
 
 _LEAVING_SOON = StepFlag.LEAVING | StepFlag.ENDING
@@ -49,7 +49,7 @@ class BatchRef:
     """A minibatch that a member brings to a step.
 
     Attributes:
-        num_records: its weight.
+        num_records: The weight of the minibatch in the step.
     """
 
     name: MinibatchName
@@ -58,10 +58,10 @@ class BatchRef:
 
 @dataclass(frozen=True, slots=True)
 class StepProposal:
-    """One member's line.
+    """The header of one member.
 
     Attributes:
-        version: of the newest group it knows.
+        version: Version of the newest group that the member knows.
     """
 
     version: int
@@ -69,7 +69,7 @@ class StepProposal:
     parts: tuple[BatchRef, ...] = ()
 
     def numbers(self, most_parts: int) -> npt.NDArray[np.int64]:
-        """The line, of the same length for every header with the same `most_parts`."""
+        """Return the header as numbers; the length depends on `most_parts` only."""
         line = np.zeros(_NUM_FIXED + _NUM_OF_PART * most_parts, np.int64)
         line[:_NUM_FIXED] = self.version, self.wishes, len(self.parts)
         for k, part in enumerate(self.parts):
@@ -79,7 +79,7 @@ class StepProposal:
 
     @classmethod
     def of(cls, line: npt.NDArray[np.int64]) -> StepProposal:
-        """The inverse of `numbers`."""
+        """Parse the result of `numbers`."""
         version, wishes, count = line[:_NUM_FIXED].tolist()
         rest = line[_NUM_FIXED : _NUM_FIXED + _NUM_OF_PART * count].reshape(count, _NUM_OF_PART).tolist()
         return cls(version, StepFlag(wishes), tuple(BatchRef(MinibatchName(*row[:3]), row[3]) for row in rest))
@@ -90,8 +90,8 @@ class StepPlan:
     """A step that all members have agreed on.
 
     Attributes:
-        parts: by rank; every name once, and none that the model holds.
-        wishes_by_rank: of each member.
+        parts: The minibatches of each member, by rank; each name occurs once, and none is in the model.
+        wishes_by_rank: The requests of each member.
     """
 
     parts: tuple[tuple[BatchRef, ...], ...]
@@ -100,10 +100,14 @@ class StepPlan:
 
     @classmethod
     def of(cls, headers: Sequence[StepProposal], rank: int) -> StepPlan:
-        """Return the plan that follows from the headers, by rank; the same in every member.
+        """Return the plan that follows from the headers; it is the same in every member.
 
-        Two members may bring the same minibatch, one of them under a lease that it has lost without knowing it yet:
-        the lower rank's counts.
+        Two members may bring the same minibatch, one of them under a lease that it has lost without knowing it: the
+        minibatch of the lower rank counts.
+
+        Args:
+            headers: The headers of all members, by rank.
+            rank: Rank of this member.
         """
         seen: set[MinibatchName] = set()
         parts = []
@@ -118,21 +122,21 @@ class StepPlan:
 
     @property
     def wishes(self) -> StepFlag:
-        """Of all members together."""
-        return reduce(or_, set(self.wishes_by_rank))  # as a rule there is one, and nothing to combine
+        """The requests of all members together."""
+        return reduce(or_, set(self.wishes_by_rank))  # mostly all are equal, and there is nothing to combine
 
     @property
     def wishes_of_each(self) -> StepFlag:
-        """The wishes that every member has."""
+        """The requests that every member has made."""
         return reduce(and_, set(self.wishes_by_rank))
 
     @property
     def ends_all(self) -> bool:
-        """Whether all members were asked to end before the end of the job."""
+        """Whether all members got SIGTERM before the end of the job."""
         return StepFlag.ENDING in self.wishes_of_each and StepFlag.OVER not in self.wishes
 
     def first_with(self, wish: StepFlag) -> int:
-        """The lowest rank that wants something."""
+        """Return the lowest rank that has made a request."""
         return next(rank for rank, wishes in enumerate(self.wishes_by_rank) if wishes & wish)
 
     @property
@@ -146,38 +150,38 @@ class StepPlan:
 
     @property
     def num_records(self) -> int:
-        """Of the whole step."""
+        """The number of records of the whole step."""
         return sum(part.num_records for part in self.all_parts)
 
     def scale(self, part: BatchRef) -> float:
-        """The weight of a part's mean gradient in that of the step."""
+        """Return the weight of a part's mean gradient in the mean gradient of the step."""
         return part.num_records / self.num_records if part.num_records else 0.0
 
 
 class StepParts(Protocol):
-    """The part of a member in the steps of its group.  Called by the main thread, in the order of a step.
+    """A member's contributions to the steps of its group.  Called by the main thread, in the order of a step.
 
     Attributes:
-        wish: for the next header, beside those of the loop.
+        wish: Requests for the next header, in addition to those of the loop.
     """
 
     wish: StepFlag
 
     @property
     def is_over(self) -> bool:
-        """There are no more data."""
+        """Whether there are no more data."""
         ...
 
     def entered(self) -> None:
-        """A group has been entered: the ledger may be another one."""
+        """Note that a group was entered; the ledger may have changed."""
         ...
 
     def offer(self, patience_s: float) -> list[BatchRef]:
-        """Return the parts that this member offers for the next step; wait at most `patience_s` if it has none."""
+        """Return the parts that this member offers for the next step; wait up to `patience_s` if it has none."""
         ...
 
     def agree(self, plan: StepPlan) -> bool:
-        """After the headers: whether the plan is one of a step.  May exchange more with the other members."""
+        """Return, after the headers, whether the plan is a step.  May exchange more with the other members."""
         ...
 
     def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
@@ -186,56 +190,61 @@ class StepParts(Protocol):
 
 
 class Departures:
-    """Which members of a group leave or are gone, and whether this one ends last.  The processes of a pod end together.
+    """Tracks which members of a group leave or are gone, and whether this one ends last.
+
+    The processes of a pod end together.
 
     Attributes:
-        is_last: see `GroupSession.is_last`; False before the first group.
-        is_alone: see `GroupSession.is_alone`; likewise.
+        is_last: See `GroupSession.is_last`; False before the first group.
+        is_alone: See `GroupSession.is_alone`; False before the first group.
     """
 
     def __init__(self) -> None:
         self._pods: Sequence[int] = ()
         self._rank = 0
-        self._leaving: set[int] = set()  # pods, as of the newest header
+        self._leaving: set[int] = set()  # pods, from the newest headers
         self.is_last = self.is_alone = False
 
     def entered(self, pods: Sequence[int], rank: int) -> None:
-        """A group has begun.
+        """Begin with a new group.
 
         Args:
-            pods: of its members, by rank.
+            pods: The pod of each member, by rank.
+            rank: Rank of this member.
         """
         self._pods, self._rank, self._leaving = pods, rank, set()
         self._judge(set())
 
     def planned(self, plan: StepPlan) -> None:
-        """All members are there, and their wishes are known."""
+        """Update from the headers: all members are alive, and their requests are known."""
         self._leaving = self.leaving(plan)
         self._judge(set())
 
     def lost(self, ranks: Collection[int | None]) -> None:
-        """Members are gone: if one of them was to write the last checkpoint, another one is.
+        """Note that members are gone; if one of them was to write the last checkpoint, choose another.
 
         Args:
-            ranks: those of no member do not count, nor does the own pod.
+            ranks: The members that are gone.  None, unknown ranks, and members in this process's pod are ignored.
         """
         pods = {pod for rank, pod in enumerate(self._pods) if rank in ranks} - {self._pods[self._rank]}
         if pods:
             self._judge(pods)
 
     def leaving(self, plan: StepPlan) -> set[int]:
-        """Return the pods that leave, now or soon: the cause of the group's end may end their last second, too."""
+        """Return the pods that leave now or soon: what ends the group may also cut short their last second."""
         pods = zip(self._pods, plan.wishes_by_rank, strict=True)
         return {pod for pod, wishes in pods if wishes and wishes & _LEAVING_SOON}
 
     def _judge(self, lost: set[int]) -> None:
-        """Rank 0 is the last one if all pods leave, else the first process of the only one that stays.
+        """Set `is_last` and `is_alone`.
+
+        If all pods leave, rank 0 is the last one; if a single pod stays, the first process of it.
 
         Args:
-            lost: pods that are gone, another one than that of this process.
+            lost: The pods that are gone; never the pod of this process.
         """
         pods = self._pods
         staying = set(pods) - lost - self._leaving or {next(pod for pod in pods if pod not in lost)}
         self.is_last = len(staying) == 1 and pods.index(*staying) == self._rank
-        # A process beside this one in its pod may hold a step more than it does.
+        # Another process of the same pod may hold one step more.
         self.is_alone = all(pod in lost for rank, pod in enumerate(pods) if rank != self._rank)

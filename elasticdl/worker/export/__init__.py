@@ -1,1 +1,1 @@
-"""The export of a trained model, in a process of its own where the model is large."""
+"""Exports the trained model; a large one in a process of its own."""

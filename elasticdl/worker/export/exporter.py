@@ -1,8 +1,9 @@
-"""Work of one worker alone: TRAIN_END exports the trained model, then the callbacks; CALLBACK does it on the way.
+"""Tasks of one worker alone: TRAIN_END exports the trained model and calls the callbacks; CALLBACK does so in between.
 
-A model is written under a name of the lease's own, which only a confirmed lease may make final.
+A model is written under a temporary name of the lease; only a confirmed lease may give it its final name.
 
-`ExportPlan`: the parts of a model with tables on parameter servers that fit into memory; computed before training.
+`ExportPlan`: the parts of an export that fit into memory, for tables on parameter servers; computed before the
+training.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ from elasticdl_client.storage_kinds import AnyPath, is_remote
 _log = logging.getLogger("elasticdl.worker")
 _LOOK_S = 0.5
 _BUFFER_BYTES = 1 << 20
-_LITTLE_SPACE = 1 << 20  # bytes; a file that does not fit leaves less than a block of the framework's writer
+_LITTLE_SPACE = 1 << 20  # bytes; after a failed write, less than a block of the framework's writer is free
 _SIGKILL = -9
-_FILES = (".keras", ".pt")  # the frameworks' own, as `Framework.export` names them: model.keras, model.pt
-_LOADABLE = ("model.pt", "model.keras", "saved_model.pb")  # with one of them a directory is a model
-_BESIDE = {  # what else frameworks write, by the file that tells it from what is the user's own
+_FILES = (".keras", ".pt")  # of the frameworks' own files, which `Framework.export` names model.keras and model.pt
+_LOADABLE = ("model.pt", "model.keras", "saved_model.pb")  # a directory with one of these is a model
+_BESIDE = {  # other files of an export, by the file that shows that they are not the user's
     "model.pt": ("model.pt2", "model.torchscript.pt"),
     "saved_model.pb": ("variables", "assets", "fingerprint.pb"),
 }
@@ -57,7 +58,7 @@ _NO_FILE = "Give a directory: elasticdl.api.callbacks.ModelCheckpoint writes a w
 
 
 class ExporterLink(Protocol):
-    """The master, as `MasterLink` has it."""
+    """The part of `MasterLink` that an export needs."""
 
     def confirm(self, lease: int) -> bool: ...
 
@@ -65,7 +66,7 @@ class ExporterLink(Protocol):
 
 
 class Exporter:
-    """Ends the training of one job."""
+    """Exports the model of a job, and calls the callbacks."""
 
     def __init__(self, framework: Framework, model: ReadableModel, link: ExporterLink, spec: JobSpec) -> None:
         self._framework = framework
@@ -74,10 +75,10 @@ class Exporter:
         self._spec = spec
 
     def end_training(self, held: HeldLease) -> str:
-        """Exports to `--output`, if there is one, and calls the user's callbacks.
+        """Export to `--output`, if given, and call the user's callbacks.
 
         Returns:
-            Why no model was exported; empty: it was, or there is no place for one.
+            Why no model was exported; empty if it was, or none was requested.
 
         Raises:
             LeaseLost: another worker has the lease.
@@ -93,10 +94,10 @@ class Exporter:
         return f"{reason}. {instead(self._spec.checkpoint_dir)} {_MORE_MEMORY}" if reason else ""
 
     def occasion(self, held: HeldLease) -> str:
-        """Saves the model as it is now, or calls the user's callbacks at the end of an epoch.
+        """Save the current model, or call the user's callbacks at the end of an epoch.
 
         Returns:
-            Why the model was not saved; empty: it was, or was not to be.
+            Why the model was not saved; empty if it was, or none was requested.
 
         Raises:
             LeaseLost: another worker has the lease.
@@ -112,10 +113,10 @@ class Exporter:
         return ""
 
     def _check_named(self, path: str) -> None:
-        """That a path lies in the directory of checkpoints, or is one of the user's own module.
+        """Raise unless a path is in the directory of checkpoints, or is named by this worker's own module.
 
         Raises:
-            ModelDefinitionError: nothing may be written there because a message names it.
+            ModelDefinitionError: a path is not trusted only because a message names it.
         """
         if not self._is_among_checkpoints(path) and not self._framework.report().rules.can_name(path):
             raise ModelDefinitionError(
@@ -131,15 +132,15 @@ class Exporter:
         return bool(own) and Path(os.path.realpath(str(self._place(path)))).is_relative_to(os.path.realpath(own))
 
     def _place(self, path: str) -> AnyPath:
-        """Of a callback's path: a relative one lies in the directory of checkpoints."""
+        """Return the place for a callback's path; a relative path is in the directory of checkpoints."""
         is_whole = path == self._spec.output or is_remote(path)
         return path_of(path if is_whole else os.path.join(self._spec.checkpoint_dir, path))
 
     def _export(self, held: HeldLease, parameters: Parameters | None, final: AnyPath) -> str:
-        """Writes to a place of the lease's own and, when the master confirms the lease, puts that in `final`.
+        """Write the model to a temporary place of the lease; when the master confirms the lease, move it to `final`.
 
         Returns:
-            Why not; empty: it did.  A model that does not fit into memory stays a checkpoint.
+            Why not; empty if it was written.  A model that does not fit into memory remains a checkpoint.
         """
         tables = self._model.tables(held)
         size, available = sum(4 * table.dim * table.num_rows for table in tables), available_bytes()
@@ -162,10 +163,10 @@ class Exporter:
 
     @contextmanager
     def _full_disk_named(self, made: Path, final: AnyPath) -> Iterator[None]:
-        """Turn what frameworks raise on a full disk, each an exception of its own, into one error.
+        """Convert the exceptions that the frameworks raise on a full disk into one error.
 
         Raises:
-            CheckpointError: the disk of `made` has no space left.
+            CheckpointError: the disk with `made` is full.
         """
         try:
             yield
@@ -201,17 +202,17 @@ class Exporter:
 
 
 class ExportTasks:
-    """TRAIN_END and CALLBACK, from the lease to the report.  The caller closes the lease in its stream."""
+    """Runs TRAIN_END and CALLBACK tasks, and reports them.  The caller closes the lease in its stream."""
 
     def __init__(self, failures: TaskFailures, exporter: Exporter) -> None:
         self._link, self._reporter, self._clock = failures.link, failures.reporter, failures.clock
         self._exporter = exporter
 
     def end_training(self, held: HeldLease, save_last: Callable[[], None]) -> None:
-        """TRAIN_END: the export and the user's callbacks.
+        """Run TRAIN_END: the export and the user's callbacks.
 
         Args:
-            save_last: see `Strategy.save_last`; it comes first.
+            save_last: Called first; see `Strategy.save_last`.
         """
 
         def end(held: HeldLease) -> str:
@@ -221,13 +222,13 @@ class ExportTasks:
         self._run(held, end)
 
     def occasion(self, held: HeldLease) -> None:
-        """CALLBACK: saves the model, or calls the user's callbacks."""
+        """Run CALLBACK: save the model, or call the user's callbacks."""
         self._run(held, self._exporter.occasion)
 
     def _run(self, held: HeldLease, do: Callable[[HeldLease], str]) -> None:
         """
         Args:
-            do: returns why no model was written, if one was to be.
+            do: Runs the task; returns why no model was written, if one was requested.
         """
         self._reporter.drain()
         try:
@@ -249,7 +250,7 @@ class ExportTasks:
 
 
 def _put(made: Path, final: Path) -> None:
-    """Gives what was made its final name; of a path that names a file, the file of that kind alone.
+    """Move an export to its final name; if the path names a file, move only the file of that kind.
 
     Raises:
         ModelDefinitionError: there is no such file of this model.
@@ -268,11 +269,11 @@ def _put(made: Path, final: Path) -> None:
 
 
 def _move_into(made: Path, final: Path) -> None:
-    """Put what was made into a directory, in the place of an earlier model; other files stay: it may be a volume's own.
+    """Move an export into a directory, replacing an earlier one; other files stay: it may be the root of a volume.
 
-    It holds no model from the first change to the last.
+    From the first change to the last, the directory is not a model.
     """
-    # TensorFlow makes assets/ of a model without any, too: an empty one must not take the place of the user's.
+    # TensorFlow makes assets/ even for a model without assets: an empty one must not replace the user's.
     found = (entry for entry in made.iterdir() if not entry.is_dir() or any(entry.iterdir()))
     entries = sorted(found, key=lambda entry: _order(entry.name))
     earlier = [name for main, beside in _BESIDE.items() if _had(final, main) for name in beside]
@@ -287,14 +288,14 @@ def _move_into(made: Path, final: Path) -> None:
 
 
 def _had(final: Path, main: str) -> bool:
-    """Whether a directory has a model's main file, or had it before an export that was killed there."""
+    """Whether a directory has a model's main file, or had one before an export into it was killed."""
     return (final / main).exists() or any(final.glob(f".*/.old/{main}"))
 
 
 def _remove_abandoned(made: Path, lease: int) -> None:
-    """Remove what workers that were killed have left of this model, under earlier leases."""
+    """Remove unfinished exports of this model that killed workers have left, under earlier leases."""
     ours = re.compile(re.escape(made.name.rpartition(".")[0]) + r"\.(\d+)(\.old)?")
-    with suppress(OSError):  # the model is in its place
+    with suppress(OSError):  # the export itself is done
         for path in made.parent.iterdir():
             found = ours.fullmatch(path.name)
             if found is not None and int(found[1]) < lease:
@@ -302,18 +303,22 @@ def _remove_abandoned(made: Path, lease: int) -> None:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """The place of a file among those of a model: what makes it one is the last."""
+    """Return the sort key of a model's files: the file that makes the directory a model comes last."""
     return (_LOADABLE.index(name) + 1 if name in _LOADABLE else 0, name)
 
 
 def _publish(made: Path, final: RemotePath, confirm: Callable[[], None]) -> None:
-    """Uploads what was made: first removes what makes an earlier export a model, and makes this one a model last.
+    """Upload an export.
+
+    First remove the file that makes an earlier export a model; upload the one of this export last.
 
     Args:
-        confirm: called before each change; raises `LeaseLost`.
+        made: The directory of the export on this machine.
+        final: The place in storage.
+        confirm: Called before each change; raises `LeaseLost`.
 
     Raises:
-        ModelDefinitionError: the path names a file that this model has not.
+        ModelDefinitionError: the path names a file that this model does not have.
         StorageError: a file could not be uploaded.
     """
     if final.suffix in _FILES:
@@ -333,7 +338,7 @@ def _publish(made: Path, final: RemotePath, confirm: Callable[[], None]) -> None
 
 
 def _names_in(directory: RemotePath) -> list[str]:
-    """The files of the export that is whole; others in the directory are not ours to remove."""
+    """Return the files of a complete export; other files in the directory must not be removed."""
     try:
         found = json.loads((directory / DONE_FILE).read_bytes())
     except (FileNotFoundError, ValueError):
@@ -351,9 +356,9 @@ def _file_for(made: Path, final: AnyPath) -> Path:
 
 @contextmanager
 def _own_place(final: AnyPath, lease: int) -> Iterator[Path]:
-    """Where a lease writes a model: beside its place, or in it if that is there, or for storage on this machine's disk.
+    """Yield where a lease writes a model: beside `final`, in it if it exists, or on the local disk for remote storage.
 
-    A directory that is there may be a volume's own: only in it can the model be written on the same disk.
+    An existing directory may be the root of a volume: only inside of it is a path on the same disk.
     """
     if isinstance(final, RemotePath):
         with tempfile.TemporaryDirectory(prefix="elasticdl-export-") as directory:
@@ -372,22 +377,25 @@ def _own_place(final: AnyPath, lease: int) -> Iterator[Path]:
 def export_elsewhere(
     order: dict[str, object], parameters: Parameters, tables: Sequence[TableRows], held: HeldLease
 ) -> dict[str, int]:
-    """Lets a process of its own write the model, so that its memory is free again afterwards.
+    """Let another process write the model, so that its memory is freed afterwards.
 
     Args:
         order: `job_spec`, `path` and `model_file`, for the process.
+        parameters: The dense values.
+        tables: The embedding tables.
+        held: The lease.
 
     Returns:
-        Its memory: `started_bytes` before the first table, `peak_bytes` at most.
+        Memory of the process: `started_bytes` before the first table, `peak_bytes` at most.
 
     Raises:
-        LeaseLost: the lease was taken back meanwhile; the process is ended.
-        ModelDefinitionError: it could not write the model.
+        LeaseLost: the lease was revoked meanwhile; the process is ended.
+        ModelDefinitionError: the process could not write the model.
     """
-    # Not a pipe, which is full after 64 KiB of an error while this process waits for the end of the other.
+    # Not a pipe: it would block after 64 KiB of an error text, while this process waits for the other to end.
     with os.fdopen(create_memory_file("elasticdl-export"), "r+") as answer:
         command = [sys.executable, *RUN_MODULE, "elasticdl.worker.export.process", str(answer.fileno())]
-        # Without a GPU, whose memory TensorFlow has taken here: tables are to fit into main memory.
+        # Without a GPU: this process has taken its memory, and tables must fit into main memory.
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -412,7 +420,7 @@ def export_elsewhere(
 def _send(
     process: subprocess.Popen[bytes], order: dict[str, object], parameters: Parameters, tables: Sequence[TableRows]
 ) -> None:
-    """All that the process reads; less, if it ends before."""
+    """Send everything that the process reads; stop if it ends early."""
     assert process.stdin is not None
     sizes = {"num_trainable": len(parameters.trainable), "num_non_trainable": len(parameters.non_trainable)}
     try:
@@ -449,20 +457,21 @@ def _result(exit_code: int, text: str) -> dict[str, int]:
     )
 
 
-_PROCESS_BYTES = 700 << 20  # of the export process without tables
-_SAVED_MODEL = 1.5  # times the tables: the memory of a SavedModel; 1.1 to 1.3 were measured
-_MODEL_FILE = 2.5  # the same for the framework's own file, which is written after it; 2.2 were measured
-_SEPARATE_BYTES = 64 << 20  # larger tables are exported by a process of their own
+_PROCESS_BYTES = 700 << 20  # memory of the export process without tables
+_SAVED_MODEL = 1.5  # memory for a SavedModel, times the tables; measured: 1.1 to 1.3
+_MODEL_FILE = 2.5  # the same for the framework's own file, written after it; measured: 2.2
+_SEPARATE_BYTES = 64 << 20  # larger tables are exported by another process
 _MORE_MEMORY = "For an export give workers more memory, on Kubernetes by --worker_resource_limit."
 
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """
+    """The parts of an export that fit into memory.
+
     Attributes:
-        saved_model: a SavedModel is written; otherwise the last checkpoint is the trained model.
-        model_file: so is the framework's own file.
-        separate: by a process of its own.
+        saved_model: Whether a SavedModel is written; if not, the last checkpoint is the trained model.
+        model_file: Whether the framework's own file is written.
+        separate: Whether another process writes them.
     """
 
     saved_model: bool = True
@@ -471,7 +480,7 @@ class ExportPlan:
 
 
 def plan_export(tables_bytes: int, available_bytes: int) -> ExportPlan:
-    """Return the export that is possible with tables of that size and that much memory."""
+    """Return the parts of an export that fit into the available memory."""
     if tables_bytes <= _SEPARATE_BYTES:
         return ExportPlan()
     saved_model, model_file = needed_bytes(tables_bytes)
@@ -479,17 +488,17 @@ def plan_export(tables_bytes: int, available_bytes: int) -> ExportPlan:
 
 
 def needed_bytes(tables_bytes: int) -> tuple[float, float]:
-    """Return the memory that an export takes at most: for the SavedModel, and for the framework's own file as well."""
+    """Return the most memory that an export takes, with a SavedModel only, and with the framework's own file, too."""
     return _PROCESS_BYTES + _SAVED_MODEL * tables_bytes, _PROCESS_BYTES + _MODEL_FILE * tables_bytes
 
 
 def announce_export(tables: Sequence[Table], available_bytes: int, output: str, checkpoint_dir: str) -> None:
-    """Before the job starts: says what will not be exported, and why.
+    """Log, before the job starts, what will not be exported, and why.
 
     Tables without an `input_dim` are not counted: their final number of rows is unknown.
 
     Raises:
-        ModelDefinitionError: nothing could be exported, and there are no checkpoints either.
+        ModelDefinitionError: nothing could be exported, and the job writes no checkpoints either.
     """
     sizes = {table.name: 4 * table.dim * table.input_dim for table in tables}
     size = sum(sizes.values())
@@ -520,7 +529,7 @@ def why_not(tables_bytes: int, available_bytes: int) -> str:
 
 
 def instead(checkpoint_dir: str) -> str:
-    """Return the substitute for an export."""
+    """Return the sentence that names the substitute for an export."""
     taken = "the trained model, which --checkpoint_dir_for_init takes"
     return f"The last checkpoint in {checkpoint_dir}, written when training is done, is {taken}."
 

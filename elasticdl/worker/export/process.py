@@ -1,11 +1,11 @@
 """``python -m elasticdl.worker.export.process RESULT_FD``: writes a model that a worker sends through standard input.
 
-It loads the user's module again and holds the tables once; when it ends, their memory is free again.  Its last word
-goes to the descriptor: JSON with `error`, empty if all went well, and `peak_bytes` of memory.
+It loads the user's module again and holds the tables once; when it ends, their memory is free again.  Finally it writes
+JSON to the descriptor: `error`, empty if it has succeeded, and its memory as `started_bytes` and `peak_bytes`.
 
-The model travels as messages and arrays through a pipe, each read once, in order.  A message is a little-endian u64 and
+The model comes as messages and arrays through a pipe, each read once, in order.  A message is a little-endian u64 and
 as many bytes of JSON; an array is its bytes alone, its size being known by then.  A chunk of a table is the u64 count
-of its ids, the ids, and their rows; the count 0 ends the table.
+of its ids, the ids, and their rows; a count of 0 ends the table.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _log = logging.getLogger("elasticdl.worker")
 
 
 def export(pipe: BinaryIO) -> int:
-    """Writes the model that the pipe brings.
+    """Write the model that comes through the pipe.
 
     Returns:
-        The bytes of memory that this process had before the first table came.
+        The memory of this process before the first table, in bytes.
     """
     import_less_with_keras()
     reader = ExportReader(pipe)
@@ -56,7 +56,7 @@ def export(pipe: BinaryIO) -> int:
 
 
 def _status_bytes(name: str) -> int:
-    """Of /proc/self/status, because getrusage includes the worker's own memory before exec."""
+    """Return a field of /proc/self/status in bytes; getrusage would include the worker's memory before exec."""
     with open("/proc/self/status") as status:
         for line in status:
             if line.startswith(f"{name}:"):
@@ -65,10 +65,10 @@ def _status_bytes(name: str) -> int:
 
 
 def main(result_fd: int) -> int:
-    """The exit code."""
+    """Run the process, and return its exit code."""
     log_to_stdout()
     with os.fdopen(os.dup(0), "rb", buffering=0) as pipe, open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)  # user code may read what it takes for the keyboard
+        os.dup2(nothing.fileno(), 0)  # user code must not read the model as keyboard input
         result: dict[str, object] = {"error": ""}
         try:
             result["started_bytes"] = export(pipe)
@@ -88,11 +88,11 @@ _COUNT = struct.Struct("<Q")
 
 
 class StreamEnded(Exception):
-    """The other end is gone."""
+    """The other end has closed the pipe."""
 
 
 class ExportWriter:
-    """Raises `BrokenPipeError` after the reader has gone."""
+    """Writes a model to the pipe.  Raises `BrokenPipeError` after the reader has ended."""
 
     def __init__(self, pipe: BinaryIO) -> None:
         self._pipe = pipe
@@ -115,7 +115,7 @@ class ExportWriter:
         self._count(0)
 
     def end(self) -> None:
-        """No more tables."""
+        """End the stream after the last table."""
         self.message(end=True)
         self._pipe.flush()
 
@@ -124,7 +124,7 @@ class ExportWriter:
 
 
 class ExportReader:
-    """Raises `StreamEnded` where the stream ends too early."""
+    """Reads a model from the pipe.  Raises `StreamEnded` if it ends too early."""
 
     def __init__(self, pipe: BinaryIO) -> None:
         self._pipe = pipe
@@ -141,7 +141,7 @@ class ExportReader:
         return values
 
     def tables(self) -> Iterator[TableRows]:
-        """Each must be read to its end before the next."""
+        """Yield the tables; each must be read to its end before the next."""
         while "table" in (message := self.message()):
             name, num_rows, dim = message["table"], message["num_rows"], message["dim"]
             yield TableRows(name, dim, num_rows, self._chunks(dim), InitialRow(**message["initial"]))
@@ -176,4 +176,4 @@ if __name__ == "__main__":
     exit_code = main(int(sys.argv[1]))
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(exit_code)  # threads of the framework may still wait for something
+    os._exit(exit_code)  # threads of the framework may never end

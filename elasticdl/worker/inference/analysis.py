@@ -1,4 +1,4 @@
-"""Analysing: statistics of the records of each task go into a part, and at the end all parts into the user's file."""
+"""Analysis: statistics of each task's records go to a part; at the end, all parts are merged into the user's file."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _EXTENSION = "sketch"
 
 @dataclass(frozen=True, slots=True)
 class TableInput:
-    """The model's substitute in an analysis: a task is one minibatch, whose data are the cells of its columns."""
+    """Takes the place of a model in an analysis: a task is one minibatch, whose data are the cells of its columns."""
 
     columns: Columns
 
     def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
-        """See `Framework.batches`.  A record that is not of the table is an error of its lease."""
+        """See `Framework.batches`.  A record that does not fit the table is an error of its lease."""
         for task in tasks:
             try:
                 cells: Mapping[str, Cells] = self.columns.cells(task.records)
@@ -43,7 +43,7 @@ class TableInput:
 
 
 class AnalysisWork:
-    """See `TaskWork`."""
+    """The `TaskWork` of an analyze job."""
 
     def __init__(self, spec: JobSpec, failures: TaskFailures, table: TableInput) -> None:
         self.model = cast(Inference, table)
@@ -55,10 +55,10 @@ class AnalysisWork:
 
     @classmethod
     def of(cls, spec: JobSpec, failures: TaskFailures, reader: Callable[[pb.TaskType], Reader]) -> AnalysisWork:
-        """Return that of a job.
+        """Return the work of a job.
 
         Args:
-            reader: see `Readers.of`.
+            reader: See `Readers.of`.
 
         Raises:
             DataError: a package is missing, or the data cannot be read.
@@ -84,10 +84,11 @@ class AnalysisWork:
         self._link.leases.remove(held.id)
 
     def end(self, held: HeldLease) -> None:
-        """Put the parts together; keep them until the job is over, as another worker may have to repeat this.
+        """Merge the parts into the result; keep them until the job is over, since another worker may have to repeat
+        this.
 
         Raises:
-            DataError: there are parts of another job among them.
+            DataError: some parts belong to another job.
         """
         with self._clock.during(Activity.COMPUTE):
             whole = merged(self._contents(held))
@@ -105,12 +106,12 @@ class AnalysisWork:
         _log.info("Statistics of %d records and %d columns are in %s", whole.num_records, len(whole.sketches), output)
 
     def _contents(self, held: HeldLease) -> Iterator[bytes]:
-        """Yield the parts; the master sees by their number, in the place of a minibatch, that the worker moves."""
+        """Yield the parts; their number is reported as the minibatch, so the master sees progress."""
         for held.minibatch, part in enumerate(self._parts.contents()):
             yield part
 
     def close(self) -> None:
-        """Remove the parts of the job, which is over, if this worker put them together."""
+        """Remove the parts of the ended job, if this worker has merged them."""
         try:
             if self._has_ended_job:
                 self._parts.remove()
@@ -119,7 +120,7 @@ class AnalysisWork:
 
 
 def merged(parts: Iterable[bytes]) -> Analysis:
-    """The analysis of all records, from those of parts of them."""
+    """Return the analysis of all records, from the analyses of parts."""
     whole = Analysis()
     for part in parts:
         whole.merge(Analysis.load(part))

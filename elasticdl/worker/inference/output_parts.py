@@ -1,19 +1,19 @@
-"""Parts: the output of tasks, one file a task, each whole and each once, and the result of all of them at the end.
+"""Parts: the output of tasks, one file per task, each complete and each once; and their merged result.
 
-A job that makes one pass over its data and keeps something of each task uses this:
+For jobs that make one pass over their data and keep an output of each task:
 
-* `writing(held)` gives the name of a file of the lease's own.  When the block ends, the master is asked whether the
-  lease still counts, and only then the file becomes ``part-<task>.<extension>``.  So a task that is done twice, by a
-  worker that was lost and by its successor, leaves one file, and a killed worker leaves none under a part's name.
-  In storage the file is written on this machine and published whole: an upload that was begun is no file.
-* the master grants one TRAIN_END lease when every task is finished, if the job's settings say `has_last_task`
-  (master/settings.py).  Its worker finds all parts in `finished()`, in the order of the data, may put them
-  together into one file with `writing_file(held, path)`, and removes what killed workers have left with `sweep()`.
+* `writing(held)` yields the name of a temporary file of the lease.  When the block ends, the master is asked whether
+  the lease is still valid; only then does the file become ``part-<task>.<extension>``.  So a task that runs twice, in a
+  lost worker and in its successor, leaves one file, and a killed worker leaves no file with the name of a part.
+  For remote storage, the file is written on this machine and published as a whole: a partial upload is not a file.
+* The master grants one TRAIN_END lease when all tasks are finished, if the job's settings have `has_last_task`
+  (master/settings.py).  Its worker gets all parts from `finished()`, in the order of the data, may merge them into one
+  file with `writing_file(held, path)`, and removes what killed workers have left with `sweep()`.
 
-See `worker/inference/prediction.py` for a job that does so.
+See `worker/inference/prediction.py` for an example.
 
 `RowWriter`s write predictions as rows of a table in such a file: Parquet, CSV, or RecordIO with a tf.train.Example in
-each record.  They own the names of the columns and the form of values, never where a file is and when it counts.
+each record.  They decide names of columns and formats of values, not where a file is and when it becomes a part.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _PREFIX = "part-"
 
 
 class Parts:
-    """The parts of one job in one directory that all of its workers see, also in storage."""
+    """The parts of one job in one directory, shared by all workers; it may be in remote storage."""
 
     def __init__(self, directory: AnyPath, extension: str, confirm: Callable[[int], bool]) -> None:
         """
         Args:
-            extension: of the files, without a dot.
-            confirm: `MasterLink.confirm`: whether a lease still counts.
+            extension: Extension of the files, without a dot.
+            confirm: `MasterLink.confirm`: returns whether a lease is still valid.
         """
         self._directory = directory
         self._extension = extension
@@ -65,10 +65,10 @@ class Parts:
 
     @contextmanager
     def writing(self, held: HeldLease) -> Iterator[Path]:
-        """The path of a file to be written in the block; one that is not written leaves no part.
+        """Yield the path of a file to write in the block; without a file there is no part.
 
         Raises:
-            LeaseLost: another worker has the task by now.
+            LeaseLost: another worker has the task now.
             StorageError: the part cannot be published.
         """
         with self.writing_named(held, part_name(held, self._extension)) as temporary:
@@ -76,24 +76,24 @@ class Parts:
 
     @contextmanager
     def writing_named(self, held: HeldLease, name: str) -> Iterator[Path]:
-        """The same for a file of another name beside the parts."""
+        """Like `writing`, for a file with another name beside the parts."""
         with self.writing_file(held, self._directory / name) as temporary:
             yield temporary
 
     @contextmanager
     def writing_file(self, held: HeldLease, final: AnyPath) -> Iterator[Path]:
-        """The same for any file."""
+        """Like `writing`, for any file."""
         with confirmed_file(held, final, self._confirm) as temporary:
             yield temporary
 
     def finished(self) -> list[AnyPath]:
-        """All parts, in the order of the data."""
+        """Return all parts, in the order of the data."""
         suffix = f".{self._extension}"
         found = [file for file in self._files() if file.name.startswith(_PREFIX) and file.suffix == suffix]
         return sorted(found, key=lambda part: (len(part.name), part.name))
 
     def names(self) -> list[str]:
-        """Of all parts, in the order of the data."""
+        """Return the names of all parts, in the order of the data."""
         return [part.name for part in self.finished()]
 
     def contents(self) -> Iterator[bytes]:
@@ -101,11 +101,11 @@ class Parts:
         return read_in_order(self._directory, self.names())
 
     def sweep(self) -> None:
-        """Removes what was begun and has not become a part; only when every task is finished."""
+        """Remove unfinished parts; call this only when all tasks are finished."""
         remove_matching(self._directory, UNFINISHED_PARTS)
 
     def remove(self) -> None:
-        """Removes all of them, what was begun, and the directory if nothing else is in it; only after the job."""
+        """Remove all parts, finished or not, and the directory if it is empty then; only after the job."""
         remove_matching(self._directory, PARTS)
         if not self._files():
             remove_directory(self._directory)
@@ -115,16 +115,16 @@ class Parts:
 
 
 def part_name(held: HeldLease, extension: str) -> str:
-    """The name of the part of a lease's task."""
+    """Return the name of the part of a lease's task."""
     return f"{_PREFIX}{held.lease.task:05d}.{extension}"
 
 
 @contextmanager
 def confirmed_file(held: HeldLease, final: AnyPath, confirm: Callable[[int], bool]) -> Iterator[Path]:
-    """A file of the lease's own, which becomes `final` when the block has ended and the lease is confirmed.
+    """Yield a temporary file of the lease; it becomes `final` if the block ends normally and the lease is confirmed.
 
     Raises:
-        LeaseLost: the lease does not count any more; `final` is not touched.
+        LeaseLost: the lease is no longer valid; `final` is unchanged.
         StorageError: it cannot be published.
     """
     if isinstance(final, RemotePath):
@@ -157,7 +157,7 @@ _ROW_GROUP_BYTES = 16 << 20
 
 
 class RowWriter(Protocol):
-    """Makes its file with the first rows: without any there is none."""
+    """Writes rows to a file, which it creates with the first rows."""
 
     def write(self, columns: Columns) -> None:
         """Add rows; the columns are the same each time, in any order."""
@@ -167,7 +167,7 @@ class RowWriter(Protocol):
 
 
 def format_of(wanted: PredictionFormat) -> PredictionFormat:
-    """The format to write.
+    """Return the format to write; AUTO is Parquet if pyarrow is installed, else CSV.
 
     Raises:
         JobError: a package that it needs is not installed.
@@ -184,14 +184,14 @@ def format_of(wanted: PredictionFormat) -> PredictionFormat:
 
 
 def open_rows(chosen: PredictionFormat, path: Path) -> RowWriter:
-    """A writer of a file."""
+    """Return a writer for a new file."""
     if chosen is PredictionFormat.PARQUET:
         return ParquetRows(path)
     return CsvRows(path) if chosen is PredictionFormat.CSV else RecordIORows(path)
 
 
 def columns_of(outputs: Any, name: str = "") -> Columns:
-    """The outputs of a model by column: those of a dictionary by its keys, those of a tuple by number.
+    """Return the outputs of a model by column: of a dictionary by key, of a tuple by number.
 
     Raises:
         TypeError: an output has no rows.
@@ -214,14 +214,14 @@ def columns_of(outputs: Any, name: str = "") -> Columns:
 
 
 def _ordered(columns: Columns, names: Sequence[str]) -> Columns:
-    """Return columns in the order of the first minibatch's names; as they are if the names are others."""
+    """Return columns in the order of the first minibatch's names; unchanged if the names differ."""
     return {name: columns[name] for name in names} if columns.keys() == set(names) else columns
 
 
 class ParquetRows:
-    """A column of numbers, or of lists of numbers where an output has more than one a sample.
+    """Writes columns of numbers, or of lists of numbers for outputs with several values per sample.
 
-    Minibatches are written together, as a row group, of which a file should have few.
+    Several minibatches are written as one row group, since a file should have few.
     """
 
     def __init__(self, path: Path) -> None:
@@ -274,7 +274,7 @@ def _arrow(values: npt.NDArray[Any]) -> Any:
 
 
 class CsvRows:
-    """A header, then a line a sample; an output with more than one value a sample has as many columns."""
+    """Writes a header, then one line per sample; an output with k values per sample has k columns."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -311,7 +311,7 @@ class CsvRows:
 
 
 class _RowsWithLf:
-    """Ends lines with LF; before Python 3.13 the csv module quotes a CR only where its own lines end with one."""
+    """Writes lines that end with LF; before Python 3.13, csv quotes a CR only if its own lines end with one."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -321,7 +321,7 @@ class _RowsWithLf:
 
 
 def _text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """[n, k]; numbers in as few digits as tell them from their neighbours."""
+    """Return values as text, [n, k]; numbers with the fewest digits that identify them."""
     flat = values.reshape(len(values), int(np.prod(values.shape[1:])))
     if flat.dtype.kind in "OS":
         decoded = [
@@ -333,7 +333,7 @@ def _text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 class RecordIORows:
-    """A record a sample, with a feature a column."""
+    """Writes one record per sample, with one feature per column."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

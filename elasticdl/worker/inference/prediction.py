@@ -1,10 +1,9 @@
-"""Predicting: the outputs of a model for the records of a task go to the user's processor, into a part, or both.
+"""Prediction: the outputs of a model for the records of a task go to the user's processor, to a part, or to both.
 
 Columns of the data may be written beside the predictions (--prediction_columns).
 
-`TableParts`: the rows of a task in a table of a database, in one transaction, when their lease is confirmed.
-
-The first of --prediction_columns is the table's primary key; elasticdl.data.sql writes the rows.
+`TableParts` writes the rows of a task to a database table, in one transaction, when the lease is confirmed.
+The first of --prediction_columns is the table's primary key; see elasticdl.data.sql.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _ONE_A_RECORD = "Let feed keep every record when its mode is 'prediction', and r
 
 
 class PredictionWork:
-    """See `TaskWork`."""
+    """The `TaskWork` of a predict job."""
 
     def __init__(
         self,
@@ -58,10 +57,10 @@ class PredictionWork:
     ) -> None:
         """
         Args:
-            source: of the values of that model.
+            source: The source of the values of `model`.
 
         Raises:
-            JobError, ModelDefinitionError: predictions can go nowhere.
+            JobError, ModelDefinitionError: there is no place for predictions.
         """
         self.model = model
         self.failures = failures
@@ -110,7 +109,7 @@ class PredictionWork:
 
     @contextmanager
     def _writing(self, held: HeldLease) -> Iterator[RowWriter | None]:
-        """Yield what takes the rows of a task, which count when the block has ended; None: the processor takes all."""
+        """Yield the writer for the rows of a task, stored when the block ends; None: only the processor gets them."""
         if self._table is not None:
             with self._table.writing(held) as rows:
                 yield rows
@@ -126,10 +125,10 @@ class PredictionWork:
             raise FeedError(held.id, 0, f"{what}. A prediction has one row for each record. {_ONE_A_RECORD}")
 
     def end(self, held: HeldLease) -> None:
-        """All parts are there: says so in a file beside them; of a table that each record has a row.
+        """Write a marker file beside the complete parts; or check that the table has a row for each record.
 
         Raises:
-            DataError: it has not.
+            DataError: rows are missing.
         """
         if self._table is not None:
             self._table.check_num_rows(held.lease.shard.end)
@@ -166,7 +165,7 @@ class PredictionWork:
 
 
 def make_process(definition: ModelDefinition, worker_id: int) -> Process | None:
-    """Return `process` of the user's class, which may take the minibatch's name; None if there is no such class."""
+    """Return `process` of the user's class, which may take the minibatch's name; None without such a class."""
     made = definition.prediction_outputs_processor
     if made is None:
         return None
@@ -186,23 +185,23 @@ def make_process(definition: ModelDefinition, worker_id: int) -> Process | None:
     def give(outputs: Any, name: Name) -> None:
         try:
             process(outputs, worker_id, **({"name": name} if takes_name else {}))
-        except grpc.RpcError as error:  # of a client of the user's; one of ours ends the worker
+        except grpc.RpcError as error:  # of a client of the user's: an RpcError of ours would end the worker
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     return give
 
 
 class CarriedColumns:
-    """Columns of a job's prediction data that are written beside the predictions, such as an id for each row.
+    """Columns of the prediction data that are written beside the predictions, such as an id per row.
 
-    They are read from the source once more, so they need not be features of the model.  They are never changed.
+    They are read from the source separately, so they need not be features of the model, and are unchanged.
     """
 
     def __init__(self, spec: JobSpec, definition: ModelDefinition) -> None:
         """
         Raises:
             DataError: the source has no such column.
-            ModelDefinitionError: the module reads the data itself.
+            ModelDefinitionError: the module has its own data reader.
         """
         if definition.custom_data_reader is not None:
             raise ModelDefinitionError(
@@ -238,7 +237,7 @@ class CarriedColumns:
         """Return the columns of the records of a minibatch.
 
         Raises:
-            DataError: a record lacks one, or has several values of it.
+            DataError: a record lacks a column, or has several values for it.
         """
         numbers = held.record_numbers[minibatch * self._size : (minibatch + 1) * self._size]
         name, identity = held.lease.shard.name, held.lease.shard.identity
@@ -263,9 +262,9 @@ class CarriedColumns:
         return {column: _array(decoded[column]) for column in self.names}
 
     def _check_whole(self, records: Sequence[bytes], shard: str, numbers: Sequence[int]) -> None:
-        """
+        """Raise if a record lacks an integer column.
         Raises:
-            DataError: a record has no value of a column of whole numbers.
+            DataError: a record has no value for it.
         """
         for record, number in zip(records, numbers, strict=True):
             found = parse_all([record]) if self._whole else {}
@@ -280,7 +279,7 @@ class CarriedColumns:
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Start and end of what is consecutive."""
+    """Yield start and end of each run of consecutive numbers."""
     start = 0
     for k in range(1, len(numbers) + 1):
         if k == len(numbers) or numbers[k] != numbers[k - 1] + 1:
@@ -299,7 +298,7 @@ def _array(column: Column) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
 
 
 class OutputRows:
-    """The rows of a task, in memory; see `RowWriter`."""
+    """A `RowWriter` that keeps the rows of a task in memory."""
 
     def __init__(self) -> None:
         self._parts: list[Columns] = []
@@ -308,7 +307,7 @@ class OutputRows:
         self._parts.append(columns)
 
     def close(self) -> None:
-        """Does nothing: the transaction comes later."""
+        """Do nothing: the transaction comes later."""
 
     def columns(self) -> Columns:
         """Return all rows."""
@@ -317,28 +316,28 @@ class OutputRows:
 
 
 class TableParts:
-    """The parts of one job in one table; see `Parts`."""
+    """The parts of one job in one database table; see `Parts`."""
 
     def __init__(self, url: str, key: str, confirm: Callable[[int], bool]) -> None:
         """
         Args:
-            url: of the table, which is made with the first part.
-            key: the column that is its primary key.
-            confirm: `MasterLink.confirm`: whether a lease still counts.
+            url: URL of the table, which is created with the first part.
+            key: The column that is its primary key.
+            confirm: `MasterLink.confirm`: returns whether a lease is still valid.
 
         Raises:
-            DataError: a package for the URL is not installed, or it names no table.
+            DataError: a package for the URL is not installed, or the URL names no table.
         """
         self._table = OutputTable(url, key)
         self._confirm = confirm
 
     @contextmanager
     def writing(self, held: HeldLease) -> Iterator[OutputRows]:
-        """The rows of a task, to be written in the block.
+        """Yield the writer for the rows of a task; they are stored when the block ends.
 
         Raises:
-            LeaseLost: another worker has the task by now.
-            DataError: the database refuses them.
+            LeaseLost: another worker has the task now.
+            DataError: the database rejects the rows.
         """
         rows = OutputRows()
         yield rows

@@ -1,7 +1,7 @@
 """A worker of an evaluate or predict job: its trained model, and the work on the tasks.
 
-The trained model comes from its own files or from the parameter servers: a checkpoint of parameter servers is restored
-by those of this job; a worker reads from them and never writes.
+The trained model comes from its own files, or from parameter servers that have restored a checkpoint of parameter
+servers; the worker only reads from them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _HINT = "Use the module that the model was trained with, and its --model_params 
 
 
 def load_trained(spec: JobSpec, definition: ModelDefinition, readers: Readers) -> Inference:
-    """The job's model; one on parameter servers has no values yet.
+    """Return the job's trained model; a model on parameter servers has no values yet.
 
     Raises:
-        CheckpointError: it cannot be loaded, or is of another model than the module's.
+        CheckpointError: it cannot be loaded, or does not fit the module's model.
         ModelDefinitionError: the module cannot be used.
     """
     if spec.num_ps_pods:
@@ -62,7 +62,7 @@ def _load_values(framework: Framework, found: TrainedModel) -> None:
     if found.kind is ModelKind.TORCH_STATE:
         from elasticdl.frameworks.torch import TorchFramework
 
-        assert isinstance(framework, TorchFramework)  # the master has looked
+        assert isinstance(framework, TorchFramework)  # the master has checked
         framework.load_file(str(found.path))
         return
     with state_file(found.path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -77,10 +77,10 @@ def make_work(
     definition: ModelDefinition,
     token: str,
 ) -> EvaluationWork | PredictionWork:
-    """The work of a worker whose model is loaded.
+    """Return the work of a worker whose model is loaded.
 
     Raises:
-        JobError, ModelDefinitionError: predictions can go nowhere.
+        JobError, ModelDefinitionError: there is no place for predictions.
     """
     source: ValueSource = OwnValues()
     if spec.num_ps_pods:
@@ -97,14 +97,14 @@ def make_work(
 
 
 class ServedValues:
-    """See `ValueSource`: of idle parameter servers.  Dense parameters are fetched once, rows as they are needed."""
+    """The `ValueSource` of parameter servers without training.  Reads dense parameters once, rows when needed."""
 
     def __init__(self, session: PsSession) -> None:
         self._session = session
         self._parameters: Parameters | None = None
 
     def values(self, held: HeldLease) -> Values:
-        """For a task."""
+        """See `ValueSource`."""
         values = self._session.values(held, self._parameters)
         self._parameters = values.parameters
         return values
@@ -114,10 +114,10 @@ class ServedValues:
 
 
 def check_layout(checkpoint: str, report: ModelReport) -> None:
-    """That the module's model is the one of a checkpoint of parameter servers, where that can be read here.
+    """Raise unless the module's model fits a checkpoint of parameter servers; skip it if that cannot be read here.
 
     Raises:
-        CheckpointError: naming what differs.
+        CheckpointError: names the difference.
     """
     try:
         manifest = read_manifest(path_of(checkpoint) / MANIFEST)

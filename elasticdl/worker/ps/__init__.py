@@ -1,1 +1,1 @@
-"""A worker of a ParameterServer job: gradients to the parameter servers, values back."""
+"""A worker of a ParameterServer job: pushes gradients to the parameter servers, and pulls values."""

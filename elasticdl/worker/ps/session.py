@@ -1,7 +1,7 @@
-"""The parameter servers as one worker meets them: a call lasts until every PS has answered it.
+"""A worker's calls to all parameter servers: each is repeated until every PS has answered it.
 
-A PS may restart meanwhile, be stopped, or have too much to do: the call is repeated, with the newest partition, for as
-long as the lease is ours.
+A PS may restart, be stopped, or be overloaded: the call is repeated, with the newest partition, as long as the lease is
+valid.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Answer = TypeVar("Answer")
 
 
 class PsSession:
-    """Thread-safe.
+    """Calls the parameter servers for a worker.  Thread-safe.
 
     Attributes:
-        report: of the framework.
-        clock: of the worker's activities.
+        report: Report of the framework on the model.
+        clock: Activities of the worker.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PsSession:
     ) -> None:
         """
         Args:
-            timeout_s: deadline of one call.
+            timeout_s: Deadline of one call, in seconds.
         """
         self.report = report
         self._link, self.clock = link, link.clock
@@ -65,19 +65,19 @@ class PsSession:
         self._encrypts = spec.encrypt
         self._client: PsClient | None = None
         self._connecting = threading.Lock()
-        self._said: tuple[str, float] = ("", 0.0)  # why it waits, and when that was logged
+        self._said: tuple[str, float] = ("", 0.0)  # the logged reason for a wait, and when it was logged
 
     def exchange(self, held: HeldLease, push: Push | None, pull: Pull | None) -> Pulled:
         """See `PsClient.exchange`.
 
         Raises:
-            LeaseLost: the lease is not ours any more.
-            TooStale: the push must be computed on newer values.
+            LeaseLost: the lease was revoked.
+            TooStale: the gradients must be computed again on newer values.
         """
         return self.on_ps(held, lambda ps: ps.exchange(push, pull))
 
     def on_ps(self, held: HeldLease, call: Callable[[PsClient], Answer]) -> Answer:
-        """Repeats a call, which must be safe to repeat, until every PS has answered it.
+        """Repeat a call, which must be safe to repeat, until every PS has answered it.
 
         Raises:
             LeaseLost, TooStale: see `exchange`.
@@ -95,13 +95,13 @@ class PsSession:
         raise LeaseLost
 
     def values(self, held: HeldLease, parameters: Parameters | None = None) -> Values:
-        """Return the model as the servers hold it; its rows are read when they are asked for.
+        """Return the values on the servers; embedding rows are read on demand.
 
         Args:
-            parameters: dense ones that are known; None: they are read now.
+            parameters: Known dense values; None: read them now.
 
         Raises:
-            LeaseLost: the lease is not ours any more.
+            LeaseLost: the lease was revoked.
         """
         if parameters is None:
             parameters = self.exchange(held, None, Pull(dense=True, ids={}, read_only=True)).parameters
@@ -115,7 +115,7 @@ class PsSession:
         return Values(parameters, rows)
 
     def initial_row(self, table: Table) -> InitialRow:
-        """How the parameter servers make a row of a table."""
+        """Return how the parameter servers initialise a row of a table."""
         return initial_row(table, self._seed)
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class PsSession:
         self._link.partition(newer_than=ps.partition.version, timeout_s=_PARTITION_WAIT_S)
 
     def _connected(self, held: HeldLease) -> PsClient:
-        """A client of the newest partition."""
+        """Return a client for the newest partition."""
         partition = self._link.partition(timeout_s=_PARTITION_WAIT_S)
         while partition.version == 0 and not held.revoked:
             partition = self._link.partition(timeout_s=_PARTITION_WAIT_S)

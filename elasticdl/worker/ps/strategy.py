@@ -1,7 +1,7 @@
-"""ParameterServerStrategy: gradients go to the parameter servers under the minibatch's name, values come back.
+"""ParameterServerStrategy: gradients are pushed to the parameter servers under the minibatch's name, values are pulled.
 
-They are exchanged in a pipeline, or in rounds.  `Gradients` computes them; a value that is not finite never leaves the
-worker.
+They are exchanged in a pipeline (asynchronous), or in rounds (synchronous).  `Gradients` computes them; values that are
+not finite never leave the worker.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from elasticdl.worker.ps.session import PsSession
 from elasticdl.worker.tasks import Commit, HeldLease, LeaseLost, NotFinite, TaskBatches, Values
 from elasticdl_client.job_spec import JobSpec
 
-_EXPORT_BYTES = 16 << 20  # of one chunk of an exported table
+_EXPORT_BYTES = 16 << 20  # size of one chunk of an exported table
 
 
 class Training(Protocol):
-    """How the minibatches of a task get into the model: pipelined, or in rounds."""
+    """Brings the minibatches of a task into the model: pipelined, or in rounds."""
 
     def train_task(self, held: HeldLease, batches: TaskBatches, commit: Commit) -> None:
         """See `Strategy.train_task`."""
         ...
 
     def close(self) -> None:
-        """The job is over, or this worker leaves."""
+        """Finish: the job is over, or this worker leaves."""
         ...
 
 
 class ParameterServerStrategy:
-    """See `Strategy`."""
+    """The `Strategy` of a job with parameter servers."""
 
     def __init__(self, link: MasterLink, session: PsSession, training: Training) -> None:
         self._link = link
@@ -61,11 +61,11 @@ class ParameterServerStrategy:
     def of(
         cls, spec: JobSpec, link: MasterLink, framework: Framework, report: ModelReport, token: str
     ) -> ParameterServerStrategy:
-        """Return that of a job.
+        """Return the strategy of a job.
 
         Args:
-            report: of the framework.
-            token: the job's.
+            report: Report of the framework on the model.
+            token: The token of the job.
         """
         session = PsSession(link, framework, report, token, spec)
         gradients = Gradients(framework, link, spec.seed, spec.skips_not_finite)
@@ -95,7 +95,7 @@ class ParameterServerStrategy:
         return found
 
     def save_last(self) -> None:
-        """The servers hold the model."""
+        """Do nothing: the servers write checkpoints."""
 
     def close(self) -> None:
         self._training.close()
@@ -111,7 +111,7 @@ class ParameterServerStrategy:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A call under way: the minibatch that it pushes, and the one that it pulls for."""
+    """A call in flight: the minibatch that it pushes, and the one that it pulls values for."""
 
     call: Future[Pulled]
     pushed: Computed | None
@@ -121,16 +121,16 @@ class _Sent:
 class PipelinedTraining:
     """Asynchronous training: while minibatch k computes, one call per PS carries the push of k-1 and the pull for k+1.
 
-    So a worker misses one update of its own.  A call is handed over as soon as its gradients are there, and begins when
-    the one before it has ended: servers never wait for this thread.  The pipeline is drained at the end of each task:
-    a worker's results depend on its tasks alone, never on timing.  Between two pulls of dense values
-    (--get_model_steps) it continues with its own updates of them.  For one thread.
+    So a worker computes without its own newest update.  A call is queued as soon as its gradients are computed, and
+    starts when the call before it has ended: servers never wait for this thread.  The pipeline is drained at the end of
+    each task, so a worker's results depend on its tasks, not on timing.  Between two pulls of dense values
+    (--get_model_steps) it applies its own updates to them locally.  For use by one thread.
     """
 
     def __init__(self, session: PsSession, gradients: Gradients, get_model_steps: int) -> None:
         """
         Args:
-            get_model_steps: minibatches from one pull of dense values to the next.
+            get_model_steps: Minibatches from one pull of dense values to the next.
         """
         self._session = session
         self._gradients = gradients
@@ -184,7 +184,7 @@ class PipelinedTraining:
         return Pull(dense=self._dense.begin_minibatch(), ids=batch.ids)
 
     def _take(self, pulled: Pulled) -> bool:
-        """Whether the dense values came, too."""
+        """Take over pulled values; return whether they contain the dense ones."""
         if pulled.parameters is None:
             return False
         self._dense.replace(pulled.parameters, pulled.versions)
@@ -196,7 +196,7 @@ class PipelinedTraining:
         return _Sent(self._calls.submit(self._session.exchange, held, push, pull), computed, following)
 
     def _received(self, held: HeldLease, sent: _Sent, commit: Commit) -> Pulled:
-        """The answer of a call whose push is in the model then, and committed."""
+        """Wait for the answer of a call and return it; its push is in the model then, and committed."""
         pushed = sent.pushed
         with self._clock.during(Activity.PS):
             try:
@@ -211,7 +211,7 @@ class PipelinedTraining:
         return pulled
 
     def _compute_again(self, held: HeldLease, batch: Batch) -> Computed:
-        """A minibatch that came too late, on new values, until it is in the model."""
+        """Compute a minibatch that came too late again, on new values, until it is in the model."""
         while True:
             pulled = self._session.exchange(held, None, Pull(dense=True, ids=batch.ids))
             assert pulled.parameters is not None
@@ -228,9 +228,9 @@ class PipelinedTraining:
 class SynchronousTraining:
     """Synchronous training: gradients are applied in rounds, which PS 0 closes.
 
-    A minibatch is pushed to every PS, which hold it; then this worker waits at PS 0 until the round is closed and takes
-    it to the other PS together with its next pull.  A minibatch that comes too late for its round is computed again on
-    newer values.  Nothing is pipelined.  For one thread.
+    A minibatch is pushed to every PS, which holds it back; then this worker waits at PS 0 until the round is closed,
+    and passes the result to the other servers with its next pull.  A minibatch that comes too late for its round is
+    computed again on newer values.  Nothing is pipelined.  For use by one thread.
     """
 
     def __init__(self, session: PsSession, gradients: Gradients) -> None:
@@ -251,7 +251,7 @@ class SynchronousTraining:
             batch = following
 
     def close(self) -> None:
-        """Nothing is left over."""
+        """Do nothing: no calls are in flight."""
 
     def _compute(
         self, held: HeldLease, batch: Batch, pulled: Pulled, activity: Activity = Activity.COMPUTE
@@ -264,7 +264,7 @@ class SynchronousTraining:
             return self._session.exchange(held, None, Pull(dense=True, ids=batch.ids))
 
     def _brought_in(self, held: HeldLease, computed: Computed, following: Batch | None) -> tuple[Computed, Pulled]:
-        """The minibatch as it has entered the model of every PS, and the values for the following one."""
+        """Apply a minibatch on every PS; return it as it was applied, and the values for the following one."""
         pull = Pull(dense=True, ids=following.ids) if following is not None else None
         while True:
             try:
@@ -283,7 +283,7 @@ class SynchronousTraining:
                 ps.close_round(computed.push, check)
             return ps.exchange(None, pull)
 
-        # From the push on when a PS is lost: its content is gone.
+        # If a PS is lost, repeat from the push on: its held gradients are gone.
         with self._clock.during(Activity.PS):
             return self._session.on_ps(held, call)
 
@@ -293,10 +293,10 @@ _log = logging.getLogger("elasticdl.worker")
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A minibatch whose push is still to come.
+    """A computed minibatch that is not pushed yet.
 
     Attributes:
-        loss: None: the minibatch is left out of the model, its push is empty.
+        loss: None: the minibatch is left out of the model, and its push is empty.
     """
 
     batch: Batch
@@ -305,13 +305,13 @@ class Computed:
 
 
 class Gradients:
-    """Compute minibatches; values that are not finite never leave the worker."""
+    """Computes minibatches; values that are not finite never leave the worker."""
 
     def __init__(self, framework: Framework, link: MasterLink, seed: int, skips_not_finite: bool) -> None:
         """
         Args:
-            seed: the job's.
-            skips_not_finite: a minibatch with a NaN or an infinity is left out of the model, otherwise it ends the job.
+            seed: The seed of the job.
+            skips_not_finite: Whether a minibatch with NaN or infinity is left out of the model; else it ends the job.
         """
         self._framework = framework
         self._link, self._clock = link, link.clock
@@ -328,10 +328,10 @@ class Gradients:
         versions: Sequence[int],
         activity: Activity = Activity.COMPUTE,
     ) -> Computed:
-        """
+        """Compute the gradients of a minibatch.
         Args:
-            versions: of the values, by PS.
-            activity: that the time counts as.
+            versions: Versions of the values, by PS.
+            activity: The activity that the time is attributed to.
 
         Raises:
             NotFinite: the loss or a gradient is not finite, which ends the job.
@@ -349,7 +349,7 @@ class Gradients:
         if not self._skips_not_finite:
             raise NotFinite(batch.n, what)
         _log.warning("Minibatch %d of %s is left out of the model: %s", batch.n, held.task_name, what)
-        # Before the push: the model must not hold a name whose records are not in it, unknown to all.
+        # Report it before the push: a name in the model without its records must be known to the master.
         if not self._link.report_not_finite(held.id, what, [batch.n]).accepted:
             raise LeaseLost
         return Computed(batch, None, Push(held.id, lease.epoch, lease.task, batch.n, None, None, {}, versions))
@@ -372,7 +372,7 @@ class Gradients:
 
 
 def _not_finite(step: Step) -> str:
-    """Describe the values of a step that are not finite; empty if all are."""
+    """Return a description of the values of a step that are not finite; empty if all are finite."""
     if math.isfinite(step.loss):
         return step.not_finite
     return step.not_finite.replace("the loss", "The loss", 1) or f"The loss is {step.loss}"
