@@ -1,6 +1,6 @@
-"""An elastic group of processes that sum and share arrays: `ElasticGroup`, on native code, or NCCL.
+"""An elastic group of processes that sum and broadcast arrays: `ElasticGroup`, on native code or NCCL.
 
-It knows nothing of the master, of tasks and of frameworks: the caller gives the members of a group and ends it.
+It knows nothing of the master, of tasks, or of frameworks: the caller sets the members of a group, and ends it.
 """
 
 from elasticdl.collective.engine import GroupLost

@@ -1,8 +1,8 @@
-"""The port to the engines: the requirements of a group.  Above it nothing knows the mesh or NCCL.
+"""The port of the engines that run collectives: the native mesh, and NCCL.
 
-Every member calls the same verbs in the same order.  Tensors are torch's, contiguous, and belong to the collective
-until its work has ended.  Every verb but `interrupt` is called by one thread.  When the group is over, for any reason,
-its members get a `GroupLost`.
+Every member calls the same methods in the same order.  Tensors are torch's and contiguous; the caller must not touch
+them until the collective has ended.  All methods but `interrupt` are called by one thread.  When the group ends, for
+any reason, its members get a `GroupLost`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ Tensor = Any  # torch is imported lazily, in the engines
 
 
 class PendingCollective(Protocol):
-    """A collective on its way."""
+    """A collective in flight."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has ended within the time.
+        """Wait for the end of the collective; return whether it came in time.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: the collective failed.
         """
         ...
 
@@ -28,23 +28,23 @@ class Links(Protocol):
     """The connections of a member to all others of its group."""
 
     def all_reduce(self, tensor: Tensor) -> PendingCollective:
-        """Begins to sum in place."""
+        """Start to sum a tensor over all members, in place."""
         ...
 
     def all_gather(self, into: list[Tensor], tensor: Tensor) -> PendingCollective:
-        """Begins to collect a tensor of each member, by rank; all have the same shape."""
+        """Start to collect a tensor of each member, by rank; all have the same shape."""
         ...
 
     def broadcast(self, tensor: Tensor, source: int) -> PendingCollective:
-        """Begin to copy the source's tensor into that of every member."""
+        """Start to copy the tensor of rank `source` into that of every member."""
         ...
 
     def interrupt(self) -> None:
-        """Any thread, at once: makes everything on its way fail, here and, where the engine can, at the peers."""
+        """Make all collectives in flight fail at once, here and, if the engine can, at the peers.  Thread-safe."""
         ...
 
     def close(self) -> None:
-        """Frees everything.  May wait until what was interrupted has ended."""
+        """Free all resources.  May wait until interrupted collectives have ended."""
         ...
 
 
@@ -52,8 +52,8 @@ class GroupLost(Exception):
     """The group cannot continue: a peer is gone, it could not be formed, or a member abandoned it.
 
     Attributes:
-        what: a description of what happened.
-        rank: of the peer at which it was seen first, if known.  It need not be the one that failed: a member that has
+        what: What happened.
+        rank: Rank of the peer that failed first, as seen here, if known.  It need not be the cause: a member that has
             lost the group closes its own connections.
     """
 

@@ -1,7 +1,7 @@
-"""A group of one version in this process: from the first attempt to form it until everything of it is freed.
+"""A group of one version in this process: from the first attempt to form it until all its resources are freed.
 
-The first of these ends a group, once: an error of a collective, `end` of a member, or `leave`.  Forming it and freeing
-it run in threads of their own, since both can block in the engine; waiting callers are freed at once.
+A group ends once, by whichever comes first: an error of a collective, `end`, or `leave`.  Forming and freeing a group
+run in threads of their own, since both can block in the engine; waiting callers return at once.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from elasticdl.collective.rendezvous import Rendezvous, RendezvousServer, link
 from elasticdl.kernels._native import Mesh, RecordLayer
 from elasticdl.rpc.handshake import SecureConnection
 
-_GRACE_S = 0.1  # for an engine that does not end when it should
-_FREED_WITHIN_S = 5.0  # memory in a collective that was interrupted; that is at once
-_LOOK_EVERY_S = 0.02  # between looks Python runs handlers of signals, and a peer that NCCL waits for is missed
+_GRACE_S = 0.1  # extra time for an engine that does not end when it should
+_FREED_WITHIN_S = 5.0  # limit for an interrupted collective to release its memory, which it mostly does at once
+_LOOK_EVERY_S = 0.02  # after each, Python runs signal handlers, and the loss of a peer that NCCL waits for is noticed
 _LONGEST_MESSAGE = 200
 _log = logging.getLogger("elasticdl.collective")
 _RANK = re.compile(r"rank (\d+) (?:has|cannot|does)")
-_LOCAL_BUFFER_BYTES = 1 << 20  # of a Unix socket, which does not grow it as TCP does
+_LOCAL_BUFFER_BYTES = 1 << 20  # of a Unix socket, whose buffer does not grow as TCP's does
 
 
 class FormedGroup:
-    """The group of one version, as the member of one rank sees it.
+    """The group of one version, from the view of one member.
 
     Attributes:
-        waiting_since: monotonic time at which the calling thread went into a collective; None outside of one.
+        waiting_since: Monotonic time at which the calling thread entered a collective; None outside of one.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class FormedGroup:
         self._settled = Event()
         self._freed = Event()
         self._lost: GroupLost | None = None
-        self._on_their_way: list[PendingCollective] = []  # of the calling thread
+        self._on_their_way: list[PendingCollective] = []  # collectives in flight, of the calling thread
         self._is_formed = False
         self._engine = ""
         self._meeting: Rendezvous | None = None
@@ -61,11 +61,11 @@ class FormedGroup:
 
     @property
     def engine(self) -> str:
-        """The name of the engine that sums; empty: this member is alone."""
+        """The name of the engine that sums; empty if this is the only member."""
         return self._engine
 
     def form(self, device: str, timeout_s: float) -> None:
-        """Connects to all others, in a thread of its own.
+        """Connect to all other members, in another thread; wait for it.
 
         Raises:
             GroupLost: it took too long, failed, or was ended.
@@ -79,16 +79,16 @@ class FormedGroup:
         self.check()
 
     def check(self) -> None:
-        """Raises GroupLost if the group has ended, when nothing writes to the calling thread's memory any more."""
+        """Raise GroupLost if the group has ended, once nothing writes to the calling thread's memory any more."""
         if self._lost is not None:
             self._let_go()
             raise GroupLost(self._lost.what, self._lost.rank)
 
     def begin(self, tensor: Tensor, start: Callable[[Links], PendingCollective]) -> PendingCollective:
-        """Starts a collective, on the engine of the tensor's memory.
+        """Start a collective, on the engine for the tensor's memory.
 
         Raises:
-            GroupLost: the group is over.
+            GroupLost: the group has ended.
         """
         self.check()
         kind = tensor.device.type
@@ -104,14 +104,14 @@ class FormedGroup:
         return work
 
     def moves_whole(self, tensor: Tensor) -> bool:
-        """Whether NCCL moves it, in all members: it is slower with many small parts."""
+        """Return whether NCCL moves the tensor in all members: it must not be split, which slows NCCL down."""
         return isinstance(self._by_device.get(tensor.device.type), nccl.NcclLinks)
 
     def finish(self, work: PendingCollective) -> None:
-        """Waits for a collective.
+        """Wait for a collective.
 
         Raises:
-            GroupLost: the group is over.
+            GroupLost: the group has ended.
         """
         mesh = self._mesh
         with self._waiting():
@@ -126,7 +126,7 @@ class FormedGroup:
             self.check()
 
     def end(self, what: str, rank: int | None = None) -> None:
-        """Any thread: the group is lost; pending operations fail at once, here and at the peers."""
+        """Mark the group as lost: operations in flight fail at once, here and at the peers.  Thread-safe."""
         with self._lock:
             if self._lost is not None:
                 return
@@ -140,7 +140,7 @@ class FormedGroup:
             self._free()
 
     def leave(self) -> None:
-        """The end of a group in which nothing is on its way."""
+        """Leave a group without collectives in flight."""
         with self._lock:
             if self._lost is not None:
                 return
@@ -151,7 +151,7 @@ class FormedGroup:
             self._settled.set()
 
     def wait_until_freed(self, timeout_s: float) -> bool:
-        """Whether all of an ended group is freed within the time."""
+        """Wait until an ended group is freed; return whether it was in time."""
         return self.size == 1 or self._freed.wait(timeout_s)
 
     def _form(self, device: str, timeout_s: float) -> None:
@@ -159,7 +159,7 @@ class FormedGroup:
         what, rank = "", None
         try:
             self._connect(device, end)
-        except GroupLost:  # ended meanwhile
+        except GroupLost:  # the group has ended meanwhile
             pass
         except TimeoutError:
             what = f"group {self.version} cannot be formed: not all came within {timeout_s:.1f} s"
@@ -214,7 +214,7 @@ class FormedGroup:
                 meeting.close(farewell=bool(self._by_device))
         finally:
             for connection in links.values():
-                connection.socket.close()  # those that the mesh has taken are detached
+                connection.socket.close()  # sockets that the mesh has taken are detached
 
     def _link_to(self, other: int, end: float) -> SecureConnection:
         try:
@@ -225,7 +225,7 @@ class FormedGroup:
             raise RuntimeError(f"rank {other} cannot be reached: {error}") from error
 
     def _failed(self, error: RuntimeError) -> GroupLost:
-        """End the group at once, so that peers that wait for another member see it, too."""
+        """End the group at once, so that peers that wait for another member are released, too."""
         message = _in_short(error)
         rank = _rank_in(message)
         named = message if rank is None or "rank" in message else f"{message} (rank {rank})"
@@ -235,7 +235,7 @@ class FormedGroup:
         return GroupLost(self._lost.what, self._lost.rank)
 
     def _let_go(self) -> None:
-        """Waits, in the calling thread, until no collective writes to the caller's memory any more."""
+        """Wait until no collective writes to the caller's memory any more."""
         end = time.monotonic() + _FREED_WITHIN_S
         while self._on_their_way:
             with suppress(RuntimeError):
@@ -270,13 +270,13 @@ def _left(end: float) -> float:
 
 
 def _rank_in(message: str) -> int | None:
-    """Of the peer that an error names."""
+    """Return the rank of the peer that an error names."""
     named = _RANK.search(message)
     return int(named[1]) if named else None
 
 
 def _in_short(error: Exception) -> str:
-    """The first sentence of an engine's error, without the place in its source; of NCCL's its last line, the reason."""
+    """Return the first sentence of an engine's error, without its source location; for NCCL, the reason."""
     lines = str(error).partition("Last error:")[2].split("\n", 1)[-1].splitlines() or str(error).splitlines()
     first = lines[0] if lines else type(error).__name__
     without_place = first.rpartition(".cc:")[2].partition("] ")[2] or first
@@ -284,13 +284,14 @@ def _in_short(error: Exception) -> str:
 
 
 class MeshLinks:
-    """Collectives of arrays in main memory: a connection between every two members, moved by native code.
+    """Collectives of arrays in main memory, in native code, over a connection between every two members.
 
-    Each connection began with the handshake that proves the job's token, and may be encrypted; it belongs to this from
-    now on.  A collective ends by an error of a connection, never by a clock: it waits for a slow peer.
+    Each connection has begun with the handshake that proves the job's token, and may be encrypted; this class takes it
+    over.  A collective fails only by an error of a connection, never by a time-out: it waits for a slow peer.
 
     Args:
-        connections: by rank.
+        rank: Rank of this member.
+        connections: Connections to the other members, by rank.
     """
 
     def __init__(self, rank: int, connections: Mapping[int, SecureConnection]) -> None:
@@ -317,7 +318,7 @@ class MeshLinks:
         return self._mesh.broadcast(tensor.data_ptr(), tensor.nbytes, source, tensor)
 
     def check(self) -> None:
-        """Raise RuntimeError if a member has gone without leaving."""
+        """Raise RuntimeError if a member has closed its connections without leaving."""
         rank = self._mesh.gone()
         if rank >= 0:
             raise RuntimeError(f"rank {rank} has gone")

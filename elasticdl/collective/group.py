@@ -1,11 +1,10 @@
-"""`ElasticGroup`: the collectives of a worker in a group that changes, in one living process.
+"""`ElasticGroup`: the collectives of a worker in a group whose members change while the process lives.
 
-One thread calls the collectives; `abandon`, `waiting_seconds` and `address` are for any thread.  All members call the
+One thread calls the collectives; `abandon`, `waiting_seconds` and `address` are thread-safe.  All members must call the
 same collectives in the same order, with arrays of the same shapes.
 
-`shared_tensor` and `tensor_of_bytes` see arrays as tensors of torch on the same memory; `pieces_of` cuts them to send.
-
-Large arrays are cut into pieces, small ones are put together into one.
+`shared_tensor` and `tensor_of_bytes` return torch tensors on the memory of arrays; `pieces_of` cuts arrays into pieces:
+large arrays are split, small ones are joined.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from elasticdl.collective.nccl import check_device
 from elasticdl.collective.rendezvous import RendezvousServer
 
 _FREED_WITHIN_S = 5.0
-_FIRST_MESSAGE_BYTES = 4096  # of bytes sent to all: their number and the first of them
+_FIRST_MESSAGE_BYTES = 4096  # of a broadcast of bytes: the size, and the first bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,8 @@ class Peer:
     """A member of a group.
 
     Attributes:
-        id: of the worker.
-        address: `host:port` of its meeting place (`ElasticGroup.address`).
+        id: Id of the worker.
+        address: `host:port` of its rendezvous server (`ElasticGroup.address`).
     """
 
     id: int
@@ -45,18 +44,18 @@ class Peer:
 
 
 class Reduction:
-    """A sum or a copy on its way (`ElasticGroup.begin_reduce`, `ElasticGroup.begin_copy`), piece by piece."""
+    """A sum or a copy in flight (`ElasticGroup.begin_reduce`, `ElasticGroup.begin_copy`), piece by piece."""
 
     def __init__(self, formed: FormedGroup, works: Iterable[PendingCollective], tensor: Tensor) -> None:
         self._formed = formed
         self._works = deque(works)
-        self._tensor = tensor  # and with it the caller's memory
+        self._tensor = tensor  # keeps the caller's memory alive
 
     def wait(self) -> None:
-        """Returns when the result is in the buffer.
+        """Wait until the result is in the buffer.
 
         Raises:
-            GroupLost: there will be none; the buffer holds anything.
+            GroupLost: the group has ended; the content of the buffer is undefined.
         """
         while self._works:
             self._formed.finish(self._works[0])
@@ -64,17 +63,17 @@ class Reduction:
 
 
 class ElasticGroup:
-    """A process's place in one group after another.
+    """The membership of a process in one group after another.
 
     Args:
-        host: an address of this machine at which the other members reach it; everything listens there, at any port.
-        token: of the job; every member proves it to the others.
+        host: An address of this machine that the other members can reach; ports are chosen freely.
+        token: The token of the job, which members prove to each other.
         device: `cpu`, or `cuda` or `cuda:N`: buffers in the memory of that GPU can be summed, too.
-        encrypts: the traffic on the network; arrays on GPUs come to main memory for it, because NCCL does not encrypt.
+        encrypts: Encrypt the network traffic.  Arrays on GPUs go through main memory then: NCCL cannot encrypt.
 
     Attributes:
-        device: as given.
-        address: `host:port` of this process's own meeting place, open from now on; that of rank 0 serves its group.
+        device: The argument.
+        address: `host:port` of this process's rendezvous server, open from now on; a group uses the one of its rank 0.
 
     Raises:
         ElasticDLError: torch is missing or has no such device, or the host is not an address of this machine.
@@ -89,7 +88,7 @@ class ElasticGroup:
         self._lock = Lock()
         self._oldest = 0
         self._formed: FormedGroup | None = None
-        self._ended: list[FormedGroup] = []  # those that are perhaps not freed yet
+        self._ended: list[FormedGroup] = []  # groups that may not be freed yet
         self.address = self._place.address
 
     def __enter__(self) -> Self:
@@ -100,28 +99,28 @@ class ElasticGroup:
 
     @property
     def waiting_seconds(self) -> float:
-        """For how long the calling thread has been inside one collective; 0 outside."""
+        """Seconds that the calling thread has been inside one collective; 0 outside."""
         formed = self._formed
         since = formed.waiting_since if formed is not None else None
         return 0.0 if since is None else time.monotonic() - since
 
     @property
     def engine(self) -> str:
-        """The name of the engine that sums, for people: NCCL with its version, or the native mesh; empty: none."""
+        """The name of the engine that sums, for logs: NCCL with its version, or the native mesh; empty: none."""
         formed = self._formed
         return formed.engine if formed is not None else ""
 
     def form(self, version: int, peers: Sequence[Peer], rank: int, timeout_s: float) -> None:
-        """Becomes a member of a group, leaving the one before.  All its members call this.
+        """Leave the current group, and become a member of a new one.  All its members must call this.
 
         Args:
-            version: higher than that of any group before.
-            peers: all members by rank, this process among them.
-            rank: this process's own.
-            timeout_s: for how long it waits for the others.
+            version: Version of the group; higher than that of any earlier group.
+            peers: All members by rank, with this process.
+            rank: Rank of this process.
+            timeout_s: How long to wait for the other members.
 
         Raises:
-            GroupLost: they did not all come in time, one of them died, or this was abandoned meanwhile.
+            GroupLost: not all members came in time, one of them died, or `abandon` was called meanwhile.
         """
         if not 0 <= rank < len(peers) or peers[rank].address != self.address:
             raise ValueError(f"rank {rank} of the group {list(peers)} is not this process, {self.address}")
@@ -138,13 +137,13 @@ class ElasticGroup:
         formed.form(self.device, timeout_s)
 
     def gather(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The values of all members by rank: [n] → [group, n]; n is the same for all.
+        """Return the values of all members by rank: [n] → [group, n]; n must be the same in all.
 
         Raises:
-            GroupLost: the group is over.
+            GroupLost: the group has ended.
         """
         formed = self._current()
-        mine = np.array(values, np.int64, ndmin=1)  # a copy, as the caller may change its own meanwhile
+        mine = np.array(values, np.int64, ndmin=1)  # a copy, since the caller may change its array meanwhile
         result = np.empty((formed.size, *mine.shape), np.int64)
         if formed.size == 1 or mine.size == 0:
             result[:] = mine
@@ -155,13 +154,13 @@ class ElasticGroup:
         return result
 
     def reduce(self, buffers: Sequence[Any]) -> None:
-        """Sums every buffer over all members, in place.
+        """Sum every buffer over all members, in place.
 
         Args:
-            buffers: writable and contiguous: numpy arrays, tensors, or anything with `__dlpack__`; not copied.
+            buffers: Writable, contiguous numpy arrays, tensors, or objects with `__dlpack__`; not copied.
 
         Raises:
-            GroupLost: the group is over; the buffers hold anything.
+            GroupLost: the group has ended; the content of the buffers is undefined.
             ValueError: a buffer cannot be summed in place.
         """
         on_their_way = [self.begin_reduce(buffer) for buffer in buffers]
@@ -169,19 +168,19 @@ class ElasticGroup:
             reduction.wait()
 
     def begin_reduce(self, buffer: Any) -> Reduction:
-        """Begins to sum a buffer as `reduce` does; it must not be touched before `wait` has returned.
+        """Start to sum a buffer as `reduce` does; it must not be touched before `wait` has returned.
 
         Raises:
-            GroupLost: the group is over.
+            GroupLost: the group has ended.
             ValueError: the buffer cannot be summed in place.
         """
         return self._begin(buffer, lambda tensor, links: links.all_reduce(tensor))
 
     def begin_copy(self, buffer: Any, source: int) -> Reduction:
-        """Begin to copy the source's buffer into that of every member; as `begin_reduce`.
+        """Start to copy the source's buffer into that of every member; see `begin_reduce`.
 
         Raises:
-            GroupLost: the group is over.
+            GroupLost: the group has ended.
             ValueError: the buffer cannot be written in place.
         """
         return self._begin(buffer, lambda tensor, links: links.broadcast(tensor, source))
@@ -195,17 +194,17 @@ class ElasticGroup:
         return Reduction(formed, [formed.begin(one, partial(operation, one)) for one in pieces], tensor)
 
     def broadcast(self, arrays: Mapping[str, NDArray[Any]] | None, source: int) -> dict[str, NDArray[Any]]:
-        """Gives the source's arrays to all.  Names, types and shapes travel with them.
+        """Send the source's arrays to all members, with their names, types and shapes.
 
         Args:
-            arrays: of the source; of the others None, or anything, which is not read.
-            source: rank of the member that gives.
+            arrays: The arrays to send, in the source; ignored in other members.
+            source: Rank of the sender.
 
         Returns:
-            The arrays, in the source's order; at the source its own.
+            The arrays, in the source's order; in the source, its own.
 
         Raises:
-            GroupLost: the group is over.
+            GroupLost: the group has ended.
         """
         formed = self._current()
         if formed.rank == source:
@@ -223,10 +222,10 @@ class ElasticGroup:
         return own
 
     def broadcast_bytes(self, data: bytes | None, source: int) -> bytes:
-        """Gives the source's bytes to all.
+        """Send the source's bytes to all members, and return them.
 
         Raises:
-            GroupLost: the group is over.
+            GroupLost: the group has ended.
         """
         formed = self._current()
         if formed.size == 1:
@@ -249,7 +248,7 @@ class ElasticGroup:
         return data if formed.rank == source and data is not None else sent.tobytes()
 
     def leave(self) -> None:
-        """End membership between two steps, with no collective in flight.  All remaining members do the same."""
+        """Leave the group between two steps, without collectives in flight.  All members do the same."""
         with self._lock:
             formed, self._formed = self._formed, None
             if formed is not None:
@@ -258,11 +257,11 @@ class ElasticGroup:
             formed.leave()
 
     def abandon(self, reason: str, older_than: int | None = None) -> None:
-        """Any thread: calls that wait in the group, or to form it, raise GroupLost at once, also at the peers.
+        """Make calls that wait in the group, or form it, raise GroupLost at once, also at the peers.  Thread-safe.
 
         Args:
-            reason: the message of GroupLost.
-            older_than: only a group of a lower version; one that is formed later than this call counts, too.
+            reason: The message of GroupLost.
+            older_than: End only a group of a lower version, also one that is formed after this call.
         """
         with self._lock:
             formed = self._formed
@@ -274,9 +273,9 @@ class ElasticGroup:
             formed.end(reason)
 
     def close(self) -> None:
-        """Leaves, and waits a little until everything is freed; nothing works afterwards.
+        """Leave the group, and wait briefly until all groups are freed; nothing works afterwards.
 
-        A process must not end before: a thread that comes back from the engine then would abort it.
+        A process must call this before it ends: a thread that returns from the engine during the exit would abort it.
         """
         self.leave()
         end = time.monotonic() + _FREED_WITHIN_S
@@ -315,13 +314,13 @@ SMALL_BYTES = 256 << 10  # an array below it is copied into a piece with its nei
 
 
 def shared_tensor(buffer: Any) -> Tensor:
-    """A tensor on the memory of a buffer: writes to it show in the buffer.
+    """Return a tensor that shares the memory of a buffer.
 
     Args:
-        buffer: a writable numpy array, a tensor of torch, or anything with `__dlpack__`; contiguous.
+        buffer: A writable, contiguous numpy array, tensor of torch, or object with `__dlpack__`.
 
     Raises:
-        ValueError: it cannot be summed in place.
+        ValueError: the buffer cannot be summed in place.
     """
     import torch
 
@@ -345,9 +344,9 @@ def shared_tensor(buffer: Any) -> Tensor:
 
 
 def _pieces(tensor: Tensor) -> Sequence[Tensor]:
-    """Parts that a slow network, too, moves within seconds: a wait for one of them says that nothing moves.
+    """Return parts that even a slow network moves within seconds, so that a long wait for one means no progress.
 
-    By the size alone: of members that sum by the mesh some may have a GPU, and all must make the same calls.
+    The cut depends on the size alone: some members of a mesh may have a GPU, and all must make the same calls.
     """
     if tensor.nbytes <= PIECE_BYTES:
         return [tensor]
@@ -356,7 +355,7 @@ def _pieces(tensor: Tensor) -> Sequence[Tensor]:
 
 
 def readable_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """The bytes of an array for sending: a view, or a copy if it is not contiguous."""
+    """Return the bytes of an array for sending: a view, or a copy if it is not contiguous."""
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return flat if flat.flags.writeable else np.asarray(_Unlocked(flat))
 
@@ -368,7 +367,7 @@ def tensor_of_bytes(piece: NDArray[np.uint8]) -> Tensor:
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """A name that `named_dtype` knows.
+    """Return a name that `named_dtype` can parse.
 
     Raises:
         ValueError: elements of that type are not plain bytes.
@@ -381,7 +380,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 def named_dtype(name: str) -> np.dtype[Any]:
     try:
         return np.dtype(name)
-    except TypeError:  # bfloat16 and the like, which frameworks bring with them
+    except TypeError:  # bfloat16 and similar types of the frameworks
         import ml_dtypes
 
         found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
@@ -389,7 +388,7 @@ def named_dtype(name: str) -> np.dtype[Any]:
 
 
 class _Unlocked:
-    """A read-only array as one that torch takes without a warning.  It is read only, by the sender."""
+    """Passes a read-only array to torch without a warning.  The sender only reads it."""
 
     def __init__(self, array: NDArray[np.uint8]) -> None:
         self._array = array
@@ -399,7 +398,7 @@ class _Unlocked:
 
 @dataclass(frozen=True, slots=True)
 class ArraySlice:
-    """Bytes [start, end) of the array of that number."""
+    """Bytes [start, end) of one of the arrays, by number."""
 
     array: int
     start: int
@@ -410,7 +409,7 @@ Piece = Sequence[ArraySlice]
 
 
 def pieces_of(sizes: Sequence[int]) -> Iterator[Piece]:
-    """All bytes of arrays of these sizes, each once and in order; the same pieces in every member."""
+    """Yield pieces with all bytes of arrays of these sizes, each once and in order; equal in all members."""
     together: list[ArraySlice] = []
     size_together = 0
     for number, size in enumerate(sizes):

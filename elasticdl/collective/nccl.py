@@ -1,9 +1,10 @@
-"""The engines of torch: NCCL for arrays in the memory of GPUs; the mesh for members that share a GPU, or encrypt.
+"""The engines of torch: NCCL for arrays in the memory of GPUs; staging through the mesh if members share one, or
+encrypt.
 
-A member's wait on the GPU is ended by `interrupt`, which aborts NCCL's communicator.  NCCL alone would wait for a dead
-peer without limit; its loss is seen at the mesh's connections, which the same members hold, too.
+`interrupt` ends a member's wait on the GPU by aborting NCCL's communicator.  NCCL alone would wait for a dead peer
+without limit; the loss is noticed at the connections of the mesh, which the same members have as well.
 
-They are imported lazily; the store of keys that they need is on top of a `Rendezvous`.
+The engines are imported lazily; the key-value store that they need is built on a `Rendezvous`.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ _LOOK_EVERY_S = 0.0002
 
 
 class NcclLinks:
-    """NCCL's connections to all others of a group.
+    """NCCL's connections to all other members of a group.
 
     Args:
-        store: of torch; not used any more once this is made.
+        store: A store of torch; used only by the constructor.
     """
 
     def __init__(self, store: Any, rank: int, size: int, device: str) -> None:
         import torch
 
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # or its watchdog ends the process
-        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # it asks the store without end
-        os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  # an abort is no fault to be written down
-        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "0"  # or the wait behind a collective holds up the thread, for days
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # otherwise its watchdog ends the process
+        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # it polls the store for ever
+        os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  # an abort needs no dump
+        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "0"  # otherwise `wait` blocks the thread
         c10d = engine_module()
         torch.cuda.set_device(torch.device(device))
         options = c10d.ProcessGroupNCCL.Options()
         options._timeout = _FOR_EVER
         self._group = c10d.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), rank, size, options)
         self._group.eager_connect_single_device(torch.device(device))
-        self._behind = torch.cuda.Stream(device)  # waits for collectives, so that the one that computes need not
+        self._behind = torch.cuda.Stream(device)  # waits for collectives, instead of the stream that computes
         self._lock = Lock()
         self._abort: Thread | None = None
 
@@ -60,9 +61,9 @@ class NcclLinks:
 
     def interrupt(self) -> None:
         with self._lock:
-            if self._abort is None:  # not any more when kernels return, with sums that are none
+            if self._abort is None:  # set before aborted kernels return, whose results are invalid
                 self._abort = Thread(target=self._group.abort, name="nccl-abort", daemon=True)
-                self._abort.start()  # they return at once; until all is freed takes longer
+                self._abort.start()  # kernels return at once; freeing all takes longer
 
     def close(self) -> None:
         self.interrupt()
@@ -80,22 +81,22 @@ class NcclLinks:
 
         done = torch.cuda.Event()
         with torch.cuda.stream(self._behind):
-            work.wait()  # orders the stream behind it; does not block
+            work.wait()  # makes the stream wait; does not block the thread
             done.record()
         return NcclWork(self, done)
 
 
 def use_family_of(address: str) -> None:
-    """Lets NCCL's sockets be of the family of an own `host:port`: with both it would take the interface's first.
+    """Make NCCL use the address family of this process's `host:port`: with both, it would use the interface's first.
 
-    NCCL reads the variable once in a process; one that the user has set stays.
+    NCCL reads the variable once per process; a value set by the user is kept.
     """
     host, _ = addresses.parse(address)
     os.environ.setdefault("NCCL_SOCKET_FAMILY", "AF_INET6" if ":" in host else "AF_INET")
 
 
 class NcclWork:
-    """Waits until the GPU has come to the end of a collective."""
+    """A collective of NCCL: waits until the GPU has completed it."""
 
     def __init__(self, links: NcclLinks, done: Any) -> None:
         self._links = links
@@ -112,28 +113,32 @@ class NcclWork:
 
 
 def version() -> str:
-    """Of the NCCL in use."""
+    """Return the version of the NCCL in use."""
     import torch
 
     return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def identity(device: str) -> bytes:
-    """Return the name of a GPU, with that of the machine where the user has set it: NCCL takes each for one member."""
+    """Return the id of a GPU, with NCCL_HOSTID if the user has set it: NCCL wants one member per id."""
     import torch
 
     return f"{os.environ.get('NCCL_HOSTID', '')}/{torch.cuda.get_device_properties(device).uuid}".encode()
 
 
 def can_join(identities: Sequence[bytes]) -> bool:
-    """Whether NCCL can connect members with these GPUs; empty: one that computes on the CPU."""
+    """Return whether NCCL can connect members with these GPUs.
+
+    Args:
+        identities: `identity` of each member's GPU; empty for a member that computes on the CPU.
+    """
     return all(identities) and len(set(identities)) == len(identities)
 
 
 class StagedLinks:
-    """Collectives of arrays in a GPU's memory by way of pinned main memory and the mesh.
+    """Collectives of arrays in a GPU's memory, through pinned main memory and the mesh.
 
-    Each waits until the GPU has computed what it is given.
+    Each collective first waits until the GPU has computed its input.
     """
 
     def __init__(self, mesh: Links) -> None:
@@ -153,14 +158,14 @@ class StagedLinks:
         return StagedWork(self._mesh.broadcast(copy, source), [(tensor, copy)])
 
     def interrupt(self) -> None:
-        """The mesh, which belongs to the group, is interrupted and closed by it."""
+        """Do nothing: the group interrupts and closes its mesh."""
 
     def close(self) -> None:
         """See `interrupt`."""
 
 
 class StagedWork:
-    """Copies back what a collective of the mesh has brought."""
+    """A collective of the mesh, whose results are copied back to the GPU."""
 
     def __init__(self, work: PendingCollective, copies: list[tuple[Tensor, Tensor]]) -> None:
         self._work = work
@@ -192,10 +197,10 @@ NCCL = (
 
 
 def engine_module() -> Any:
-    """The engines of torch.
+    """Import and return torch's module of engines.
 
     Raises:
-        ElasticDLError: torch is not installed, or of a version without the names that are used here.
+        ElasticDLError: torch is not installed, or its version lacks names that are used here.
     """
     try:
         from torch._C import _distributed_c10d
@@ -209,7 +214,7 @@ def engine_module() -> Any:
 
 
 def check_engines(engines: Any) -> None:
-    """Raise ElasticDLError if torch's module of engines lacks a non-public name that is used; NCCL only where it is."""
+    """Raise ElasticDLError if torch's module of engines lacks a non-public name that is used here."""
     needed = STORE + (NCCL if hasattr(engines, "ProcessGroupNCCL") else ())
     absent = [name for name in needed if not _has(engines, name)]
     if absent:
@@ -231,7 +236,7 @@ def _has(engines: Any, name: str) -> bool:
 
 
 def check_device(device: str) -> None:
-    """Raises ElasticDLError unless the engines for arrays of this device are here: `cpu`, `cuda`, `cuda:N`."""
+    """Raise ElasticDLError unless there are engines for this device: `cpu`, `cuda`, or `cuda:N`."""
     engines = engine_module()
     if device == "cpu":
         return
@@ -248,7 +253,7 @@ def check_device(device: str) -> None:
 
 
 def store_of(meeting: Rendezvous, timeout_s: float) -> Any:
-    """A store of torch.  The caller keeps it for as long as the engine that uses it."""
+    """Return a store of torch.  The caller must keep it as long as the engine that uses it."""
 
     class MeetingStore(engine_module().Store):  # type: ignore[misc]
         def set(self, key: str, value: bytes) -> None:

@@ -1,12 +1,13 @@
-"""Where the members of a group find each other: each process keeps a place of its own, and that of rank 0 is used.
+"""The rendezvous of the members of a group: every process runs a server, and the one of rank 0 is used.
 
-A connection begins with the handshake of `elasticdl.rpc.handshake`; nothing of a stranger is read before.  A member
-comes with its version and rank, tells what the others must know of it, learns their messages, and leaves with a
-farewell.  One that goes without has died or given up: then the group cannot be formed, and all that wait learn it at
-once.  A message is a line of JSON; names are never looked up (the store of torch does, and may take seconds).
+A connection begins with the handshake of `elasticdl.rpc.handshake`; nothing is read from a stranger before.  A member
+sends its version and rank, publishes values for the others, waits for theirs, and leaves with a farewell.  If its
+connection closes without one, it has died or given up: then the group cannot be formed, and all waiting members are
+told at once.  A message is a line of JSON.  Names of hosts are never resolved (torch's store does, which may take
+seconds).
 
-A visitor may also bring a connection for a group's collectives: it is kept, unread, until this process takes it.  With
---encrypt what follows a handshake goes in records, except through Unix sockets, which no other user can read.
+A peer may also bring a connection for a group's collectives: it is kept, unread, until this process takes it.  With
+--encrypt, everything after a handshake is sent in records, except over Unix sockets, which other users cannot read.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ _PURPOSE = "meeting"
 _READ_BYTES = 1 << 16
 _BACKLOG = 1024
 _LONGEST_LINE_BYTES = 1 << 18
-_MOST_TOLD_BYTES = 4 << 20  # of one group; its members' addresses take some hundred bytes each
-_MOST_UNSENT_BYTES = 8 << 20  # not yet read by a visitor
+_MOST_TOLD_BYTES = 4 << 20  # published in one group; a member publishes some hundred bytes
+_MOST_UNSENT_BYTES = 8 << 20  # not read by a peer yet
 _MOST_STRANGERS = 256
-_MOST_BROKEN = 64  # ended groups that are remembered, for members that come late
+_MOST_BROKEN = 64  # failed groups that are remembered for late members
 _MOST_MEMBERS = 1 << 20
 _LAST_VERSION = 1 << 63
 _LINKED = b"linked\n"
-_REST_S = 0.2  # out of descriptors: until the next look for a new connection
+_REST_S = 0.2  # pause before the next accept, when file descriptors are exhausted
 _log = logging.getLogger("elasticdl.collective")
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A line of a visitor; only the first has a version and a rank."""
+    """A message of a peer; only the first has a version and a rank."""
 
     version: int | None
     rank: int
@@ -56,9 +57,9 @@ class _Message:
 
     @classmethod
     def of(cls, line: bytes) -> _Message:
-        """
+        """Parse and check a message.
         Raises:
-            ValueError: no member of ours writes such a line.
+            ValueError: no member sends such a line.
         """
         try:
             given = json.loads(line)
@@ -82,7 +83,7 @@ class _Message:
 @dataclass(slots=True, eq=False)
 class _Peer:
     connection: socket.socket
-    handshake: handshake.Handshake | None  # None: it has proved the token
+    handshake: handshake.Handshake | None  # None once the peer has proved the token
     num_wanted: int  # bytes of the handshake's next step; 0 after it
     come_at: float
     records: RecordLayer | None = None
@@ -102,10 +103,10 @@ class _Table:
 
 
 class RendezvousServer:
-    """The place of this process, open until `close`; a thread of its own serves it.
+    """The server of this process, open until `close`, in a thread of its own.
 
     Attributes:
-        address: `host:port` for the others.
+        address: `host:port` for the other members.
 
     Raises:
         ElasticDLError: the host is not an address of this machine.
@@ -127,7 +128,7 @@ class RendezvousServer:
         self._lobby = handshake.Lobby(_MOST_STRANGERS)
         self._strangers: dict[_Peer, None] = {}  # oldest first
         self._tables: dict[int, _Table] = {}
-        self._broken: dict[int, str] = {}  # version → why; the oldest entry first
+        self._broken: dict[int, str] = {}  # version → reason; the oldest first
         self._rests_until: float | None = None
         self._lock = Lock()
         self._links: dict[int, dict[int, SecureConnection]] = {}  # version → rank → connection
@@ -143,12 +144,12 @@ class RendezvousServer:
         self._end.close()
 
     def take_links(self, version: int) -> dict[int, SecureConnection]:
-        """The connections that members of a group have brought, by rank; the caller closes them."""
+        """Return the connections that members of a group have brought, by rank; the caller must close them."""
         with self._lock:
             return self._links.pop(version, {})
 
     def drop_links(self, older_than: int) -> None:
-        """Close what was brought for groups that will not be formed any more."""
+        """Close the connections for groups that will not be formed any more."""
         with self._lock:
             dropped = [self._links.pop(version) for version in list(self._links) if version < older_than]
         for links in dropped:
@@ -167,7 +168,7 @@ class RendezvousServer:
             self._end_what_is_over()
 
     def _look_within_s(self) -> float | None:
-        """Until the first deadline of a stranger, or of a rest."""
+        """Return the seconds until the first deadline of a stranger, or the end of the pause; None without any."""
         ends = [visitor.come_at + handshake.TIMEOUT_S for visitor in self._strangers][:1]
         if self._rests_until is not None:
             ends.append(self._rests_until)
@@ -187,7 +188,7 @@ class RendezvousServer:
     def _let_in(self, door: socket.socket) -> None:
         try:
             connection, _ = door.accept()
-        except (ConnectionError, BlockingIOError):  # gone again
+        except (ConnectionError, BlockingIOError):  # already closed
             return
         except OSError as error:
             _log.warning("The meeting place cannot take a connection: %s", error)
@@ -197,7 +198,7 @@ class RendezvousServer:
             return
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
-            with suppress(OSError):  # gone again; it is read to its end
+            with suppress(OSError):  # already closed; reading will show it
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         proof = handshake.accepting(self._token, _PURPOSE, self._encrypts and crosses_network(connection))
         visitor = _Peer(connection, proof, next(proof).num_wanted, time.monotonic())
@@ -224,17 +225,17 @@ class RendezvousServer:
             if visitor.version >= 0:
                 self._break(visitor.version, f"rank {visitor.rank} has sent {error}")
             data = b""
-        except (ValueError, ConnectionError):  # no member of ours
+        except (ValueError, ConnectionError):  # not a member
             data = b""
         if not data or len(visitor.unread) > _LONGEST_LINE_BYTES:
             self._see_off(visitor)
 
     def _take(self, visitor: _Peer) -> None:
-        """Do what a visitor has sent, as far as it is whole.
+        """Process the complete messages that a peer has sent.
 
         Raises:
-            ConnectionError: it does not hold the token.
-            ValueError: it is no member of ours.
+            ConnectionError: the peer does not have the token.
+            ValueError: the peer is not a member.
         """
         if visitor.handshake is not None:
             if len(visitor.unread) == visitor.num_wanted:
@@ -258,9 +259,9 @@ class RendezvousServer:
             self._do(visitor, one)
 
     def _keep_link(self, visitor: _Peer, message: _Message) -> None:
-        """
+        """Keep a connection for the collectives of a group.
         Raises:
-            ValueError: there is one of this rank.
+            ValueError: this rank has brought one already.
         """
         if message.version is None:
             raise ValueError("a link is for a version")
@@ -270,7 +271,7 @@ class RendezvousServer:
                 raise ValueError("this rank is linked already")
             links[message.rank] = SecureConnection(visitor.connection, visitor.records)
         self._selector.unregister(visitor.connection)
-        with suppress(OSError):  # gone: the group will see it
+        with suppress(OSError):  # closed: the group will notice it
             visitor.connection.send(_sealed(visitor.records, _LINKED))
 
     def _do(self, visitor: _Peer, message: _Message) -> None:
@@ -292,9 +293,9 @@ class RendezvousServer:
         self._answer_all(visitor.version)
 
     def _seat(self, visitor: _Peer, version: int, rank: int) -> None:
-        """
+        """Add a member to its group.
         Raises:
-            ValueError: another one of this rank is there.
+            ValueError: this rank has come already.
         """
         table = self._tables.setdefault(version, _Table())
         if any(other.rank == rank for other in table.visitors):
@@ -308,7 +309,7 @@ class RendezvousServer:
             self._answer(visitor, table)
 
     def _answer(self, visitor: _Peer, table: _Table) -> None:
-        """Answer a visitor with all the values it waits for, or with the reason why they will not come."""
+        """Answer a peer with all values it waits for, or with the reason why they will not come; else wait."""
         if not visitor.wants:
             return
         if all(name in table.told for name in visitor.wants):
@@ -321,9 +322,9 @@ class RendezvousServer:
         self._send(visitor, json.dumps(answer).encode() + b"\n")
 
     def _send(self, visitor: _Peer, data: bytes) -> None:
-        """Send as much as the connection takes now, and the rest when it takes more.
+        """Send as much as the connection accepts now, and the rest later.
 
-        One that takes nothing, or is gone, is shut: it is seen off when its end is read.
+        A connection that accepts nothing, or is closed, is shut down; the peer is removed when its end is read.
         """
         visitor.unsent += _sealed(visitor.records, data)
         try:
@@ -339,7 +340,7 @@ class RendezvousServer:
         self._selector.modify(visitor.connection, events, visitor)
 
     def _break(self, version: int, why: str) -> None:
-        """The group cannot be formed: the first reason counts."""
+        """Mark a group as failed; the first reason is kept."""
         self._broken.setdefault(version, why)
         if len(self._broken) > _MOST_BROKEN:
             del self._broken[next(iter(self._broken))]
@@ -366,17 +367,17 @@ class RendezvousServer:
         for key in list(self._selector.get_map().values()):
             with suppress(OSError):
                 key.fileobj.close()  # type: ignore[union-attr]
-        for door in self._doors:  # not among them while they rest
+        for door in self._doors:  # doors are not registered during a pause
             door.close()
         self._selector.close()
         self.drop_links(_LAST_VERSION)
 
 
 class Rendezvous:
-    """A member's visit to the place of rank 0.
+    """A member's connection to the server of rank 0.
 
     Raises:
-        HandshakeError: the place belongs to another job.
+        HandshakeError: the server belongs to another job.
         OSError: the address does not answer.
     """
 
@@ -389,15 +390,15 @@ class Rendezvous:
         self._say({"version": version, "rank": rank})
 
     def tell(self, name: str, value: bytes) -> None:
-        """Tell the others of the group; each name once."""
+        """Publish a value for the other members; each name once."""
         self._say({"tell": {name: value.hex()}})
 
     def learn(self, names: list[str], timeout_s: float) -> list[bytes]:
-        """Return the values of these names; wait until all are there.
+        """Return the values of these names; wait until all are published.
 
         Raises:
-            OSError: the place is gone, the time is over (TimeoutError), or this was interrupted.
-            RuntimeError: a member has gone.
+            OSError: the server is gone, the time is over (TimeoutError), or `interrupt` was called.
+            RuntimeError: a member is gone.
         """
         self._connection.settimeout(timeout_s)
         self._say({"learn": names})
@@ -407,11 +408,11 @@ class Rendezvous:
         return [bytes.fromhex(value) for value in answer["told"]]
 
     def interrupt(self) -> None:
-        """Any thread: calls that wait in `learn` fail."""
+        """Make calls that wait in `learn` fail.  Thread-safe."""
         _shut(self._connection)
 
     def close(self, farewell: bool) -> None:
-        """Goes.  Without a farewell the group cannot be formed."""
+        """Close the connection.  Without a farewell, the group cannot be formed."""
         with suppress(OSError):
             if farewell:
                 self._say({"farewell": True})
@@ -436,22 +437,26 @@ class Rendezvous:
 def link(
     address: str, token: str, version: int, rank: int, timeout_s: float, encrypts: bool = False
 ) -> SecureConnection:
-    """A connection to the process at an address, for the collectives of a group.
+    """Connect to another member's process, for the collectives of a group.
 
     Args:
-        rank: of this process.
-        encrypts: the traffic on the network.
+        address: `host:port` of its server.
+        token: The token of the job.
+        version: Version of the group.
+        rank: Rank of this process.
+        timeout_s: Limit for the connection.
+        encrypts: Encrypt the network traffic.
 
     Raises:
         HandshakeError: the process belongs to another job.
-        OSError: it does not answer, or refuses.
+        OSError: it does not answer, or rejects the connection.
     """
     made = _visit_nearby(address, token, timeout_s) or _visit(address, token, timeout_s, encrypts)
     connection, records = made
     try:
         wish = json.dumps({"version": version, "rank": rank, "link": True}).encode() + b"\n"
         connection.sendall(_sealed(records, wish))
-        num_wanted = len(_LINKED) + (RECORD_OVERHEAD if records else 0)  # later bytes are for the collectives
+        num_wanted = len(_LINKED) + (RECORD_OVERHEAD if records else 0)  # later bytes belong to the collectives
         while num_wanted:
             some = connection.recv(num_wanted)
             if not some:
@@ -470,21 +475,21 @@ def _sealed(records: RecordLayer | None, data: bytes) -> bytes:
 
 
 def _local_door(number: str, port: int) -> list[socket.socket]:
-    """A Unix socket for members on this machine: it takes two thirds of the processor time of TCP."""
+    """Return a Unix socket for members on this machine: it takes two thirds of the processor time of TCP."""
     if sys.platform != "linux":
         return []
     door = socket.socket(socket.AF_UNIX)
     try:
         door.bind(_local_name(number, port))
         door.listen(_BACKLOG)
-    except OSError:  # the name is taken: they come by TCP
+    except OSError:  # the name is taken: members use TCP
         door.close()
         return []
     return [door]
 
 
 def _visit_nearby(address: str, token: str, timeout_s: float) -> SecureConnection | None:
-    """A connection to a process of this machine; None: it is on another one."""
+    """Return a connection to a process on this machine; None if it is on another one."""
     if sys.platform != "linux":
         return None
     host, port = addresses.parse(address)
@@ -500,9 +505,9 @@ def _visit_nearby(address: str, token: str, timeout_s: float) -> SecureConnectio
 
 
 def _local_name(number: str, port: int) -> str:
-    """Of the Unix socket of a process that listens at this address too, in Linux's abstract namespace.
+    """Return the name of the Unix socket of a process that also listens at this address (Linux abstract namespace).
 
-    Any process of the machine may take the name first; the handshake finds that out.
+    Any process of the machine may take the name first; the handshake detects that.
     """
     return f"\0elasticdl-meeting-{number}-{port}"
 
@@ -516,8 +521,8 @@ def _visit(address: str, token: str, timeout_s: float, encrypts: bool) -> Secure
 
 
 def _shut(connection: socket.socket) -> None:
-    """End what waits on it, here and at the other end."""
-    with suppress(OSError):  # not connected any more
+    """End all waits on a connection, here and at the other end."""
+    with suppress(OSError):  # no longer connected
         connection.shutdown(socket.SHUT_RDWR)
 
 
