@@ -15,4 +15,4 @@ if __name__ == "__main__":
     exit_code = main()
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(exit_code)  # threads of gRPC may still wait for something
+    os._exit(exit_code)  # threads of gRPC may never end

@@ -1,6 +1,6 @@
-"""The names in a piece of model state: its applied set, and the fences that keep old leases out.
+"""The names of the minibatches in a piece of model state (its applied set), and the fences against old leases.
 
-This module owns names of minibatches.  It never sees a gradient, and it does not know how long a task is.
+This module owns names of minibatches.  It never sees a gradient, and does not know how long a task is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elasticdl.task_numbers import TaskKey, TaskNumbers
 
 @dataclass(frozen=True, slots=True, order=True)
 class MinibatchName:
-    """The n-th minibatch of a task of an epoch."""
+    """The n-th minibatch of a task in an epoch."""
 
     epoch: int
     task: int
@@ -22,23 +22,23 @@ class MinibatchName:
 
 
 class AppliedSet:
-    """The names that a piece of state holds.  It travels with the state, never with the process.
+    """The names in a piece of state.  It moves with the state, not with the process.
 
-    Of a task it holds all n < watermark, and the extras, which are all > watermark.
+    Of each task it contains all n < watermark, and the extras, which are all > watermark.
 
     Attributes:
-        watermarks: of each task.
-        extras: of each task that has any.
-        skipped: of each task that has any, the minibatches of which only the name is held (--nan_policy=skip).
-        num_names: in the set.
-        num_applies: how many names have been taken into the state.  Each change of the state counts, independently
-            of the names: a difference to `num_names` proves a repeated or lost update.
+        watermarks: The watermark of each task.
+        extras: The extras of each task that has any.
+        skipped: By task, the minibatches of which only the name is in the state (--nan_policy=skip).
+        num_names: The number of names.
+        num_applies: How many updates were applied to the state, counted independently of the names: a difference from
+            `num_names` proves a repeated or lost update.
     """
 
     def __init__(self) -> None:
         self.watermarks = TaskNumbers()
-        self.extras: dict[TaskKey, set[int]] = {}  # none is empty
-        self.skipped: dict[TaskKey, set[int]] = {}  # none is empty
+        self.extras: dict[TaskKey, set[int]] = {}  # no set is empty
+        self.skipped: dict[TaskKey, set[int]] = {}  # no set is empty
         self.num_names = self.num_applies = 0
 
     def __contains__(self, name: MinibatchName) -> bool:
@@ -52,12 +52,12 @@ class AppliedSet:
                 yield MinibatchName(epoch, task, n)
 
     def fill(self, epoch: int, first: int, count: int, watermark: int) -> None:
-        """Set where successive tasks stand of which nothing is known yet."""
+        """Set the watermark of successive tasks that have no names yet."""
         self.watermarks.fill(epoch, first, count, watermark)
         self.num_names += count * watermark
 
     def add(self, name: MinibatchName, is_skipped: bool = False) -> bool:
-        """Add a name, if `is_skipped` that of a minibatch that is left out; False if it was there already."""
+        """Add a name, `is_skipped` if its minibatch is left out; return False if it was there already."""
         if name in self:
             return False
         self.num_names += 1
@@ -87,7 +87,7 @@ class AppliedSet:
         return self.watermarks == other.watermarks and self.extras == other.extras
 
     def copy(self) -> AppliedSet:
-        """Fast: a message of it takes a hundred times longer."""
+        """Return a copy; a message would take a hundred times longer."""
         copied = AppliedSet()
         copied.watermarks = self.watermarks.copy()
         copied.extras = {key: extras.copy() for key, extras in self.extras.items()}
@@ -96,14 +96,14 @@ class AppliedSet:
         return copied
 
     def of_task(self, epoch: int, task: int) -> pb.AppliedTask:
-        """Where one task stands."""
+        """Return the minibatches of one task."""
         watermark = self.watermarks[epoch, task]
         extras = sorted(self.extras.get((epoch, task), ()))
         skipped = sorted(self.skipped.get((epoch, task), ()))
         return pb.AppliedTask(epoch=epoch, task=task, watermark=watermark, extras=extras, skipped=skipped)
 
     def to_message(self) -> pb.AppliedSet:
-        """Successive tasks that are alike, as most are, take one entry."""
+        """Return it as a message; successive tasks with equal values, as most have, take one entry."""
         message, plain = pb.AppliedSet(num_applies=self.num_applies), self.watermarks.copy()
         others = sorted(self.extras.keys() | self.skipped.keys())
         for key in others:
@@ -128,7 +128,7 @@ class AppliedSet:
 
     @classmethod
     def common(cls, sets: Sequence[AppliedSet]) -> AppliedSet:
-        """The names that all of them hold; updates repeated or lost in one of them still show in `num_applies`."""
+        """Return the names in all sets; an update repeated or lost in one of them still shows in `num_applies`."""
         if len(sets) == 1:
             return sets[0]
         applied = cls()
@@ -138,7 +138,7 @@ class AppliedSet:
         return applied
 
     def _set_task(self, task: pb.AppliedTask) -> None:
-        """Take over where a task stands of which nothing is known yet."""
+        """Set the minibatches of a task that has no names yet."""
         self.fill(task.epoch, task.task, 1 if task.watermark else 0, task.watermark)
         for n in task.extras:
             self.add(MinibatchName(task.epoch, task.task, n))
@@ -146,13 +146,13 @@ class AppliedSet:
             self.skipped[task.epoch, task.task] = set(task.skipped)
 
     def tasks(self) -> list[TaskKey]:
-        """Return the tasks of which it holds a minibatch, in order."""
+        """Return the tasks with at least one minibatch, in order."""
         tasks = list(self.watermarks)
         return sorted((*tasks, *(self.extras.keys() - self.watermarks.keys()))) if self.extras else tasks
 
 
 def common_task(standings: Sequence[pb.AppliedTask]) -> pb.AppliedTask:
-    """Of one task the minibatches that all of them hold."""
+    """Return the minibatches of one task that are in all sets."""
     least = min(standings, key=lambda known: known.watermark)
     extras: Iterable[int] = least.extras  # names above the lowest watermark can only be here
     for other in standings:
@@ -164,17 +164,16 @@ def common_task(standings: Sequence[pb.AppliedTask]) -> pb.AppliedTask:
 
 
 class FencingTokens:
-    """The newest lease known for each task: older ones are refused.
+    """The newest known lease of each task: older leases are rejected.
 
-    Fences belong to the process, not to the state: after a restore the incarnation is new, and that keeps old calls
-    out.
+    Fences belong to the process, not to the state: after a restore the incarnation is new, which rejects old calls.
     """
 
     def __init__(self) -> None:
         self._newest = TaskNumbers()
 
     def refuses(self, lease: int, epoch: int, task: int) -> bool:
-        """Whether a newer lease of the task is known; if not, this one is the newest from now on."""
+        """Return whether a newer lease of the task is known; if not, this one becomes the newest."""
         if lease < self._newest[epoch, task]:
             return True
         self._newest[epoch, task] = lease

@@ -1,10 +1,10 @@
-"""One PS's part of a checkpoint as a file, written and read in blocks: docs/checkpoint.md describes the format.
+"""One PS's part of a checkpoint as a file, written and read in blocks; docs/checkpoint.md describes the format.
 
-A part appears whole or not at all, on a file system and in storage.  Neither side ever holds more of a table than a
-block.  The manifest that makes parts a checkpoint is written by the master.
+A part appears completely or not at all, on a file system and in storage.  Neither the writer nor the reader ever holds
+more of a table than a block.  The master writes the manifest that makes the parts a checkpoint.
 
-A part is blocks back to back, then the index as JSON, then a tail that says where the index begins and its checksum.
-The index holds the checksum of every block, so its own stands for the whole file: the manifest keeps that one.
+A part is consecutive blocks, then the index as JSON, then a tail with the position and the checksum of the index.  The
+index contains the checksum of every block, so its own checksum covers the whole file; it is the one in the manifest.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Array = npt.NDArray[Any]
 _Typed = tuple[Array, np.dtype[Any]]
 
 BLOCK_BYTES = 8 << 20
-_SYNC_BYTES = 256 << 20  # data is synced in portions, so that the last one is no long wait
+_SYNC_BYTES = 256 << 20  # sync in portions, so that the last sync is short
 _MAX_INDEX_BYTES = 1 << 30
 HINT = "take another checkpoint, or train again from the beginning"
 
 
 @dataclass(frozen=True, slots=True)
 class PartFile:
-    """A part on disk, as the manifest names it.
+    """A part on disk, as named in the manifest.
 
     Attributes:
-        crc32: of the index, which holds the checksums of everything else.
+        crc32: Checksum of the index, which contains the checksums of everything else.
     """
 
     file: str
@@ -57,14 +57,14 @@ class PartFile:
 
 
 def part_directory(named: str, checkpoint_dir: str) -> AnyPath:
-    """Return the directory of a checkpoint that is being written: ``<checkpoint_dir>/version-<N>``, without a manifest.
+    """Return the directory of an unfinished checkpoint: ``<checkpoint_dir>/version-<N>``, without a manifest.
 
     Args:
-        named: by a caller; symbolic links and ``..`` are followed.
-        checkpoint_dir: of this job; empty: it has none.
+        named: The path from a caller; symbolic links and ``..`` are resolved.
+        checkpoint_dir: The directory of this job; empty: it has none.
 
     Raises:
-        CheckpointError: it is another one; nothing may be written there.
+        CheckpointError: it is another directory, which must not be written to.
     """
     if not checkpoint_dir:
         raise CheckpointError(f"directory is {named!r}, and this job has no --checkpoint_dir")
@@ -81,10 +81,10 @@ def part_directory(named: str, checkpoint_dir: str) -> AnyPath:
 
 
 def write_part(directory: AnyPath, ps_id: int, num_ps: int, incarnation: int, snapshot: PartSnapshot) -> PartFile:
-    """Writes a part into an existing directory; the snapshot is left open.
+    """Write a part into an existing directory; the snapshot stays open.
 
     Raises:
-        CheckpointError: it cannot be written; no file of ours is left.
+        CheckpointError: it cannot be written; no file of this PS is left.
     """
     name = f"variables-{ps_id}-of-{num_ps}.ckpt"
     try:
@@ -98,7 +98,7 @@ def write_part(directory: AnyPath, ps_id: int, num_ps: int, incarnation: int, sn
 
 
 class _Writer:
-    """One part into one open file."""
+    """Writes one part to an open file."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -106,7 +106,7 @@ class _Writer:
         self._unsynced = 0
 
     def write(self, ps_id: int, num_ps: int, incarnation: int, part: PartSnapshot) -> tuple[int, int]:
-        """Size of the file and checksum of its index."""
+        """Write a part; return the size of the file, and the checksum of its index."""
         self._put([memoryview(MAGIC)])
         index = PartIndex(
             ps_id,
@@ -169,7 +169,7 @@ class _Writer:
         return Block(offset, num_items, checksum)
 
     def _put(self, parts: list[memoryview]) -> None:
-        """All parts with as few calls as can be: after each the thread has to queue for the interpreter again."""
+        """Write all parts with as few calls as possible: after each, the thread must get the GIL again."""
         while parts:
             num_written = os.writev(self._descriptor, parts)
             self._offset += num_written
@@ -181,20 +181,20 @@ class _Writer:
 
 
 class PartReader:
-    """An open part.  Its index is whole when this object is there; each block is looked at when it is read.
+    """An open part.  Its index is verified by the constructor, each block when it is read.
 
-    Every method raises CheckpointError, which names the file, for what is damaged, and StorageUnreachable while its
+    Every method raises CheckpointError, which names the file, if something is damaged, and StorageUnreachable while the
     volume does not answer.
     """
 
     def __init__(self, path: AnyPath, expected: PartFile | None = None) -> None:
         """
         Args:
-            path: the file.
-            expected: its size and checksum as the manifest says; None: only its own checksums are compared.
+            path: The file.
+            expected: Size and checksum from the manifest; None: verify only the file's own checksums.
 
         Raises:
-            CheckpointError: missing, truncated, damaged, or of another version.
+            CheckpointError: the file is missing, truncated, damaged, or of another version.
         """
         self.path = path
         self._is_lost = False
@@ -202,7 +202,7 @@ class PartReader:
             self._file = path.open("rb")
         try:
             with self._naming_the_file():
-                with contextlib.suppress(io.UnsupportedOperation):  # of a file in storage
+                with contextlib.suppress(io.UnsupportedOperation):  # a file in remote storage
                     os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
                 self.index = self._read_index(expected)
         except BaseException:
@@ -217,12 +217,12 @@ class PartReader:
             ]
 
     def dense(self, blocks: Blocks, start: int, out: Floats) -> None:
-        """Numbers start … start + len(out) - 1 of those in blocks."""
+        """Read the numbers start … start + len(out) - 1 of blocks into `out`."""
         with self._naming_the_file():
             self._copy(blocks, start, out, FLOATS)
 
     def chunks(self, table: TableIndex) -> Iterator[TableChunk]:
-        """All rows of a table, block by block."""
+        """Yield all rows of a table, block by block."""
         for block in table.blocks:
             ids = np.empty(block.num_items, IDS)
             floats = [np.empty((block.num_items, table.table.dim), FLOATS) for _ in range(1 + len(table.slots))]
@@ -231,7 +231,7 @@ class PartReader:
             yield TableChunk(ids, floats[0], dict(zip(table.slots, floats[1:], strict=True)))
 
     def verify(self) -> None:
-        """Reads everything.
+        """Read and verify everything.
 
         Raises:
             CheckpointError: something is damaged.
@@ -314,7 +314,7 @@ class PartReader:
             raise ValueError(f"the checksum of the block at {block.offset} does not match")
 
     def _fill(self, arrays: Sequence[Array], offset: int) -> None:
-        if self._is_lost:  # a handle stays stale when its volume is back
+        if self._is_lost:  # a handle remains stale after its volume has returned
             self._file.close()
             self._file = self.path.open("rb")
             self._is_lost = False
@@ -325,7 +325,7 @@ class PartReader:
 
 
 def _check_gapless(index: PartIndex, start: int, end: int) -> None:
-    """Every byte between the magic and the index belongs to one block."""
+    """Raise unless every byte between the magic and the index belongs to one block."""
     for block, size_bytes in index.blocks():
         if block.offset != start or block.num_items < 0:
             raise ValueError(f"its blocks do not follow each other at {start}")
@@ -335,7 +335,7 @@ def _check_gapless(index: PartIndex, start: int, end: int) -> None:
 
 
 def _rest(parts: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """Return all but the first bytes of several buffers; leave empty ones out."""
+    """Return several buffers without the first bytes; drop empty buffers."""
     rest = []
     for part in parts:
         skipped = min(num_bytes, part.nbytes)
@@ -358,11 +358,11 @@ INTS, FLOATS, IDS = np.dtype("<i4"), np.dtype("<f4"), np.dtype("<i8")
 
 
 class Block(NamedTuple):
-    """A run of bytes with a checksum of its own.
+    """Consecutive bytes with a checksum.
 
     Attributes:
-        offset: from the beginning of the file.
-        num_items: numbers, or rows.
+        offset: Position in the file, in bytes.
+        num_items: Number of numbers, or of rows.
         checksum: crc32c.
     """
 
@@ -376,7 +376,7 @@ Blocks = tuple[Block, ...]
 
 @dataclass(frozen=True, slots=True)
 class TableIndex:
-    """A table's blocks: of each the ids [n], then the rows [n, dim], then each slot [n, dim]."""
+    """A table's blocks; each contains the ids [n], then the rows [n, dim], then each slot [n, dim]."""
 
     table: Table
     slots: tuple[str, ...]
@@ -393,10 +393,10 @@ class TableIndex:
 
 @dataclass(frozen=True, slots=True)
 class PieceIndex:
-    """A piece whose applied set is in blocks: AppliedTask by AppliedTask four int32, then all their extras.
+    """A piece whose applied set is in blocks: four int32 for each AppliedTask, then the extras of all.
 
     Attributes:
-        skipped: epoch, task and minibatch of those that are left out of the model.
+        skipped: Epoch, task and minibatch of each skipped minibatch.
     """
 
     buckets: Buckets
@@ -409,7 +409,7 @@ class PieceIndex:
 
 @dataclass(frozen=True, slots=True)
 class PartIndex:
-    """Everything that a part says of itself."""
+    """The index of a part."""
 
     ps_id: int
     num_ps: int
@@ -426,11 +426,11 @@ class PartIndex:
 
     @property
     def buckets(self) -> Buckets:
-        """All that the part holds, ranges that touch as one."""
+        """All buckets in the part; adjacent ranges are joined."""
         return joined_buckets(span for piece in self.pieces for span in piece.buckets)
 
     def blocks(self) -> list[tuple[Block, int]]:
-        """Every block with its size in bytes, as they lie in the file."""
+        """Return every block with its size in bytes, in the order of the file."""
         ints = [block for piece in self.pieces for block in (*piece.tasks, *piece.extras)]
         dense = (self.trainable, *self.trainable_slots.values(), self.non_trainable)
         sized = [(block, block.num_items * INTS.itemsize) for block in ints]
@@ -443,7 +443,7 @@ class PartIndex:
 
     @classmethod
     def decode(cls, data: bytes) -> PartIndex:
-        """
+        """Parse the result of `encode`.
         Raises:
             ValueError, TypeError, KeyError: it is not an index.
         """
@@ -461,12 +461,12 @@ class PartIndex:
 
 
 def row_bytes(dim: int, num_slots: int) -> int:
-    """Return the size of a row: its id, itself, its slots."""
+    """Return the bytes of a row: its id, its values, its slots."""
     return IDS.itemsize + FLOATS.itemsize * dim * (1 + num_slots)
 
 
 def applied_arrays(applied: pb.AppliedSet) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """An applied set as numbers: [tasks, 4] epoch, task, watermark, number of extras; the extras of all tasks."""
+    """Return an applied set as [tasks, 4] (epoch, task, watermark, number of extras), and the extras of all tasks."""
     parts = [np.array([], INTS).reshape(0, 4)]
     for run in applied.runs:
         rows = np.zeros((run.num_tasks, 4), INTS)
@@ -479,10 +479,10 @@ def applied_arrays(applied: pb.AppliedSet) -> tuple[npt.NDArray[np.int32], npt.N
 
 
 def piece_of(index: PieceIndex, tasks: npt.NDArray[np.int32], extras: npt.NDArray[np.int32]) -> Piece:
-    """The inverse.
+    """Return the piece with an applied set from `applied_arrays`.
 
     Raises:
-        ValueError: the numbers do not fit together.
+        ValueError: the numbers are inconsistent.
     """
     applied, position = AppliedSet(), 0
     skipped: dict[TaskKey, set[int]] = {}

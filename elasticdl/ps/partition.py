@@ -1,10 +1,9 @@
-"""The content of one PS at one moment, and which PS holds what: each owns buckets, of ids and of flat dense vectors
-alike.
+"""Which PS owns what, and the content of one PS at one moment.  Each PS owns buckets of ids and of flat dense vectors.
 
-Dense values are those of the PS's own buckets, in order: bucket b of a flat vector of n floats holds the elements b·n
-// 1024 … (b+1)·n // 1024 - 1.  Rows come in chunks, because a table may be larger than the memory that is left.
+A PS's dense values are those of its own buckets, in order: bucket b of a flat vector of n floats contains the elements
+b·n // 1024 … (b+1)·n // 1024 - 1.  Rows come in chunks, because a table may be larger than the free memory.
 
-A client needs the partition message and the model's sizes alone; this module talks to no process.
+A client needs only the partition message and the sizes of the model; this module communicates with no process.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ class PsServer:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The PS of each bucket and each part of the dense vector.
+    """The owner of each bucket, and so of each part of a dense vector.
 
     Attributes:
-        version: grows with every change; 0: not every PS is ready yet.
-        servers: by PS id.
-        owners: [1024], by bucket.
+        version: Grows with every change; 0: some PS are not ready yet.
+        servers: The servers, by PS id.
+        owners: PS id of the owner of each bucket, [1024].
     """
 
     version: int
@@ -49,7 +48,7 @@ class Partition:
 
     @classmethod
     def from_message(cls, message: pb.Partition) -> Partition:
-        """A message without buckets means that they are divided evenly.
+        """Parse a message; one without buckets means that they are divided evenly.
 
         Raises:
             ValueError: a bucket has no owner, or two.
@@ -70,15 +69,15 @@ class Partition:
         return len(self.servers)
 
     def dense_slices(self, ps_id: int, size: int) -> tuple[slice, ...]:
-        """The parts of a flat vector of `size` floats that a PS holds, in order."""
+        """Return the slices of a flat vector of `size` floats that a PS owns, in order."""
         return dense_slices(self.servers[ps_id].buckets, size)
 
     def dense_part(self, ps_id: int, vector: Floats) -> Floats:
-        """The elements of a flat vector that a PS holds; a view if they lie together."""
+        """Return the elements of a flat vector that a PS owns; a view if they are consecutive."""
         return joined([vector[part] for part in self.dense_slices(ps_id, len(vector))])
 
     def ranges_within(self, ps_id: int, ranges: Ranges, size: int) -> Ranges:
-        """Return what a PS holds of ranges of a flat vector of `size` floats, counted in its own part."""
+        """Return the part of ranges of a flat vector of `size` floats that a PS owns, as indices into its part."""
         found = []
         before = 0
         for part in self.dense_slices(ps_id, size):
@@ -89,7 +88,7 @@ class Partition:
         return tuple(found)
 
     def dense_whole(self, parts: Sequence[Floats], size: int) -> Floats:
-        """The flat vector of `size` floats, from what each PS holds of it."""
+        """Return the flat vector of `size` floats, from the parts of all PS."""
         if len(parts) == 1:
             return parts[0]
         vector = np.empty(size, np.float32)
@@ -101,17 +100,17 @@ class Partition:
         return vector
 
     def split(self, ids: Ids) -> list[npt.NDArray[np.int32]]:
-        """For each PS the positions in `ids` of those that it owns, in order."""
+        """Return, for each PS, the positions in `ids` of the ids that it owns, in order."""
         return _native.split(ids, self.owners, self.num_ps)
 
 
 def even_buckets(ps_id: int, num_ps: int) -> Buckets:
-    """PS k of M owns [k·1024 // M, (k + 1)·1024 // M)."""
+    """Return the buckets of PS k of M: [k·1024 // M, (k + 1)·1024 // M)."""
     return ((ps_id * NUM_BUCKETS // num_ps, (ps_id + 1) * NUM_BUCKETS // num_ps),)
 
 
 def owners_of(shares: Sequence[Buckets]) -> Owners:
-    """The position among `shares` of the one that has each bucket, [1024].
+    """Return, for each bucket, the position in `shares` of its owner, [1024].
 
     Raises:
         ValueError: a bucket has no owner, or two.
@@ -128,17 +127,17 @@ def owners_of(shares: Sequence[Buckets]) -> Owners:
 
 
 def dense_slices(share: Buckets, size: int) -> tuple[slice, ...]:
-    """The elements of a flat vector of `size` floats that are in the buckets of `share`."""
+    """Return the slices of a flat vector of `size` floats that are in the buckets of `share`."""
     return tuple(slice(start * size // NUM_BUCKETS, end * size // NUM_BUCKETS) for start, end in share)
 
 
 def num_floats(share: Buckets, size: int) -> int:
-    """How many elements of a flat vector of `size` floats are in the buckets of `share`."""
+    """Return how many elements of a flat vector of `size` floats are in the buckets of `share`."""
     return sum(part.stop - part.start for part in dense_slices(share, size))
 
 
 def slices_within(share: Buckets, own: Buckets, size: int) -> tuple[slice, ...]:
-    """The same as `dense_slices`, counted in the vector of the elements of `own` alone, of which `share` is a part."""
+    """Return `dense_slices` as indices into the vector of only the elements of `own`, which includes `share`."""
     found = []
     before = 0
     for own_start, own_end in own:
@@ -167,7 +166,7 @@ def slices_outside(parts: Iterable[slice], ranges: Ranges) -> list[slice]:
 
 
 def joined_buckets(spans: Iterable[tuple[int, int]]) -> Buckets:
-    """Ranges in order, those that touch as one."""
+    """Return ranges in order, with adjacent ones joined."""
     joined: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if joined and joined[-1][1] == start:
@@ -182,7 +181,7 @@ def joined(parts: Sequence[Floats]) -> Floats:
 
 
 def buckets(ids: Ids) -> npt.NDArray[np.uint16]:
-    """The bucket, 0 … 1023, of each id."""
+    """Return the bucket, 0 … 1023, of each id."""
     return _native.buckets(ids)
 
 
@@ -191,11 +190,11 @@ Buckets = tuple[tuple[int, int], ...]  # ranges [start, end), ascending, of 1,02
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Buckets whose values have one history.  A PS that has never been restored by another number of PS has one piece.
+    """Buckets whose values have one history; a PS has several only after a restore with another number of PS.
 
     Attributes:
-        version: updates applied: the optimizer's step count.
-        applied: the names that these buckets hold.
+        version: Updates applied: the optimizer's step count.
+        applied: The names in these buckets.
     """
 
     buckets: Buckets
@@ -217,15 +216,15 @@ Chunks = Callable[[], Iterator[TableChunk]]
 
 @dataclass(frozen=True, slots=True)
 class PartSnapshot:
-    """One PS's part of a model, with all that is needed to continue from it.
+    """One PS's part of a model, with everything needed to continue from it.
 
     Attributes:
         optimizer: Keras config as JSON; empty: the model is only read.
-        total_trainable: floats of the model's whole flat vector of trainable values.
-        trainable: those of this PS's buckets [t]; slots by name, each [t].
-        tables: by name; `chunks` has one function for each, which begins anew with every call.
-        num_rows: by table, as far as known; a hint.
-        close: lets go of what the chunks hold; call it when they are not needed any more.
+        total_trainable: Floats of the model's whole flat vector of trainable values.
+        trainable: Trainable values of this PS's buckets, [t]; slots by name, each [t].
+        tables: The tables; `chunks` has one function for each, which starts from the first row at every call.
+        num_rows: Approximate number of rows, by table, as far as known.
+        close: Releases what the chunks reference; call it when they are no longer needed.
     """
 
     optimizer: str

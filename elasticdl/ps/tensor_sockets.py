@@ -1,19 +1,19 @@
-"""Tensor calls over plain sockets: the road that raw methods take beside gRPC, which costs them five times as much.
+"""Raw tensor calls over plain sockets, at a fifth of the cost of gRPC.
 
-A PS listens on a second port and, for clients on its own machine, at a Unix socket, which moves bytes for two thirds of
-what TCP takes.  It tells both over gRPC (raw method `TENSOR_ADDRESS`: ``PORT NAME``); the name is of Linux's abstract
-namespace and made up anew by each server, so that only a neighbour finds it.  A client that can reach neither
-makes the same calls over gRPC.  A connection carries one call at a time::
+A PS listens on a second port and, for clients on its own machine, on a Unix socket, which takes two thirds of the time
+of TCP.  It returns both addresses over gRPC (raw method `TENSOR_ADDRESS`: ``PORT NAME``); the name is in Linux's
+abstract namespace, and random for each server, so only a process on the same machine can connect.  A client that can
+reach neither makes the same calls over gRPC.  A connection carries one call at a time::
 
     hello    the handshake of `elasticdl.rpc.handshake`
     call     u32 method  u32 0  u64 size  frame     → u32 status  u32 0  u64 size  frame; text unless status is 0
 
-Integers are little-endian; the method is its place in `METHODS`, the status is gRPC's number.  Of a frame the prefix
-comes last: both ends make the checksum of each piece while it is in the cache, in native code without the GIL.  With
---encrypt all of it but the hello goes in records, except through the Unix socket, which no other user can read.
+Integers are little-endian; the method is its index in `METHODS`, the status is gRPC's number.  The prefix of a frame
+comes last: both ends compute the checksum of each piece while it is in the cache, in native code without the GIL.  With
+--encrypt, everything after the hello is sent in records, except over the Unix socket, which other users cannot read.
 
 A peer that stops in the middle of the handshake, a frame or a reply holds no place, and no memory for long: each piece
-of 512 KiB has a deadline, after which its connection ends.  Between two calls a connection may be idle.
+of 512 KiB has a deadline, after which its connection is closed.  Between two calls a connection may be idle.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _PURPOSE = "tensors"
 _HEAD = struct.Struct("<IIQ")
 _TIMEOUT = struct.Struct("@ll")  # timeval
 _PEER = struct.Struct("=iII")  # Linux's ucred: process, user, group
-_COMPLAINT_S = 60.0  # between two log lines that say the same
-_GRACE_S = 1.0  # for calls under way when a server closes
-_BREATH_S = 0.1  # between two attempts to accept, when there are no descriptors
-_LOCAL_BUFFER_BYTES = 1 << 20  # of a Unix socket, which does not grow it as TCP does
+_COMPLAINT_S = 60.0  # between two equal log lines
+_GRACE_S = 1.0  # for calls in flight when a server closes
+_BREATH_S = 0.1  # between two attempts to accept, when file descriptors are exhausted
+_LOCAL_BUFFER_BYTES = 1 << 20  # of a Unix socket, whose buffer does not grow as TCP's does
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 20_000))
 
 
 class CallFailed(grpc.RpcError):  # type: ignore[misc]
-    """A call that was not answered, in gRPC's words; also a server's way to refuse one."""
+    """A failed call, with gRPC's status; a server raises it to reject one."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(details)
@@ -77,9 +77,9 @@ class Limits:
     """Limits of a server.
 
     Attributes:
-        piece_s: in which each piece of a frame or reply, and the handshake, must go through.
-        num_connections: in all, each with a thread.
-        num_strangers: of those that have not proved the token; a new one drives out the oldest.
+        piece_s: Deadline for each piece of a frame or reply, and for the handshake, in seconds.
+        num_connections: The most connections, each with a thread.
+        num_strangers: The most connections that have not proved the token; a new one closes the oldest.
     """
 
     piece_s: float = handshake.TIMEOUT_S
@@ -88,10 +88,10 @@ class Limits:
 
 
 class TensorServer:
-    """Answers calls, each connection in a thread of its own.
+    """Answers calls, with one thread per connection.
 
     Attributes:
-        port, name: where it listens; no name: it has no Unix socket.
+        port, name: Where it listens; an empty name: it has no Unix socket.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class TensorServer:
         limits: Limits | None = None,
         encrypts: bool = False,
     ) -> None:
-        """Listens from now on.
+        """Listen from now on.
 
         Args:
-            host: address to listen on.
-            methods: by name in `METHODS`; they may raise `CallFailed`.
-            flow: calls beyond it wait, and their data is not read meanwhile.
-            encrypts: the traffic on the network.
+            host: Address to listen on.
+            methods: By name in `METHODS`; they may raise `CallFailed`.
+            flow: Limits the calls; data of calls beyond the limit is not read until it is their turn.
+            encrypts: Encrypt the network traffic.
         """
         self._token = token
         self._encrypts = encrypts
@@ -120,7 +120,7 @@ class TensorServer:
         self._lock = threading.Lock()
         self._has_ended = threading.Condition(self._lock)
         self._closed = threading.Event()
-        self._connections: set[socket.socket] = set()  # each has a thread
+        self._connections: set[socket.socket] = set()  # one per thread
         self._complained_at = float("-inf")
         self._listening = [addresses.listen(host, 0, 128)]
         self.port: int = self._listening[0].getsockname()[1]
@@ -138,14 +138,14 @@ class TensorServer:
         return f"{self.port} {self.name}"
 
     def close(self) -> None:
-        """Ends all connections, and waits a little for their threads: one in native code must not outlive Python."""
+        """Close all connections, and wait briefly for their threads: native code must not outlive Python."""
         self._closed.set()
         for listening in self._listening:
             _wake(listening)
             listening.close()
         with self._lock:
             for connection in self._connections:
-                _wake(connection)  # its thread closes it
+                _wake(connection)  # its thread closes the connection
             self._has_ended.wait_for(lambda: not self._connections, _GRACE_S)
 
     def _accept(self, listening: socket.socket) -> None:
@@ -185,7 +185,7 @@ class TensorServer:
         except RecordError as error:
             _log.warning("%s has sent %s: its connection is ended", _named(connection), error)
         except (OSError, EOFError):
-            pass  # a stranger, the client is gone or too slow, or this server closes
+            pass  # no token, the client is gone or too slow, or this server closes
         except MemoryError:
             self._complain("no memory for a frame")
         finally:
@@ -199,7 +199,7 @@ class TensorServer:
         connection.close()
 
     def _complain(self, what: str) -> None:
-        """Says it, but not each time that it happens."""
+        """Log a problem, at most once per `_COMPLAINT_S`."""
         now = time.monotonic()
         with self._lock:
             is_due = now - self._complained_at >= _COMPLAINT_S
@@ -209,7 +209,7 @@ class TensorServer:
             _log.error("This server sheds load: %s. Further ones are dropped without a log line for a minute.", what)
 
     def _answer(self, connection: socket.socket, records: RecordLayer | None) -> bool:
-        """One call; False: its caller speaks another language."""
+        """Answer one call; return False if the caller does not follow the protocol."""
         socket_fd, within_s = connection.fileno(), self._limits.piece_s
         number, _, size = _HEAD.unpack(_native.receive_head(socket_fd, records, _HEAD.size, within_s))
         method = self._methods[number] if number < len(self._methods) else None
@@ -246,13 +246,13 @@ class TensorServer:
 
 
 class TensorClient:
-    """Connections to one server, as many as there are calls at once.  Thread-safe."""
+    """Connections to one server, one per parallel call.  Thread-safe."""
 
     def __init__(self, host: str, address: str, token: str, timeout_s: float, encrypts: bool = False) -> None:
         """
         Args:
-            address: see `TensorServer.address`.
-            encrypts: the traffic on the network.
+            address: See `TensorServer.address`.
+            encrypts: Encrypt the network traffic.
 
         Raises:
             OSError: the server cannot be reached, or does not prove the token.
@@ -269,7 +269,7 @@ class TensorClient:
         self._free.append(self._connected())
 
     def close(self) -> None:
-        """Calls under way fail."""
+        """Close all connections; calls in flight fail."""
         with self._lock:
             self._is_closed = True
             for connection in self._all:
@@ -279,13 +279,13 @@ class TensorClient:
             self._free.clear()
 
     def call(self, method: str, frame: Frame, timeout_s: float) -> Arrived:
-        """The reply's frame.
+        """Make a call, and return the frame of the reply.
 
         Args:
-            timeout_s: for sending, and for the reply.
+            timeout_s: Deadline for sending, and for the reply.
 
         Raises:
-            CallFailed: by the server's word, or because it cannot be reached.
+            CallFailed: the server has rejected the call, or cannot be reached.
         """
         try:
             with self._lock:
@@ -348,14 +348,14 @@ class TensorClient:
                 connection.connect(f"\0{self._name}")
                 if _is_of_same_user(connection):
                     return connection
-            except OSError:  # another machine, or another network namespace
+            except OSError:  # the server is on another machine, or in another network namespace
                 pass
             connection.close()
         return socket.create_connection(self._address, timeout_s)
 
 
 def _is_of_same_user(connection: socket.socket) -> bool:
-    """False: the peer is another user of this machine, as any user may take and reach an abstract name."""
+    """Return whether the peer is the same user: any user of the machine may take or reach an abstract name."""
     if connection.family != socket.AF_UNIX:
         return True
     _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
@@ -371,10 +371,10 @@ def _too_large(size: int, max_bytes: int) -> CallFailed:
 
 
 def _named(connection: socket.socket) -> str:
-    """The other end."""
+    """Return the name of the other end."""
     try:
         host, port = connection.getpeername()[:2]
-    except (OSError, ValueError):  # gone, or a Unix socket
+    except (OSError, ValueError):  # closed, or a Unix socket
         return "a client"
     return f"{host}:{port}"
 
@@ -391,7 +391,7 @@ def _configure(connection: socket.socket) -> None:
 
 
 def _limit(connection: socket.socket, timeout_s: float) -> None:
-    """Of each call of the system; 0: none.  Unlike `settimeout` it keeps the socket blocking, so that one call does."""
+    """Set the time-out of each system call; 0: none.  Unlike `settimeout`, it keeps the socket blocking."""
     whole = math.floor(timeout_s)
     value = _TIMEOUT.pack(whole, round((timeout_s - whole) * 1e6))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
@@ -399,6 +399,6 @@ def _limit(connection: socket.socket, timeout_s: float) -> None:
 
 
 def _wake(connection: socket.socket) -> None:
-    """Ends what another thread waits for on it."""
+    """End the waits of other threads on a connection."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""How the raw methods of a PS lay their arrays out in frames; both ends of the wire are here, and nothing else.
+"""How the raw methods of a PS arrange their arrays in frames, for both ends of the wire.
 
 ==================  =======================  ==========================================================================
 method              header                   arrays of the request → arrays of the reply (reply header: ExchangeReply)
@@ -10,10 +10,10 @@ Exchange            ExchangeHeader           push: gradient [t] and change [n] i
 KnownIds            KnownIdsHeader           none → ids [U]
 ==================  =======================  ==========================================================================
 
-Ids are int64.  Floats are float32; with another wire type those of Exchange travel as the bits of float16 or bfloat16,
-to nearest even, and values beyond float16 as its largest number.  They are converted here alone: both ends
-work on float32.  Frames travel over plain sockets (`tensor_sockets`), or over gRPC where only that gets
-through: ``<method>Stream`` is then the same in chunks, for what is larger than 4 MiB.
+Ids are int64.  Floats are float32; with another wire type, those of Exchange are sent as the bits of float16 or
+bfloat16, rounded to nearest even, with values beyond float16 as its largest number.  Only this module converts them:
+both ends work in float32.  Frames are sent over plain sockets (`tensor_sockets`), or over gRPC if that is the only
+connection: ``<method>Stream`` is the same in chunks, for frames above 4 MiB.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _LARGEST_HALF = np.float32(65504.0)
 
 
 class RequestError(ValueError):
-    """A frame is whole, but does not fit the model that this PS holds, or makes no sense."""
+    """A frame is undamaged, but does not fit the model of this PS, or is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class InitializeCall:
-    """A model's slice as a worker would begin it."""
+    """A PS's slice of a new model."""
 
     header: pb.InitializeHeader
     trainable: Floats
@@ -76,8 +76,8 @@ class ExchangeCall:
     """A push, a pull, or both; rounds are applied first, then the push.
 
     Attributes:
-        rounds: synchronous mode: those that the PS may lack; None: none.
-        wire_type: of the floats of the call and of its reply.
+        rounds: Synchronous mode: the rounds that the PS may lack; None: none.
+        wire_type: Type of the floats in the call and in its reply.
     """
 
     incarnation: int
@@ -93,11 +93,11 @@ def initialize_frame(call: InitializeCall) -> Frame:
 
 
 def decode_initialize(frame: FrameMessage | Frame) -> InitializeCall:
-    """The inverse.
+    """Parse an `initialize_frame`.
 
     Raises:
-        FrameError: damaged.
-        RequestError: malformed.
+        FrameError: the frame is damaged.
+        RequestError: the frame is malformed.
     """
     header_bytes, arrays = decode(frame)
     taken = _Taken(arrays)
@@ -130,11 +130,11 @@ def exchange_frame(call: ExchangeCall) -> Frame:
 
 
 def decode_exchange(frame: FrameMessage | Frame) -> ExchangeCall:
-    """The inverse.
+    """Parse an `exchange_frame`.
 
     Raises:
-        FrameError: damaged.
-        RequestError: malformed.
+        FrameError: the frame is damaged.
+        RequestError: the frame is malformed.
     """
     header_bytes, arrays = decode(frame)
     header = _header(pb.ExchangeHeader, header_bytes)
@@ -159,17 +159,17 @@ def known_ids_frame(incarnation: int, table: str, partition_version: int = 0) ->
 
 
 def decode_known_ids(frame: FrameMessage | Frame) -> pb.KnownIdsHeader:
-    """The inverse.
+    """Parse a `known_ids_frame`.
 
     Raises:
-        FrameError: damaged.
-        RequestError: malformed.
+        FrameError: the frame is damaged.
+        RequestError: the frame is malformed.
     """
     return _header(pb.KnownIdsHeader, decode(frame)[0])
 
 
 def reply_frame(reply: pb.ExchangeReply, arrays: Sequence[Array] = (), wire_type: pb.WireType = pb.FLOAT32) -> Frame:
-    """Arrays that are not float32 stay as they are."""
+    """Return the frame of a reply; only float32 arrays are converted to the wire type."""
     pack = _PACK[wire_type]
     return Frame(reply.SerializeToString(), [pack(a) if a.dtype == np.float32 else a for a in arrays])
 
@@ -177,10 +177,10 @@ def reply_frame(reply: pb.ExchangeReply, arrays: Sequence[Array] = (), wire_type
 def decode_reply(
     frame: FrameMessage | Frame, wire_type: pb.WireType = pb.FLOAT32
 ) -> tuple[pb.ExchangeReply, list[Array]]:
-    """The inverse.
+    """Parse a `reply_frame`.
 
     Raises:
-        FrameError: damaged.
+        FrameError: the frame is damaged.
     """
     header, arrays = decode(frame)
     unpack = _UNPACK[wire_type]
@@ -209,7 +209,7 @@ def _header(message_type: type[HeaderT], data: bytes) -> HeaderT:
 
 
 class _Taken:
-    """The arrays of a frame, taken one after the other."""
+    """The arrays of a frame, taken one by one."""
 
     def __init__(self, arrays: list[Array], wire_type: pb.WireType = pb.FLOAT32) -> None:
         self._arrays = iter(arrays)
@@ -240,7 +240,7 @@ def _as_is(values: Array) -> Array:
 
 def _to_half(values: Floats) -> Array:
     if values.size and not (values.max() <= _LARGEST_HALF and values.min() >= -_LARGEST_HALF):
-        values = np.clip(values, -_LARGEST_HALF, _LARGEST_HALF)  # NaN stays NaN
+        values = np.clip(values, -_LARGEST_HALF, _LARGEST_HALF)  # keeps NaN
     return _native.to_half(np.ascontiguousarray(values))
 
 

@@ -1,7 +1,7 @@
-"""The worker's client of the parameter servers: one object, all PS asked at once.
+"""The worker's client of the parameter servers: one object that calls all PS at once.
 
-It splits and assembles by the partition it was made for and never repeats what a PS may have begun: a push is safe to
-repeat under its name, and the worker knows when to.  A newer partition wants a new client.
+It splits and joins arrays for the partition that it was made for, and never repeats a call that a PS may have begun: a
+push can be repeated safely under its name, and the worker decides when.  A newer partition needs a new client.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from elasticdl.rpc.frames import Array, Frame, FrameError
 
 
 class CarriedRounds:
-    """Synchronous mode: the rounds that a worker carries from PS 0, which closes them, to the other PS.
+    """Synchronous mode: the rounds that a worker passes on from PS 0, which closes them, to the other PS.
 
-    For one partition, so one incarnation of PS 0.  Thread-safe.  Every other PS gets each round, whatever it has
-    applied already: the worker's own minibatch may have reached it only after the round did.
+    For one partition, and so for one incarnation of PS 0.  Thread-safe.  Every other PS gets each round, even one that
+    it has applied already: the worker's own minibatch may have reached it only after the round.
     """
 
     def __init__(self, num_ps: int) -> None:
@@ -62,19 +62,19 @@ class CarriedRounds:
             return min(self._applied)
 
     def learn(self, rounds: pb.Rounds) -> None:
-        """From PS 0: the round of a minibatch of this worker, and those after `known`."""
+        """Store rounds from PS 0: that of a minibatch of this worker, and those after `known`."""
         with self._lock:
             self._applied[0] = max([self._applied[0], *(one.number for one in rounds.rounds)])
             for ps_id in range(1, len(self._undelivered)):
                 self._undelivered[ps_id] = rounds
 
     def for_ps(self, ps_id: int) -> pb.Rounds | None:
-        """Return the rounds that a PS has not been sent; None: there are none."""
+        """Return the rounds that were not sent to a PS yet; None if there are none."""
         with self._lock:
             return self._undelivered[ps_id]
 
     def delivered(self, ps_id: int, rounds: pb.Rounds | None, applied_round: int) -> None:
-        """A PS has applied rounds, and says which is the newest that it has applied."""
+        """Record that a PS has applied rounds, and the newest round that it has applied."""
         with self._lock:
             self._applied[ps_id] = max(self._applied[ps_id], applied_round)
             if self._undelivered[ps_id] is rounds:
@@ -82,15 +82,15 @@ class CarriedRounds:
 
 
 Answer = TypeVar("Answer")
-_MOST_ID_BYTES = 8 << 30  # a billion ids of one PS: how many it has is known with its reply only
+_MOST_ID_BYTES = 8 << 30  # a billion ids of one PS; their number is known only with the reply
 _WIRE_TYPES = {"float32": pb.FLOAT32, "float16": pb.FLOAT16, "bfloat16": pb.BFLOAT16}
 
 
 def check_model(report: ModelReport) -> None:
-    """Refuses a model that PS cannot train.
+    """Raise if the parameter servers cannot train a model.
 
     Raises:
-        ModelDefinitionError: naming the optimizer's option or the table's initializer.
+        ModelDefinitionError: names the option of the optimizer, or the initializer of the table.
     """
     if report.optimizer:
         check_optimizer(report.optimizer)
@@ -112,12 +112,12 @@ class PsClient:
     ) -> None:
         """
         Args:
-            partition: of the job, complete.
-            layout: the model's variables and tables.
-            token: the job's.
-            timeout_s: deadline of each call, if it is small.
-            wire_dtype: of gradients and values on the way: float32, float16 or bfloat16.
-            encrypts: tensors that cross the network.
+            partition: The complete partition of the job.
+            layout: The model's variables and tables.
+            token: The token of the job.
+            timeout_s: Deadline of each small call, in seconds.
+            wire_dtype: Type of gradients and values in messages: float32, float16 or bfloat16.
+            encrypts: Encrypt tensors on the network.
         """
         self.partition = Partition.from_message(partition)
         self._num_trainable = _num_floats(layout, trainable=True)
@@ -134,14 +134,14 @@ class PsClient:
         self._is_closed = False
 
     def close(self) -> None:
-        """Ends all connections; calls under way fail as `PsUnavailable`."""
+        """Close all connections; calls in flight fail with `PsUnavailable`."""
         self._is_closed = True
         for connection in self._connections:
             connection.close()
         self._threads.shutdown()
 
     def initialize(self, parameters: Parameters, tables: Sequence[Table], optimizer: str, seed: int) -> None:
-        """Begins the model on every PS that does not have it yet.
+        """Initialise the model on every PS that does not have it yet.
 
         Raises:
             PsUnavailable, JobError: see `exchange`.
@@ -166,7 +166,7 @@ class PsClient:
         self._on_all(call)
 
     def standing(self, lease: int, epoch: int, task: int) -> frozenset[int]:
-        """Takes a task over: which of its minibatches every PS has applied.  All PS refuse older leases from now on.
+        """Begin a task: return its minibatches that every PS has applied.  All PS reject older leases from now on.
 
         Raises:
             PsUnavailable, LeaseRefused: see `exchange`.
@@ -187,18 +187,18 @@ class PsClient:
         return frozenset.intersection(*self._on_all(call))
 
     def exchange(self, push: Push | None, pull: Pull | None) -> Pulled:
-        """Pushes, then reads; every PS gets the push's name, whether it has gradients for that PS or not.
+        """Push, then pull; every PS gets the push's name, even if it has no gradients for that PS.
 
-        When it raises, some PS may have applied the push and others not: repeat it, under the same name.  In
-        synchronous mode it carries the rounds that `close_round` has learned of: when it returns, every PS has them.
+        If this raises, some PS may have applied the push and others not: repeat it under the same name.  In synchronous
+        mode it passes on the rounds that `close_round` has received: when it returns, every PS has them.
 
         Raises:
             PsUnavailable: a PS cannot answer now.
             PsUninitialized: a PS holds no parameters.
-            LeaseRefused: the push's lease has a successor.
-            TooStale: a PS wants the push computed on newer values.
-            IdsOutOfRange: ids that a table does not have; nothing was sent.
-            JobError: a PS holds another model.
+            LeaseRefused: there is a newer lease for the push's task.
+            TooStale: the gradients must be computed again on newer values.
+            IdsOutOfRange: a table does not have some of the ids; nothing was sent.
+            JobError: a PS has another model.
         """
         changes = self._row_changes(push) if push is not None else {}
         pulled = self._lookups.of(pull.ids, remember=not pull.read_only) if pull is not None else {}
@@ -225,12 +225,13 @@ class PsClient:
         return self._assemble(pull, pulled, self._on_all(call))
 
     def close_round(self, push: Push, before_waiting: Callable[[], None]) -> None:
-        """Synchronous mode: waits until the round of a push that every PS holds is closed.
+        """Synchronous mode: wait until the round of a push that every PS holds is closed.
 
-        The next `exchange` takes the round to every PS; the push is in the model when that one returns.
+        The next `exchange` passes the round on to every PS; when that returns, the push is in the model.
 
         Args:
-            before_waiting: called before each of the waits, which last a second or less; may raise.
+            push: The push.
+            before_waiting: Called before each wait of at most a second; may raise.
 
         Raises:
             PsUnavailable: PS 0 cannot answer now, or has dropped the push: push again.
@@ -255,7 +256,7 @@ class PsClient:
                 return
 
     def known_ids(self, table: str) -> Ids:
-        """All ids of a table that have rows, sorted.
+        """Return all ids of a table that have rows, sorted.
 
         Raises:
             PsUnavailable, PsUninitialized, JobError: see `exchange`.
@@ -269,7 +270,7 @@ class PsClient:
         return np.sort(np.concatenate(self._on_all(call)))
 
     def _row_changes(self, push: Push) -> dict[str, tuple[Lookup, Floats]]:
-        """Table to its lookup and the gradients [U, dim] of the unique ids."""
+        """Return, by table, the lookup and the gradients [U, dim] of the unique ids."""
         lookups = self._lookups.of({name: ids for name, (ids, _) in push.row_gradients.items()})
         return {name: (lookups[name], lookups[name].sum(rows)) for name, (_, rows) in push.row_gradients.items()}
 
@@ -302,7 +303,7 @@ class PsClient:
         return PullCall(header, tuple((name, it.unique[it.part(ps_id)]) for name, it in lookups.items()))
 
     def _reply_bytes(self, ps_id: int, pull: PullCall | None) -> int:
-        """About how large the reply will be."""
+        """Return the approximate size of the reply."""
         if pull is None:
             return 0
         dense = self.partition.dense_slices(ps_id, self._num_trainable + self._num_non_trainable)
@@ -358,7 +359,7 @@ class PsClient:
             raise PsUnavailable(ps_id, reason or f"PS {ps_id}: {pb.PsStatus.Name(status).lower()}", newer)
 
     def _on_all(self, call: Callable[[int], Answer]) -> list[Answer]:
-        """Asks every PS at once and waits for all.  Of several errors a refused lease counts most."""
+        """Call every PS at once, and wait for all; raise the most urgent of several errors (see `_urgency`)."""
         if self.partition.num_ps == 1:
             return [call(0)]
         try:
@@ -381,7 +382,7 @@ class PsClient:
 
 
 def _urgency(error: BaseException) -> tuple[int, bool]:
-    """Rank errors for the caller: a bug, the loss of its lease, then transient ones; a newer partition at once."""
+    """Return the sort key of errors: bugs, then a lost lease, then transient ones, a newer partition first."""
     place = {LeaseRefused: 1, PsUnavailable: 2, PsUninitialized: 3, TooStale: 4}.get(type(error), 0)
     return place, isinstance(error, PsUnavailable) and error.partition is None
 

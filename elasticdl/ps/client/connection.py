@@ -1,6 +1,6 @@
-"""One PS as a client calls it: deadlines, patience while it has too much to do, and errors in our words.
+"""A client's connection to one PS: deadlines, retries while the PS is busy, and our own exceptions.
 
-It repeats only what the PS has refused because it is busy, and so has not begun.
+It repeats only calls that the PS has rejected because it is busy, and so has not begun.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.005
 _LONGEST_BACKOFF_S = 1.0
-_SLOWEST_BYTES_PER_S = 20e6  # a large call has so much more time
+_SLOWEST_BYTES_PER_S = 20e6  # the deadline of a large call grows with its size
 
 
 class PsUnavailable(Exception):
     """A PS is down, restarting, or has another incarnation: wait for a newer partition, then repeat the call.
 
     Attributes:
-        partition: the newer one, if the PS has reported it.
+        partition: The newer partition, if the PS has sent it.
     """
 
     def __init__(self, ps_id: int, reason: str, partition: pb.Partition | None = None) -> None:
@@ -46,13 +46,13 @@ class PsUnavailable(Exception):
 
 
 class PsConnection:
-    """Thread-safe."""
+    """Calls one PS, over sockets or gRPC.  Thread-safe."""
 
     def __init__(self, ps_id: int, address: str, token: str, timeout_s: float, encrypts: bool = False) -> None:
         """
         Args:
-            timeout_s: deadline of a small call, and how long a busy PS is asked again.
-            encrypts: tensors that cross the network.
+            timeout_s: Deadline of a small call, and limit of retries with a busy PS, in seconds.
+            encrypts: Encrypt tensors on the network.
         """
         self._ps_id = ps_id
         self._address = address
@@ -66,24 +66,24 @@ class PsConnection:
         self._encrypts = encrypts
         self._beginning = threading.Lock()
         self._is_begun = False
-        self._sockets: TensorClient | None = None  # set once; None: tensors go by gRPC
+        self._sockets: TensorClient | None = None  # set once; None: tensors go over gRPC
 
     def close(self) -> None:
-        """Calls under way fail as `PsUnavailable`."""
+        """Close the connection; calls in flight fail with `PsUnavailable`."""
         self._closed.set()
         self._channel.close()
         if self._sockets is not None:
             self._sockets.close()
 
     def raw(self, method: str, frame: Frame, reply_bytes: int) -> Message:
-        """Calls a raw method.
+        """Call a raw method.
 
         Args:
-            reply_bytes: about how large the reply will be; a large one is streamed.
+            reply_bytes: Approximate size of the reply; a large one is streamed.
 
         Raises:
             PsUnavailable: the PS cannot answer now.
-            JobError: it does not understand the call.
+            JobError: the PS does not understand the call.
         """
         size = max(len(frame), reply_bytes)
         timeout_s = self._timeout_s + size // STREAM_FROM_BYTES * (STREAM_FROM_BYTES / _SLOWEST_BYTES_PER_S)
@@ -98,7 +98,7 @@ class PsConnection:
         return self._answered(lambda: join(stream(frame.chunks(), timeout=timeout_s, metadata=self._metadata)))
 
     def task_standing(self, request: pb.TaskStandingRequest) -> pb.TaskStandingReply:
-        """
+        """Call `TaskStanding`.
         Raises:
             PsUnavailable, JobError: see `raw`.
         """
@@ -106,7 +106,7 @@ class PsConnection:
         return reply
 
     def close_round(self, request: pb.CloseRoundRequest) -> pb.CloseRoundReply:
-        """
+        """Call `CloseRound`.
         Raises:
             PsUnavailable, JobError: see `raw`.
         """
@@ -114,7 +114,7 @@ class PsConnection:
         return reply
 
     def _begin(self) -> TensorClient | None:
-        """Finds out by which road tensors go."""
+        """Choose the transport of tensors, at the first call."""
         with self._beginning:
             if not self._is_begun:
                 self._sockets = self._answered(self._direct)
@@ -153,17 +153,17 @@ class PsConnection:
         while True:
             try:
                 return call()
-            except ValueError as error:  # gRPC: the channel was closed by another thread
+            except ValueError as error:  # from gRPC: another thread has closed the channel
                 raise PsUnavailable(self._ps_id, f"PS {self._ps_id}: {error}") from error
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED or time.monotonic() > give_up_at:
                     raise self._explained(error) from error
-            # Many workers were refused together: they must not come back together.
+            # Many workers were rejected together: they must not retry together.
             self._closed.wait(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 
     def _explained(self, error: grpc.RpcError) -> Exception:
-        if error.code() is grpc.StatusCode.ABORTED:  # never by gRPC itself, whose own texts vary from call to call
+        if error.code() is grpc.StatusCode.ABORTED:  # never from gRPC itself, whose texts vary
             return PsUnavailable(self._ps_id, f"PS {self._ps_id} at {self._address}: {error.details()}")
         codes = (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED)
         if is_transient(error) or error.code() in codes:

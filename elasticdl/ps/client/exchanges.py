@@ -1,8 +1,7 @@
-"""Values between a worker and its PS client: ids, unique and grouped by PS; pushes, pulls, and the worker's copy
-between.
+"""The values that a worker exchanges with its PS client: lookups of ids, pushes, pulls, and a local copy between pulls.
 
-A `Lookup` is made once for each array of ids: the pull and the push of a minibatch share it, and so do tables that are
-looked up by the same ids.
+A `Lookup` contains the unique ids of an array, grouped by PS.  It is made once for each array: the pull and the push of
+a minibatch share it, and so do tables that are looked up by the same ids.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from elasticdl.ps.partition import Partition, slices_outside
 
 
 class PsUninitialized(Exception):
-    """A PS holds no parameters: call `PsClient.initialize`, then repeat the call."""
+    """A PS has no parameters: call `PsClient.initialize`, then repeat the call."""
 
     def __init__(self, ps_id: int) -> None:
         super().__init__(f"PS {ps_id} holds no parameters yet")
@@ -38,7 +37,7 @@ class LeaseRefused(Exception):
 
 
 class TooStale(Exception):
-    """A PS has gone on too far since the values were pulled: pull again, compute again, push under the same name."""
+    """Too many updates were applied since the values were pulled: pull and compute again, push under the same name."""
 
     def __init__(self, ps_id: int) -> None:
         super().__init__(f"PS {ps_id} has gone on too far since the pull")
@@ -47,17 +46,17 @@ class TooStale(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """The update of a minibatch.
+    """The update by a minibatch.
 
     Attributes:
-        gradient: [T], flat; None: the minibatch changes nothing, only its name is left.
-        change: of the non-trainable values, [N], flat; None together with `gradient`.
-        row_gradients: table to ids [n] and gradients [n, dim]; those of the same id are summed before they are sent.
-            The arrays of ids must not change after a call has seen them.
-        pulled_versions: of the `Pulled` that the gradients were computed on.
-        learning_rate: instead of the optimizer's own; None: that.
-        num_records: its weight in a round of synchronous mode.
-        unreached: see `Step`.
+        gradient: [T], flat; None: the minibatch changes nothing, and only its name is pushed.
+        change: Change of the non-trainable values, [N], flat; None if `gradient` is None.
+        row_gradients: Ids [n] and gradients [n, dim] by table; gradients of the same id are summed before they are
+            sent.  The arrays of ids must not change after a call has used them.
+        pulled_versions: `Pulled.versions` of the values that the gradients were computed on.
+        learning_rate: Replaces the optimizer's own; None: that.
+        num_records: The weight in a round of synchronous mode.
+        unreached: See `Step`.
     """
 
     lease: int
@@ -78,9 +77,9 @@ class Pull:
     """A request for values.
 
     Attributes:
-        dense: all dense values.
-        ids: table to ids [n], which may repeat and must not change after a call has seen them.
-        read_only: rows that do not exist are not created; their initial values are returned.
+        dense: Whether to return all dense values.
+        ids: Ids [n] by table; they may repeat, and must not change after a call has used them.
+        read_only: Do not create missing rows, but return their initial values.
     """
 
     dense: bool
@@ -93,10 +92,10 @@ class Pulled:
     """The values of a `Pull`.
 
     Attributes:
-        parameters: None if not asked for.
-        rows: table to rows [n, dim] in the order of the ids.
-        versions: pushes applied, by PS.
-        repeated_push: by PS, whether the push's name was there before, so that it was ignored.
+        parameters: The dense values; None if not requested.
+        rows: Rows [n, dim] by table, in the order of the ids.
+        versions: Updates applied, by PS.
+        repeated_push: By PS, whether it had applied the push's name before, and has ignored it now.
     """
 
     parameters: Parameters | None
@@ -106,18 +105,18 @@ class Pulled:
 
 
 class LocalDenseValues:
-    """Dense values that a worker computes with when it does not pull them for every minibatch (--get_model_steps).
+    """The dense values of a worker that does not pull them for every minibatch (--get_model_steps).
 
     Between two pulls it applies its own gradients to its copy, with the same rules as the parameter servers; the next
-    pull replaces the values.  The optimizer's slots are the worker's own and stay; Ftrl's `linear` follows the pulled
-    values, which it would else replace.  For one thread.
+    pull replaces the values.  The optimizer's slots are the worker's own and are kept; Ftrl's `linear` is computed from
+    the pulled values, because the next update would replace them otherwise.  For use by one thread.
     """
 
     def __init__(self, optimizer: str, period: int) -> None:
         """
         Args:
             optimizer: Keras config as JSON.
-            period: minibatches from one pull of dense values to the next.
+            period: Minibatches from one pull of dense values to the next.
         """
         self._config = OptimizerConfig.parse(optimizer)
         self._optimizer = _native.Optimizer(self._config.kind, self._config.options)
@@ -135,17 +134,17 @@ class LocalDenseValues:
         return self._parameters
 
     def begin_minibatch(self) -> bool:
-        """Whether the pull for the next minibatch must bring the dense values."""
+        """Begin a minibatch; return whether its pull must include the dense values."""
         is_due = self._until_pull == 0
         self._until_pull = (self._period if is_due else self._until_pull) - 1
         return is_due
 
     def forget(self) -> None:
-        """The next pull must bring the dense values."""
+        """Make the next pull include the dense values."""
         self._until_pull = 0
 
     def replace(self, parameters: Parameters, versions: tuple[int, ...]) -> None:
-        """Values from the parameter servers, and the versions of those."""
+        """Set the values from the parameter servers, and their versions."""
         self.versions = versions
         self._num_updates = 0
         if self._period == 1:
@@ -154,7 +153,7 @@ class LocalDenseValues:
             self._parameters = Parameters(np.array(parameters.trainable), np.array(parameters.non_trainable))
 
     def apply(self, push: Push) -> None:
-        """One own update, which the parameter servers get as well."""
+        """Apply an update of this worker, which is pushed to the parameter servers as well."""
         if self._period == 1 or push.gradient is None or push.change is None:
             return
         weights = self.parameters.trainable
@@ -163,7 +162,7 @@ class LocalDenseValues:
         self._num_updates += 1
         pulled = max(self.versions, default=0)
         scalars = self._config.scalars(pulled + self._num_updates, push.learning_rate)
-        if self._config.kind == "Ftrl" and self._num_updates == 1 and pulled:  # before any update slots are fresh there
+        if self._config.kind == "Ftrl" and self._num_updates == 1 and pulled:  # initial slots there
             accumulator, linear = self._slots
             linear[:] = self._config.ftrl_linear(weights, accumulator, scalars)
         for part in slices_outside([slice(0, len(weights))], push.unreached):
@@ -175,20 +174,20 @@ class LocalDenseValues:
 Positions = npt.NDArray[np.int32]
 
 _REMEMBERED = 64  # arrays of ids
-_ENDS = 8  # ids at both ends of an array by which equal arrays are found
+_ENDS = 8  # ids at both ends of an array, to find candidates for equal arrays
 
 
 class IdsOutOfRange(ValueError):
-    """Ids that a table does not have; the message names its layer."""
+    """Ids that a table does not have; the message names the table's layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Ids [n] made unique.
+    """The unique ids of an array of n ids.
 
     Attributes:
         unique: [U], those of PS 0 first.
-        positions: of each of the n ids in `unique`; None: they are the unique ones, in order.
+        positions: Position in `unique` of each of the n ids; None: they are the unique ids, in order.
         bounds: PS k owns ``unique[bounds[k]:bounds[k + 1]]``.
     """
 
@@ -213,19 +212,19 @@ class Lookup:
         return slice(self.bounds[ps_id], self.bounds[ps_id + 1])
 
     def expand(self, rows: Floats) -> Floats:
-        """[U, dim] → [n, dim]."""
+        """Return the rows of all n ids: [U, dim] → [n, dim]."""
         return rows if self.positions is None else _native.gather(rows, self.positions)
 
     def sum(self, gradients: Floats) -> Floats:
-        """[n, dim] → [U, dim]: gradients of the same id are added in their order."""
+        """Sum the gradients of equal ids, in their order: [n, dim] → [U, dim]."""
         if self.positions is None:
             return gradients
         return _native.sum_rows(np.ascontiguousarray(gradients), self.positions, len(self.unique))
 
     def check_range(self, table: str, input_dim: int) -> None:
-        """
+        """Raise if ids are outside of a table.
         Raises:
-            IdsOutOfRange: some id is not in [0, input_dim).
+            IdsOutOfRange: an id is not in [0, input_dim).
         """
         if _native.all_within(self.unique, input_dim):
             return
@@ -238,22 +237,22 @@ class Lookup:
 
 
 class RowLookups:
-    """Makes lookups for one partition and remembers the newest.  Thread-safe."""
+    """Makes lookups for one partition, and caches the newest.  Thread-safe."""
 
     def __init__(self, partition: Partition, tables: tuple[Table, ...]) -> None:
         self._partition = partition
         self._input_dims = {table.name: table.input_dim for table in tables if table.input_dim}
         self._lock = threading.Lock()
-        self._known: OrderedDict[int, tuple[Ids, Lookup]] = OrderedDict()  # by id() of an array that is kept here
+        self._known: OrderedDict[int, tuple[Ids, Lookup]] = OrderedDict()  # by id() of the array, kept alive here
 
     def of(self, ids: Mapping[str, Ids], remember: bool = True) -> dict[str, Lookup]:
-        """By table.
+        """Return the lookups of arrays of ids, by table.
 
         Args:
-            remember: the same arrays will come again.
+            remember: Cache the lookups: the same arrays will come again.
 
         Raises:
-            IdsOutOfRange: ids that a table does not have.
+            IdsOutOfRange: a table does not have some of the ids.
         """
         found: dict[str, Lookup] = {}
         alike: dict[bytes, list[tuple[Ids, Lookup]]] = {}

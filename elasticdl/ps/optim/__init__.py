@@ -1,1 +1,1 @@
-"""Update rules, learning-rate schedules and initial values, from Keras configurations."""
+"""Update rules, learning rate schedules and initial values, from Keras configs."""

@@ -1,8 +1,8 @@
-"""Initial values of embedding rows: each element is a function of (seed, table, id, column) alone.
+"""Initial values of embedding rows: each element is a function of (seed, table, id, column) only.
 
-So a row is the same in every process, at any time, and in any batch.  Names and configs are Keras's; the values
-are made by the native kernels, from additions, multiplications, divisions and square roots alone, each correctly
-rounded: the same bits on every machine.
+So a row has the same initial values in every process, at any time, and in any batch.  Names and configs are Keras's;
+the native kernels compute the values with additions, multiplications, divisions and square roots only, each correctly
+rounded, so they are bit-identical on every machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elasticdl_client.errors import ModelDefinitionError
 
 Distribution = tuple[str, float, float]  # kind, a and b of an `InitialRow`
 
-_TRUNCATED_STDDEV = 0.87962566103423978  # of a standard normal cut off at two sigma; as in Keras
+_TRUNCATED_STDDEV = 0.87962566103423978  # of a standard normal truncated at two sigma; as in Keras
 _SCALING: Mapping[str, tuple[float, str, str]] = {
     "GlorotUniform": (1.0, "fan_avg", "uniform"),
     "GlorotNormal": (1.0, "fan_avg", "truncated_normal"),
@@ -35,7 +35,7 @@ _HINT = (
 
 
 def build_initializer(table: Table, seed: int) -> _native.Initializer:
-    """The initializer of a table.
+    """Return the native initializer of a table.
 
     Raises:
         ModelDefinitionError: see `initial_row`.
@@ -45,12 +45,12 @@ def build_initializer(table: Table, seed: int) -> _native.Initializer:
 
 
 def initial_row(table: Table, seed: int) -> InitialRow:
-    """The initializer of a table, from its Keras config.
+    """Return the initializer of a table, from its Keras config.
 
-    An integer seed of the config is mixed into the job's; a seed generator is not: rows have no order to draw in.
+    An integer seed in the config is combined with the job's seed; a seed generator is not: rows have no order.
 
     Raises:
-        ModelDefinitionError: it, or an option of it, is not supported; named.
+        ModelDefinitionError: the initializer, or a named option of it, is not supported.
     """
     described = json.loads(table.initializer)
     name, config = described["class_name"], dict(described.get("config") or {})
@@ -69,10 +69,10 @@ def initial_row(table: Table, seed: int) -> InitialRow:
 
 
 def check_table(table: Table) -> None:
-    """For the worker, before the first update.
+    """Check a table, in the worker, before the first update.
 
     Raises:
-        ModelDefinitionError: the table's initializer is not supported by the parameter server; named.
+        ModelDefinitionError: the table's initializer, which is named, is not supported by the parameter server.
     """
     initial_row(table, 0)
 
@@ -103,7 +103,7 @@ def _distribution(table: Table, name: str, config: Mapping[str, Any]) -> Distrib
 
 
 def _fan(table: Table, name: str, mode: str) -> float:
-    """As Keras computes it for a variable of shape (input_dim, dim)."""
+    """Return the fan that Keras computes for a variable of shape (input_dim, dim)."""
     if mode == "fan_out":
         return float(table.dim)
     if table.input_dim == 0:
@@ -115,7 +115,7 @@ def _fan(table: Table, name: str, mode: str) -> float:
 
 
 def _key(*parts: str | int) -> int:
-    """64 bits of a sequence of names and numbers."""
+    """Return a 64-bit hash of a sequence of names and numbers."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 

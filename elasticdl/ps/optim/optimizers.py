@@ -1,18 +1,18 @@
-"""Optimizers and learning-rate schedules from Keras configs: rules, options, slots, and the numbers of each update.
+"""Optimizers and learning rate schedules from Keras configs: rules, options, slots, and the scalars of each update.
 
-The rules themselves are native (`elasticdl.kernels`), those of Keras 3 in float32 and in the same order of operations.
-All of them are element-wise, so a PS applies them to any slice of the flat dense vector and to any set of rows:
+The rules themselves are native (`elasticdl.kernels`): those of Keras 3, in float32, with the same order of operations.
+They are all element-wise, so a PS applies them to any slice of the flat dense vector, and to any set of rows:
 
 * dense: equal to Keras on the whole variable;
-* rows: equal to the same optimizer on each touched row alone, gradients of repeated ids summed first.  Untouched rows
-  and their slots do not change: no momentum is added, no weight decays.  The step count (bias corrections, schedules)
-  is the global one, the number of pushes this PS has applied; every PS gets every push, so it is the same on all.
+* rows: equal to the same optimizer on each touched row alone; gradients of repeated ids are summed first.  Untouched
+  rows and their slots do not change: no momentum is added, no weight decays.  The step count (bias corrections,
+  schedules) is global: the number of updates that this PS has applied; every PS gets every push, so all have the same.
 
-`clipvalue` is done by the rules, on the summed gradient of a row; clipping by norm is not, because only the worker
-sees a whole gradient.
+The rules apply `clipvalue` to the summed gradient of a row; clipping by norm is done in the worker, since only it has
+the whole gradient.
 
-A schedule is a function of the number of updates made before this one (Keras: `optimizer.iterations`), in float32 and
-in Keras's order of operations.
+A schedule is a function of the number of updates before the current one (Keras: `optimizer.iterations`), in float32 and
+with Keras's order of operations.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _PI = F32(math.pi)
 
 
 class Schedule(Protocol):
-    """Learning rate by number of updates."""
+    """A learning rate as a function of the number of updates."""
 
     def rate(self, iterations: int) -> np.float32:
-        """The rate of the update that `iterations` others went before."""
+        """Return the rate of the update after `iterations` others."""
         ...
 
 
@@ -54,7 +54,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class _DecayByPeriods:
-    """Of an initial rate, by periods of `decay_steps` updates; `staircase`: by whole ones."""
+    """Decay per `decay_steps` updates; with `staircase`, only at whole multiples."""
 
     initial: np.float32
     decay_steps: np.float32
@@ -88,7 +88,7 @@ class PiecewiseConstantDecay:
 
 @dataclass(frozen=True, slots=True)
 class PolynomialDecay:
-    """(initial − end) · (1 − iterations / decay_steps)^power + end; `cycle`: with a multiple of decay_steps."""
+    """(initial − end) · (1 − iterations / decay_steps)^power + end; `cycle`: decay_steps is multiplied."""
 
     initial: np.float32
     decay_steps: np.float32
@@ -116,7 +116,7 @@ class InverseTimeDecay(_DecayByPeriods):
 
 @dataclass(frozen=True, slots=True)
 class CosineDecay:
-    """Half a cosine from the initial rate, or after a linear warm-up from `warmup_target`, down to alpha of it."""
+    """Half a cosine down to alpha times the initial rate, or `warmup_target` after a linear warm-up to it."""
 
     initial: np.float32
     decay_steps: np.float32
@@ -140,7 +140,7 @@ class CosineDecay:
 
 @dataclass(frozen=True, slots=True)
 class CosineDecayRestarts:
-    """Loshchilov and Hutter, 2016: cosine periods, each t_mul times as long and m_mul times as high as the last."""
+    """Cosine periods, each t_mul times as long and m_mul times as high as the last (Loshchilov and Hutter, 2016)."""
 
     initial: np.float32
     first_decay_steps: np.float32
@@ -162,7 +162,7 @@ class CosineDecayRestarts:
 
 
 class _Options:
-    """A schedule's config; options that were not read stay in `rest`."""
+    """A schedule's config; `rest` has the options that were not read."""
 
     def __init__(self, schedule: str, config: Mapping[str, Any]) -> None:
         self._schedule = schedule
@@ -238,13 +238,13 @@ _BY_NAME: dict[str, Callable[[_Options], Schedule]] = {
 
 
 def build_schedule(described: float | Mapping[str, Any] | None, optimizer: str) -> Schedule:
-    """From the `learning_rate` of a Keras optimizer's config: a number, or a schedule's own config.
+    """Return the schedule of a Keras optimizer's `learning_rate`: a number, or a schedule's config.
 
     Args:
-        optimizer: its name, for errors.
+        optimizer: Name of the optimizer, for errors.
 
     Raises:
-        ModelDefinitionError: it is not supported; named.
+        ModelDefinitionError: the schedule, which is named, is not supported.
     """
     hint = f"Use a number or one of keras.optimizers.schedules: {', '.join(_BY_NAME)}; or a LearningRateScheduler."
     if isinstance(described, int | float):
@@ -298,10 +298,10 @@ class OptimizerConfig:
 
     Attributes:
         kind: Keras's class name.
-        options: its hyperparameters by Keras's names; booleans are 0 and 1.
-        slots: state beside each parameter, in the order of the native rule.
-        clip_value: gradients are clipped to [-clip_value, clip_value]; 0: not.
-        weight_decay: before an update, w ← w − w·weight_decay·rate.
+        options: Hyperparameters by Keras's names; booleans are 0 and 1.
+        slots: State of each parameter, in the order of the native rule.
+        clip_value: Gradients are clipped to [-clip_value, clip_value]; 0: not clipped.
+        weight_decay: Before an update, w ← w − w·weight_decay·rate.
     """
 
     kind: str
@@ -314,10 +314,10 @@ class OptimizerConfig:
 
     @classmethod
     def parse(cls, config_json: str) -> OptimizerConfig:
-        """From a Keras config, ``{"class_name": …, "config": {…}}``; empty: plain SGD with rate 0, changing nothing.
+        """Parse a Keras config, ``{"class_name": …, "config": {…}}``; empty: SGD with rate 0, which changes nothing.
 
         Raises:
-            ModelDefinitionError: it, or an option of it, is not supported; named.
+            ModelDefinitionError: the optimizer, or a named option of it, is not supported.
         """
         if not config_json:
             return cls("SGD", dict(_DEFAULTS["SGD"]), (), Constant(F32(0.0)))
@@ -341,28 +341,29 @@ class OptimizerConfig:
         return cls(kind, options, _slots(kind, options), schedule, max(clip_value, 0.0), weight_decay, momentum)
 
     def learning_rate(self, step: int) -> float:
-        """The optimizer's own rate for update number `step`, from 1."""
+        """Return the optimizer's own rate for update number `step`, from 1."""
         return float(self.schedule.rate(step - 1))
 
     def scalars(self, step: int, learning_rate: float | None = None) -> tuple[float, ...]:
-        """Return the scalars of the native rule for update number `step`, from 1, beside values and gradients.
+        """Return the scalar arguments of the native rule for update number `step`, from 1.
 
-        The learning rate, the weight decay, then what the rule of this kind takes (see kernels/src/optimizers.hpp).
+        They are the learning rate, the weight decay, and those of this kind of rule (see kernels/src/optimizers.hpp).
 
         Args:
-            learning_rate: instead of the optimizer's own.
+            step: Number of the update, from 1.
+            learning_rate: Replaces the optimizer's own; None: that.
         """
         rate = self.schedule.rate(step - 1) if learning_rate is None else F32(learning_rate)
         return (float(rate), float(F32(self.weight_decay)), *(float(value) for value in self._of_kind(step, rate)))
 
     def ftrl_linear(self, weights: Floats, accumulator: Floats, scalars: Sequence[float]) -> Floats:
-        """Return the slot `linear` from which Ftrl makes just these weights: its rule solved for `linear`.
+        """Return the slot `linear` from which Ftrl computes exactly these weights: its rule, solved for `linear`.
 
-        Ftrl makes weights from its slots alone, so weights that come from elsewhere last only with this one.
+        Ftrl computes weights from its slots only, so weights from elsewhere last only with the matching slot.
 
         Args:
-            weights, accumulator: of one shape.
-            scalars: of the next update.
+            weights, accumulator: Of the same shape.
+            scalars: Scalars of the next update.
         """
         powered = np.power(accumulator, F32(-self.options["learning_rate_power"]))
         quadratic = powered / F32(scalars[0]) + F32(scalars[2])
@@ -390,18 +391,18 @@ class OptimizerConfig:
 
 
 def check_optimizer(config_json: str) -> None:
-    """For the worker, before the first update.
+    """Check an optimizer, in the worker, before the first update.
 
     Raises:
-        ModelDefinitionError: the optimizer, or an option of it, is not supported by the parameter server; named.
+        ModelDefinitionError: the optimizer, or a named option of it, is not supported by the parameter server.
     """
     OptimizerConfig.parse(config_json)
 
 
 class _NadamMomentum:
-    """Nadam's momentum of each step and the running product of them; any thread may ask for any step."""
+    """Nadam's momentum of each step, and their running product.  Thread-safe."""
 
-    _SMALLEST = 1e-12  # one minus less is one in float32
+    _SMALLEST = 1e-12  # one minus anything smaller is one in float32
 
     def __init__(self, beta_1: float) -> None:
         self._beta_1 = F32(beta_1)
@@ -412,7 +413,7 @@ class _NadamMomentum:
         return F32(self._beta_1 * self._warm(F32(step)))
 
     def product(self, step: int) -> np.float32:
-        """Of the momenta of the steps 1 … step."""
+        """Return the product of the momenta of steps 1 … step."""
         with self._lock:
             products = self._products
             while len(products) <= step and products[-1] > self._SMALLEST:

@@ -1,1 +1,1 @@
-"""One parameter server process: its state, the calls that change it, its conversation with the master."""
+"""One parameter server process: its state, the calls that change it, and its communication with the master."""

@@ -1,7 +1,7 @@
-"""How names enter the state: claimed, applied, added; and the counts of a PS since its start.
+"""How updates enter the state: names are claimed, their updates are applied, then the names are added; and the counts.
 
-A name is *claimed* under the lock, its update is applied without it, then the name is added: so none is applied twice,
-updates of several names run side by side, and a repetition of one that is under way waits for it.
+A name is *claimed* under the lock, its update is applied without the lock, then the name is added.  So no name is
+applied twice, updates of several names run in parallel, and a repeated push of a name in flight waits for the first.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _log = logging.getLogger(__name__)
 
 
 class StateDamagedError(RuntimeError):
-    """An update failed in its middle: the state is worth nothing any more, and the process must end."""
+    """An update was applied only in part: the state is unusable, and the process must end."""
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightUpdate:
-    """Names that are being applied together, each to the pieces that lack it.
+    """Names that are applied together, each to the pieces that lack it.
 
     Attributes:
-        groups: names, and the pieces that lack just these, each with the number that this update has there (0: all
-            are empty, there is none).
-        staleness: updates that each push misses.
+        groups: Names, and the pieces that lack exactly these, each with the number of this update there (0 if the
+            update is empty: then there is none).
+        staleness: By name, the updates that the push's gradient misses.
     """
 
     pushes: Mapping[MinibatchName, PushCall]
@@ -46,7 +46,7 @@ class InFlightUpdates:
     """The pieces of a model, and the updates in flight.
 
     Attributes:
-        lock: around everything here but `carry_out`, and around what its users guard with it.
+        lock: Must be held for everything here but `carry_out`; the users of this class guard their own state with it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class InFlightUpdates:
     ) -> None:
         """
         Args:
-            modulated: staleness divides the learning rate, or the gradients of Ftrl.
+            modulated: Divide the learning rate, or the gradients of Ftrl, by the staleness.
         """
         self.lock = lock
         self.model = model
@@ -68,32 +68,32 @@ class InFlightUpdates:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether an update failed in its middle."""
+        """Whether an update was applied only in part."""
         return self._damaged
 
     def check(self) -> None:
-        """
+        """Raise if the state is damaged.
         Raises:
-            StateDamagedError: an update failed in its middle.
+            StateDamagedError: an update was applied only in part.
         """
         if self._damaged:
             raise StateDamagedError("an earlier update failed in its middle")
 
     def staleness(self, push: PushCall) -> int:
-        """Updates that its gradient misses."""
+        """Return how many updates the gradient of a push misses."""
         return max(0, self.pieces.version - push.header.pulled_version)
 
     def wait_for(self, names: Set[MinibatchName]) -> None:
-        """Until they can be claimed.
+        """Wait until names can be claimed.
 
         Raises:
-            StateDamagedError: an update failed in its middle.
+            StateDamagedError: an update was applied only in part.
         """
         self._settled.wait_for(lambda: self._damaged or not (self._frozen or self._under_way & names))
         self.check()
 
     def claim(self, pushes: Mapping[MinibatchName, PushCall]) -> InFlightUpdate:
-        """After `wait_for`; some piece lacks each of the names."""
+        """Claim names after `wait_for`; each must be missing in some piece."""
         groups = []
         for names, pieces in self.pieces.lacking_alike(pushes):
             is_update = not all(is_empty(pushes[name]) for name in names)
@@ -104,10 +104,10 @@ class InFlightUpdates:
         return InFlightUpdate(pushes, tuple(groups), {name: self.staleness(push) for name, push in pushes.items()})
 
     def carry_out(self, claim: InFlightUpdate) -> None:
-        """Applies, then adds the names.  Called without the lock.
+        """Apply the updates, then add the names.  Called without the lock.
 
         Raises:
-            StateDamagedError: it failed in its middle.
+            StateDamagedError: an update was applied only in part.
         """
         try:
             divisor = max(claim.staleness.values()) if self._modulated else 1
@@ -137,7 +137,7 @@ class InFlightUpdates:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """With the lock held: nothing is under way, and nothing begins."""
+        """Wait until no update is in flight; none begins in the block.  Called with the lock held."""
         self._settled.wait_for(lambda: self._damaged or not self._frozen)
         self._frozen = True
         try:
@@ -155,8 +155,8 @@ class LivePiece:
     """A piece of a PS's state: buckets whose values have one history, and the names in them.
 
     Attributes:
-        version: updates applied.
-        begun: updates applied or under way: the step number of the newest.
+        version: Updates applied.
+        begun: Updates applied or in flight: the step number of the newest.
     """
 
     buckets: Buckets
@@ -176,10 +176,10 @@ class LivePiece:
 
 
 class StatePartition:
-    """All pieces of one PS.  Callers hold a lock around every call.
+    """The pieces of one PS.  Callers must hold a lock around every call.
 
-    Normally there is one.  Parts of a checkpoint that were written at different times give a PS several, when their
-    number was another: a push then changes only those that lack its name.  Pieces that have become alike are one again.
+    Normally there is one.  If a checkpoint is restored by another number of PS, a PS may get pieces that were written
+    at different times: a push then changes only those that lack its name.  Pieces that have become equal are merged.
     """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
@@ -188,17 +188,17 @@ class StatePartition:
 
     @property
     def version(self) -> int:
-        """Updates applied: of the piece that has most."""
+        """Updates applied, in the piece with the most."""
         return max(piece.version for piece in self._pieces)
 
     def lacks(self, name: MinibatchName) -> bool:
-        """Whether some piece does not hold a name."""
+        """Return whether a piece lacks a name."""
         return any(name not in piece.applied for piece in self._pieces)
 
     def lacking_alike(
         self, names: Iterable[MinibatchName]
     ) -> list[tuple[tuple[MinibatchName, ...], tuple[LivePiece, ...]]]:
-        """The pieces that lack some of the names, by what they lack."""
+        """Return the pieces that lack some of the names, grouped by the names that they lack."""
         alike: dict[tuple[MinibatchName, ...], list[LivePiece]] = {}
         for piece in self._pieces:
             lacked = tuple(name for name in names if name not in piece.applied)
@@ -207,15 +207,15 @@ class StatePartition:
         return [(lacked, tuple(pieces)) for lacked, pieces in alike.items()]
 
     def of_task(self, epoch: int, task: int) -> pb.AppliedTask:
-        """Return the part of a task that all pieces hold."""
+        """Return the minibatches of a task that are in all pieces."""
         return common_task([piece.applied.of_task(epoch, task) for piece in self._pieces])
 
     def copy(self) -> list[LivePiece]:
-        """As they are now: messages of them can be made without the lock."""
+        """Return copies of the pieces, to make messages of them without the lock."""
         return [piece.copy() for piece in self._pieces]
 
     def merge(self) -> None:
-        """Joins those that have become alike.  No update may be under way."""
+        """Merge pieces that have become equal.  No update may be in flight."""
         merged: list[LivePiece] = []
         for piece in self._pieces:
             twin = next((known for known in merged if _are_alike(known, piece)), None)
@@ -232,12 +232,12 @@ def _are_alike(one: LivePiece, other: LivePiece) -> bool:
 
 
 def staleness_bin(staleness: int) -> int:
-    """0, 1, 2, then 3-4, 5-8, 9-16 and so on."""
+    """Return the bin of a staleness: 0, 1, 2, then 3-4, 5-8, 9-16 and so on."""
     return 0 if staleness <= 0 else (staleness - 1).bit_length() + 1
 
 
 class PsCounters:
-    """Counters; any thread may count."""
+    """The counters of a PS.  Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -246,7 +246,7 @@ class PsCounters:
 
     @contextmanager
     def call(self, bytes_received: int) -> Iterator[None]:
-        """Around the work for a call."""
+        """Count the bytes and the time of a call, in the block."""
         begun = time.perf_counter()
         try:
             yield
@@ -261,7 +261,7 @@ class PsCounters:
             self._counted.bytes_sent += num_bytes
 
     def pushed(self, num_rows: int, staleness: int) -> None:
-        """A push that was applied."""
+        """Count an applied push."""
         place = staleness_bin(staleness)
         with self._lock:
             self._counted.pushes += 1
@@ -275,12 +275,12 @@ class PsCounters:
             self._counted.rows_pulled += num_rows
 
     def refused(self) -> None:
-        """A push that was too stale or too late."""
+        """Count a push that was too stale or too late."""
         with self._lock:
             self._counted.refused += 1
 
     def message(self, table_rows: int, table_bytes: int) -> pb.PsLoad:
-        """All of it, with the size of the tables as it is now."""
+        """Return all counters, and the current size of the tables."""
         with self._lock:
             message = pb.PsLoad()
             message.CopyFrom(self._counted)

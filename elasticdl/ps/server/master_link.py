@@ -1,7 +1,7 @@
-"""A PS's side of its conversation with the master: registration, readiness, heartbeats.
+"""A PS's communication with the master: registration, readiness, heartbeats.
 
-It repeats calls until the master answers or has been gone for too long.  It registers again, with the incarnation that
-it holds, at every new generation of the master; the state of the PS is never touched by that.
+It repeats calls until the master answers or has been away for too long.  It registers again, with its incarnation, with
+every new generation of the master; that never changes the state of the PS.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 class Shutdown:
-    """How this process ends: by order of the master, at SIGTERM, or by an error of its own.
+    """The end of this process: ordered by the master, after SIGTERM, or by an error.
 
-    Undecided until `leave`; the first exit code counts.  Safe to use from any thread, but not from a signal handler.
+    `leave` sets the exit code; the first call counts.  Thread-safe, but not for signal handlers.
     """
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class Shutdown:
 
     @property
     def asked_at(self) -> float | None:
-        """When SIGTERM came, on the monotonic clock; None before."""
+        """Monotonic time of SIGTERM; None before."""
         return self._asked_at
 
     def ask(self) -> None:
-        """SIGTERM: leave once the master says that nothing is lost by it."""
+        """Note SIGTERM: leave as soon as the master says that nothing is lost by it."""
         with self._changed:
             if self._asked_at is None:
                 self._asked_at = time.monotonic()
@@ -61,11 +61,11 @@ class Shutdown:
                 self._changed.notify_all()
 
     def leave_in_order(self) -> None:
-        """Leave now, at the master's word."""
+        """Leave now, by order of the master."""
         self.leave(0 if self._asked_at is None else TERMINATED)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait a while, but not after SIGTERM or the end; True: leave now."""
+        """Wait for the time-out, SIGTERM or `leave`; return whether to leave now."""
         with self._changed:
             before = self._asked_at
             self._changed.wait_for(lambda: self._exit_code is not None or self._asked_at != before, timeout_s)
@@ -77,7 +77,7 @@ _log = logging.getLogger(__name__)
 _HEARTBEAT_S = 1.0
 _URGENT_HEARTBEAT_S = 0.2
 _CALL_TIMEOUT_S = 10.0
-_LAST_CALLS_S = 3.0  # after SIGTERM a master that does not answer is not waited for
+_LAST_CALLS_S = 3.0  # after SIGTERM, how long to wait for a master that does not answer
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 2.0
 
@@ -85,7 +85,7 @@ Answer = TypeVar("Answer")
 
 
 class RegistrationRefused(JobError):
-    """The master does not want this PS: it has replaced it, or the job is over."""
+    """The master rejects this PS: it has replaced it, or the job is over."""
 
 
 class Left(Exception):
@@ -94,7 +94,7 @@ class Left(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PsIdentity:
-    """Which PS this is and where it listens."""
+    """The id of this PS, and the address where it listens."""
 
     ps_id: int
     pod_name: str
@@ -103,12 +103,12 @@ class PsIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The state with which a PS began.
+    """The state that a PS began with.
 
     Attributes:
-        restored_from: directory of the checkpoint; empty: none.
-        damaged: the fault of each checkpoint that was passed over.
-        error: why it cannot begin at all; empty: it can.
+        restored_from: Directory of the checkpoint; empty: none.
+        damaged: The fault of each checkpoint that was skipped.
+        error: Why the PS cannot begin at all; empty if it can.
     """
 
     restored_from: str = ""
@@ -120,8 +120,8 @@ class PsMasterLink:
     """One PS's connection to its master.
 
     Args:
-        departure: ends all waiting.
-        accept_lease: called with every generation that the master names, as its first lease, and with its newest lease.
+        departure: Ends all waits.
+        accept_lease: Called with the first lease of every generation of the master, and with its newest lease.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class PsMasterLink:
         self.incarnation = 0
 
     def register(self) -> pb.RegisterPsReply:
-        """Report that this PS is alive, and take the incarnation that the master gives it.
+        """Register this PS, and take the incarnation that the master assigns.
 
         Raises:
-            Refused, MasterGone, Left: it must end.
+            RegistrationRefused, MasterGone, Left: this process must end.
         """
         request = pb.RegisterPsRequest(
             ps_id=self._identity.ps_id,
@@ -168,10 +168,10 @@ class PsMasterLink:
         return reply
 
     def report_ready(self, initialized: bool, beginning: Beginning) -> None:
-        """Says that this PS serves, or that it cannot.  The master then asks which names its values hold.
+        """Report that this PS is ready, or that it cannot be.  The master then reads its applied set.
 
         Raises:
-            Refused, MasterGone, Left: it must end.
+            RegistrationRefused, MasterGone, Left: this process must end.
         """
         request = pb.PsReadyRequest(
             ps_id=self._identity.ps_id,
@@ -182,21 +182,21 @@ class PsMasterLink:
             error=beginning.error,
         )
         reply: pb.Ack = self._call(self._stub.PsReady, request)
-        if not reply.accepted:  # perhaps by a new generation of the master, which no heartbeat has met yet
+        if not reply.accepted:  # perhaps by a new generation of the master, unknown until now
             self.register()
             reply = self._call(self._stub.PsReady, request)
         if not reply.accepted:
             raise RegistrationRefused(f"the master does not accept PS {self._identity.ps_id}: {reply.reason}")
 
     def beat(self, activity: str, partition_version: int, load: pb.PsLoad) -> pb.HeartbeatReply:
-        """One heartbeat.
+        """Send one heartbeat.
 
         Args:
-            partition_version: the newest partition known here.
-            load: the work of this PS so far.
+            partition_version: Version of the newest partition known here.
+            load: Counters of this PS.
 
         Raises:
-            MasterGone, Left: it must end.
+            MasterGone, Left: this process must end.
         """
         request = pb.HeartbeatRequest(
             role=pb.PS,
@@ -215,14 +215,14 @@ class PsMasterLink:
         return reply
 
     def is_new_life(self, reply: pb.HeartbeatReply) -> bool:
-        """Whether the master that answered does not know this PS yet."""
+        """Return whether the master that answered does not know this PS yet."""
         return reply.generation > self._generation or (not reply.known and reply.generation == self._generation)
 
     def wait(self, is_urgent: Callable[[], bool]) -> bool:
-        """Until the next heartbeat is due; True: leave.
+        """Wait until the next heartbeat is due; return whether to leave now.
 
         Args:
-            is_urgent: whether the master's answer is waited for.
+            is_urgent: Returns whether something waits for the master's answer.
         """
         due = time.monotonic() + _HEARTBEAT_S
         while not self._departure.wait(_URGENT_HEARTBEAT_S):
@@ -253,7 +253,7 @@ class PsMasterLink:
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 
     def _leave_without_master(self, gone_since: float) -> None:
-        """After SIGTERM without a master: no checkpoint is requested any more."""
+        """After SIGTERM, leave if the master is away: no checkpoint will be requested any more."""
         asked_at = self._departure.asked_at
         if asked_at is not None and time.monotonic() - max(asked_at, gone_since) >= _LAST_CALLS_S:
             _log.warning("The master at %s does not answer: leaving without a checkpoint", self._address)

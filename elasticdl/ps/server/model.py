@@ -1,13 +1,13 @@
 """One PS's part of a model: dense values, tables, and the optimizer that changes them.
 
-It checks what it is given; after that nothing may fail.  Updates and pulls of several threads run side by side.  It
-knows no names, leases or pieces.
+Arguments are checked first; after that, nothing may fail.  Updates and pulls of several threads run in parallel.  The
+model knows no names, leases or pieces.
 
-`DenseValues`: a PS's parts of the flat vectors, changed by the optimizer's rule, read whole, and frozen for a
+`DenseValues`: a PS's parts of the flat vectors, changed by the optimizer's rule, read as a whole, and frozen for a
 checkpoint.
 
-To freeze takes no longer for a gigabyte than for a byte: values change in other memory, to which each block moves when
-it is changed for the first time, and frozen blocks are never written again.
+Freezing takes constant time, independent of the size: new values are written to other memory, to which each block is
+moved before its first change, and frozen blocks are never written again.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Update:
     """The gradients of one update of a model.
 
     Attributes:
-        gradient, change: of this PS's dense values; None: they stay.
-        rows: table, ids [U], gradients [U, dim]; ids may repeat.
+        gradient, change: For this PS's dense values; None: they stay unchanged.
+        rows: Table, ids [U], gradients [U, dim]; ids may repeat.
         learning_rate: 0: the optimizer's own.
-        unreached: elements [start, end) of this PS's trainable values that stay, ascending.
+        unreached: Elements [start, end) of this PS's trainable values that stay unchanged, ascending.
     """
 
     gradient: Floats | None
@@ -66,7 +66,7 @@ class Update:
         return cls(push.gradient, push.change, push.rows, push.header.learning_rate, unreached(push))
 
     def divided(self, divisor: int) -> Update:
-        """Return the update with all its gradients divided; the change of non-trainable values stays."""
+        """Return the update with all its gradients divided; the change of non-trainable values is kept."""
         factor = np.float32(1 / divisor)
         gradient = None if self.gradient is None else self.gradient * factor
         rows = tuple((table, ids, gradients * factor) for table, ids, gradients in self.rows)
@@ -74,20 +74,20 @@ class Update:
 
 
 def is_empty(push: PushCall) -> bool:
-    """Whether it only brings its name, because its minibatch was skipped: no update, so the step count stays."""
+    """Return whether a push is only a name, because its minibatch was skipped: the step count stays unchanged."""
     return not push.header.dense and not push.rows
 
 
 def unreached(push: PushCall) -> Ranges:
-    """Return the elements of this PS's trainable values that a push leaves as they are."""
+    """Return the elements of this PS's trainable values that a push does not change."""
     return tuple((part.start, part.end) for part in push.header.unreached)
 
 
 class ModelPart:
-    """Values that change."""
+    """The values of one PS's part of a model."""
 
     def __init__(self, snapshot: PartSnapshot) -> None:
-        """Takes a snapshot over; it is not kept, nor closed.
+        """Copy the values of a snapshot; do not keep or close it.
 
         Raises:
             ModelDefinitionError: the optimizer, an initializer or a constraint is not supported.
@@ -108,23 +108,23 @@ class ModelPart:
 
     @property
     def shape(self) -> str:
-        """Describe the model: equal descriptions are of the same one."""
+        """A description of the model; equal for equal models."""
         return _shape(self._origin[2], self._origin[3], self._described)
 
     @property
     def num_rows(self) -> int:
-        """Of all tables."""
+        """Number of rows of all tables."""
         return sum(len(table) for table in self._tables.values())
 
     @property
     def table_bytes(self) -> int:
-        """Return the memory that all tables have allocated."""
+        """Bytes of memory that all tables have allocated."""
         return sum(table.memory_bytes() for table in self._tables.values())
 
     def check_push(self, push: PushCall) -> None:
-        """
+        """Raise if a push cannot be applied.
         Raises:
-            RequestError: the push does not fit the model, or would spoil it.
+            RequestError: the push does not fit the model, or would damage it.
         """
         if not self._origin[0]:
             raise RequestError("the model was initialised without an optimizer, to be read only")
@@ -146,19 +146,20 @@ class ModelPart:
                 raise RequestError(f"the row gradients of table {name} are not finite")
 
     def check_pull(self, pull: PullCall) -> None:
-        """
+        """Raise if a pull cannot be answered.
         Raises:
-            RequestError: it asks for a table or an id that cannot be there.
+            RequestError: it asks for a table or an id that cannot exist.
         """
         for name, ids in pull.ids:
             _check_ids(self._table(name), ids)
 
     def apply(self, update: Update, work: Sequence[tuple[Buckets, int]], staleness: int) -> None:
-        """One update of the values in some buckets.
+        """Update the values in some buckets.
 
         Args:
-            work: buckets, and which update it is for them, from 1.
-            staleness: the learning rate is divided by it, if it is more than 1; with Ftrl the gradients are.
+            update: The gradients.
+            work: Buckets, with the number of this update there, from 1.
+            staleness: If above 1, divides the learning rate; with Ftrl, the gradients.
         """
         if staleness > 1 and self._config.kind == "Ftrl":  # its weights are sums times the rate, which must not jump
             update, staleness = update.divided(staleness), 1
@@ -184,13 +185,13 @@ class ModelPart:
                 self._tables[name].apply(ids[positions], gradients[positions], numbers, self._config.clip_value)
 
     def pull(self, pull: PullCall) -> list[Floats]:
-        """The arrays of the reply."""
+        """Return the arrays of the reply."""
         arrays = self._dense.read() if pull.header.dense else []
         create = not pull.header.read_only
         return arrays + [self._tables[name].pull(ids, create) for name, ids in pull.ids]
 
     def known_ids(self, table: str) -> Ids:
-        """Ids of a table that have rows here.
+        """Return the ids of a table that have rows here.
 
         Raises:
             RequestError: there is no such table.
@@ -199,14 +200,16 @@ class ModelPart:
         return self._tables[table].ids()
 
     def dense_room(self, threads: Executor) -> DenseSnapshot:
-        """For `freeze`; made before, because it takes longer."""
+        """Return memory for `freeze`; allocated before, because that takes longer."""
         return self._dense.room(threads)
 
     def freeze(self, room: DenseSnapshot) -> PartSnapshot:
-        """Everything as it is now, without pieces; no update may be under way.  The one before must have been closed.
+        """Return a snapshot of the current values, without pieces.
+
+        No update may be in flight, and the previous snapshot must be closed.
 
         Args:
-            room: from `dense_room`.
+            room: From `dense_room`.
         """
         dense = self._dense.freeze(room)
         frozen = {name: table.freeze() for name, table in self._tables.items()}
@@ -252,10 +255,10 @@ class ModelPart:
 
 
 def initial_snapshot(call: InitializeCall, buckets: Buckets) -> PartSnapshot:
-    """A model before its first update, from what a worker says of it.
+    """Return a model before its first update, as described by a worker.
 
     Raises:
-        RequestError: sizes disagree.
+        RequestError: sizes are inconsistent.
     """
     header = call.header
     totals = header.total_trainable, header.total_non_trainable
@@ -274,14 +277,14 @@ def initial_snapshot(call: InitializeCall, buckets: Buckets) -> PartSnapshot:
 
 
 def adopt(restored: PartSnapshot, wanted: PartSnapshot) -> PartSnapshot:
-    """The values of another job's checkpoint under the optimizer, seed and initializers of this job's model.
+    """Return the values of another job's checkpoint with the optimizer, seed and initializers of this job's model.
 
-    Slots are kept where both optimizers mean the same by them; Ftrl's `linear` is made from the values, which the first
-    update would else replace.  The step count continues from the newest part's.  A job that only reads, with no
-    optimizer, keeps the other job's seed: rows that were never trained are what they were there.
+    Slots are kept if they have the same meaning in both optimizers; Ftrl's `linear` is computed from the values, which
+    the first update would replace otherwise.  The step count continues from the newest part.  A job that only reads,
+    without an optimizer, keeps the other job's seed: rows that were never trained have the same values as there.
 
     Raises:
-        RequestError: they are not the same model.
+        RequestError: the models differ.
     """
     check_same_model(shape_of(restored), shape_of(wanted))
     version = max(piece.version for piece in restored.pieces)
@@ -308,9 +311,9 @@ _WITH_MEANS_OF_SQUARES = _WITH_MEANS_OF_GRADIENTS | {"RMSprop"}
 
 
 def _means_the_same(slot: str, one: str, other: str) -> bool:
-    """Whether two optimizers mean the same by a slot; SGD's momentum is a step downhill, Adam's a mean gradient.
+    """Return whether a slot has the same meaning in two optimizers; SGD's momentum is a step, Adam's a mean gradient.
 
-    Ftrl's `linear` gives the weights at one learning rate and regularization alone.
+    Ftrl's `linear` determines the weights only for one learning rate and regularization.
     """
     if not one or one == other:
         return True
@@ -321,20 +324,20 @@ def _means_the_same(slot: str, one: str, other: str) -> bool:
 
 
 class _AdoptedSlots:
-    """Slots beside the values of another job's checkpoint."""
+    """The optimizer slots for the values of another job's checkpoint."""
 
     def __init__(self, theirs: str, ours: str, step: int) -> None:
         """
         Args:
-            theirs, ours: optimizers.
-            step: of the next update, from 1.
+            theirs, ours: Optimizers, as Keras configs.
+            step: Number of the next update, from 1.
         """
         self._theirs, self._ours = theirs, ours
         self._config = OptimizerConfig.parse(ours)
         self._scalars = self._config.scalars(step)
 
     def of(self, values: Floats, slots: Mapping[str, Floats]) -> dict[str, Floats]:
-        """Return those that are kept or follow from the values; the others start fresh."""
+        """Return the slots that are kept, or follow from the values; the others get initial values."""
         kept = {slot: slots[slot] for slot in slots if _means_the_same(slot, self._theirs, self._ours)}
         if self._config.kind == "Ftrl" and "linear" not in kept:
             fresh = np.full_like(values, self._config.options["initial_accumulator_value"])
@@ -342,7 +345,7 @@ class _AdoptedSlots:
         return kept
 
     def of_chunks(self, chunks: Chunks) -> Chunks:
-        """Return the chunks with these slots."""
+        """Return the chunks with the slots of this job's optimizer."""
 
         def adopted() -> Iterator[TableChunk]:
             for chunk in chunks():
@@ -352,17 +355,17 @@ class _AdoptedSlots:
 
 
 def check_same_model(ours: str, theirs: str) -> None:
-    """Of two shapes.
+    """Raise unless two models have the same shape.
 
     Raises:
-        RequestError: they differ; both are said.
+        RequestError: they differ; names both.
     """
     if ours != theirs:
         raise RequestError(f"another model is here: {ours}, the caller's has {theirs}")
 
 
 def shape_of(snapshot: PartSnapshot) -> str:
-    """The same words as `ModelPart.shape`."""
+    """Return the description of a snapshot's model; see `ModelPart.shape`."""
     return _shape(snapshot.total_trainable, snapshot.total_non_trainable, snapshot.tables)
 
 
@@ -372,7 +375,7 @@ def _shape(num_trainable: int, num_non_trainable: int, tables: Sequence[Table]) 
 
 
 def _owners(work: Sequence[tuple[Buckets, int]], own: Buckets) -> Owners | None:
-    """Position in `work` by bucket, [1024]; None: one share that is all there is."""
+    """Return the position in `work` for each bucket, [1024]; None if one entry has all own buckets."""
     if len(work) == 1 and work[0][0] == own:
         return None
     owners = np.full(NUM_BUCKETS, len(work), np.uint16)
@@ -389,10 +392,10 @@ def _check_ids(table: Table, ids: Ids) -> None:
 
 
 def build_table(table: Table, config: OptimizerConfig, seed: int, expected_rows: int) -> _native.Table:
-    """An empty table.
+    """Return an empty table.
 
     Raises:
-        ModelDefinitionError: its initializer or constraint is not supported; named.
+        ModelDefinitionError: its initializer or constraint, which is named, is not supported.
     """
     return _native.Table(
         table.dim,
@@ -405,10 +408,10 @@ def build_table(table: Table, config: OptimizerConfig, seed: int, expected_rows:
 
 
 def build_constraint(table: Table) -> _native.Constraint:
-    """Of Keras's config: along each row, as Keras's axis 1 of the whole table.
+    """Return a table's constraint from its Keras config; it applies to each row, like Keras's axis 1 of the table.
 
     Raises:
-        ModelDefinitionError: it is not supported; named.
+        ModelDefinitionError: the constraint, which is named, is not supported.
     """
     if not table.constraint:
         return _native.Constraint()
@@ -433,7 +436,7 @@ def build_constraint(table: Table) -> _native.Constraint:
     )
 
 
-_BLOCK = 1 << 16  # floats: values just moved are still in the cache when the rule changes them
+_BLOCK = 1 << 16  # floats; small enough that moved values are still in the cache for the rule
 _TOUCHED_AT_ONCE = 1 << 20
 
 
@@ -447,12 +450,12 @@ class DenseSnapshot:
 
 
 class DenseValues:
-    """Thread-safe: a reader never sees half of an update."""
+    """The dense values of one PS.  Thread-safe: a reader never sees half of an update."""
 
     def __init__(
         self, trainable: Floats, slots: Mapping[str, Floats], non_trainable: Floats, config: OptimizerConfig
     ) -> None:
-        """Copies what it is given; a slot that is missing starts fresh."""
+        """Copy the arguments; a missing slot gets its initial value."""
         self._lock = threading.Lock()
         self._rule = _native.Optimizer(config.kind, config.options)
         self._clip = config.clip_value
@@ -472,7 +475,7 @@ class DenseValues:
 
     @property
     def shapes(self) -> tuple[tuple[int], tuple[int]]:
-        """Of trainable and non-trainable values."""
+        """Shapes of the trainable and the non-trainable values."""
         return (self._trainable.size,), (self._non_trainable.size,)
 
     def apply(
@@ -481,11 +484,11 @@ class DenseValues:
         change: Floats,
         parts: Sequence[tuple[Sequence[slice], Sequence[slice], Sequence[float]]],
     ) -> None:
-        """One update.
+        """Apply an update.
 
         Args:
-            gradient, change: whole.
-            parts: of the two vectors, those that change, with the optimizer's scalars.
+            gradient, change: For all values.
+            parts: The slices of both vectors to change, with the optimizer's scalars.
         """
         with self._lock:
             for trainable, non_trainable, scalars in parts:
@@ -496,12 +499,12 @@ class DenseValues:
                     self._non_trainable.vectors[0][piece] += change[piece]
 
     def read(self) -> list[Floats]:
-        """Copies of trainable and non-trainable values."""
+        """Return copies of the trainable and the non-trainable values."""
         with self._lock:
             return [self._trainable.first(), self._non_trainable.first()]
 
     def room(self, threads: Executor) -> DenseSnapshot:
-        """For `freeze`: memory for all values, its pages in place already."""
+        """Return memory for `freeze`, with its pages already mapped."""
         trainable, non_trainable = (
             [np.empty_like(vector) for vector in group.vectors] for group in (self._trainable, self._non_trainable)
         )
@@ -514,7 +517,7 @@ class DenseValues:
         return DenseSnapshot(trainable[0], tuple(trainable[1:]), non_trainable[0])
 
     def freeze(self, room: DenseSnapshot) -> DenseSnapshot:
-        """The values as they are now; they do not change any more.  Takes `room` over."""
+        """Return the current values, which never change afterwards.  Takes `room` over."""
         self.thaw()
         with self._lock:
             trainable = self._trainable.freeze([room.trainable, *room.slots])
@@ -522,7 +525,7 @@ class DenseValues:
         return DenseSnapshot(trainable[0], tuple(trainable[1:]), non_trainable)
 
     def thaw(self) -> None:
-        """Release the frozen copy: its memory goes with the last reference."""
+        """Release the frozen copy; its memory is freed with the last reference."""
         for group in (self._trainable, self._non_trainable):
             is_more = True
             while is_more:
@@ -531,19 +534,19 @@ class DenseValues:
 
 
 class _Vectors:
-    """Vectors of one length that change at the same places.  Callers hold a lock."""
+    """Vectors of the same length that are changed at the same places.  Callers must hold a lock."""
 
     def __init__(self, vectors: list[Floats]) -> None:
         self.vectors = vectors
         self._frozen: list[Floats] = []
-        self._waiting: set[int] = set()  # blocks whose values are still where they were frozen
+        self._waiting: set[int] = set()  # blocks whose values are still in the frozen memory
 
     @property
     def size(self) -> int:
         return len(self.vectors[0])
 
     def moved(self, parts: Iterable[slice]) -> Iterator[slice]:
-        """The parts, in pieces whose values may be changed."""
+        """Yield the parts in pieces, each once its values may be changed."""
         for part in parts:
             if not self._waiting:
                 yield part
@@ -553,7 +556,7 @@ class _Vectors:
                 yield slice(max(part.start, block * _BLOCK), min(part.stop, (block + 1) * _BLOCK))
 
     def first(self) -> Floats:
-        """A copy of the first vector."""
+        """Return a copy of the first vector."""
         copied = self.vectors[0].copy()
         for block in self._waiting:
             place = slice(block * _BLOCK, (block + 1) * _BLOCK)
@@ -566,7 +569,7 @@ class _Vectors:
         return self._frozen
 
     def settle(self) -> bool:
-        """Moves one more block; False: all have moved."""
+        """Move one more block; return False when all have moved."""
         if self._waiting:
             self._move(next(iter(self._waiting)))
         if not self._waiting:

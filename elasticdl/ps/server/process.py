@@ -1,7 +1,7 @@
 """One PS pod, from its environment to its exit code.
 
-0: the master said stop.  1: this PS's own fault, or the master is gone or refuses it.  143: SIGTERM; the master then
-says stop when a checkpoint holds what is here.
+Exit codes: 0: the master said stop; 1: an error here, or the master is gone or rejects this PS; 143: SIGTERM.  After
+SIGTERM, the master says stop as soon as a checkpoint contains this PS's state.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.ps")
 
-_MAX_THREADS = 512  # most of them wait: for a round to close, or for a name under way
+_MAX_THREADS = 512  # most of them wait for a round to close, or for a name in flight
 _MAX_MESSAGE_BYTES = 16 << 20  # a worker sends more than 4 MiB as a stream
 
 
@@ -45,10 +45,10 @@ class Settings:
     """The arguments of the pod.
 
     Attributes:
-        host: address to listen on, and to tell others unless `advertised` names another; then by default all of them.
-        port: 0: a free one.
-        master_timeout_s: how long to continue without a master.
-        encrypts: tensors that cross the network.
+        host: Address to listen on, and to register unless `advertised` is set; with `advertised`, the default is any.
+        port: 0: a free port.
+        master_timeout_s: How long to continue without a master.
+        encrypts: Encrypt tensors on the network.
     """
 
     ps_id: int
@@ -62,9 +62,9 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """
+        """Read the settings from the environment.
         Raises:
-            JobError: something is missing.
+            JobError: a variable is missing.
         """
         advertised = environment.get("PS_ADVERTISED_HOST", "")
         host = environment.get("PS_HOST", "") or (addresses.any_host() if advertised else "127.0.0.1")
@@ -86,7 +86,7 @@ class Settings:
 
 
 class PsProcess:
-    """Wires one PS together and keeps it known to the master."""
+    """Builds the parts of one PS, and sends its heartbeats."""
 
     def __init__(self, settings: Settings, token: str) -> None:
         self._settings = settings
@@ -97,7 +97,7 @@ class PsProcess:
         self._ready = threading.Event()
 
     def terminate(self) -> None:
-        """SIGTERM: leave in order, or at once while no worker uses this PS."""
+        """Handle SIGTERM: leave in order, or at once if no worker uses this PS yet."""
         if self._ready.is_set():
             self._departure.ask()
         else:
@@ -107,7 +107,7 @@ class PsProcess:
         """Serve until a request to leave; return the exit code.
 
         Raises:
-            ElasticDLError: it cannot continue.
+            ElasticDLError: this PS cannot continue.
         """
         settings = self._settings
         if settings.encrypts:
@@ -166,7 +166,7 @@ class PsProcess:
                     self._report_ready(link)
 
     def _begin(self, link: PsMasterLink, admitted: pb.RegisterPsReply, own: Buckets) -> None:
-        """In a thread of its own, so that heartbeats continue."""
+        """Restore the state and report it ready, in a thread of its own, so that heartbeats continue."""
         try:
             try:
                 self._beginning = self._restore(admitted, own)
@@ -187,7 +187,7 @@ class PsProcess:
             self._departure.leave(1)
 
     def _restore(self, admitted: pb.RegisterPsReply, own: Buckets) -> Beginning:
-        """
+        """Restore the checkpoint that the master names, if any.
         Raises:
             ElasticDLError: the checkpoint cannot be restored.
         """
@@ -226,7 +226,7 @@ def _updates(spec: JobSpec) -> UpdateSettings:
 
 
 def main() -> int:
-    """The exit code of this PS."""
+    """Run a PS, and return its exit code."""
     log_to_stdout()
     threading.excepthook = _end_on_thread_error
     keep_large_buffers()
@@ -240,7 +240,7 @@ def main() -> int:
 
 
 def _end_on_thread_error(args: threading.ExceptHookArgs) -> None:
-    """A PS whose restoring thread dies would never be ready: end it, with the reason in its log."""
+    """End a PS whose restoring thread dies, with the reason in its log: it would never be ready."""
     _log.error("Thread %s died", args.thread and args.thread.name, exc_info=args.exc_value)
     logging.shutdown()
     os._exit(1)

@@ -1,9 +1,9 @@
-"""The initial state of a PS: its buckets' share of a checkpoint that any number of PS has written.
+"""The initial state of a PS: its buckets' share of a checkpoint, which any number of PS may have written.
 
-A checkpoint is a directory with a manifest.  A volume that does not answer is asked again for half an hour.  If the
-newest checkpoint is damaged the next older one is taken, and that is said; parts of one model restored from different
-versions are exact all the same, because each piece of the state carries the names that it holds.  Another job's
-checkpoint has no names to go by: it is taken as it is or not at all.
+A checkpoint is a directory with a manifest.  Reads from a volume that does not answer are retried for half an hour.  If
+the newest checkpoint is damaged, the next older one is taken, and that is reported; parts of one model restored from
+different versions are still exact, because each piece of the state has its own names.  For another job's checkpoint the
+names have no meaning: it is taken as it is, or not at all.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from elasticdl_client.checkpoint_manifest import MANIFEST, SERVERS_FORMAT, Newer
 from elasticdl_client.errors import CheckpointError, StorageUnreachable
 from elasticdl_client.storage_kinds import AnyPath
 
-_SECTOR_PATIENCE_S = 180.0  # a mount whose server is away keeps what it has of a manifest for less, mostly a minute
+_SECTOR_PATIENCE_S = 180.0  # longer than a mount without its server keeps a manifest in its cache, mostly a minute
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
-    """Which checkpoint was taken, and the fault of each that was passed over."""
+    """The checkpoint that was taken, and the fault of each that was skipped."""
 
     directory: AnyPath
     damaged: tuple[str, ...]
@@ -54,17 +54,18 @@ def restore(
     patience_s: float = PATIENCE_S,
     sector_patience_s: float = _SECTOR_PATIENCE_S,
 ) -> RestoredCheckpoint:
-    """Gives the state what its buckets own of a checkpoint of this job, or if it is damaged of the next older one.
+    """Restore the values of some buckets from a checkpoint of this job; if it is damaged, from the next older one.
 
     Args:
-        wanted: the checkpoint that the master names, ``<checkpoint_dir>/version-<N>``.
-        take: keeps nothing of what it was given if it ends in an error, which may come with any chunk of rows.
-        patience_s: how long volumes that do not answer are asked again; then theirs are damaged.
-        sector_patience_s: the same of a part with EIO whose manifest can be read, while there is another checkpoint.
+        wanted: The checkpoint that the master names, ``<checkpoint_dir>/version-<N>``.
+        own: The buckets of this PS.
+        take: Receives the values.  An error may come with any chunk of rows; then it must keep nothing.
+        patience_s: How long volumes that do not answer are retried; then their checkpoints count as damaged.
+        sector_patience_s: The same for EIO of a part beside a readable manifest, if there is another checkpoint.
 
     Raises:
-        NoneIsWhole: says what is wrong with each.
-        NewerFormat: a later version wrote the newest that is not damaged.
+        NoneIsWhole: names the fault of each.
+        NewerFormat: a later version of ElasticDL wrote the newest undamaged checkpoint.
     """
     damaged: list[str] = []
     deadline = time.monotonic() + patience_s
@@ -80,13 +81,13 @@ def restore(
             return RestoredCheckpoint(directory, tuple(damaged))
     except NewerFormat:
         raise
-    except (CheckpointError, StorageUnreachable) as error:  # of the list of the others
+    except (CheckpointError, StorageUnreachable) as error:  # while listing the other checkpoints
         damaged.append(error.what)
     raise NoneIsWhole(wanted.parent, damaged)
 
 
 def restore_other(directory: AnyPath, own: Buckets, take: Callable[[PartSnapshot], None]) -> RestoredCheckpoint:
-    """Gives the state what its buckets own of another job's checkpoint, all of which is read and verified before.
+    """Restore the values of some buckets from another job's checkpoint, after verifying all of it.
 
     Raises:
         CheckpointError: it is damaged; names the file.
@@ -100,7 +101,7 @@ def open_checkpoint(directory: AnyPath, own: Buckets, verified: bool = False) ->
     """Open the share of some buckets in a checkpoint; rows are read and verified as they are taken.
 
     Raises:
-        CheckpointError: it is not whole, as far as it has been read.
+        CheckpointError: it is damaged, as far as it has been read.
         StorageUnreachable: its volume does not answer.
     """
     with ExitStack() as stack:
@@ -124,10 +125,10 @@ def _tries(
     take: Callable[[PartSnapshot], None],
     sector_patience_s: float,
 ) -> Callable[[], None]:
-    """Return a function that tries to restore a checkpoint, and takes EIO that only its parts have for damage in time.
+    """Return a function that tries to restore a checkpoint, and after a while treats EIO of its parts only as damage.
 
-    A sector that cannot be read has the same error as a volume without its server.  Without another checkpoint to take
-    it is waited for like that.
+    An unreadable sector gives the same error as a volume without its server.  If there is no other checkpoint to take,
+    the error is retried like that of a volume.
     """
     since: float | None = None
 
@@ -148,7 +149,7 @@ def _tries(
 
 
 def _is_bad_sector(directory: AnyPath, wanted: AnyPath, error: StorageUnreachable) -> bool:
-    """Whether a part has EIO, the volume still gives the manifest beside it, and another checkpoint comes after it."""
+    """Return whether a part has EIO while the manifest beside it can be read, and there is another checkpoint."""
     if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EIO:
         return False
     try:
@@ -161,7 +162,7 @@ def _is_bad_sector(directory: AnyPath, wanted: AnyPath, error: StorageUnreachabl
 
 
 def _forget(path: Path) -> None:
-    """Let the next read of a file come from its volume, not from the page cache."""
+    """Drop a file from the page cache, so that the next read comes from its volume."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -175,7 +176,7 @@ def _give(snapshot: PartSnapshot, take: Callable[[PartSnapshot], None]) -> None:
 
 
 def _candidates(wanted: AnyPath, deadline: float) -> Iterator[AnyPath]:
-    """The one that is wanted, then the others beside it, the newest first; those without a manifest are none.
+    """Yield the wanted checkpoint, then the others beside it, the newest first; only those with a manifest.
 
     Raises:
         CheckpointError, StorageUnreachable: the others cannot be listed.
@@ -192,7 +193,7 @@ def _others(wanted: AnyPath) -> list[AnyPath]:
 
 
 def _parts(directory: AnyPath) -> list[tuple[PartFile, Buckets, int]]:
-    """Return the parts that a manifest names, with their buckets and their writers: together every bucket once.
+    """Return the parts that a manifest names, with their buckets and writers; every bucket occurs once.
 
     Raises:
         CheckpointError: the manifest is missing, damaged, or of another version.
@@ -264,7 +265,7 @@ def _clipped(readers: Sequence[PartReader], own: Buckets) -> Iterator[Piece]:
 
 
 def _merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """Pieces of one history are one piece."""
+    """Merge pieces with the same history."""
     merged: list[Piece] = []
     for piece in pieces:
         for number, other in enumerate(merged):
@@ -279,7 +280,7 @@ def _merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 def _dense(
     readers: Sequence[PartReader], own: Buckets, total: int, blocks_of: Callable[[PartReader], Blocks]
 ) -> Floats:
-    """Return the numbers of our own buckets, from the parts of their former owners."""
+    """Return the numbers of this PS's buckets, from the parts of their former owners."""
     out = np.empty(num_floats(own, total), np.float32)
     for reader in readers:
         theirs = reader.index.buckets
@@ -306,7 +307,7 @@ def _chunks(readers: Sequence[PartReader], own: Buckets, number: int) -> Iterato
 
 
 def _expected_rows(readers: Sequence[PartReader], own: Buckets, number: int) -> int:
-    """About as many as there will be: ids fall into the buckets evenly."""
+    """Return the approximate number of rows: ids are spread evenly over the buckets."""
     expected = 0
     for reader in readers:
         held = reader.index.buckets
@@ -316,7 +317,7 @@ def _expected_rows(readers: Sequence[PartReader], own: Buckets, number: int) -> 
 
 
 def _common(one: Buckets, other: Buckets) -> Buckets:
-    """Return the intersection, ascending; each range lies within one of each."""
+    """Return the intersection, ascending; each range lies within one range of both."""
     pairs = ((max(start, low), min(end, high)) for start, end in one for low, high in other)
     return tuple(sorted((start, end) for start, end in pairs if start < end))
 

@@ -1,12 +1,13 @@
-"""Synchronous rounds: which minibatches make one update.  Pure: no lock, no clock, no gradient.
+"""Synchronous rounds: which minibatches make one update.  Pure: no locks, no clock, no gradients.
 
 PS 0 closes rounds: a name is *confirmed* when a worker says that every PS holds its gradient, and enough confirmed
-names are a round.  Workers carry rounds to the other PS.  A PS applies, of any round that it
-receives, the names that it holds and has not applied, whatever the round's number.  So each name is applied once, even
-if rounds come twice, late or out of order.  Numbers only say which rounds a worker need not be sent again.
+    names are a round.  Workers pass rounds on to the other PS.  From any round that it receives, a PS applies the names
+    that it holds and has not applied, independent of the round's number.  So each name is applied once, even if rounds
+    come twice, late or out of order.  Numbers only say which rounds need not be sent to a worker again.
 
-So the log of closed rounds may be short.  A worker always receives the round of its own name; if that has left the log
-the name is confirmed anew and closed in another round, which PS that hold the name and lack it then learn of.
+So the log of closed rounds may be short.  A worker always receives the round of its own name; if that has left the log,
+the name is confirmed again and closed in another round, which reaches the PS that hold the name and have not applied
+it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from elasticdl.ps.server.model import Update, is_empty, unreached
 from elasticdl.ps.wire import PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 
-_KEPT = 1000  # rounds in the log: far more than workers have under way
+_KEPT = 1000  # rounds in the log: far more than workers have in flight
 
 
 class RoundsOfPs0:
-    """The log of closed rounds, and the names that wait for the next one.
+    """The log of closed rounds, and the names that wait for the next round.
 
     Attributes:
-        newest: number of the newest round; 0: none.
+        newest: Number of the newest round; 0 before the first.
     """
 
     def __init__(self, grads_to_wait: int) -> None:
@@ -39,35 +40,35 @@ class RoundsOfPs0:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether some, but not enough, are confirmed."""
+        """Whether some names are confirmed, but not enough for a round."""
         return bool(self._confirmed)
 
     def is_confirmed(self, name: MinibatchName) -> bool:
         return name in self._confirmed
 
     def is_closed(self, name: MinibatchName) -> bool:
-        """Whether a round of the log has it."""
+        """Return whether a round in the log has a name."""
         return name in self._round_of
 
     def confirm(self, name: MinibatchName) -> None:
         self._confirmed[name] = None
 
     def withdraw(self, names: Iterable[MinibatchName] | None = None) -> None:
-        """Takes confirmations back; None: all."""
+        """Withdraw confirmations; None: all."""
         for name in list(self._confirmed if names is None else names):
             self._confirmed.pop(name, None)
 
     def due(self, num_pushing: int | None) -> tuple[MinibatchName, ...]:
-        """The names of the round that can be closed now; empty: none.
+        """Return the names of the round that can be closed now; empty if none can.
 
         Args:
-            num_pushing: workers that may still confirm something; None: unknown.
+            num_pushing: Workers that may still confirm names; None: unknown.
         """
         enough = self._grads_to_wait if num_pushing is None else min(self._grads_to_wait, max(1, num_pushing))
         return tuple(self._confirmed) if len(self._confirmed) >= enough else ()
 
     def close(self, names: Sequence[MinibatchName]) -> None:
-        """Logs them as the next round."""
+        """Log names as the next round."""
         self.withdraw(names)
         self.newest += 1
         self._log[self.newest] = tuple(names)
@@ -77,15 +78,15 @@ class RoundsOfPs0:
                 del self._round_of[name]
 
     def told(self, name: MinibatchName, known_round: int) -> list[pb.Round]:
-        """The round of a closed name and all after `known_round`, as far as the log goes back."""
+        """Return the round of a closed name, and all rounds after `known_round` that are still in the log."""
         numbers = {self._round_of[name], *range(max(known_round, self.newest - _KEPT) + 1, self.newest + 1)}
         return [_message(number, self._log[number]) for number in sorted(numbers)]
 
 
 def mean(pushes: Mapping[MinibatchName, PushCall]) -> Update | None:
-    """One update by several minibatches: the mean of their gradients, weighted by their records; None: all are empty.
+    """Return one update by several minibatches, the mean of their gradients weighted by records; None if all are empty.
 
-    A variable that one of them reaches is updated; it has no gradient by the others.
+    A variable is updated if one minibatch reaches it; the gradients of the others count as zero.
     Rows of the same id are left to the update, which sums them.
     """
     given = [push for push in pushes.values() if not is_empty(push)]

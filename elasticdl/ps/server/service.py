@@ -1,6 +1,6 @@
 """The calls of a PS: checks of the caller (incarnation, generation), then `ServerState`; and their gRPC handlers.
 
-The methods of `PsService` take and return messages or frames, so that they are the same with and without a network.
+The methods of `PsService` take and return messages or frames, so they are the same with and without a network.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Reply = TypeVar("Reply")
 
 _LONG_POLL_S = 1.0
 _EARLIER_SAVE_S = 60.0  # how long a checkpoint waits for an earlier one, whose volume may be stuck
-_NAMED_WITHIN_S = 3.0  # of the master's generation; a heartbeat asks for it at once
-_MAX_UNSURE = 64  # of the threads that answer
-_LEASES_AHEAD = 1024  # that may have been granted since the master's last answer: more are waited for
-_MAX_RAW_CALLS = 32  # at once; a worker that is refused comes again
+_NAMED_WITHIN_S = 3.0  # limit for learning a new generation of the master; a heartbeat asks for it at once
+_MAX_UNSURE = 64  # threads that may wait for a name
+_LEASES_AHEAD = 1024  # leases that may be newer than the master's last answer; calls under newer ones wait
+_MAX_RAW_CALLS = 32  # in parallel; a rejected worker retries
 
 
 class UnnamedError(Exception):
-    """A call names a generation of the master, a lease or a coordinator of rounds that this PS has not met."""
+    """A call names a generation of the master, a lease or a coordinator of rounds that this PS does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class JobBounds:
     """Limits of every call.
 
     Attributes:
-        checkpoint_dir: nothing is written anywhere else; empty: there is none.
-        num_epochs: 0 or less: endless.
+        checkpoint_dir: The only directory that may be written to; empty: none.
+        num_epochs: 0 or less: unlimited.
     """
 
     checkpoint_dir: str = ""
@@ -62,10 +62,10 @@ class PsService:
     """One incarnation of one PS.
 
     Attributes:
-        state: may be replaced until `incarnation` is set.
-        incarnation: 0 until the master has named it and the state is restored; every call is refused until then.
-        job: calls are checked against it.
-        flow: of its raw calls, over gRPC and sockets.
+        state: May be replaced until `incarnation` is set.
+        incarnation: 0 until the master has assigned it and the state is restored; until then, every call is rejected.
+        job: Limits that calls are checked against.
+        flow: Limits the raw calls, over gRPC and sockets.
     """
 
     def __init__(self, ps_id: int, state: ServerState) -> None:
@@ -76,10 +76,10 @@ class PsService:
         self.flow = Flow(_MAX_RAW_CALLS)
         self._num_pushing: int | None = None
         self._partition = pb.Partition()
-        self._newest_lease = 0  # that the master has named
+        self._newest_lease = 0  # named by the master
         self._lock = threading.Lock()
         self._named = threading.Condition(self._lock)
-        self._num_unsure = 0  # calls that wait for something to be named
+        self._num_unsure = 0  # calls that wait for the master to name something
         self._saving = threading.Lock()
         self._patience = Patience(PATIENCE_S)
 
@@ -89,36 +89,36 @@ class PsService:
         return self._newest_lease >> 32
 
     def accept_lease(self, newest: int) -> None:
-        """Notes the newest lease that the master itself has named, at the address where this PS asks for it.
+        """Set the newest lease, from the master itself: received from the address where this PS calls it.
 
-        Nothing else raises it: a caller's word would shut the master, or the holders of its leases, out.
+        Callers cannot raise it: a false one would exclude the master, or the holders of its leases.
         """
         with self._lock:
             self._newest_lease = max(self._newest_lease, newest)
             self._named.notify_all()
 
     def _check_name(self, lease: int, epoch: int) -> None:
-        """
+        """Raise if a push has an impossible name.
         Raises:
             RequestError: the job has no such epoch.
-            UnnamedError: the master has granted no such lease.
+            UnnamedError: the master has not granted this lease.
         """
         if 0 < self.job.num_epochs <= epoch:
             raise RequestError(f"epoch is {epoch}, this job has {self.job.num_epochs}, counted from 0")
         self._wait_until(lambda: lease <= self._newest_lease + _LEASES_AHEAD, f"lease {lease}")
 
     def _check_coordinator(self, incarnation: int) -> None:
-        """Before this PS knows a partition, any is believed in; the partition puts that right."""
+        """Raise if the coordinator of rounds is unknown; before the first partition, accept any."""
         self._wait_until(
             lambda: self._partition.version == 0 or incarnation <= _coordinator_of(self._partition),
             f"incarnation {incarnation} of PS 0",
         )
 
     def _wait_until(self, is_named: Callable[[], bool], what: str) -> None:
-        """Waits a little for the master to name something: its other members may learn of it first.
+        """Wait briefly for the master to name something: other processes of the job may know it first.
 
         Raises:
-            UnnamedError: it does not.
+            UnnamedError: it has not.
         """
         if is_named():
             return
@@ -133,7 +133,7 @@ class PsService:
 
     @property
     def num_pushing(self) -> int | None:
-        """Workers that hold training leases, as the master has said it; None: it has not."""
+        """Number of workers that hold training leases, from the master; None: not known yet."""
         return self._num_pushing
 
     @num_pushing.setter
@@ -144,12 +144,12 @@ class PsService:
 
     @property
     def is_master_awaited(self) -> bool:
-        """Whether its next answer is waited for: it may close a round, or name what a call speaks of."""
+        """Whether calls wait for the master's next answer: it may close a round, or name a lease."""
         return self._num_unsure > 0 or self.state.is_round_waiting
 
     @property
     def partition(self) -> pb.Partition:
-        """The newest one known; version 0: none."""
+        """The newest known partition; version 0 if there is none."""
         return self._partition
 
     def accept_partition(self, message: pb.Partition) -> None:
@@ -166,7 +166,7 @@ class PsService:
         return self.state.load_message()
 
     def initialize(self, frame: Message) -> Frame:
-        """Raw method Initialize.
+        """Handle the raw method Initialize.
 
         Raises:
             CheckpointError: another job's checkpoint has not been readable for half an hour.
@@ -184,7 +184,7 @@ class PsService:
         return reply_frame(pb.ExchangeReply(status=pb.OK))
 
     def exchange(self, frame: Message) -> Frame:
-        """Raw method Exchange."""
+        """Handle the raw method Exchange."""
         with self.state.load.call(len(frame)):
             call = decode_exchange(frame)
             refusal = self._refusal(call.incarnation, call.partition_version)
@@ -208,7 +208,7 @@ class PsService:
             return encoded
 
     def known_ids(self, frame: Message) -> Frame:
-        """Raw method KnownIds."""
+        """Handle the raw method KnownIds."""
         header = decode_known_ids(frame)
         refusal = self._refusal(header.incarnation, header.partition_version)
         if refusal is not None:
@@ -219,7 +219,7 @@ class PsService:
         return reply_frame(pb.ExchangeReply(status=pb.OK), [ids])
 
     def task_standing(self, request: pb.TaskStandingRequest) -> pb.TaskStandingReply:
-        """Where a task stands; older leases of it are refused from now on."""
+        """Return the applied minibatches of a task; older leases of it are rejected from now on."""
         refusal = self._refusal(request.incarnation, request.partition_version)
         if refusal is not None:
             return pb.TaskStandingReply(status=refusal.status, partition=_partition_in(refusal))
@@ -230,7 +230,7 @@ class PsService:
         return pb.TaskStandingReply(status=pb.OK, applied=applied)
 
     def close_round(self, request: pb.CloseRoundRequest) -> pb.CloseRoundReply:
-        """Every PS holds a minibatch: waits, but not for long, until its round is closed.
+        """Confirm a minibatch that every PS holds; wait briefly until its round is closed.
 
         Raises:
             RequestError: this is not PS 0, or updates are not made in rounds.
@@ -251,7 +251,7 @@ class PsService:
         )
 
     def read_applied_set(self, request: pb.PsQuestion) -> pb.AppliedSetReply:
-        """From the master: which names the values here hold."""
+        """Return the applied set, to the master."""
         refusal = self._refusal_of_master(request.generation, request.incarnation)
         if refusal is not None:
             return pb.AppliedSetReply(status=refusal)
@@ -259,10 +259,10 @@ class PsService:
         return pb.AppliedSetReply(status=pb.OK, applied=applied, initialized=initialized, version=version)
 
     def save_checkpoint(self, request: pb.SaveCheckpointRequest) -> pb.SaveCheckpointReply:
-        """From the master: writes this PS's part, in the calling thread.
+        """Write this PS's part of a checkpoint, for the master, in the calling thread.
 
         Raises:
-            RequestError: the directory is none of a checkpoint of this job, or the job has another number of PS.
+            RequestError: the directory is not a checkpoint of this job, or the job has another number of PS.
         """
         refused = self._refused_save(request)
         if refused is not None:
@@ -270,7 +270,7 @@ class PsService:
         if not self._saving.acquire(timeout=_EARLIER_SAVE_S):
             return pb.SaveCheckpointReply(status=pb.OK, error="it still writes its part of an earlier checkpoint")
         try:
-            refused = self._refused_save(request)  # a new master may have come meanwhile, and have the directory
+            refused = self._refused_save(request)  # a new master may use the directory by now
             return self._save(self._directory_of(request), request.num_ps) if refused is None else refused
         finally:
             self._saving.release()
@@ -307,7 +307,7 @@ class PsService:
         )
 
     def _refusal(self, incarnation: int, partition_version: int) -> pb.ExchangeReply | None:
-        """A worker called another incarnation of this PS, or by an old partition; with the newer one, if known."""
+        """Return the rejection of a call to another incarnation, or with an old partition; None: accepted."""
         known = self._partition
         newer = known if known.version > partition_version else None
         if self._is_another(incarnation):
@@ -329,7 +329,7 @@ class PsService:
 
 
 def _coordinator_of(partition: pb.Partition) -> int:
-    """The incarnation of PS 0, which closes rounds."""
+    """Return the incarnation of PS 0, which closes rounds."""
     return min(partition.ps, key=lambda ps: ps.ps_id).incarnation
 
 
@@ -338,7 +338,7 @@ def _partition_in(refusal: pb.ExchangeReply) -> pb.Partition | None:
 
 
 class _ControlCalls(pb_grpc.ParameterServerServicer):
-    """gRPC's way to the methods whose messages are protobuf."""
+    """The gRPC handlers of the methods with protobuf messages."""
 
     def __init__(self, service: PsService, answer: _Answer) -> None:
         self._service = service
@@ -360,11 +360,11 @@ class _ControlCalls(pb_grpc.ParameterServerServicer):
 def register_service(
     server: grpc.Server, service: PsService, on_damage: Callable[[], None], tensor_address: str = ""
 ) -> None:
-    """Adds all methods to a server.
+    """Add all methods to a gRPC server.
 
     Args:
-        on_damage: called when the state is worth nothing any more; the process must end.
-        tensor_address: of the `TensorServer` of the same service; empty: there is none.
+        on_damage: Called when the state is damaged; the process must end.
+        tensor_address: Address of the `TensorServer` of the same service; empty: there is none.
     """
     answer = _Answer(service, on_damage)
     methods = _raw_methods(service)
@@ -386,11 +386,11 @@ def register_service(
 def serve_tensors(
     service: PsService, host: str, token: str, on_damage: Callable[[], None], encrypts: bool = False
 ) -> TensorServer:
-    """The raw methods at an address of their own; close it.
+    """Serve the raw methods over sockets; the caller must close the server.
 
     Args:
-        on_damage: as for `register_service`.
-        encrypts: the traffic on the network.
+        on_damage: See `register_service`.
+        encrypts: Encrypt the network traffic.
     """
     answer = _Answer(service, on_damage)
 
@@ -406,7 +406,7 @@ def _raw_methods(service: PsService) -> dict[str, RawMethod]:
 
 
 class _Direct:
-    """The context of a call that has none."""
+    """The gRPC context of a call over a socket."""
 
     @staticmethod
     def abort(code: grpc.StatusCode, details: str) -> None:
@@ -414,7 +414,7 @@ class _Direct:
 
 
 class _Answer:
-    """Errors of a method as gRPC tells them."""
+    """Calls a method, and converts its errors to gRPC status codes."""
 
     def __init__(self, service: PsService, on_damage: Callable[[], None]) -> None:
         self._service = service
@@ -435,10 +435,10 @@ class _Answer:
         except UnnamedError as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise
-        except StorageUnreachable as error:  # its hint is for one that has given up
+        except StorageUnreachable as error:  # its hint applies only after giving up
             context.abort(grpc.StatusCode.ABORTED, error.what)
             raise
-        except MemoryError:  # an update that fails in its middle raises StateDamagedError
+        except MemoryError:  # an update that was applied in part raises StateDamagedError instead
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server is out of memory")
             raise
         except StateDamagedError as error:

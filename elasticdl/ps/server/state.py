@@ -1,7 +1,7 @@
-"""The state of one PS: its part of the model and the names that are in it, changed by many calls side by side.
+"""The state of one PS: its part of the model and the names in it, changed by many calls in parallel.
 
-This module knows nothing of incarnations, generations or gRPC; `in_flight` has how a name enters, `synchronous` the
-rounds.
+This module knows nothing of incarnations, generations or gRPC; see `in_flight` for how a name enters the state, and
+`synchronous` for rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ALLOCATING_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """The outcome of a push and pull; `arrays` answer the pull."""
+    """The result of a push and pull; `arrays` answer the pull."""
 
     status: pb.PsStatus
     version: int = 0
@@ -34,25 +34,25 @@ class Exchanged:
 
 
 class ServerState:
-    """Thread-safe.
+    """The state of one PS.  Thread-safe.
 
     Attributes:
-        load: its work so far.
-        is_synchronous: updates are made in rounds.
+        load: Counters of this PS.
+        is_synchronous: Whether updates are made in rounds.
     """
 
     def __init__(self, updates: UpdateSettings | None = None, buckets: Buckets = ALL_BUCKETS) -> None:
         """
         Args:
-            updates: how they are taken.
-            buckets: those that this PS owns.
+            updates: How updates are applied.
+            buckets: The buckets of this PS.
         """
         self._updates = updates or UpdateSettings()
         self._buckets = buckets
         self.load = PsCounters()
         self.is_synchronous = not self._updates.use_async
-        self._beginning = threading.Lock()  # around what gives this state its model; taken first
-        self._lock = threading.Lock()  # around all that follows
+        self._beginning = threading.Lock()  # held while the model is set; taken first
+        self._lock = threading.Lock()  # guards all attributes below
         self._fences = FencingTokens()
         self._claims: InFlightUpdates | None = None
         self._inherited: PartSnapshot | None = None
@@ -60,24 +60,24 @@ class ServerState:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether an update failed in its middle."""
+        """Whether an update was applied only in part."""
         return self._claims is not None and self._claims.is_damaged
 
     @property
     def is_round_waiting(self) -> bool:
-        """Whether names wait for a round that may close as soon as fewer workers push."""
+        """Whether names wait for a round that may close when fewer workers push."""
         return self._synchronous.is_waiting
 
     def restore(self, snapshot: PartSnapshot, parameters_only: bool) -> None:
-        """Begins from a checkpoint.
+        """Begin with the state of a checkpoint.
 
         Args:
-            snapshot: this PS's part of it; closed when it is not needed any more.
-            parameters_only: it is another job's: its applied set is dropped, and the worker that initialises this PS
-                says with which optimizer its values are trained on.
+            snapshot: This PS's part of it; closed when it is no longer needed.
+            parameters_only: It is another job's: its applied set is dropped, and the worker that initialises this PS
+                chooses the optimizer that its values are trained with.
 
         Raises:
-            CheckpointError, ModelDefinitionError: it cannot be read or used.
+            CheckpointError, ModelDefinitionError: the checkpoint cannot be read or used.
         """
         with self._beginning:
             if parameters_only:
@@ -86,13 +86,13 @@ class ServerState:
                 self._begin(snapshot)
 
     def initialize(self, call: InitializeCall) -> None:
-        """Begins a model; if one is there already it stays as it is, because every worker begins it alike.
+        """Begin with a new model, unless there is one: every worker calls this, with the same model.
 
         Raises:
-            RequestError: the model here is another one.
+            RequestError: this PS has another model.
             ModelDefinitionError: the optimizer, an initializer or a constraint is not supported.
             CheckpointError: the other job's checkpoint cannot be read.
-            StorageUnreachable: the volume of that does not answer.
+            StorageUnreachable: the volume of that checkpoint does not answer.
         """
         wanted = initial_snapshot(call, self._buckets)
         with self._beginning:
@@ -102,13 +102,13 @@ class ServerState:
                 self._begin(wanted if self._inherited is None else adopt(self._inherited, wanted))
 
     def exchange(self, call: ExchangeCall) -> Exchanged:
-        """Applies rounds and the push, unless its name is here already, then answers the pull.
+        """Apply rounds and the push, unless its name is applied already, then answer the pull.
 
-        In synchronous mode a push is only held, until a round names it.
+        In synchronous mode a push is only held until a round names it.
 
         Raises:
             RequestError: the call does not fit the model; nothing has changed.
-            StateDamagedError: the state is worth nothing any more.
+            StateDamagedError: the state is damaged.
         """
         claims = self._checked_claims()
         if claims is None:
@@ -137,12 +137,12 @@ class ServerState:
         num_pushing: NumPushing,
         timeout_s: float,
     ) -> Confirmed:
-        """PS 0 of synchronous mode: every PS holds a minibatch's gradient.  Waits until its round is closed.
+        """Confirm, in PS 0 of synchronous mode, that every PS holds a minibatch; wait until its round is closed.
 
         Args: see `Synchronous`.
 
         Raises:
-            StateDamagedError: the state is worth nothing any more.
+            StateDamagedError: the state is damaged.
         """
         claims = self._checked_claims()
         if claims is None:
@@ -156,17 +156,17 @@ class ServerState:
         return self._synchronous.wait(claims, name, known_round, num_pushing, timeout_s)
 
     def wake(self) -> None:
-        """The number of workers that push has changed."""
+        """Note that the number of workers that push has changed."""
         with self._lock:
             self._synchronous.wake()
 
     def accept_coordinator(self, incarnation: int) -> None:
-        """The partition has changed: set the PS that closes rounds."""
+        """Set the PS that closes rounds, from a new partition."""
         with self._lock:
             self._synchronous.accept_coordinator(incarnation)
 
     def standing(self, lease: int, epoch: int, task: int) -> pb.AppliedTask | None:
-        """Return the applied part of a task, for a lease that is the newest from now on; None: a newer one is known."""
+        """Return the applied part of a task, and reject older leases from now on; None if a newer lease is known."""
         with self._lock:
             if self._refuses(lease, epoch, task):
                 return None
@@ -175,17 +175,17 @@ class ServerState:
             return self._claims.pieces.of_task(epoch, task)
 
     def known_ids(self, table: str) -> Ids | None:
-        """Ids of a table that have rows here; None: uninitialised.
+        """Return the ids of a table that have rows here; None before initialisation.
 
         Raises:
             RequestError: there is no such table.
-            StateDamagedError: the state is worth nothing any more.
+            StateDamagedError: the state is damaged.
         """
         claims = self._checked_claims()
         return None if claims is None else claims.model.known_ids(table)
 
     def applied(self) -> tuple[pb.AppliedSet, bool, int]:
-        """The names that all of it holds, whether there are values, and the number of updates in them."""
+        """Return the names in all pieces, whether there are values, and the number of updates."""
         with self._lock:
             if self._claims is None:
                 return pb.AppliedSet(), self._inherited is not None, 0
@@ -193,12 +193,12 @@ class ServerState:
         return AppliedSet.common([piece.applied for piece in pieces]).to_message(), True, version
 
     def snapshot(self) -> PartSnapshot | None:
-        """Values and names that belong together; None: uninitialised.  Updates wait only while tables are frozen.
+        """Return consistent values and names; None before initialisation.  Updates wait only while tables freeze.
 
-        The one before must have been closed.
+        The previous snapshot must be closed.
 
         Raises:
-            StateDamagedError: the state is worth nothing any more.
+            StateDamagedError: the state is damaged.
         """
         claims = self._checked_claims()
         if claims is None:
@@ -225,11 +225,11 @@ class ServerState:
         snapshot.close()
 
     def _push(self, claims: InFlightUpdates, push: PushCall) -> tuple[pb.PsStatus, bool]:
-        """The status, and whether the name was here before."""
+        """Apply or hold a push; return the status, and whether the name was applied before."""
         header = push.header
         name = MinibatchName(header.epoch, header.task, header.minibatch)
         with self._lock:
-            claims.wait_for({name})  # first: a newer lease may come meanwhile
+            claims.wait_for({name})  # wait first: a newer lease may come meanwhile
             if self._refuses(header.lease, header.epoch, header.task):
                 return pb.LEASE_REFUSED, False
             if not claims.pieces.lacks(name):
@@ -245,7 +245,7 @@ class ServerState:
         return pb.OK, False
 
     def _refuses(self, lease: int, epoch: int, task: int) -> bool:
-        """Whether a newer lease of the task is known; if not, what older ones have brought is let go."""
+        """Return whether a newer lease of the task is known; if not, drop the held pushes of older ones."""
         if self._fences.refuses(lease, epoch, task):
             return True
         self._synchronous.let_go(lease, epoch, task)

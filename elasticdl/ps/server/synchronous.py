@@ -1,9 +1,9 @@
 """Synchronous mode in one PS: gradients are held until a round names them; PS 0 closes rounds.
 
-`rounds` says why that is exact.  A gradient of a lease that has a successor is let go: the new holder of the task
-pushes its names again.
+See `rounds` for why this is exact.  Gradients under an outdated lease are dropped: the new holder of the task pushes
+its minibatches again.
 
-`UpdateSettings`: how a PS takes updates, by the job's flags.
+`UpdateSettings`: how a PS applies updates, from the job's flags.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NumPushing = Callable[[], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The outcome of a confirmation: with OK the rounds that the worker must carry on, unless it is to ask again."""
+    """The result of a confirmation: with OK, the rounds that the worker must pass on, or a request to ask again."""
 
     status: pb.PsStatus
     wait: bool = False
@@ -33,13 +33,13 @@ class Confirmed:
 
 
 class Synchronous:
-    """Held gradients and rounds.  Methods whose text does not say otherwise are called with the lock held."""
+    """Held gradients and rounds.  Methods are called with the lock held, unless they say otherwise."""
 
     def __init__(self, updates: UpdateSettings, lock: threading.Lock, load: PsCounters) -> None:
         self._tolerance = updates.sync_version_tolerance
         self._lock = lock
         self._load = load
-        self._order = threading.Lock()  # rounds are applied one after the other; taken before the other lock
+        self._order = threading.Lock()  # rounds are applied one at a time; taken before the other lock
         self._closed = threading.Condition(lock)
         self._held: dict[MinibatchName, PushCall] = {}
         self._rounds = RoundsOfPs0(updates.grads_to_wait)
@@ -48,7 +48,7 @@ class Synchronous:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether names wait for a round that may close as soon as fewer workers push."""
+        """Whether names wait for a round that may close when fewer workers push."""
         return self._rounds.is_waiting
 
     @property
@@ -57,11 +57,11 @@ class Synchronous:
         return max(self._followed, self._rounds.newest)
 
     def hold(self, name: MinibatchName, push: PushCall) -> None:
-        """Instead of what is held of the name."""
+        """Hold a push, replacing an earlier one with its name."""
         self._held[name] = push
 
     def let_go(self, lease: int, epoch: int, task: int) -> None:
-        """Drops what older leases of a task have brought."""
+        """Drop the held pushes of older leases of a task."""
         names = [
             name
             for name, push in self._held.items()
@@ -72,9 +72,9 @@ class Synchronous:
         self._rounds.withdraw(names)
 
     def confirm(self, claims: InFlightUpdates, name: MinibatchName, pulled_version: int) -> pb.PsStatus:
-        """PS 0: every PS holds a gradient, computed on a pull of `pulled_version`; TOO_STALE: it must be made again.
+        """Confirm, in PS 0, a push that every PS holds; TOO_STALE: it must be computed again.
 
-        A skipped minibatch has no gradient to be late.
+        `pulled_version` is the version of the values it was computed on.  A skipped minibatch cannot be too late.
         """
         if self._rounds.is_closed(name) or self._rounds.is_confirmed(name):
             return pb.OK
@@ -91,11 +91,11 @@ class Synchronous:
     def wait(
         self, claims: InFlightUpdates, name: MinibatchName, known_round: int, num_pushing: NumPushing, timeout_s: float
     ) -> Confirmed:
-        """PS 0, without the lock: until the round of a confirmed name is closed, by this call if need be.
+        """Wait, in PS 0, until the round of a confirmed name is closed, maybe by this call.  Without the lock.
 
         Args:
-            known_round: rounds after this one are returned, too.
-            num_pushing: workers that push; None: unknown.  `wake` says that it has changed.
+            known_round: Rounds after this one are returned, too.
+            num_pushing: Returns the number of workers that push; None: unknown.  Call `wake` when it changes.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -112,18 +112,19 @@ class Synchronous:
                     return Confirmed(pb.OK, True)
 
     def wake(self) -> None:
-        """Something that `wait` waits for has changed."""
+        """Make `wait` check its conditions again."""
         self._closed.notify_all()
 
     def accept_coordinator(self, incarnation: int) -> None:
-        """The partition has changed: set the PS that closes rounds.  Confirmed names may be missing elsewhere."""
+        """Set the PS that closes rounds, from a new partition, and withdraw confirmations: some PS may lack the
+        names."""
         self._rounds.withdraw()
-        if incarnation != self._coordinator:  # earlier messages of callers no longer count
+        if incarnation != self._coordinator:  # the earlier coordinator's rounds are void
             self._coordinator, self._followed = incarnation, 0
         self._closed.notify_all()
 
     def follow(self, claims: InFlightUpdates, rounds: pb.Rounds) -> None:
-        """Without the lock: applies what is held of rounds, but not of those that died with an earlier coordinator."""
+        """Apply the held part of rounds, unless they are of an earlier coordinator.  Without the lock."""
         with self._order:
             with self._lock:
                 self._note_coordinator(rounds.coordinator)
@@ -137,7 +138,7 @@ class Synchronous:
     def _close_if_due(self, claims: InFlightUpdates, num_pushing: NumPushing) -> None:
         with self._order:
             with self._lock:
-                claims.wait_for(set())  # here, not later: between its choice and its claim no name may be let go
+                claims.wait_for(set())  # not later: no name may be dropped between its choice and its claim
                 names = self._rounds.due(num_pushing())
                 claim = self._claim(claims, names)
             if claim is not None:
@@ -155,7 +156,7 @@ class Synchronous:
             claims.carry_out(claim)
 
     def _claim(self, claims: InFlightUpdates, names: Sequence[MinibatchName]) -> InFlightUpdate | None:
-        """Return the held part of some names, after `wait_for`; None: none is held."""
+        """Claim the held pushes of some names, after `wait_for`; None if none is held."""
         held = {name: self._held.pop(name) for name in names if name in self._held}
         return claims.claim(held) if held else None
 
@@ -166,14 +167,14 @@ class Synchronous:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings:
-    """Flags of the same names.
+    """How a PS applies updates; the attributes are flags of the same names.
 
     Attributes:
-        use_async: each gradient is applied as it comes; otherwise in rounds.
-        grads_to_wait: gradients in a round.
-        sync_version_tolerance: rounds that a gradient may be late.
-        max_staleness: updates that a gradient may miss; 0: any number.
-        lr_staleness_modulation: the learning rate, with Ftrl the gradient, is divided by the updates that it misses.
+        use_async: Apply each gradient when it comes; otherwise in rounds.
+        grads_to_wait: Gradients in a round.
+        sync_version_tolerance: Rounds that a gradient may be late.
+        max_staleness: Updates that a gradient may miss; 0: any number.
+        lr_staleness_modulation: Divide the learning rate (with Ftrl, the gradient) by the updates that it misses.
     """
 
     use_async: bool = True
