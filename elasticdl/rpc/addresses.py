@@ -1,4 +1,4 @@
-"""Addresses of processes, `host:port` or, of IPv6, `[host]:port`: the one place that writes and reads them."""
+"""Addresses of processes, `host:port` or, for IPv6, `[host]:port`: the only place that formats and parses them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from elasticdl_client.errors import JobError
 Address = tuple[str, int]
 
 ANY_IPV4 = "0.0.0.0"
-ANY = "::"  # of both families, where the machine has both
+ANY = "::"  # both families, if the machine has both
 
 
 def parse(address: str) -> Address:
-    """Host, without brackets, and port.
+    """Return the host, without brackets, and the port.
 
     Raises:
         ValueError: there is no port.
@@ -33,10 +33,10 @@ def any_host() -> str:
 
 
 def numeric_host(host: str) -> str:
-    """One number of the host, IPv4 before IPv6.
+    """Return one numeric address of a host, IPv4 before IPv6.
 
     Raises:
-        OSError: it has none.
+        OSError: the host has no address.
     """
     found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     return min((kind == socket.AF_INET6, str(address[0])) for kind, _, _, _, address in found)[1]
@@ -47,10 +47,10 @@ def family_of(number: str) -> socket.AddressFamily:
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
-    """A socket that listens; on `ANY`, for both families.
+    """Return a listening socket; on `ANY`, for both families.
 
     Raises:
-        OSError: the host is none of this machine, or the port is taken.
+        OSError: the host is not an address of this machine, or the port is in use.
     """
     number = host if host == ANY else numeric_host(host)
     both = number == ANY and socket.has_dualstack_ipv6()
@@ -61,7 +61,7 @@ def own_host(peer: str) -> str:
     """Return the local address on the route to a peer.
 
     Raises:
-        OSError: there is no way to that address.
+        OSError: there is no route to that address.
     """
     host, port = parse(peer)
     failure = OSError(f"{host} has no address")
@@ -70,22 +70,22 @@ def own_host(peer: str) -> str:
             with socket.socket(kind, socket.SOCK_DGRAM) as probe:
                 probe.connect(address)  # a datagram socket: nothing is sent
                 return str(probe.getsockname()[0])
-        except OSError as error:  # a name may have addresses of a family that this machine has no way for
+        except OSError as error:  # a name may have addresses of a family without a route from this machine
             failure = error
     raise failure
 
 
-_PORTS = range(20_000, 30_000)  # below those that the system gives to outgoing connections
+_PORTS = range(20_000, 30_000)  # below the ports for outgoing connections
 
 
 def free_ports(host: str, number: int) -> list[int]:
-    """Return free ports, each tried at this moment.
+    """Return free ports; each was tried just now.
 
     Args:
-        host: a number.
+        host: A numeric address of this machine.
 
     Raises:
-        JobError: fewer are free.
+        JobError: fewer ports are free.
     """
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):

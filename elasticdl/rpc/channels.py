@@ -1,10 +1,10 @@
-"""Client side of every connection: the one place where channels are made.
+"""The client side of every connection: the only place that creates channels.
 
-A channel carries the job's token with each call and keeps itself alive.  Where the job has a certificate, it is
-encrypted, and both ends prove by it that they belong to the job.  Every call must be given a deadline
-(``timeout=``); this module never retries, because only the caller knows what a repeated call means.
+A channel sends the job's token with each call, and keeps itself alive.  If the job has a certificate, the channel is
+encrypted, and both ends prove with it that they belong to the job.  Every call needs a deadline (``timeout=``).  This
+module never retries, because only the caller knows what a repeated call means.
 
-`read_master_timeout_s`: how long a PS or worker continues without its master; `MasterGone`: its error after that.
+`read_master_timeout_s`: how long a PS or worker continues without its master; after that it raises `MasterGone`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # the time of an attempt, on a busy machine
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # also the limit of one attempt, which takes long on a busy machine
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel does not wait with those that failed at the same address
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel does not share the backoff of failed ones
 )
 
 
@@ -75,17 +75,17 @@ class _TokenInterceptor(
 
 
 def connect(address: str, token: str) -> grpc.Channel:
-    """A channel to ``host:port``.  Returns at once; the connection is made by the first call."""
+    """Return a channel to ``host:port``, without waiting: the first call connects it."""
     return grpc.intercept_channel(open_channel(address), _TokenInterceptor(token))
 
 
 def open_channel(address: str) -> grpc.Channel:
-    """The same for callers that give `token_metadata` to every call themselves, as ``metadata=``: a little faster."""
+    """Like `connect`, for callers that pass `token_metadata` to every call as ``metadata=``: slightly faster."""
     found = read_certificate()
     if found is None:
         return grpc.insecure_channel(address, options=OPTIONS)
     credentials = grpc.ssl_channel_credentials(found.authority, found.key, found.certificate)
-    name = ("grpc.ssl_target_name_override", TLS_NAME)  # the certificate is the job's, at any address
+    name = ("grpc.ssl_target_name_override", TLS_NAME)  # the certificate names the job, not the address
     return grpc.secure_channel(address, credentials, options=(*OPTIONS, name))
 
 
@@ -94,7 +94,7 @@ def token_metadata(token: str) -> Sequence[tuple[str, str]]:
 
 
 def is_transient(error: grpc.RpcError) -> bool:
-    """Whether the peer may be back later: it is down, restarting or slow, and said nothing of the call itself."""
+    """Return whether a retry may succeed: the peer is down, restarting or slow, and has not judged the call."""
     return error.code() in (  # type: ignore[no-any-return]
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -107,7 +107,7 @@ _MASTER_TIMEOUT_S = 300.0
 
 
 class MasterGone(JobError):
-    """The master has not answered for too long; the process leaves."""
+    """The master has not answered for too long; the process must end."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
         super().__init__(
@@ -117,10 +117,10 @@ class MasterGone(JobError):
 
 
 def read_master_timeout_s() -> float:
-    """Seconds, from the environment.
+    """Return the seconds from the environment, or the default.
 
     Raises:
-        JobError: it is no such number.
+        JobError: the variable is not a positive number.
     """
     text = os.environ.get(MASTER_TIMEOUT_VARIABLE, "")
     try:

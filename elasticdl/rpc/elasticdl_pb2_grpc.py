@@ -105,28 +105,28 @@ class MasterServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def RegisterWorker(self, request, context):
-        """A worker says that it lives.  Called at its start and again whenever the generation in a reply has changed.
+        """Registers a worker.  Called at its start, and again whenever the generation in a reply has changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportModel(self, request, context):
-        """The definitions of the user's module, or why it cannot be trained.  From every worker; the first one counts.
+        """The model that the user's module defines, or why it cannot be trained.  From every worker; the first one counts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RequestLease(self, request, context):
-        """Waits (long poll, at most the deadline of the call) for a task: from a worker that holds none, or asks for a type.
+        """Requests a task; a long poll until the deadline of the call.  From a worker that holds none, or wants a given type.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Once a second from every worker and PS: renews leases, carries news both ways.
+        """Once a second from every worker and PS: renews leases, and exchanges news.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,63 +161,64 @@ class MasterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ConfirmLease(self, request, context):
-        """Is this lease still mine?  Asked right before an effect that cannot be undone (renaming an export).
+        """Whether the lease is still valid; called right before an effect that cannot be undone (renaming an export).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Sample(self, request, context):
-        """AllReduce: records to compile a step on.
+        """Returns records to compile a step on (AllReduce), or to try metrics on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadyForGroup(self, request, context):
-        """AllReduce: a worker stands outside of every group and is ready to enter one (its model is compiled).
+        """AllReduce: a worker is outside of every group, and ready to enter one (its model is compiled).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchGroup(self, request, context):
-        """Waits (long poll, at most the deadline of the call) for a group newer than the known one.
+        """AllReduce: returns a group newer than the known one; a long poll until the deadline of the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GroupFormed(self, request, context):
-        """From rank 0 of a group that has formed: the content of the model with which its members continue.
+        """AllReduce: rank 0 reports that a group has formed, and what its model contains.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportSession(self, request, context):
-        """From the chief of a job whose model is on TensorFlow's own parameter servers: the events of that model.
+        """The chief reports events of a model on TensorFlow's own parameter servers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterPs(self, request, context):
-        """A PS process starts: gets its incarnation and what to restore.
+        """Registers a PS process; returns its incarnation, and what to restore.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PsReady(self, request, context):
-        """The PS has restored (or has nothing to restore) and serves; the master then asks for its applied set.
+        """The PS has restored its state (or has none to restore) and is ready; the master then reads its applied set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request_iterator, context):
-        """All that a worker says often, on one stream: each message is answered by one, in order.  A message on a stream costs the master a third of a call, and several times what its content does.
+        """All frequent reports of a worker, on one stream: each message gets one answer, in order.  A message on a stream
+        costs the master a third of a call, and several times as much as its content.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -652,14 +653,14 @@ class ParameterServerServicer(object):
     """
 
     def TaskStanding(self, request, context):
-        """A worker takes a task over: from now on pushes of older leases for the task are refused.
+        """A worker begins a task: from now on, pushes under older leases of the task are rejected.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseRound(self, request, context):
-        """Synchronous mode, PS 0: a pushed minibatch is held by every PS.  Waits until its round is closed.
+        """Synchronous mode, PS 0: every PS holds a pushed minibatch.  Waits until its round is closed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

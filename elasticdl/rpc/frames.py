@@ -1,14 +1,14 @@
 """Frames: tensors on the wire as raw bytes.
 
-A frame is a protobuf header followed by arrays, little-endian and C-ordered, each starting at a multiple of 64 bytes:
-where the frame does so, too, the receiver and TensorFlow use them in place, without a copy::
+A frame is a protobuf header followed by arrays, little-endian and C-ordered, each at a multiple of 64 bytes: if the
+frame itself is aligned so, the receiver and TensorFlow use the arrays in place, without a copy::
 
     u32 magic, its last byte the version  u32 crc32c of all that follows  u32 header size  u32 number of arrays
     per array: u8 dtype, u8 dimensions, u16 0, u32 0, then i64 per dimension
     header, padding, then per array: bytes, padding
 
-A large one goes as a stream: a message with its size (u64), then messages with its bytes.  gRPC handlers and stubs of
-these methods pass bytes through; nothing here knows what the arrays mean.
+A large frame is sent as a stream: a message with its size (u64), then messages with its bytes.  gRPC handlers and stubs
+of these methods pass bytes through; this module does not know what the arrays mean.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import numpy.typing as npt
 
 from elasticdl.kernels import _native
 
-WIRE_VERSION = 1  # of frames and of what they carry: worker and server must speak the same
+WIRE_VERSION = 1  # of frames and their contents; worker and server must have the same
 _NAME = 0x444C45  # "ELD"
 MAGIC = WIRE_VERSION << 24 | _NAME
 CHUNK_BYTES = 1 << 20
-STREAM_FROM_BYTES = 4 << 20  # larger calls go as a stream of chunks
+STREAM_FROM_BYTES = 4 << 20  # larger calls are sent as a stream of chunks
 
 _ALIGNMENT = 64
 _PADDING = bytes(_ALIGNMENT)
@@ -47,11 +47,11 @@ Buffer = bytes | memoryview
 
 
 class FrameError(ValueError):
-    """The bytes are not a whole, undamaged frame."""
+    """The bytes are not a complete, undamaged frame."""
 
 
 class WireVersionError(FrameError):
-    """The other end speaks another version of the wire."""
+    """The other end has another `WIRE_VERSION`."""
 
     def __init__(self, version: int) -> None:
         super().__init__(
@@ -61,15 +61,15 @@ class WireVersionError(FrameError):
 
 
 class Frame:
-    """A header and arrays, laid out but not yet copied together; the arrays must not change meanwhile."""
+    """A header and arrays, not copied into one buffer yet; the arrays must not change meanwhile."""
 
     __slots__ = ("_parts", "_size")
 
     def __init__(self, header: bytes, arrays: Sequence[Array]) -> None:
         """
         Args:
-            header: serialized protobuf message.
-            arrays: float32, int64, float64, int32, float16 or uint16 arrays of any shape.
+            header: A serialized protobuf message.
+            arrays: Arrays of float32, int64, float64, int32, float16 or uint16, of any shape.
         """
         described = bytearray(_SIZES.pack(len(header), len(arrays)))
         for array in arrays:
@@ -89,22 +89,22 @@ class Frame:
         self._size = position
 
     def __len__(self) -> int:
-        """Bytes."""
+        """Return the size in bytes."""
         return self._size
 
     def whole(self) -> bytes:
-        """As one message."""
+        """Return the frame as one message."""
         return b"".join([self._prefix(), *self._parts])
 
     def chunks(self) -> Iterator[bytes]:
-        """As the messages of a stream."""
+        """Yield the frame as the messages of a stream."""
         yield _STREAM_SIZE.pack(self._size)
         for piece in _pieces([memoryview(self._prefix()), *self._parts], CHUNK_BYTES):
             yield b"".join(piece)
 
     @property
     def parts(self) -> list[memoryview]:
-        """All but the prefix, where it lies."""
+        """The frame without its prefix, as buffers that are not copied."""
         return self._parts
 
     def _prefix(self) -> bytes:
@@ -128,10 +128,10 @@ def _pieces(parts: Iterable[memoryview], max_bytes: int) -> Iterator[list[memory
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A frame whose checksum was made while its bytes came; `decode` compares it.
+    """A received frame, with the checksum computed during the transfer; `decode` compares it.
 
     Attributes:
-        checksum: of all bytes but the prefix.
+        checksum: Checksum of all bytes but the prefix.
     """
 
     data: npt.NDArray[np.uint8]
@@ -145,7 +145,7 @@ Message = Buffer | Arrived
 
 
 def _checksum_of(parts: Iterable[Buffer]) -> int:
-    """Of parts that follow one another."""
+    """Return the checksum of consecutive parts."""
     checksum = 0
     for part in parts:
         checksum = _native.crc32c(part, checksum)
@@ -153,25 +153,25 @@ def _checksum_of(parts: Iterable[Buffer]) -> int:
 
 
 def encode(header: bytes, arrays: Sequence[Array]) -> bytes:
-    """A frame as one message; see `Frame`."""
+    """Return a frame as one message; see `Frame`."""
     return Frame(header, arrays).whole()
 
 
 def join(chunks: Iterable[bytes]) -> memoryview:
-    """The frame of a stream: whole only when that has ended.
+    """Return the frame of a stream, after its end.
 
     Raises:
-        FrameError: it is not whole.
+        FrameError: the frame is incomplete.
     """
     messages = iter(chunks)
     return join_rest(announced_size(messages), messages)
 
 
 def announced_size(messages: Iterator[bytes]) -> int:
-    """Bytes of the frame of a stream: takes its first message.
+    """Take the first message of a stream, and return the size of its frame in bytes.
 
     Raises:
-        FrameError: that is no size.
+        FrameError: the message is not a size.
     """
     first = next(messages, b"")
     if len(first) != _STREAM_SIZE.size:
@@ -181,10 +181,10 @@ def announced_size(messages: Iterator[bytes]) -> int:
 
 
 def join_rest(size: int, messages: Iterator[bytes]) -> memoryview:
-    """The frame of a stream whose size has been taken.
+    """Return the frame of a stream after `announced_size`.
 
     Raises:
-        FrameError: it is not whole.
+        FrameError: the frame is incomplete.
     """
     frame = np.empty(size, np.uint8).data
     place = 0
@@ -199,11 +199,11 @@ def join_rest(size: int, messages: Iterator[bytes]) -> memoryview:
 
 
 def decode(frame: Message | Frame) -> tuple[bytes, list[Array]]:
-    """Header and arrays of a frame that is whole, or has not left this process; the arrays are views into it.
+    """Return the header and the arrays of a frame; the arrays are views into it.
 
     Raises:
-        WireVersionError: of another version.
-        FrameError: truncated, damaged, or not a frame.
+        WireVersionError: the frame has another version.
+        FrameError: the bytes are truncated, damaged, or not a frame.
     """
     if isinstance(frame, Frame):
         frame = frame.whole()

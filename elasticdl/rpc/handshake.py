@@ -1,4 +1,4 @@
-"""The handshake with which a connection of ours begins: both ends prove the job's token, and neither sends it.
+"""The handshake of ElasticDL's own connections: both ends prove the job's token, and neither sends it.
 
 ::
 
@@ -7,15 +7,15 @@
     connecting   proof              32 bytes
     accepting    "ELDH"              4 bytes
 
-A nonce is 32 random bytes.  A proof is the HMAC-SHA256, keyed by the token, of what the connection is for, of the end
-that makes the proof, and of both nonces: it is of no use for another connection, another purpose or the other end.
-Nothing else is read before.  The handshake alone does not encrypt: a machine on the path between the two ends can read
-and change what follows.
+A nonce is 32 random bytes.  A proof is the HMAC-SHA256, keyed by the token, of the purpose of the connection, the end
+that makes the proof, and both nonces: it is useless for another connection, another purpose, or the other end.  Nothing
+else is read before.  The handshake alone does not encrypt: a machine on the path between the ends can read and change
+what follows.
 
-Ends that encrypt begin with "ELDX", and their nonces are public keys of X25519, made for this connection.  Their
-shared secret, with the token, gives a key for each direction (HKDF-SHA256), and all that follows goes in the records of
-`RecordLayer`.  To learn the token later does not help to read earlier recordings.  An end that meets one of the other
-kind refuses it, in a proof that says so.
+Ends that encrypt begin with "ELDX", and their nonces are X25519 public keys, generated for this connection.  Their
+shared secret and the token give a key for each direction (HKDF-SHA256), and everything that follows is sent in the
+records of `RecordLayer`.  Recorded traffic cannot be decrypted by learning the token later.  An end that meets one of
+the other kind rejects it, with a proof that says so.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _MAGIC, _ENCRYPTED_MAGIC = b"ELDH", b"ELDX"
 _NONCE_BYTES = 32
 _KEY_BYTES = 32
 _PROOF_BYTES = hashlib.sha256().digest_size
-_ATTEMPTS = 8  # a server that is flooded with strangers may drop a member's connection with theirs
-_FIRST_PAUSE_S = 0.01  # doubled each time, 1.3 s in all: until a flood's threads and descriptors are freed
+_ATTEMPTS = 8  # a server flooded by strangers may drop a member's connection, too
+_FIRST_PAUSE_S = 0.01  # doubled each time, 1.3 s in all: frees the threads and descriptors of a flood
 
 
 class HandshakeError(ConnectionError):
-    """The other end does not hold the job's token, or speaks another protocol."""
+    """The other end does not have the job's token, or uses another protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class HandshakeStep:
     """The next step of one end: it sends, then it receives exactly `num_wanted` bytes (0: the handshake is over).
 
     Attributes:
-        records: of all that follows; None: it goes in clear.
+        records: Encryption of everything that follows; None: not encrypted.
     """
 
     sent: bytes
@@ -72,7 +72,7 @@ class SecureConnection(NamedTuple):
     """A socket whose other end has proved the token.
 
     Attributes:
-        records: of all that goes through it; None: it goes in clear.
+        records: Encryption of everything sent through it; None: not encrypted.
     """
 
     socket: socket.socket
@@ -96,7 +96,7 @@ def check_encryption() -> None:
 
 
 def crosses_network(connection: socket.socket) -> bool:
-    """False: a Unix socket, whose bytes do not leave this machine; they are never encrypted."""
+    """Return False for a Unix socket, whose bytes do not leave this machine and are never encrypted."""
     return connection.family != socket.AF_UNIX
 
 
@@ -136,20 +136,20 @@ def accepting(token: str, purpose: str, encrypts: bool = False) -> Handshake:
 
 
 def shake_hands(connection: socket.socket, handshake: Handshake, timeout_s: float = TIMEOUT_S) -> RecordLayer | None:
-    """Carry out a handshake on a blocking socket, whose time-out is the same afterwards.
+    """Run a handshake on a blocking socket; its own time-out is restored afterwards.
 
     Returns:
-        The encryption of all later bytes; None: there is none.
+        The encryption of all later bytes; None: not encrypted.
 
     Raises:
-        HandshakeError: the other end does not hold the token.
-        OSError: it is gone, or the time is over (TimeoutError).
+        HandshakeError: the other end does not have the token.
+        OSError: it has closed the connection, or the time is over (TimeoutError).
     """
     end, timeout_before = time.monotonic() + timeout_s, connection.gettimeout()
     step = next(handshake)
     while True:
         connection.settimeout(_left(end))
-        if step.sent:  # sending nothing fails, too, if the other end has closed
+        if step.sent:  # an empty send would fail, too, if the other end has closed
             connection.sendall(step.sent)
         if step.num_wanted == 0:
             break
@@ -168,12 +168,12 @@ def shake_hands(connection: socket.socket, handshake: Handshake, timeout_s: floa
 def connected(
     connect: Callable[[float], socket.socket], token: str, purpose: str, timeout_s: float, encrypts: bool = False
 ) -> SecureConnection:
-    """A new connection whose other end has proved the token.
+    """Return a new connection whose other end has proved the token.
 
     Args:
-        connect: makes a connection within the given seconds; called again if the server drops it, as a server does that
-            is full of strangers.
-        encrypts: its traffic, unless it is a Unix socket.
+        connect: Connects within the given seconds; called again if the server drops the connection, because it has too
+            many strangers.
+        encrypts: Encrypt the traffic, unless it is a Unix socket.
 
     Raises:
         HandshakeError: the other end does not hold the token.
@@ -202,9 +202,9 @@ def connected(
 
 
 class Lobby:
-    """The connections of a server that have proved nothing: a bounded number; a new one drives out the oldest.
+    """The connections of a server that have not proved the token, up to a limit; a new one closes the oldest.
 
-    So strangers cannot keep others out by staying.  Thread-safe.
+    So strangers cannot block others by staying.  Thread-safe.
     """
 
     def __init__(self, num_places: int) -> None:
@@ -216,26 +216,26 @@ class Lobby:
         return len(self._strangers)
 
     def enter(self, connection: socket.socket) -> None:
-        """Admit a new connection.  One that is driven out is shut down, which ends its owner's wait for it."""
+        """Add a new connection.  If the oldest must go, it is shut down, which ends its owner's wait."""
         with self._lock:
             if len(self._strangers) >= self._num_places:
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
-                with suppress(OSError):  # gone already
+                with suppress(OSError):  # already closed
                     oldest.shutdown(socket.SHUT_RDWR)
             self._strangers[connection] = None
 
     def leave(self, connection: socket.socket) -> None:
-        """Forget a connection, which has proved the token or is about to be closed."""
+        """Remove a connection that has proved the token, or is about to be closed."""
         with self._lock:
             self._strangers.pop(connection, None)
 
 
 class _KeyExchange:
-    """One end's part in making the keys of a connection.
+    """One end of the key exchange of a connection.
 
     Attributes:
-        public: the key sent to the other end.
+        public: The key sent to the other end.
 
     Raises:
         ImportError: `cryptography` is not installed.
@@ -248,13 +248,13 @@ class _KeyExchange:
         self.public = self._private.public_key().public_bytes_raw()
 
     def records(self, other: bytes, token: str, purpose: str, nonces: bytes, ends: tuple[str, str]) -> RecordLayer:
-        """
+        """Return the encryption for a connection.
         Args:
-            other: the other end's public key.
-            ends: this one, and the other.
+            other: The other end's public key.
+            ends: This end, and the other one.
 
         Raises:
-            HandshakeError: the public key is none.
+            HandshakeError: the public key is invalid.
         """
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
         from cryptography.hazmat.primitives.hashes import SHA256
@@ -273,12 +273,12 @@ class _KeyExchange:
 
 
 def _greeting(exchange: _KeyExchange | None) -> tuple[bytes, bytes]:
-    """The magic of ends of this kind, and this one's nonce."""
+    """Return the magic for this kind of end, and its nonce."""
     return (_ENCRYPTED_MAGIC, exchange.public) if exchange else (_MAGIC, secrets.token_bytes(_NONCE_BYTES))
 
 
 def _of_kind(purpose: str, encrypts: bool) -> str:
-    """Proofs of one kind of connection are of no use for the other."""
+    """Return the purpose with the kind, so that proofs for one kind are invalid for the other."""
     return f"{purpose}, encrypted," if encrypts else purpose
 
 

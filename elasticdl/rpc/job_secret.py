@@ -1,8 +1,8 @@
-"""A pod's view of its job's secret: files that the client made, next to each other and for the job's pods alone.
+"""A pod's view of its job's secret: files made by the client, in one directory, for the job's pods only.
 
-The token is carried by every call.  A certificate, if the job has one, encrypts all calls and proves both ends.  The
-flags with something secret in them never leave the files: processes send each other the public part of the job, and
-each completes it here.
+Every call carries the token.  A certificate, if the job has one, encrypts all calls and authenticates both ends.  Flags
+with secrets never leave the files: processes send each other the public part of the job, and each adds the secret part
+here.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ TOKEN_FILE_VARIABLE = "ELASTICDL_TOKEN_FILE"
 
 
 def read_token() -> str:
-    """The token of the job this pod belongs to.
+    """Return the token of this pod's job.
 
     Raises:
-        JobError: the pod was not started by a master or client of ours.
+        JobError: the pod was not started by ElasticDL.
     """
     path = _token_file()
     try:
@@ -40,7 +40,7 @@ def read_token() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The job's, PEM; the authority is the job's own."""
+    """The job's certificate, as PEM; the job has its own authority."""
 
     authority: bytes
     certificate: bytes
@@ -48,13 +48,13 @@ class Certificate:
 
 
 def read_certificate(directory: Path | None = None) -> Certificate | None:
-    """None: the job has none, and its calls are not encrypted.
+    """Return the job's certificate; None if it has none, so that its calls are not encrypted.
 
     Args:
-        directory: of the job's secret; None: where this pod has it, if this process is one.
+        directory: The directory of the job's secret; None: that of this pod, if this process is one.
 
     Raises:
-        JobError: a part of it is missing or cannot be read.
+        JobError: a part of it is missing or unreadable.
     """
     if directory is None:
         if not os.environ.get(TOKEN_FILE_VARIABLE):
@@ -70,10 +70,10 @@ def read_certificate(directory: Path | None = None) -> Certificate | None:
 
 
 def read_secret_flags(directory: Path | None = None) -> Mapping[str, str] | None:
-    """The flags with something secret in them; None: the client that made the job kept none apart.
+    """Return the flags with secrets; None if the client has stored none separately.
 
     Args:
-        directory: of the job's secret; None: where this pod has it.
+        directory: The directory of the job's secret; None: that of this pod.
 
     Raises:
         JobError: they cannot be read.
@@ -89,13 +89,13 @@ def read_secret_flags(directory: Path | None = None) -> Mapping[str, str] | None
 
 
 def whole_spec(public: str, directory: Path | None = None) -> JobSpec:
-    """The job, from the JSON of its public part.
+    """Return the job, from the JSON of its public part.
 
     Args:
-        directory: of the job's secret; None: where this pod has it.
+        directory: The directory of the job's secret; None: that of this pod.
 
     Raises:
-        FlagError: that is damaged.
+        FlagError: the JSON is damaged.
         JobError: the secret part cannot be read, or the job should have a certificate and has none.
     """
     spec = JobSpec.from_json(public).with_secrets(read_secret_flags(directory) or {})

@@ -1,8 +1,7 @@
-"""`python -m elasticdl.rpc.log_file FILE COMMAND…`: runs a pod's command and copies what it prints into a file, too.
+"""`python -m elasticdl.rpc.log_file FILE COMMAND…`: runs a pod's command and also copies its output to a file.
 
-It is the pod's first process, with the command as its child: signals are passed to it, and it exits with the
-command's code.
-The pod's own log comes first: a file that cannot be opened or written costs one line there and nothing else.
+It is the pod's first process, and the command is its child: signals are forwarded to it, and its exit code is returned.
+The pod's own log has priority: a file that cannot be opened or written costs one line there, and nothing else.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from pathlib import Path
 from types import FrameType
 
 _BLOCK_BYTES = 1 << 16
-_LOOK_S = 0.5  # to wait for each further line of a command's children after its end
+_LOOK_S = 0.5  # wait for each further line of the command's children after its end
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class LogFile:
-    """The file; it never raises."""
+    """The copy of the output in a file.  Its methods never raise."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -30,7 +29,7 @@ class LogFile:
         self._is_failing = False
 
     def write(self, block: bytes) -> str:
-        """Append; return a complaint, once for each outage."""
+        """Append a block; return a message for the log, once per outage, else ""."""
         try:
             if self._fd is None:
                 self._fd = self._opened()
@@ -52,10 +51,10 @@ class LogFile:
 
 
 def run(path: Path, command: list[str]) -> int:
-    """The exit code of the command, 128 and the signal's number if one has ended it."""
+    """Run the command; return its exit code, or 128 + signal number if a signal has ended it."""
     printed, end = os.pipe()
     child: subprocess.Popen[bytes] | None = None
-    early: list[int] = []  # signals that came before there was a child
+    early: list[int] = []  # signals that came before the child was started
 
     def forward(number: int, _frame: FrameType | None) -> None:
         if child is None:
@@ -79,7 +78,7 @@ def run(path: Path, command: list[str]) -> int:
 
 
 def _copy(printed: int, file: LogFile, child: subprocess.Popen[bytes]) -> None:
-    """To the end of the command's output, or its own: a grandchild may keep the pipe open without end."""
+    """Copy until the output or the command ends: a grandchild may keep the pipe open for ever."""
     while True:
         has_ended = child.poll() is not None
         readable, _, _ = select.select([printed], [], [], _LOOK_S)
@@ -96,7 +95,7 @@ def _copy(printed: int, file: LogFile, child: subprocess.Popen[bytes]) -> None:
 
 
 def _print(block: bytes) -> None:
-    """Print to the pod's log; after its reader has gone the file still gets it."""
+    """Print to the pod's log; if its reader is gone, only the file gets the output."""
     rest = memoryview(block)
     try:
         while rest:

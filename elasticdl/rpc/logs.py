@@ -1,7 +1,7 @@
-"""How every process of a job logs: to its standard output, and without passwords, also in errors of other packages.
+"""How every process of a job logs: to its standard output, and without passwords, even in errors of other packages.
 
-An entry is a line of text, with the lines of its traceback behind it, or with --log_format=json an object in one line.
-Of a very long one the beginning and the end are logged.
+An entry is a line of text, followed by its traceback, or with --log_format=json an object on one line.  A very long
+entry is logged without its middle.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _MOST = 1 << 18  # characters of an entry: an error may quote a large record
 
 
 class _HidingFormatter(logging.Formatter):
-    """Hides what is secret in a whole entry, its traceback included."""
+    """Hides secrets in a whole entry, with its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         return hide_in_ends(super().format(record), _MOST)
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object an entry: docs/jobs.md lists its keys."""
+    """Formats an entry as one JSON object; docs/jobs.md lists its keys."""
 
     def __init__(self, pod: str, process: str) -> None:
         super().__init__()
@@ -51,22 +51,22 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _StdoutHandler(logging.StreamHandler[TextIO]):
-    """Writes on once the user's code has closed `sys.stdout`, which leaves the descriptor open."""
+    """Continues when user code has closed `sys.stdout`, which leaves the descriptor open."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.stream.closed:
             try:
                 self.stream = open(1, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115  to the process's end
-            except OSError:  # the code has closed the descriptor, too: there is nowhere to write to
+            except OSError:  # user code has closed the descriptor as well
                 return
         super().emit(record)
 
 
 def log_to_stdout() -> None:
-    """Make the root logger of this process, and the hook that prints an exception that ends it; call once at start."""
+    """Configure the root logger, and the hook that logs an exception that ends the process; call it once at start."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # the locale may lack a letter of an entry
-            with suppress(OSError):  # of a file that has become a pipe (dup2): asked for its position when all is set
+        if isinstance(stream, io.TextIOWrapper):  # the locale may lack a character of an entry
+            with suppress(OSError):  # a file that has become a pipe (dup2) has no position; the setting is done by then
                 stream.reconfigure(errors="backslashreplace")
     handler = _StdoutHandler(sys.stdout)
     is_json = os.environ.get(LOG_FORMAT_VARIABLE) == LogFormat.JSON

@@ -1,7 +1,7 @@
-"""A worker's stream to the master: one message is under way at a time, and each is answered by one.
+"""A worker's stream to the master: one message at a time is in flight, and each gets one answer.
 
-A stream that breaks, or whose answer is late, is given up, and the next message opens another; nothing is repeated
-here, because only the caller knows what that means.
+A stream that breaks, or whose answer is late, is dropped, and the next message opens another one.  Nothing is repeated
+here, because only the caller knows what a repetition means.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import grpc
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 
-_STREAM_S = 24 * 3600.0  # then the next message opens another one
+_STREAM_S = 24 * 3600.0  # lifetime of a stream; then the next message opens another one
 
 
 class StreamFailed(grpc.RpcError):  # type: ignore[misc]
-    """A message has no answer; whether the master has received it is unknown."""
+    """A message got no answer; it is unknown whether the master has received it."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(details)
@@ -36,7 +36,7 @@ class StreamFailed(grpc.RpcError):  # type: ignore[misc]
 
 @dataclass(slots=True)
 class _Stream:
-    """An open stream; a thread of its own reads the answers, so that waiting for one can end."""
+    """An open stream; a thread reads the answers, so that waits for them can time out."""
 
     requests: queue.SimpleQueue[pb.WorkerMessage | None] = field(default_factory=queue.SimpleQueue)
     answers: queue.SimpleQueue[pb.MasterMessage | grpc.RpcError] = field(default_factory=queue.SimpleQueue)
@@ -49,7 +49,7 @@ class _Stream:
 
     @property
     def is_broken(self) -> bool:
-        """It has ended while no message was under way."""
+        """Whether it has ended while no message was in flight."""
         return not self.answers.empty()
 
     def close(self) -> None:
@@ -67,17 +67,17 @@ class _Stream:
 
 
 class MasterStream:
-    """Safe to use from any thread.
+    """Sends messages to the master over a stream.  Thread-safe.
 
     Args:
         method: `Exchange` of the stub.
-        on_answer: takes in an answer, before another message is made.
+        on_answer: Handles an answer, before another message is made.
     """
 
     def __init__(self, method: Callable[..., Any], on_answer: Callable[[pb.MasterMessage], None]) -> None:
         self._method = method
         self._on_answer = on_answer
-        self._lock = threading.Lock()  # one message at a time; guards the next
+        self._lock = threading.Lock()  # one message at a time; guards the next attribute
         self._stream: _Stream | None = None
 
     def exchange(
@@ -86,18 +86,18 @@ class MasterStream:
         """Send a message and wait for its answer; raises the errors of a stub's method.
 
         Args:
-            message: makes it when no other one is under way, so that what it says is newer than what those said.
-            timeout: seconds.
-            wait_for_ready: for a connection, as a stub's method.
+            message: Makes the message, when no other one is in flight, so that its content is newer than theirs.
+            timeout: Seconds.
+            wait_for_ready: Wait for a connection, as for a stub's method.
         """
         deadline = time.monotonic() + timeout
         if not self._lock.acquire(timeout=timeout):
             raise StreamFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "another message waits for its answer")
         try:
             request = message()
-            stream, self._stream = self._stream, None  # kept if there is an answer
+            stream, self._stream = self._stream, None  # set again if there is an answer
             if stream is not None and stream.is_broken:
-                stream.close()  # else gRPC's thread waits for its next request
+                stream.close()  # otherwise gRPC's thread waits for its next request
                 stream = None
             if stream is None:
                 stream = _Stream().open(self._method, wait_for_ready)

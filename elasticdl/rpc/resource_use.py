@@ -1,7 +1,7 @@
 """The memory of this process: its use, its limit, and the handling of large freed buffers.
 
-`control_groups` finds those that limit this process, also in processor time.  `cpu_use` reads what the kernel
-counts of that, with each heartbeat (0.1 ms).
+`control_groups` finds the control groups that limit this process, also its processor time.  `cpu_use` reads the
+kernel's counters of processor time; called with each heartbeat (0.1 ms).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 _UNBOUNDED = 1 << 60
 _FILE_NAMES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # version 2, 1
-_IDLE = ("inactive_file",)  # not used lately: the kernel drops them before it refuses memory
-_FILES = ("inactive_file", "active_file")  # dropped before the kernel kills
+_IDLE = ("inactive_file",)  # not used recently: the kernel drops these pages before it refuses memory
+_FILES = ("inactive_file", "active_file")  # the kernel drops these pages before it kills
 
 
 def keep_large_buffers() -> None:
-    """Keeps glibc from giving large message buffers back to the kernel after every call: page faults dominate then.
+    """Keep glibc from returning large message buffers to the kernel after every call, where page faults would dominate.
 
     Call it once at start.  It does nothing on a C library without `mallopt`.
     """
@@ -37,19 +37,19 @@ def keep_large_buffers() -> None:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """The least of what the machine has left and of what is left under each limit of our control groups.
+    """Return the free memory: the minimum over the machine and the limits of this process's control groups.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: The directory with `proc` and `sys`.
     """
     return max(0, min(_of_machine(root), *(limit - used for limit, used in _of_groups(root, _IDLE))))
 
 
 def used_share(root: Path = Path("/")) -> float:
-    """How much of the memory that our control groups allow is used, file pages aside; 0 without a limit.
+    """Return the used fraction of this process's memory limit, without file pages; 0 without a limit.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: The directory with `proc` and `sys`.
     """
     return max(0.0, *(used / limit for limit, used in _of_groups(root, _FILES) if limit))
 
@@ -63,17 +63,17 @@ def _of_machine(root: Path) -> int:
 
 
 def _of_groups(root: Path, reclaimable: Sequence[str]) -> list[tuple[int, int]]:
-    """Limit and use of each, without the pages that can be reclaimed."""
+    """Return limit and use of each control group, without reclaimable pages."""
     return [(_UNBOUNDED, 0), *(_use(directory, reclaimable) for directory in control_groups(root, "memory"))]
 
 
 def control_groups(root: Path, controller: str) -> list[Path]:
-    """Return the directories of our control groups that a controller may limit, of version 1 and 2.
+    """Return the directories of this process's control groups for a controller, of version 1 and 2.
 
-    Ours and all above it; where the group's own directory cannot be seen, the mounted one.
+    They are its own group and all parents; if its own directory is not visible, the mounted one.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: The directory with `proc` and `sys`.
         controller: memory, cpu, ….
     """
     found = []
@@ -108,15 +108,15 @@ def _read(file: Path) -> str:
 
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_STEAL = 8  # of the fields of a line of /proc/stat, from 0; proc(5)
+_STEAL = 8  # field of a line of /proc/stat, from 0; see proc(5)
 _UNITS = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # of control groups of version 2 and 1
 
 
 def cpu_use(root: Path = Path("/")) -> pb.CpuUse:
-    """Read the processor time from the kernel; 0 where it does not report it.
+    """Return the kernel's counters of processor time; 0 where it has none.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: The directory with `proc` and `sys`.
     """
     cores = os.cpu_count() or 1
     return pb.CpuUse(

@@ -1,16 +1,16 @@
-"""Server side of every connection: the one place where servers are made.
+"""The server side of every connection: the only place that creates servers.
 
-Servers are synchronous with a thread pool; every call must carry the job's token.  Where the job has a certificate, a
-client that does not prove itself by it is refused before it can say anything.
+Servers are synchronous, with a thread pool; every call must carry the job's token.  If the job has a certificate, a
+client that does not authenticate with it is rejected before it can send anything.
 
-`Gate`: the credentials of a call, checked before its handler sees it, and the time limit for them. The token stands in
-a call's metadata, so a call without it is refused before anything of its message is read, by threads that do nothing
-else.  A member has a deadline for each message that it sends, and a message must keep the rules of `validation`.
-Nothing here knows what a method does.
+`Gate`: checks the token of a call before its handler sees it, and limits the time for messages.  The token is in the
+call's metadata, so a call without it is rejected before any of its message is read, by threads for that purpose only.
+A member has a deadline for each message that it sends, and a message must keep the rules of `validation`.  The gate
+does not know what a method does.
 
-`Flow`: how many raw calls run at once, and how many bytes of their frames lie in memory meanwhile. A frame takes its
-bytes before it is read and a call takes its place when its frame is there, so an unfinished frame keeps no other call
-from being served: it costs memory, of which there is a fixed amount, and only until its deadline.
+`Flow`: limits how many raw calls run at once, and how many bytes of their frames are in memory.  A frame reserves its
+bytes before it is read, and a call takes its place when its frame is complete, so an unfinished frame blocks no other
+call: it costs memory, of which there is a fixed amount, and only until its deadline.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from elasticdl_client.errors import JobError
 
 _SERVER_OPTIONS = (
     *(option for option in OPTIONS if option[0] != "grpc.max_receive_message_length"),
-    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not shared
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 120_000),  # without a call; a member's channel connects again by itself
-    ("grpc.max_concurrent_streams", 256),  # of one connection
+    ("grpc.max_connection_idle_ms", 120_000),  # without a call; a member's channel reconnects by itself
+    ("grpc.max_concurrent_streams", 256),  # per connection
     ("grpc.max_metadata_size", 8 << 10),
     ("grpc.absolute_max_metadata_size", 16 << 10),
 )
@@ -53,17 +53,17 @@ def raw_handlers(
     streams: Mapping[str, Callable[[memoryview, grpc.ServicerContext], Iterator[bytes]]],
     flow: Flow,
 ) -> grpc.GenericRpcHandler:
-    """Handlers of methods whose messages are raw bytes.
+    """Return the handlers of methods whose messages are raw bytes.
 
     Args:
-        service: full name, such as ``elasticdl.ParameterServer``.
-        unary: method name to function of (request, context).
-        streams: method name to function of (frame that has come as a stream, context), which yields a stream.
-        flow: of all these methods together.  A call beyond it is refused with RESOURCE_EXHAUSTED before it begins, so
-            that other calls of the server find a thread.
+        service: Full name, such as ``elasticdl.ParameterServer``.
+        unary: Functions of (request, context), by method name.
+        streams: Functions of (frame received as a stream, context) that return a stream, by method name.
+        flow: Limits all these methods together.  A call beyond it is rejected with RESOURCE_EXHAUSTED before it begins,
+            so that other calls of the server find a thread.
     """
 
-    from elasticdl.rpc.frames import FrameError, announced_size, join_rest  # NumPy, which a master may not need
+    from elasticdl.rpc.frames import FrameError, announced_size, join_rest  # needs NumPy, which a master may lack
 
     def unary_handler(function: Callable[[bytes, Any], bytes]) -> Callable[[bytes, Any], bytes]:
         def answer(request: bytes, context: Any) -> bytes:
@@ -111,19 +111,19 @@ def serve(
     port_setting: str = "--master_port",
     max_message_bytes: int = 64 << 20,
 ) -> tuple[grpc.Server, int]:
-    """Starts a server.
+    """Start a server.
 
     Args:
-        register: adds the servicers and handlers to the server.
-        host: address to listen on.
-        port: 0 picks a free one.
-        token: the job's.
-        max_threads: calls served at once, long polls included.
-        port_setting: flag or environment variable by which another port is chosen.
-        max_message_bytes: a caller that sends a larger message is refused; larger data is streamed.
+        register: Adds the servicers and handlers to the server.
+        host: Address to listen on.
+        port: 0: a free port.
+        token: The token of the job.
+        max_threads: Calls served at once, with long polls.
+        port_setting: Flag or environment variable that sets the port, for errors.
+        max_message_bytes: A larger message is rejected; larger data is streamed.
 
     Returns:
-        The running server and the port that it listens on.
+        The running server, and its port.
 
     Raises:
         JobError: the port is in use.
@@ -167,11 +167,11 @@ MESSAGE_S = 10.0
 """How long a call may wait for its caller's next message."""
 
 _REFUSING_THREADS = 2
-_COMPLAINT_S = 60.0  # between two log lines that say the same
+_COMPLAINT_S = 60.0  # between two equal log lines
 
 
 class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
-    """One server's."""
+    """The interceptor of a server: checks tokens, deadlines and messages."""
 
     def __init__(self, token: str, message_s: float = MESSAGE_S) -> None:
         self._token = token.encode()
@@ -190,7 +190,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
         return self._refusal
 
     def _guarded(self, handler: Any) -> Any:
-        """The same, for messages that come in time and keep all rules."""
+        """Return a handler that checks messages and their deadlines, and calls the given one."""
         message_type = getattr(handler.request_deserializer, "__self__", None)  # None: raw bytes
         if handler.request_streaming:
 
@@ -221,27 +221,27 @@ def _valid(message_type: Any, data: bytes, context: Any) -> Any:
 
 
 def _refusal(threads: ThreadPoolExecutor) -> Any:
-    """Of any call: as a handler of streams it need not wait for a message."""
+    """Return the handler that rejects any call: as a handler of streams it need not wait for a message."""
 
     def refuse(_messages: Any, context: grpc.ServicerContext) -> Any:
         context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call does not carry the job's token")
 
-    refuse.experimental_thread_pool = threads  # type: ignore[attr-defined]  # gRPC's name; members' threads stay theirs
+    refuse.experimental_thread_pool = threads  # type: ignore[attr-defined]  # gRPC's name; leaves members' threads free
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 class _Overdue:
     """Calls that wait for their caller's next message.
 
-    They are looked at whenever a new call comes: before that no other call needs the threads that they hold.
+    Deadlines are checked whenever a new call comes: before that, no other call needs their threads.
     """
 
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
-        self._waiting: dict[Any, float] = {}  # a call's context, and until when; the oldest first
+        self._waiting: dict[Any, float] = {}  # deadline by context of a call; the oldest first
 
     def next_of(self, messages: Iterator[Any], context: Any) -> Any:
-        """The next message; None: there is none."""
+        """Return the next message; None at the end."""
         self._waiting[context] = time.monotonic() + self._within_s
         try:
             return next(messages, None)
@@ -249,12 +249,12 @@ class _Overdue:
             del self._waiting[context]
 
     def watched(self, messages: Iterator[Any], context: Any) -> Iterator[Any]:
-        """The same messages."""
+        """Yield the messages, each with a deadline."""
         while (message := self.next_of(messages, context)) is not None:
             yield message
 
     def end_calls(self) -> None:
-        """Cancels those whose time is over."""
+        """Cancel the calls that are past their deadline."""
         if not self._waiting:
             return
         now = time.monotonic()
@@ -265,13 +265,13 @@ class _Overdue:
 
 
 class ServerThreads(ThreadPoolExecutor):
-    """A server's threads: where the system gives no more of them, those that are there do the work."""
+    """A server's threads: if the system refuses more, the existing ones do the work."""
 
     def __init__(self, max_threads: int) -> None:
         super().__init__(max_threads, thread_name_prefix="rpc")
         self._lacks_threads_since = float("-inf")
         self._lock = threading.Lock()
-        first: Future[None] = self.submit(lambda: None)  # before there are no more
+        first: Future[None] = self.submit(lambda: None)  # start one thread while there are some
         first.result()
 
     def _adjust_thread_count(self) -> None:
@@ -291,17 +291,17 @@ _LEAST_BYTES = 1 << 30
 
 
 class Flow:
-    """Of one server, over all roads to it.  Thread-safe.
+    """Limits the raw calls of one server, over all its transports.  Thread-safe.
 
     Attributes:
-        max_calls: that run at once.
-        max_bytes: of all frames together, and so of the largest.
+        max_calls: Most calls that run at once.
+        max_bytes: Most bytes of all frames together, and so of one frame.
     """
 
     def __init__(self, max_calls: int, max_bytes: int = 0) -> None:
         """
         Args:
-            max_bytes: 0: half of the memory that is free now, but not less than 1 GiB.
+            max_bytes: 0: half of the memory that is free now, but at least 1 GiB.
         """
         self.max_calls = max_calls
         self.max_bytes = max_bytes or max(_LEAST_BYTES, available_bytes() // 2)
@@ -311,7 +311,7 @@ class Flow:
 
     @contextmanager
     def frame(self, size: int) -> Iterator[Held]:
-        """Waits until `size` bytes, at most `max_bytes`, may be held, and holds them."""
+        """Wait until `size` bytes (at most `max_bytes`) are free, and reserve them for the block."""
         with self._changed:
             self._changed.wait_for(lambda: self._num_bytes + size <= self.max_bytes)
             self._num_bytes += size
@@ -323,10 +323,10 @@ class Flow:
 
     @contextmanager
     def call(self, wait: bool) -> Iterator[bool]:
-        """A place among the calls that run.
+        """Take a place among the running calls for the block; yield whether there is one.
 
         Args:
-            wait: until there is one; otherwise it may be False that there is.
+            wait: Wait for a place; else yield False if there is none.
         """
         with self._changed:
             has_place = self._changed.wait_for(self._has_place, None if wait else 0)
@@ -339,7 +339,7 @@ class Flow:
                 self._changed.notify_all()
 
     def _has_place(self) -> bool:
-        """Not while replies that are not fetched fill the memory."""
+        """Return whether a call may start: not while replies that were not fetched fill the memory."""
         return self._num_calls < self.max_calls and self._num_bytes <= self.max_bytes
 
     def change(self, size_bytes: int) -> None:
@@ -351,7 +351,7 @@ class Flow:
 
 
 class Held:
-    """The bytes of one call."""
+    """The reserved bytes of one call."""
 
     __slots__ = ("_flow", "_size")
 
@@ -360,6 +360,6 @@ class Held:
         self._size = size
 
     def become(self, size: int) -> None:
-        """As many as these: the request has made room for its reply."""
+        """Change the reservation to `size` bytes: the reply takes the place of the request."""
         self._flow.change(size - self._size)
         self._size = size

@@ -1,8 +1,8 @@
-"""Signals as bytes of a pipe, for a thread that waits for them.
+"""Signals as bytes in a pipe, for a thread that waits for them.
 
-A handler of Python's runs in the main thread, between two of its bytecodes: it waits as long as the main thread is in
-native code or waits for a lock, if the signal came just before the lock, or if the kernel gave it to another thread;
-and it may interrupt the main thread where that holds the lock that the handler needs.  The pipe has none of this.
+Python runs a signal handler in the main thread, between two bytecodes.  So the handler is delayed while the main thread
+is in native code, or waits for a lock, if the signal came just before that or was delivered to another thread; and it
+may interrupt the main thread while that holds a lock that the handler needs.  The pipe has none of these problems.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from collections.abc import Callable
 
 
 def signal_pipe(*numbers: int) -> int:
-    """The end to read of a pipe that gets the number of each signal of these, and of others with a handler, as a byte.
+    """Return the read end of a pipe that gets the number of each of these signals, and of others with handlers, as a
+    byte.
 
-    To be called in the main thread, once in a process.
+    Call it in the main thread, once per process.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     for number in numbers:
-        # The handler is for user code that has put a descriptor of its own in the place of ours.
+        # The handler writes, too, in case user code has replaced the wakeup descriptor.
         signal.signal(number, lambda number, frame: os.write(writer, bytes([number])) and None)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     return reader
 
 
 def on_signals(handle: Callable[[int], None], *numbers: int) -> None:
-    """Call `handle` with a number of these for each such signal, at least once, in a thread of its own.
+    """Call `handle` with the number of each of these signals that comes, at least once, in a thread of its own.
 
-    To be called in the main thread, once in a process.
+    Call it in the main thread, once per process.
     """
     reader = signal_pipe(*numbers)
 

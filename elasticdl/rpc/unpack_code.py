@@ -1,15 +1,15 @@
 """`python -m elasticdl.rpc.unpack_code DIGEST SOURCE TARGET CACHE COMMAND…`: unpacks --code, becomes a pod's command.
 
-The archive lies in a directory with the parts of the job's ConfigMaps, or in storage.  An archive that differs from
-the submitted one is not run.  The requirements.txt of the code is installed.  An error ends the pod's log; a
-master is started all the same, and ends the job with the error: its pod would be restarted without end.  A job that
-has begun is not ended by an error of the node, of storage or of pip: its container is started again.
+The archive is in a directory with the parts of the job's ConfigMaps, or in storage.  An archive that differs from the
+submitted one is not run.  The requirements.txt of the code is installed.  An error ends the pod's log.  A master is
+started in spite of it, and fails the job with the error: otherwise its pod would be restarted for ever.  An error of
+the node, of storage or of pip does not fail a job that has begun: its container is restarted.
 
-`installed`: the requirements.txt of --code, installed by pip before the pod's process starts, once for each cache.
+`installed`: installs the requirements.txt of --code with pip before the pod's process starts, once per cache.
 
-Packages are installed into an environment over that of the image: pip sees the image's packages, installs those that
-are missing, and never changes the image's.  Its directory is named after the file, the Python and the image's packages,
-and is complete once the mark in it is there; a lock keeps pods of one node from making it at the same time.
+Packages are installed into an environment on top of the image's: pip sees the image's packages, installs the missing
+ones, and never changes the image's.  The environment's directory is named after the file, the Python and the image's
+packages, and is complete once it has its marker file; a lock keeps pods of a node from creating it at the same time.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import AnyPath
 
 _AGAIN = "Submit the job again."
-_UNPACKED = ".elasticdl-code"  # holds the digest of what was unpacked whole, for the next start of a container
+_UNPACKED = ".elasticdl-code"  # has the digest of completely unpacked code, for the container's next start
 
 
 class NodeError(JobError):
-    """The node, its volumes or an index of packages may be at fault, not the code: the next start may succeed."""
+    """The cause may be the node, its volumes, or a package index, not the code: the next start may succeed."""
 
 
 def unpack(source: AnyPath, target: Path, digest: str) -> None:
-    """Unpack an archive, without permission to write to what it holds.
+    """Unpack an archive; its files and directories become read-only.
 
     Args:
-        source: the directory of its parts, or the archive in storage.
-        target: where its files go.
-        digest: SHA-256 of the archive as it was submitted, in hexadecimal digits.
+        source: The directory of its parts, or the archive in storage.
+        target: The directory for its files.
+        digest: SHA-256 of the submitted archive, as hexadecimal digits.
 
     Raises:
-        JobError: it is not there, or not the one that was submitted.
-        NodeError: it cannot be read or written.
+        JobError: the archive is missing, or is not the submitted one.
+        NodeError: files cannot be read or written.
         StorageError: the storage cannot be reached.
     """
     try:
@@ -86,7 +86,7 @@ def _unpack(source: AnyPath, target: Path, digest: str) -> None:
             raise JobError(f"The code in {_name(source)} is not the code that was submitted.", _AGAIN)
         file.seek(0)
         directories: set[Path] = set()
-        with tarfile.open(fileobj=file, mode="r:gz") as archive:  # its `filter` is newer than Python 3.11.0
+        with tarfile.open(fileobj=file, mode="r:gz") as archive:  # without `filter`, which Python 3.11.0 lacks
             for member in archive:
                 directories |= _write(archive, member, target)
     mark.write_text(digest)
@@ -95,13 +95,13 @@ def _unpack(source: AnyPath, target: Path, digest: str) -> None:
 
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> set[Path]:
-    """Write a file; return the directories that it lies in, below the target."""
+    """Write a file; return its parent directories below the target."""
     content = archive.extractfile(member) if member.isfile() else None
     path = target / member.name
     if content is None or member.name.startswith("/") or ".." in path.parts:
         raise JobError(f"The code is not run: {member.name} is not a file below the directory.", _AGAIN)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # of a run that was killed meanwhile
+    path.unlink(missing_ok=True)  # left by a killed run
     path.write_bytes(content.read())
     path.chmod(member.mode & 0o555)
     return {directory for directory in path.parents if directory != target and directory.is_relative_to(target)}
@@ -127,16 +127,16 @@ def _name(source: AnyPath) -> str:
 
 
 def main() -> None:
-    """Become the command."""
+    """Unpack the code, and become the command."""
     digest, source, target, cache, *command = sys.argv[1:]
     log_to_stdout()
-    signal.signal(signal.SIGTERM, _end)  # the first process of a container has to say so
+    signal.signal(signal.SIGTERM, _end)  # the first process of a container ignores it by default
     changes: dict[str, str] = {}
     try:
         unpack(path_of(source), Path(target), digest)
         changes = installed(Path(target), Path(cache))
     except ElasticDLError as error:
-        if not os.environ.get("ELASTICDL_JOB_NAME"):  # that of the master alone
+        if not os.environ.get("ELASTICDL_JOB_NAME"):  # only the master has it not
             sys.exit(f"--code: {error}")
         may_pass = isinstance(error, NodeError | StorageUnreachable)
         changes = {CODE_ERROR_VARIABLE: json.dumps([f"--code: {error.what}", error.hint, may_pass])}
@@ -149,7 +149,7 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 _log = logging.getLogger("elasticdl.rpc.unpack_code")
 _COMPLETE = ".complete"
-_NUM_LINES = 6  # of pip's in an error; the log has all, and a pod's failure is reported with the last ten lines of that
+_NUM_LINES = 6  # of pip's output in an error; a failed pod is reported with the last ten lines of its log
 _SATISFIED = "Requirement already satisfied"
 _HINT = (
     "Name packages that the index has. PIP_* variables of --envs or of the image set pip's "
@@ -161,11 +161,11 @@ def installed(directory: Path, cache: Path) -> dict[str, str]:
     """Install the requirements of a directory, if it has any.
 
     Args:
-        directory: of the user's code.
-        cache: the directory that holds environments; made if it does not exist.
+        directory: The directory of the user's code.
+        cache: The directory of environments; created if it does not exist.
 
     Returns:
-        The variables with which processes find what was installed; empty without requirements.
+        The environment variables that make the packages importable; empty without requirements.
 
     Raises:
         NodeError: pip has failed, or the cache cannot be written.
@@ -179,7 +179,7 @@ def installed(directory: Path, cache: Path) -> dict[str, str]:
         if not (environment / _COMPLETE).exists():
             cache.mkdir(parents=True, exist_ok=True)
             with _locked(environment.with_suffix(f"{environment.suffix}.lock")):
-                if not (environment / _COMPLETE).exists():  # another pod has made it meanwhile
+                if not (environment / _COMPLETE).exists():  # another pod may have made it meanwhile
                     _install(requirements, environment, cache)
     except OSError as error:
         raise NodeError(
@@ -191,7 +191,7 @@ def installed(directory: Path, cache: Path) -> dict[str, str]:
 
 
 def _key(requirements: Path) -> str:
-    """Return what an environment depends on, as a digest."""
+    """Return a digest of everything that an environment depends on."""
     packages = sorted(one.name for place in _packages() for one in Path(place).glob("*.dist-info"))
     parts = [contents(requirements), sys.version.encode(), sys.prefix.encode(), "\0".join(packages).encode()]
     return hashlib.sha256(b"\0\0".join(parts)).hexdigest()[:32]
@@ -215,13 +215,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _install(requirements: Path, environment: Path, cache: Path) -> None:
     started = time.monotonic()
-    shutil.rmtree(environment, ignore_errors=True)  # of a pod that was killed meanwhile
+    shutil.rmtree(environment, ignore_errors=True)  # left by a killed pod
     venv.EnvBuilder(symlinks=True).create(environment)
     own = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment)}))
     (own / "image.pth").write_text("".join(f"import site; site.addsitedir({place!r})\n" for place in _packages()))
     _log.info("%s: pip installs what the image lacks", FILE)
     command = [str(environment / "bin" / "python"), "-m", "pip", "install", "--no-input", "--progress-bar=off"]
-    ended, last = _run(  # --compile: with the image's PYTHONDONTWRITEBYTECODE=1 each start of a pod would do that again
+    ended, last = _run(  # --compile: the image has PYTHONDONTWRITEBYTECODE=1, so each start would compile again
         [*command, "--compile", "--disable-pip-version-check", "--requirement", requirements.name],
         requirements.parent,
         {"PIP_CACHE_DIR": str(cache / "pip"), **os.environ},
@@ -236,7 +236,7 @@ def _install(requirements: Path, environment: Path, cache: Path) -> None:
 
 
 def _run(command: list[str], directory: Path, environment: Mapping[str, str]) -> tuple[int, list[str]]:
-    """Run pip and log what it prints; return its exit code and its last lines."""
+    """Run pip and log its output; return its exit code and its last lines."""
     last: deque[str] = deque(maxlen=_NUM_LINES)
     with subprocess.Popen(
         command,
@@ -254,7 +254,7 @@ def _run(command: list[str], directory: Path, environment: Mapping[str, str]) ->
                 if line.strip() and not line.startswith(_SATISFIED):
                     last.append(hide(line.rstrip()))
                     _log.info("pip: %s", last[-1])
-        except BaseException:  # a signal: the pod is to end
+        except BaseException:  # a signal: the pod must end
             pip.kill()
             raise
     return pip.returncode, list(last)

@@ -1,10 +1,10 @@
-"""Rules on messages: checked at the edge of every server, before anything else of a message is read.
+"""Rules for messages: checked at the edge of every server, before anything else of a message is read.
 
-Every field has a rule.  Most follow from their type in elasticdl.proto: whole numbers are not negative, floats are
-finite, enums are known, texts and lists have an end.  `FIELDS` says where a field differs, `MESSAGES` what fields of
-one message mean together.  The native `MessageRules` holds a message's bytes against the same tables, so only what may
-break a rule is looked at here, field by field.  Whether a message fits the job is not checked here: unknown ids are
-well formed.
+Every field has a rule.  Most follow from the type in elasticdl.proto: integers are not negative, floats are finite,
+enums are known, texts and lists have a maximum length.  `FIELDS` has the exceptions, `MESSAGES` the rules across fields
+of one message.  The native `MessageRules` checks a message's bytes against the same tables, so only messages that may
+break a rule are checked here, field by field.  Whether a message fits the job is not checked here: unknown ids are
+well-formed.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.task_numbers import BLOCK_SIZE
 
 M = TypeVar("M", bound=Message)
-Check = Callable[[Any], str]  # the fault, beginning with the path to it from here; empty: nothing
+Check = Callable[[Any], str]  # returns the fault, beginning with its path from here; empty: none
 
-MAX_GENERATION = (1 << 31) - 1  # a lease id has 32 bits for it, one of them the sign
+MAX_GENERATION = (1 << 31) - 1  # it has 32 bits of a lease id, with the sign
 MAX_EPOCH = 1 << 24
-MAX_MINIBATCHES = 1 << 20  # of a task
-MAX_RECORDS = 1 << 48  # of a shard
+MAX_MINIBATCHES = 1 << 20  # in a task
+MAX_RECORDS = 1 << 48  # in a shard
 NUM_BUCKETS = 1024
 _GREATEST_INT32 = (1 << 31) - 1
-_KEYS = 4 << 10  # letters of names and paths
-_TEXT = 1 << 20  # of errors, tracebacks and configurations
-_MANY = 1 << 22  # items: as much as a message has room for
+_KEYS = 4 << 10  # characters of names and paths
+_TEXT = 1 << 20  # characters of errors, tracebacks and configurations
+_MANY = 1 << 22  # items: as many as fit into a message
 
 
 class InvalidMessage(ValueError):
-    """A message is not what it is said to be; the text names the field."""
+    """A message breaks a rule; the text names the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Of one field; options that do not concern its type are ignored.
+    """The rule of one field; options that do not apply to its type are ignored.
 
     Attributes:
-        least, most: of a number, by default what its type holds but negative ones.
-        max_length: letters of a text.
-        max_items: of a list or map.
-        is_finite: of a float.
-        is_json: a text is empty or JSON of an object.
-        is_address: a text is empty or ``host:port``: an IPv4 address, an IPv6 address in brackets, or a DNS name.
-        is_needed: it must be there, and of an enum or number not be 0.
+        least, most: Range of a number; the default is the range of its type without negative numbers.
+        max_length: Most characters of a text.
+        max_items: Most items of a list or map.
+        is_finite: A float must be finite.
+        is_json: A text must be empty or a JSON object.
+        is_address: A text must be empty or ``host:port``, with an IPv4 address, an IPv6 address in brackets, or a DNS
+            name.
+        is_needed: The field must be set, and an enum or number must not be 0.
     """
 
     least: int = 0
@@ -178,14 +179,14 @@ MESSAGES: Mapping[str, Check] = {
 
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
-_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")  # of DNS, and with _ as container engines name hosts
+_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")  # of DNS; container engines also use _ in host names
 
 _TYPES = FieldDescriptor
 _NUMBERS = (_TYPES.TYPE_INT32, _TYPES.TYPE_INT64, _TYPES.TYPE_UINT32)
 
 
 class _Checker:
-    """All rules of one message type, and the description of a fault."""
+    """Checks all rules of one message type, and describes faults."""
 
     def __init__(self, descriptor: Descriptor) -> None:
         self._descriptor = descriptor
@@ -193,7 +194,7 @@ class _Checker:
         self._fields: tuple[tuple[str, Check, bool, bool], ...] = ()  # name, check, is needed, is one message
 
     def complete(self, checkers: Mapping[str, _Checker]) -> None:
-        """Makes the checks; `checkers` has one of every type."""
+        """Build the checks; `checkers` has one checker for every type."""
         rules = [(field, _rule_of(self._descriptor, field)) for field in self._descriptor.fields]
         fields = [
             (
@@ -211,7 +212,7 @@ class _Checker:
         """Describe the fault of a message; empty if it has none."""
         for name, check, is_needed, is_message in self._fields:
             value = getattr(message, name)
-            if message.HasField(name) if is_message else value:  # an empty value, 0 and False keep every rule
+            if message.HasField(name) if is_message else value:  # empty values, 0 and False keep every rule
                 if fault := check(value):
                     return f".{name}{fault}"
             elif is_needed:
@@ -224,7 +225,7 @@ def _rule_of(descriptor: Descriptor, field: FieldDescriptor) -> Rule:
 
 
 def is_repeated(field: FieldDescriptor) -> bool:
-    """Return whether a field holds a list; protobuf before 6 knows it as a label, which later ones deprecate."""
+    """Return whether a field is a list; protobuf before 6 has it as a label, which later versions deprecate."""
     old: Any = field
     return bool(field.is_repeated if hasattr(field, "is_repeated") else old.label == old.LABEL_REPEATED)
 
@@ -346,14 +347,14 @@ def _too_many(values: Any, rule: Rule) -> str:
 
 _CHECKERS = _made(pb.DESCRIPTOR.message_types_by_name.values())
 
-Row = tuple[int, str, bool, bool, int, int, int, int]  # of a field, as `MessageRules` takes it
+Row = tuple[int, str, bool, bool, int, int, int, int]  # one field, as an argument of `MessageRules`
 
 
 class _Rules:
-    """The same rules, held against the bytes of a message: most keep them, and are looked at no further.
+    """The same rules, checked on the bytes of a message, which is enough for most messages.
 
     Attributes:
-        places: of the types of messages among the rules.
+        places: Index of each message type in the rules.
     """
 
     def __init__(self, descriptors: Sequence[Descriptor]) -> None:
@@ -395,12 +396,12 @@ _RULES = _Rules(list(pb.DESCRIPTOR.message_types_by_name.values()))
 
 
 def surely_keeps(name: str, data: bytes) -> bool:
-    """Whether bytes that can be read as a message of a type keep all rules; False: only `check` can say that."""
+    """Return whether the bytes of a message surely keep all rules; if False, use `check`."""
     return _RULES.native.surely_keeps(_RULES.places[name], data)
 
 
 def check(message: Message) -> None:
-    """
+    """Raise if a message breaks a rule.
     Raises:
         InvalidMessage: the message breaks a rule.
     """
@@ -411,10 +412,10 @@ def check(message: Message) -> None:
 
 
 def parse(message_type: type[M], data: bytes) -> M:
-    """A message that keeps all rules.
+    """Parse a message that keeps all rules.
 
     Raises:
-        InvalidMessage: it breaks one, or is no such message.
+        InvalidMessage: it breaks a rule, or cannot be parsed.
     """
     try:
         message = message_type.FromString(data)
