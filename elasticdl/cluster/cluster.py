@@ -1,11 +1,11 @@
 """The port `Cluster`: pods that can be created, deleted, listed and watched.
 
-Adapters: local/adapter.py and kubernetes/adapter.py.  Below this port there are only primitives: master/core
-decides which pods to create when, and the consequences of a pod's end.
+Adapters: local/adapter.py and kubernetes/adapter.py.  Below this port there are only primitives: master/core decides
+which pods to create and when, and what follows from a pod's end.
 
-`explained` says why a pod ended, from the end of its log: a script's own error, or simply its last lines.  A Python
-error is shown as the user needs it: the error, and the frames of the user's own files, without ours and those of
-libraries.  The log keeps the whole traceback.
+`explained` tells why a pod ended, from the end of its log: a script's own error, or the last lines.  A Python error is
+shown as the user needs it: the error, and the frames of the user's own files, without those of ElasticDL and of
+libraries.  The log keeps the full traceback.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 class PodPhase(StrEnum):
-    """Kubernetes's phases, with the same meaning."""
+    """The phases of a pod, as in Kubernetes."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -34,11 +34,11 @@ class PodPhase(StrEnum):
 
 
 class EndReason(StrEnum):
-    """Why a pod is no longer running."""
+    """Why a pod has ended."""
 
     NONE = ""  # it has not ended
     COMPLETED = "Completed"
-    ERROR = "Error"  # a non-zero exit code, or a crash signal (SEGV, ABRT, BUS, ILL, FPE): its own fault
+    ERROR = "Error"  # by itself: a non-zero exit code, or a crash signal (SEGV, ABRT, BUS, ILL, FPE)
     KILLED = "Killed"  # SIGKILL or SIGTERM from outside
     OOM_KILLED = "OOMKilled"
     PREEMPTED = "Preempted"
@@ -54,7 +54,7 @@ class RestartPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """The process to run.  `command` is an argument vector, never a shell string."""
+    """A pod to run.  `command` is an argument vector, never a shell string."""
 
     name: str
     role: Role
@@ -64,17 +64,17 @@ class PodSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     restart_policy: RestartPolicy = RestartPolicy.NEVER
     grace_s: float = 10.0  # between SIGTERM and SIGKILL at deletion
-    framework: str = ""  # a name of `standby.PRELOADED`: may be started from a standby process that has imported it
-    slot: int = 0  # of a worker: the place among the wanted ones that it fills, its predecessor's if it has one
-    memory_factor: float = 1.0  # times the memory that the job's flags give to the role
-    num_gpus: int = 0  # local runtime: GPUs that the process sees, at most those of the machine
+    framework: str = ""  # a key of `standby.PRELOADED`: may be forked from a standby that has imported it
+    slot: int = 0  # of a worker: its number among the wanted workers; a successor keeps it
+    memory_factor: float = 1.0  # multiplies the memory from the job's flags
+    num_gpus: int = 0  # local runtime: GPUs that the process sees, if the machine has as many
 
 
 def check_spec(spec: PodSpec) -> None:
-    """Refuse a spec that no adapter accepts.
+    """Raise for a spec that no adapter accepts.
 
     Raises:
-        ElasticDLError: the name is not one, or there is no command.
+        ElasticDLError: the name is invalid, or there is no command.
     """
     if not _NAME.fullmatch(spec.name):
         raise ElasticDLError(
@@ -87,27 +87,27 @@ def check_spec(spec: PodSpec) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod as observed at one moment."""
+    """The state of a pod at one moment."""
 
     name: str
     role: Role
     index: int
-    uid: str  # differs between two pods of the same name
+    uid: str  # differs between successive pods of the same name
     phase: PodPhase
     labels: Mapping[str, str] = field(default_factory=dict)
     reason: EndReason = EndReason.NONE
     exit_code: int | None = None  # 128 + signal number after a signal
-    message: str = ""  # for people: why it is pending, or why it ended
+    message: str = ""  # for people: why it is pending, or has ended
     restarts: int = 0
-    blocked: str = ""  # why a pending pod cannot start without intervention: its image cannot be pulled, …
+    blocked: str = ""  # why a pending pod cannot start without help: its image cannot be pulled, …
     pid: int = 0  # local runtime only
-    node: str = ""  # where it is; empty before it has a place, and in the local runtime
-    has_slot: bool = False  # local runtime only: there is room for it, it runs or is about to
-    queue: str = ""  # that has not admitted it yet
+    node: str = ""  # empty before it is assigned, and in the local runtime
+    has_slot: bool = False  # local runtime only: it has a slot, and runs or will start
+    queue: str = ""  # the queue that has not admitted it yet
 
 
 class CannotResize(ElasticDLError):
-    """Pods cannot be given more memory while they run."""
+    """The cluster cannot give running pods more memory."""
 
 
 class EventType(StrEnum):
@@ -123,49 +123,49 @@ class PodEvent:
 
 
 class Cluster(Protocol):
-    """Six verbs.  All raise `ElasticDLError` when the cluster cannot be reached or refuses."""
+    """The pods of one job.  All methods raise `ElasticDLError` if the cluster rejects a call or does not answer."""
 
     def create(self, spec: PodSpec) -> Pod:
-        """Accepts a pod; it may stay Pending.  A second pod of a living one's name is refused."""
+        """Create a pod; it may stay Pending.  The name of a living pod is rejected."""
         ...
 
     def delete(self, name: str, grace_s: float | None = None) -> None:
-        """SIGTERM, grace, SIGKILL, then DELETED.  Deleting what does not exist is not an error.  Does not wait."""
+        """Delete a pod, without waiting: SIGTERM, grace period, SIGKILL, DELETED.  A missing pod is no error."""
         ...
 
     def resize(self, spec: PodSpec) -> int:
-        """Gives a running pod the memory of `spec`; returns when it is in force, and how many bytes that are.
+        """Give a running pod the memory of `spec`; return the bytes in force, when the change is done.
 
         Raises:
-            CannotResize: no pod of this cluster can be resized.
-            ElasticDLError: this one is not, or not in time.
+            CannotResize: this cluster cannot resize pods.
+            ElasticDLError: this pod is not resized, or not in time.
         """
         ...
 
     def list(self) -> list[Pod]:
-        """Every pod of this job that exists, ended ones included, the master's own among them."""
+        """Return all pods of this job, with ended ones and the master's."""
         ...
 
     def watch(self) -> Iterator[PodEvent]:
-        """First one ADDED for every pod that exists, then every change, until `close`."""
+        """Yield ADDED for every existing pod, then every change, until `close`."""
         ...
 
     def logs(self, name: str) -> str:
-        """Return the output of the pod so far, of an ended pod too; of a long one at least the last MiB."""
+        """Return the output of a pod, running or ended; at least its last MiB."""
         ...
 
 
-MAX_LOG_BYTES = 16 << 10  # of a log that are looked at: a traceback through a framework is long
-_NUM_LINES = 10  # shown of a log that does not end with an error of a script
+MAX_LOG_BYTES = 16 << 10  # of a log that are searched: a traceback through a framework is long
+_NUM_LINES = 10  # shown of a log without an error of a script
 _NUM_FRAMES = 4  # the innermost ones
-_MAX_LINES_AFTER = 10  # of an error's own text; lines further from the end are not the reason
+_MAX_LINES_AFTER = 10  # of an error's text; errors further from the end are not the reason
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line \d+(, in .*)?$')
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
-_NOT_THE_END = ("Exception ignored ", "Error in atexit.")  # said while a process ends, whyever it does
+_NOT_THE_END = ("Exception ignored ", "Error in atexit.")  # printed during the exit, for any reason
 _OUR_OWN = "elasticdl_client.errors."
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
-_STANDARD_LIBRARY = re.compile(r"/lib(64)?/python3\.\d+/")  # of another interpreter, such as that of a pod's image
+_STANDARD_LIBRARY = re.compile(r"/lib(64)?/python3\.\d+/")  # of any interpreter, for example of a pod's image
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _OURS = tuple(
     f"{_REPOSITORY / package}/"
@@ -174,7 +174,7 @@ _OURS = tuple(
 
 
 def explained(code: str, log: str) -> str:
-    """Return how a process ended: its exit code with the error of the user's script, or the last lines of its log."""
+    """Return how a process ended: its exit code, and the error of the user's script or the last lines of its log."""
     lines = log.rstrip().splitlines()
     error = _error_of_script(lines)
     if error:
@@ -184,12 +184,12 @@ def explained(code: str, log: str) -> str:
 
 
 def shows_error_of_script(log: str) -> bool:
-    """Return whether the end of a log holds the error that has ended a script, with frames in the user's files."""
+    """Return whether the end of a log has the error that ended a script, with frames in the user's files."""
     return bool(_error_of_script(log.rstrip().splitlines()))
 
 
 def frames_of_user(traceback: str) -> str:
-    """Return the frames in the user's own files of a formatted exception; all of it if there are none."""
+    """Return the frames of a formatted exception that are in the user's files; the whole text if there are none."""
     lines = traceback.rstrip().splitlines()
     found = _last_traceback(lines)
     frames = [] if found is None else _frames_of_user(lines[found.first : found.error])
@@ -198,14 +198,14 @@ def frames_of_user(traceback: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Traceback:
-    """Where one stands in a log: its first frame, and the line of its error."""
+    """The position of a traceback in a log: its first frame, and the line of its error."""
 
     first: int
     error: int
 
 
 def _error_of_script(lines: list[str]) -> str:
-    """The error that has ended a script, with the frames in the user's files; empty if there is none."""
+    """Return the error that ended a script, with the frames in the user's files; empty if there is none."""
     found = _last_traceback(lines)
     if found is None:
         return ""
@@ -223,7 +223,7 @@ def _error_of_script(lines: list[str]) -> str:
 
 
 def _last_traceback(lines: list[str]) -> _Traceback | None:
-    """The newest one that is why a process ended; of a chain the error that was raised last."""
+    """Return the last traceback that is the reason of an end; of a chain of errors, the last raised."""
     found, first, is_why = None, None, True
     for number, line in enumerate(lines):
         if line.startswith(_NOT_THE_END):
@@ -243,7 +243,7 @@ def _last_traceback(lines: list[str]) -> _Traceback | None:
 
 
 def _frames_of_user(lines: list[str]) -> list[str]:
-    """The frames in files that are neither ours nor a library's, each with its line of code, and no marks below it."""
+    """Return the frames outside of ElasticDL and libraries, each with its line of code, without markers."""
     frames: list[list[str]] = []
     for line in lines:
         match = _FRAME.match(line)

@@ -1,1 +1,1 @@
-"""Adapter of the port `Cluster`: pods of a Kubernetes namespace."""
+"""The adapter of the port `Cluster` for the pods of a Kubernetes namespace."""

@@ -1,11 +1,11 @@
-"""Adapter of the port `Cluster`: pods are pods of a Kubernetes namespace.
+"""The adapter of the port `Cluster` for Kubernetes: pods are the pods of a namespace.
 
-It makes, deletes and reads pods; it decides nothing about them.  Why a pod has ended is in `pods` and `causes`, the
-watch in `watch`, calls and their tries in `api`.
+It creates, deletes and reads pods, and decides nothing about them.  `pods` and `causes` tell why a pod has ended,
+`watch` has the watch, `api` the calls and their retries.
 
-Here is how much memory a pod can be given at most, and more of it while it runs. A resize needs a server with the
-subresource `pods/resize` (Kubernetes 1.33 and later). The memory in force is the one that the kubelet reports in the
-container's status, never the one asked for.
+This module also knows the most memory that a pod can have, and gives running pods more.  A resize needs a server with
+the subresource `pods/resize` (Kubernetes 1.33 and later).  The memory in force is the one that the kubelet reports in
+the container's status, never the requested one.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from elasticdl_client.kubernetes.names import JOB_LABEL
 from elasticdl_client.kubernetes.resources import quantity
 
 _LOG = logging.getLogger(__name__)
-_CREATION = "elasticdl-creation"  # annotation: tells our own pod, whose creation was not confirmed, from another one
+_CREATION = "elasticdl-creation"  # annotation: identifies a pod whose creation was not confirmed
 _LOG_PATIENCE_S = 3.0
 _GONE_POLL_S = 0.2
 
 
 class KubernetesCluster:
-    """The pods of one job.  Its methods may be called from any thread; creations may run in parallel.
+    """The pods of one job.  Thread-safe; creations may run in parallel.
 
     Args:
-        namespace: of the job.
-        job_name: pods are found by the label that holds it.
-        manifest: makes the pod's object of what to run; labels with job, role and index included.
-        api_client: a `kubernetes.client.ApiClient`; by default that of the current context, inside a pod the pod's own.
-        calls: counts the calls to the API.
+        namespace: Namespace of the job.
+        job_name: Value of the label that its pods have.
+        manifest: Returns the manifest of a pod, with labels for job, role and index.
+        api_client: A `kubernetes.client.ApiClient`; by default that of the current context, or of the pod inside one.
+        calls: Counts the calls to the API.
 
     Raises:
         ElasticDLError: there is no usable configuration.
@@ -66,11 +66,11 @@ class KubernetesCluster:
         self._memory = PodCache(Causes(self._api))
 
     def create(self, spec: PodSpec) -> Pod:
-        """As the port says; an ended pod of that name is deleted first.
+        """See the port; an ended pod with that name is deleted first.
 
         Raises:
-            ElasticDLError: refused, for which `what` is the server's own words (a quota, a missing right), or not
-                answered in time.
+            ElasticDLError: rejected, with the server's own text in `what` (a quota, a missing right), or not answered
+                in time.
         """
         check_spec(spec)
         body = self._manifest(spec)
@@ -87,31 +87,31 @@ class KubernetesCluster:
                     raise
             earlier = self._find(spec.name)
             if earlier is not None and (earlier["metadata"].get("annotations") or {}).get(_CREATION) == creation:
-                return self._read(earlier)  # the answer to an earlier try was lost
+                return self._read(earlier)  # the answer to an earlier attempt was lost
             if earlier is not None:
                 self._make_way(earlier, deadline)
             elif time.monotonic() >= deadline:
                 raise _exists_already(spec.name)
 
     def delete(self, name: str, grace_s: float | None = None) -> None:
-        """As the port says.  It is the newest pod of that name that was seen here: a later one is left alone."""
+        """See the port.  Deletes the newest known pod with that name; a newer one is left alone."""
         self._delete(name, self._memory.uid_of(name), None if grace_s is None else math.ceil(grace_s))
 
     def resize(self, spec: PodSpec) -> int:
-        """As the port says, within what the manifest bounds the memory to."""
+        """See the port; the manifest limits the memory."""
         return resize_memory(self._api, spec.name, self._manifest(spec))
 
     def list(self) -> list[Pod]:
-        """As the port says; in the order of names."""
+        """See the port; sorted by name."""
         shown = self._api.call("GET", self._api.namespaced("pods"), {"labelSelector": self._selector})["items"]
         return [pod for pod in map(self._memory.read, shown) if pod is not None]
 
     def watch(self) -> Iterator[PodEvent]:
-        """As the port says; while the cluster does not answer there are just no events."""
+        """See the port; while the cluster does not answer, there are no events."""
         return PodWatch(self._api, self._selector, self._memory).events()
 
     def logs(self, name: str) -> str:
-        """Return the output of the present run of the pod so far.
+        """Return the output of the current run of a pod.
 
         Raises:
             ElasticDLError: there is no such pod, or its node does not answer.
@@ -123,16 +123,16 @@ class KubernetesCluster:
         try:
             return self._api.text(self._api.namespaced(f"pods/{name}/log"), query, _LOG_PATIENCE_S)
         except Refusal as refusal:
-            if refusal.status == 400:  # it has not started
+            if refusal.status == 400:  # the container has not started
                 return ""
             raise
 
     def max_memory(self) -> int | None:
-        """The most memory, in bytes, that a pod can be given here, as far as it is known."""
+        """Return the most memory that a pod can have here, in bytes; None if it is not known."""
         return max_memory(self._api)
 
     def close(self) -> None:
-        """End every watch and the connection; the pods keep running."""
+        """Close all watches and the connection; the pods keep running."""
         self._api.close()
 
     def _read(self, shown: Object) -> Pod:
@@ -149,10 +149,10 @@ class KubernetesCluster:
             raise
 
     def _make_way(self, earlier: Object, deadline: float) -> None:
-        """Removes a pod that has ended.
+        """Delete an ended pod.
 
         Raises:
-            ElasticDLError: it is alive, or is not gone in time.
+            ElasticDLError: the pod is alive, or is not gone in time.
         """
         name, uid = earlier["metadata"]["name"], earlier["metadata"]["uid"]
         pod = self._memory.read(earlier)
@@ -165,7 +165,7 @@ class KubernetesCluster:
             self._api.pause(_GONE_POLL_S)
 
     def uid_of(self, name: str) -> str:
-        """The uid of the newest pod of a name; empty: none was seen."""
+        """Return the uid of the newest known pod with a name; empty if there is none."""
         return self._memory.uid_of(name)
 
     def _delete(self, name: str, uid: str, grace_s: int | None) -> None:
@@ -191,7 +191,7 @@ _PATIENCE_S = 3.0
 
 
 def max_memory(api: ApiServer) -> int | None:
-    """Return the bytes that the namespace's limits and the largest node allow; None if no limit is known."""
+    """Return the most bytes that the namespace's limits and the largest node allow; None if no limit is known."""
     bounds = list(_limits_of_namespace(api))
     nodes = [_bytes(node["status"].get("allocatable", {})) for node in _list(api, "/api/v1/nodes")]
     bounds += [max(found)] if (found := [size for size in nodes if size is not None]) else []
@@ -220,22 +220,22 @@ def _list(api: ApiServer, path: str) -> list[Object]:
     return items
 
 
-_IN_FORCE_S = 60.0  # a kubelet looks again at a resize that it has deferred when another pod ends
+_IN_FORCE_S = 60.0  # a kubelet retries a deferred resize when another pod ends
 _LOOK_S = 1.0
 _NO_SUBRESOURCE = (404, 405)
 
 
 def resize_memory(api: ApiServer, pod: str, wanted: Object) -> int:
-    """Ask for the memory of another object of the same pod; return the bytes that are in force then.
+    """Request the memory of another manifest for a running pod; return the bytes that are in force afterwards.
 
     Args:
-        api: of the pod's namespace.
-        pod: its name.
-        wanted: the pod as it would be made with that memory.
+        api: The API server, with the pod's namespace.
+        pod: Name of the pod.
+        wanted: Manifest of the pod with that memory.
 
     Raises:
-        CannotResize: the server cannot resize pods, or we have no right to it.
-        ElasticDLError: it does not resize this one, or not in time.
+        CannotResize: the server cannot resize pods, or the credentials lack the right.
+        ElasticDLError: the server does not resize this pod, or not in time.
     """
     path = api.namespaced(f"pods/{pod}")
     shown = api.call("GET", path)
@@ -244,7 +244,7 @@ def resize_memory(api: ApiServer, pod: str, wanted: Object) -> int:
     limit = _limit(container)
     if not limit:
         raise ElasticDLError("It has no memory limit.")
-    if _in_force(shown, name) < limit:  # else it has the most that a pod can be given, or an earlier try succeeded
+    if _in_force(shown, name) < limit:  # otherwise it has the maximum, or an earlier attempt succeeded
         _ask(api, path, name, container["resources"])
         _await(api, path, shown["metadata"]["uid"], name, limit)
     return limit
@@ -278,7 +278,7 @@ def _await(api: ApiServer, path: str, uid: str, name: str, limit: int) -> None:
 
 
 def _why_pending(shown: Object) -> tuple[str, str]:
-    """Deferred or Infeasible, and the kubelet's sentence; empty once it has begun."""
+    """Return Deferred or Infeasible, and the kubelet's message; empty once the resize has begun."""
     for condition in shown["status"].get("conditions") or []:
         if condition["type"] == "PodResizePending" and condition["status"] == "True":
             return condition.get("reason") or "", condition.get("message") or ""
@@ -291,6 +291,6 @@ def _in_force(shown: Object, name: str) -> int:
 
 
 def _limit(container: Object) -> int:
-    """Bytes; 0 without, as in the status that older servers show."""
+    """Return the memory limit of a container in bytes; 0 without one, as in the status of older servers."""
     limits = (container.get("resources") or {}).get("limits") or {}
     return int(quantity(limits["memory"])) if "memory" in limits else 0

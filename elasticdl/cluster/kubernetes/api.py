@@ -1,7 +1,7 @@
-"""Calls to a Kubernetes API server: time-outs, retries, and explained refusals; JSON in, JSON out.
+"""Calls to a Kubernetes API server, with time-outs, retries, and explained errors; JSON in, JSON out.
 
-It knows no pods.  Objects stay the plain dicts that the server sends: every version of the server is understood, and
-nothing is lost between reading and writing.
+It knows nothing of pods.  Objects stay the plain dicts that the server sends, so every version of the server is
+understood, and nothing is lost between reading and writing.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from elasticdl_client.kubernetes.api import ClusterError, send
 Object = dict[str, Any]
 Query = dict[str, str | int]
 
-PATIENCE_S = 10.0  # how long a call is tried again
-ATTEMPT_S = 6.0  # how long one try may take
+PATIENCE_S = 10.0  # how long a call is retried
+ATTEMPT_S = 6.0  # limit of one attempt
 _CONNECT_S = 3.0
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 3.0
 _LONGEST_STREAM_PAUSE_S = 5.0
-_POOL_SIZE = 32  # connections that are kept open: as many as threads may create pods at once, and the watches
+_POOL_SIZE = 32  # connections kept open: for threads that create pods in parallel, and for watches
 _CONTENT_TYPES = {"PATCH": "application/strategic-merge-patch+json"}
 _FOR_NOW = (429, 500, 502, 503, 504)
 _NO_RIGHT = re.compile(r'User "(?P<user>[^"]+)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"')
@@ -40,12 +40,12 @@ _FORBIDDEN = re.compile(r'^\w+ "[^"]*" is forbidden: ')
 
 
 class Refusal(ClusterError):
-    """The server has answered, and not with what was asked for.
+    """The server has rejected a call.
 
     Attributes:
-        reason: the server's word for it: AlreadyExists, Conflict, …; may be empty.
-        message: its sentence.
-        retry_after_s: how long it wants to be left alone; 0 if it does not say.
+        reason: The server's reason: AlreadyExists, Conflict, …; may be empty.
+        message: The server's message.
+        retry_after_s: How long the server wants the client to wait; 0 if it does not say.
     """
 
     def __init__(self, what: str, hint: str, status: int, said: Object, retry_after_s: float) -> None:
@@ -56,21 +56,21 @@ class Refusal(ClusterError):
 
 
 class Closed(ElasticDLError):
-    """The connection has been closed by its owner."""
+    """The connection was closed by its owner."""
 
     def __init__(self) -> None:
         super().__init__("This connection to the cluster has been closed.")
 
 
 class ApiCalls:
-    """Counts the answers of API servers; its methods may be called from any thread."""
+    """Counts the answers of API servers.  Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def count(self, api_client: Any) -> None:
-        """Count all calls of a `kubernetes.client.ApiClient` from now on, those by `send` too."""
+        """Count all calls of a `kubernetes.client.ApiClient` from now on, with those by `send`."""
         pool = api_client.rest_client.pool_manager
         request = pool.request
 
@@ -87,24 +87,24 @@ class ApiCalls:
         pool.request = counted
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Return how many there were by HTTP method and status; `none`: there was no answer."""
+        """Return the number of calls by (HTTP method, status); the status `none` means no answer."""
         with self._lock:
             return dict(self._counts)
 
 
 class ApiServer:
-    """One namespace of a cluster.  Its methods may be called from any thread.
+    """Calls for one namespace of a cluster.  Thread-safe.
 
     Args:
-        api_client: a `kubernetes.client.ApiClient`; its configuration is used, not its connections.
-        namespace: paths are relative to it.
-        calls: counts them.
+        api_client: A `kubernetes.client.ApiClient`; only its configuration is used, not its connections.
+        namespace: Namespace that paths are relative to.
+        calls: Counts the calls.
     """
 
     def __init__(self, api_client: Any, namespace: str, calls: ApiCalls | None = None) -> None:
         configuration = copy.deepcopy(api_client.configuration)
         configuration.connection_pool_maxsize = _POOL_SIZE
-        configuration.retries = False  # tries are counted here alone
+        configuration.retries = False  # retries are made only here
         self._client = client.ApiClient(configuration)
         if calls is not None:
             calls.count(self._client)
@@ -119,11 +119,11 @@ class ApiServer:
         return self._closed.is_set()
 
     def pause(self, seconds: float) -> None:
-        """Waits; less long when the connection is closed meanwhile."""
+        """Wait, but return at once when the connection is closed."""
         self._closed.wait(seconds)
 
     def namespaced(self, rest: str) -> str:
-        """The path of something in the namespace: ``pods/w-0``."""
+        """Return the path of an object in the namespace, such as ``pods/w-0``."""
         return f"/api/v1/namespaces/{self._namespace}/{rest}"
 
     def call(
@@ -134,11 +134,11 @@ class ApiServer:
         body: Object | None = None,
         patience_s: float = PATIENCE_S,
     ) -> Object:
-        """One call, tried again for as long as the server cannot answer for the moment.
+        """Make a call, and retry it while the server is temporarily unavailable.
 
         Raises:
-            Refusal: the server says no.
-            ClusterError: it does not answer within the patience.
+            Refusal: the server rejects the call.
+            ClusterError: it does not answer within `patience_s`.
             Closed: this connection is closed.
         """
         answer = json.loads(self._persist(method, path, query, body, patience_s))
@@ -146,20 +146,20 @@ class ApiServer:
         return answer
 
     def text(self, path: str, query: Query | None = None, patience_s: float = PATIENCE_S) -> str:
-        """Like `call`, for what is not JSON: a log."""
+        """Like `call`, for an answer that is not JSON, such as a log."""
         return self._persist("GET", path, query, None, patience_s).decode(errors="replace")
 
     @contextmanager
     def stream(self, path: str, query: Query, silence_s: float) -> Iterator[Iterator[Object]]:
-        """The lines of an answer without an end, as they come; `close` ends it from another thread.
+        """Yield the lines of an endless answer as they come; `close` ends it from another thread.
 
         Args:
-            path: what to watch.
-            query: its parameters.
-            silence_s: after so long without a byte the stream counts as broken.
+            path: Path to watch.
+            query: Query parameters.
+            silence_s: Seconds without a byte after which the stream counts as broken.
 
         Raises:
-            ClusterError: from here or from the iterator: the stream cannot be opened, or is broken.
+            ClusterError: the stream cannot be opened, or, from the iterator, is broken.
         """
         response = self._send("GET", path, query, None, silence_s)
         with self._lock:
@@ -175,11 +175,11 @@ class ApiServer:
             response.release_conn()
 
     def close(self) -> None:
-        """Ends every stream; calls are refused from here on."""
+        """Close all streams; calls raise `Closed` from now on."""
         self._closed.set()
         with self._lock:
             for response in self._streams:
-                with suppress(ValueError, RuntimeError, OSError):  # it has just ended by itself
+                with suppress(ValueError, RuntimeError, OSError):  # the stream has just ended by itself
                     response.shutdown()
         self._client.close()
 
@@ -206,7 +206,7 @@ class ApiServer:
             raise self._unreachable(error) from error
 
     def _send(self, method: str, path: str, query: Query | None, body: Object | None, timeout_s: float) -> Any:
-        """The server's answer with its head read; of a refusal, whole."""
+        """Send a request; return the answer after its head, an error after its whole body."""
         if self.closed:
             raise Closed
         parameters = list((query or {}).items())
@@ -229,7 +229,7 @@ class ApiServer:
                     if line.strip():
                         yield json.loads(line)
         except (HTTPError, OSError, ValueError, AttributeError) as error:
-            # AttributeError: `close` has taken the socket away in the middle of a read
+            # AttributeError: `close` has removed the socket during a read
             if isinstance(error, AttributeError) and not self.closed:
                 raise
             raise self._unreachable(error) from error
@@ -253,7 +253,7 @@ class ApiServer:
         return Refusal(what, hint, status, {**said, "message": message}, retry_after_s)
 
     def _explain(self, status: int, message: str) -> tuple[str, str]:
-        """Return the meaning of a refusal for the user, and what to do."""
+        """Return the meaning of an error for the user, and what to do."""
         if status == 401:
             return "The cluster rejects the credentials (401 Unauthorized).", "They may have expired."
         if status == 403 and (denied := _NO_RIGHT.search(message)):
@@ -271,8 +271,8 @@ class StreamPauses:
     """How long to wait before a stream is opened again: longer each time, unless the last one was open for a while.
 
     Args:
-        first_s: the shortest pause.
-        lasting_s: a stream that was open for so long is followed by none.
+        first_s: The shortest pause.
+        lasting_s: After a stream that was open for this long there is no pause.
     """
 
     def __init__(self, first_s: float, lasting_s: float) -> None:
@@ -282,11 +282,11 @@ class StreamPauses:
         self._pause_s = 0.0
 
     def opened(self) -> None:
-        """Note that the server has answered, and not with an error; of several calls for a stream the first counts."""
+        """Note that the server has answered without an error; of several calls for a stream, the first counts."""
         self._opened_at = min(self._opened_at, time.monotonic())
 
     def next_s(self) -> float:
-        """Return the pause after a stream, or after a try to open one."""
+        """Return the pause after a stream, or after a failed attempt to open one."""
         has_lasted = time.monotonic() - self._opened_at >= self._lasting_s
         self._opened_at = math.inf
         self._pause_s = 0.0 if has_lasted else min(max(self._first_s, 2 * self._pause_s), _LONGEST_STREAM_PAUSE_S)
@@ -295,7 +295,7 @@ class StreamPauses:
 
 def _is_for_now(method: str, error: ClusterError) -> bool:
     if isinstance(error, Refusal):
-        collided = method == "POST" and error.reason == "Conflict"  # two creations have counted on one quota at once
+        collided = method == "POST" and error.reason == "Conflict"  # two creations have updated one quota at once
         return error.status in _FOR_NOW or collided
     return True
 

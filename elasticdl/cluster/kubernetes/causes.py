@@ -1,7 +1,7 @@
-"""Why pods have ended, asked of the cluster: their Events, their logs, and whether their node still exists.
+"""Why pods have ended, from the cluster: their Events, their logs, and whether their node still exists.
 
-Servers before 1.26 write into Events alone that they have preempted a pod.  Every answer is a help for people and for
-the bookkeeping, never needed: a question that fails, or takes long, counts as not answered.
+Servers before 1.26 report the preemption of a pod only in Events.  The answers help people and the accounting, but are
+never needed: a question that fails, or takes long, counts as unanswered.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from elasticdl_client.errors import ElasticDLError
 
 _LOG = logging.getLogger(__name__)
 _TIMEOUT_S = 2.0
-_RECENT_S = 1.5  # an Event may be written so long after the deletion that it explains
+_RECENT_S = 1.5  # an Event may come this long after the deletion that it explains
 _SECOND_LOOK_S = 0.3
-_REST_S = 10.0  # no questions for so long after one that was not answered
+_REST_S = 10.0  # pause after an unanswered question
 _LOG_LINES = 400
 _TELLING = {
     "Preempted": EndReason.PREEMPTED,
     "Evicted": EndReason.EVICTED,
     "TaintManagerEviction": EndReason.NODE_LOST,
 }
-_SELF_EXPLAINING = (1, 26)  # the version from which on pods carry the condition DisruptionTarget
+_SELF_EXPLAINING = (1, 26)  # since this version, pods have the condition DisruptionTarget
 
 
 class Causes:
-    """Ask, and remember the answer."""
+    """Asks the cluster for causes, and caches the answers."""
 
     def __init__(self, api: ApiServer) -> None:
         self._api = api
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._told: dict[str, Cause] = {}
-        self._needed: bool | None = None  # whether Events have to be asked; None: not known yet
+        self._needed: bool | None = None  # whether Events are needed; None: not known yet
         self._may_see_nodes = True
         self._rest_until = 0.0
         self._waited_at = 0.0
 
     def of(self, uid: str, deleted_s: float | None) -> Cause:
-        """Return the cause that the Events of a pod give; without a reason if they give none.
+        """Return the cause in the Events of a pod; without a reason if they have none.
 
         Args:
-            uid: of the pod.
-            deleted_s: for how long its deletion has been known; None if it is not being deleted.
+            uid: Uid of the pod.
+            deleted_s: Seconds since its deletion was seen; None if it is not being deleted.
         """
         with self._lock:
             if uid in self._told:
@@ -67,7 +67,7 @@ class Causes:
         return cause
 
     def node_is_gone(self, node: str) -> bool:
-        """Whether the cluster has no such node any more; False, too, where we may not ask."""
+        """Return whether a node no longer exists; False without the right to ask."""
         if not node or not self._may_see_nodes or self._rests():
             return False
         try:
@@ -80,14 +80,14 @@ class Causes:
         return False
 
     def end_of_log(self, pod: Object) -> str:
-        """The last lines of a pod's log; empty if they cannot be read."""
+        """Return the last lines of a pod's log; empty if they cannot be read."""
         if self._rests():
             return ""
         path = self._api.namespaced(f"pods/{pod['metadata']['name']}/log")
         query: Query = {"container": container_of(pod), "tailLines": _LOG_LINES}
         try:
             return self._api.text(path, query, _TIMEOUT_S)[-MAX_LOG_BYTES:]
-        except Refusal:  # its node, or the container, is gone
+        except Refusal:  # the node or the container is gone
             return ""
         except ElasticDLError as error:
             self._not_answered(error)
@@ -119,7 +119,7 @@ class Causes:
             return time.monotonic() < self._rest_until
 
     def _may_wait(self) -> bool:
-        """At most once in a while, so that pods that end at once are not reported one by one."""
+        """Return whether to wait for Events: rarely, so that the ends of many pods are not delayed one by one."""
         with self._lock:
             now = time.monotonic()
             may = now - self._waited_at > _RECENT_S

@@ -1,6 +1,6 @@
-"""From the pod that the Kubernetes API shows to the port's `Pod`: its phase, why it is pending, why it has ended.
+"""Converts a pod of the Kubernetes API to the port's `Pod`: its phase, why it is pending, why it has ended.
 
-Pure: one object in, one value out.  Facts that come with time or from other objects are in watch.py.
+Pure: one object in, one value out.  For facts that need time or other objects, see watch.py.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _KUBELETS_WORDS = {
     "NodeLost": EndReason.NODE_LOST,
     "DeadlineExceeded": EndReason.ERROR,
 }
-_KEPT_BYTES, _KEPT_LINES = 2048, 80  # of a container's log, by the kubelet, in its status
+_KEPT_BYTES, _KEPT_LINES = 2048, 80  # of a container's log that the kubelet keeps in the status
 _KILLED = {128 + signal.SIGKILL, 128 + signal.SIGTERM}
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a pod has ended, or has to, and how that is said; without a reason nothing is known."""
+    """Why a pod has ended or must end, and a message; without a reason nothing is known."""
 
     reason: EndReason = EndReason.NONE
     message: str = ""
@@ -55,7 +55,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Why a container does not run: Kubernetes's word and its sentence."""
+    """Why a container does not run: Kubernetes's reason and message."""
 
     reason: str = ""
     message: str = ""
@@ -69,7 +69,7 @@ class Waiting:
 
 
 def read_pod(pod: Object) -> Pod | None:
-    """The pod as its object alone shows it; None if it is no pod of a job's."""
+    """Return the pod from its object only; None if it is not a pod of a job."""
     labels = pod["metadata"].get("labels") or {}
     if labels.get(ROLE_LABEL) not in set(Role) or not labels.get(INDEX_LABEL, "").isdecimal():
         return None
@@ -103,15 +103,15 @@ def has_ended(pod: Pod) -> bool:
 
 
 def deletion_of(pod: Object) -> tuple[str, float] | None:
-    """When a pod that is being deleted has to be gone, by the server's clock, and its grace in seconds."""
+    """Return when a pod in deletion must be gone, by the server's clock, and its grace in seconds; else None."""
     stamp = pod["metadata"].get("deletionTimestamp")
     return (stamp, float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)) if stamp else None
 
 
 def ended_before_deletion(pod: Object) -> bool:
-    """Whether its container had ended for good when the deletion of the pod was asked for.
+    """Return whether a pod's container had already ended for good when the pod was deleted.
 
-    The kubelet shows a pod that was deleted between two runs as failed, with the end of the last one.
+    The kubelet shows a pod that was deleted between two runs as failed, with the end of the last run.
     """
     deletion, ended = deletion_of(pod), _terminated(pod)
     if deletion is None or ended is None or not ended.get("finishedAt"):
@@ -123,59 +123,59 @@ def ended_before_deletion(pod: Object) -> bool:
 
 
 def code_of(pod: Object) -> int | None:
-    """The exit code of its container, if that has ended for good."""
+    """Return the exit code of a pod's container, if it has ended for good."""
     ended = _terminated(pod)
     return None if ended is None else int(ended["exitCode"])
 
 
 def node_of(pod: Object) -> str:
-    """The node that it was given to; empty if none."""
+    """Return the node of a pod; empty if it has none yet."""
     return str(pod["spec"].get("nodeName") or "")
 
 
 def node_is_silent(pod: Object) -> bool:
-    """Whether the cluster has marked it as not ready while its own kubelet says that all its containers are."""
+    """Return whether the cluster has marked a pod as not ready, while its kubelet says that all containers are."""
     marked = any(one["type"] == "Ready" and one["status"] != "True" for one in _conditions(pod))
     statuses = _statuses(pod, "containerStatuses")
     return marked and bool(statuses) and all(status.get("ready") for status in statuses)
 
 
 def container_of(pod: Object) -> str:
-    """The container that does the work, for a pod that was given others beside it."""
+    """Return the container that does the work; a pod may have injected ones beside it."""
     return own_container(pod["metadata"]["name"], [container["name"] for container in pod["spec"]["containers"]])
 
 
 def disruption_of(pod: Object) -> Cause:
-    """Return the cause of an end from outside, as servers from version 1.26 on or the kubelet report it."""
+    """Return the cause of an end from outside, as reported by servers since version 1.26, or by the kubelet."""
     for condition in _conditions(pod):
         if condition["status"] != "True":
             continue
         said = condition.get("message") or condition.get("reason") or ""
         if condition["type"] == "DisruptionTarget":
             return Cause(_DISRUPTIONS.get(condition.get("reason", ""), EndReason.EVICTED), said)
-        if condition["type"] == "TerminationTarget":  # of Kueue, before it deletes a pod for its quota
+        if condition["type"] == "TerminationTarget":  # set by Kueue, before it deletes a pod for its quota
             return Cause(EndReason.PREEMPTED if "reempt" in said else EndReason.EVICTED, said)
     word = pod["status"].get("reason") or ""
     said = pod["status"].get("message") or word
     if word in _KUBELETS_WORDS:
         return Cause(_KUBELETS_WORDS[word], said)
     if word and pod["status"].get("phase") == PodPhase.FAILED:
-        return Cause(EndReason.EVICTED, said)  # Evicted, OutOfcpu, NodeAffinity, Shutdown, …: it had to go
+        return Cause(EndReason.EVICTED, said)  # Evicted, OutOfcpu, NodeAffinity, Shutdown, …
     return Cause()
 
 
 def error_is_cut_off(pod: Object) -> bool:
-    """Whether the object holds only the end of a longer log, and no lines of the user's of the error in it."""
+    """Return whether the object has only the end of a log, without the user's frames of its error."""
     kept = (_terminated(pod) or {}).get("message") or ""
-    is_part = len(kept.encode()) > _KEPT_BYTES - 4 or len(kept.splitlines()) >= _KEPT_LINES  # up to 3 of a character
+    is_part = len(kept.encode()) > _KEPT_BYTES - 4 or len(kept.splitlines()) >= _KEPT_LINES  # 3: a cut character
     return is_part and not shows_error_of_script(kept)
 
 
 def why_ended(pod: Object, log: str = "") -> Cause:
-    """Why an ended pod has ended, as far as the object tells; a deletion shows as the signal that it sent.
+    """Return why a pod has ended, as far as its object shows; a deletion shows as the signal that it sent.
 
     Args:
-        log: the end of its container's log; empty: the part in the object.
+        log: The end of its container's log; empty: use the part in the object.
     """
     disruption, ended = disruption_of(pod), _terminated(pod)
     if disruption.reason is not EndReason.NONE:
@@ -195,7 +195,7 @@ def why_ended(pod: Object, log: str = "") -> Cause:
 
 
 def waiting(pod: Object) -> Waiting:
-    """Return why the first container that cannot start waits; one that is blocked before one that is not."""
+    """Return why the first container waits that cannot start; blocked containers come first."""
     found = []
     for status in [*_statuses(pod, "initContainerStatuses"), *_statuses(pod, "containerStatuses")]:
         state = status.get("state", {}).get("waiting")
@@ -210,7 +210,7 @@ def _phase(pod: Object) -> PodPhase:
     if pod["status"].get("reason") == "NodeLost":
         return PodPhase.FAILED
     if phase == PodPhase.RUNNING and pod["spec"].get("restartPolicy") == "Never" and (ended := _terminated(pod)):
-        return PodPhase.FAILED if ended["exitCode"] else PodPhase.SUCCEEDED  # a container beside it may run without end
+        return PodPhase.FAILED if ended["exitCode"] else PodPhase.SUCCEEDED  # an injected container may never end
     return PodPhase.RUNNING if phase == "Unknown" else PodPhase(phase)
 
 
@@ -227,7 +227,7 @@ def _why_pending(pod: Object) -> str:
 
 
 def _why_paused(pod: Object) -> str:
-    """Of a running pod whose container waits for its next start: why, and how the last one ended."""
+    """Return why the container of a running pod waits for its next start, and how the last run ended; or ""."""
     status = _main(pod) or {}
     wait = status.get("state", {}).get("waiting")
     if not wait:
@@ -252,16 +252,16 @@ def _main(pod: Object) -> Object | None:
 
 
 def _terminated(pod: Object) -> Object | None:
-    """How its container ended; of a failed pod whose main one succeeded, the one that failed."""
+    """Return how a pod's container ended; if it succeeded and the pod failed, how the failed container ended."""
     main = _main(pod)
     ended: Object | None = main.get("state", {}).get("terminated") if main else None
     if pod["status"].get("phase") == PodPhase.FAILED and (ended is None or ended["exitCode"] == 0):
-        # Native ones, init containers that run beside the others; how they end says nothing of the pod.
+        # Native sidecars are init containers that run beside the others; their end does not matter for the pod.
         starters = pod["spec"].get("initContainers") or []
         sidecars = {one["name"] for one in starters if one.get("restartPolicy") == "Always"}
         for status in [*_statuses(pod, "initContainerStatuses"), *_statuses(pod, "containerStatuses")]:
             if status["name"] in sidecars:
-                continue  # ended by the kubelet after the others
+                continue  # a sidecar, which the kubelet ends after the others
             other: Object | None = status.get("state", {}).get("terminated")
             if other and other["exitCode"] != 0:
                 return other
@@ -272,7 +272,7 @@ def _code_in_words(code: int) -> str:
     if code > 128:
         try:
             return f"killed by {signal.Signals(code - 128).name}"
-        except ValueError:  # no signal has that number
+        except ValueError:  # not the number of a signal
             return f"exit code {code}"
     return f"exit code {code}"
 

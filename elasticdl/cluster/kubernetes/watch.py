@@ -1,11 +1,11 @@
 """Watching pods: list, then watch from there, until closed; missed changes are reported as if they had been seen.
 
-`PodWatch` has three generators, one job each: `events` connects again and again; `_list_and_watch` knows the resource
-version, and returns where only a new list helps; `_stream` is one call.
+`PodWatch` has three generators, one job each: `events` reconnects for ever; `_list_and_watch` knows the resource
+version, and returns when a new list is needed; `_stream` is one call.
 
-`PodCache` keeps facts beyond the objects that the API shows at a moment, so that all readers agree: since when a pod is
-being deleted (one that is overdue is on a lost node), why its image could not be pulled, and how it was first seen to
-end: later changes of the object do not change the end of the pod.
+`PodCache` keeps facts beyond the current objects of the API, so that all readers agree: since when a pod is being
+deleted (an overdue one is on a lost node), why its image could not be pulled, and how it was first seen to end: later
+changes of the object do not change the end of the pod.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from elasticdl.cluster.kubernetes.pods import (
 )
 from elasticdl_client.errors import ElasticDLError
 
-_OVERDUE_S = 10.0  # beyond its grace, on a node that the cluster does not hear of
-_SLOW_S = 30.0  # beyond its grace, on any node: a running kubelet needs less
+_OVERDUE_S = 10.0  # after its grace, on a node that the cluster marks as not ready
+_SLOW_S = 30.0  # after its grace, on any node: a running kubelet needs less
 _MAX_PODS = 8192
 _NEVER = float("inf")
-_BY_A_DELETION = (EndReason.COMPLETED, EndReason.ERROR, EndReason.KILLED)  # reasons of the end of a deleted pod
+_BY_A_DELETION = (EndReason.COMPLETED, EndReason.ERROR, EndReason.KILLED)  # possible ends of a deleted pod
 
 
 @dataclass(slots=True)
@@ -61,10 +61,10 @@ class _Record:
 
 
 class PodCache:
-    """All pods of one job, as several threads read them.
+    """Facts about all pods of one job.  Thread-safe.
 
     Args:
-        causes: finds the cause of an end that the object does not explain.
+        causes: Finds causes that the object does not show.
     """
 
     def __init__(self, causes: Causes) -> None:
@@ -73,7 +73,7 @@ class PodCache:
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def read(self, shown: Object) -> Pod | None:
-        """The pod; None if the object is not a pod of a job's."""
+        """Return the pod, with the cached facts; None if the object is not a pod of a job."""
         pod = read_pod(shown)
         if pod is None:
             return None
@@ -90,11 +90,11 @@ class PodCache:
             return record.end
 
     def gone(self, pod: Pod, shown: Object | None = None) -> Pod:
-        """The pod as it has left the cluster.
+        """Return the last state of a pod that has left the cluster.
 
         Args:
-            pod: as it was last read.
-            shown: its last object; None if its removal was not seen.
+            pod: Its state when it was last read.
+            shown: Its last object; None if its removal was not seen.
         """
         if shown is not None:
             pod = self.read(shown) or pod
@@ -110,12 +110,12 @@ class PodCache:
         return pod
 
     def overdue_at(self, uid: str) -> float:
-        """When, by the monotonic clock, a pod that is being deleted counts as lost; infinity if it is not."""
+        """Return the monotonic time at which a pod in deletion counts as lost; infinity for other pods."""
         with self._lock:
             return self._record(uid).overdue_at
 
     def uid_of(self, name: str) -> str:
-        """The newest pod of that name that was seen here; empty if none was."""
+        """Return the uid of the newest known pod with a name; empty if there is none."""
         with self._lock:
             return next((uid for uid in reversed(self._records) if self._records[uid].name == name), "")
 
@@ -143,13 +143,13 @@ class PodCache:
             record.end = replace(pod, phase=PodPhase.FAILED, reason=EndReason.NODE_LOST, message=message, blocked="")
             return record.end
         if pod.phase is PodPhase.PENDING and record.blocked and pod.message.startswith((PULL_FAILED, PULL_BACK_OFF)):
-            return replace(pod, message=record.blocked, blocked=record.blocked)  # also while it is tried once more
+            return replace(pod, message=record.blocked, blocked=record.blocked)  # also while the pull is retried
         if record.deletion is not None and not pod.message:
             return replace(pod, message="it is being deleted")
         return pod
 
     def _with_cause(self, pod: Pod, shown: Object, record: _Record) -> Pod:
-        """Add to an ended pod what the object lacks: the cause of its deletion, or all of a long error."""
+        """Add what an ended pod's object lacks: the cause of its deletion, or the rest of a long error."""
         if pod.reason is EndReason.ERROR and error_is_cut_off(shown) and (log := self._causes.end_of_log(shown)):
             pod = replace(pod, message=why_ended(shown, log).message)
         unexplained = pod.exit_code is None and pod.reason is EndReason.ERROR and not shown["status"].get("reason")
@@ -160,7 +160,7 @@ class PodCache:
         return self._explained(pod, record)
 
     def _removed(self, pod: Pod, shown: Object | None, record: _Record) -> Pod:
-        """Return the end of a pod that was gone before its end was seen."""
+        """Return the end of a pod that was removed before its end was seen."""
         cause = disruption_of(shown) if shown is not None else Cause()
         code = code_of(shown) if shown is not None else None
         if cause.reason is EndReason.NONE:
@@ -194,21 +194,21 @@ class PodCache:
 
 
 _LOG = logging.getLogger(__name__)
-_STREAM_S = 15  # after it the server ends a stream; one that is silent beyond that is broken
+_STREAM_S = 15  # the server ends a stream after this time; if not, the stream is broken
 _SILENCE_S = 3.0
 _LIST_AGAIN_S = 300.0
-_LASTING_S = 0.5  # a stream that ends sooner was not ended by its time-out, which is a second at least
+_LASTING_S = 0.5  # a stream that ends earlier was not ended by its time-out, which is at least 1 s
 _FIRST_PAUSE_S = 0.2
 _GONE = 410
 
 
 class PodWatch:
-    """One observer's view of a job's pods.
+    """One watch of a job's pods.
 
     Args:
-        api: where to look.
-        selector: the labels of the job's pods.
-        memory: shared by all observers of the job.
+        api: The API server.
+        selector: Label selector of the job's pods.
+        memory: The cache, shared by all readers of the job.
     """
 
     def __init__(self, api: ApiServer, selector: str, memory: PodCache) -> None:
@@ -216,12 +216,12 @@ class PodWatch:
         self._selector = selector
         self._memory = memory
         self._known: dict[str, Pod] = {}
-        self._leaving: dict[str, Object] = {}  # asked to end, and not seen to have ended
+        self._leaving: dict[str, Object] = {}  # in deletion, not seen to have ended yet
         self._pauses = StreamPauses(_FIRST_PAUSE_S, _LASTING_S)
         self._trouble = ""
 
     def events(self) -> Iterator[PodEvent]:
-        """ADDED for what exists, then every change, until the connection is closed; never an error."""
+        """Yield ADDED for existing pods, then every change, until the connection is closed; raise no errors."""
         while not self._api.closed:
             try:
                 yield from self._list_and_watch()
@@ -232,7 +232,7 @@ class PodWatch:
                 self._api.pause(self._pauses.next_s())
 
     def _list_and_watch(self) -> Iterator[PodEvent]:
-        """Until the server has forgotten the version that we know, or it is time for a look at everything."""
+        """List, then watch until the server has dropped the known version, or a new list is due."""
         query: Query = {"labelSelector": self._selector}
         listed = self._api.call("GET", self._api.namespaced("pods"), query, patience_s=ATTEMPT_S)
         yield from self._compared(listed["items"])
@@ -244,7 +244,7 @@ class PodWatch:
             self._api.pause(self._pauses.next_s())
 
     def _stream(self, version: str) -> Generator[PodEvent, None, str]:
-        """One call; ends with the server's time-out, or before it when a pod will be overdue earlier.
+        """Yield the changes of one call; it ends with the server's time-out, or earlier when a pod becomes overdue.
 
         Returns:
             The version to continue from; empty if there is none.
@@ -312,7 +312,7 @@ class PodWatch:
                 yield from self._seen(EventType.MODIFIED, shown)
 
     def _until_overdue(self) -> int:
-        """Whole seconds until the next pod is overdue, at least 1, at most the length of a stream."""
+        """Return the seconds until the next pod is overdue, from 1 to the length of a stream."""
         first = min((self._memory.overdue_at(uid) for uid in self._leaving), default=math.inf)
         return math.ceil(min(max(1.0, first - time.monotonic()), _STREAM_S))
 

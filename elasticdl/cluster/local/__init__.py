@@ -1,1 +1,1 @@
-"""Adapter of the port `Cluster`: processes of this machine, owned by an agent."""
+"""The adapter of the port `Cluster` for processes of this machine, owned by an agent."""

@@ -1,9 +1,9 @@
-"""Adapter of the port `Cluster`: pods are processes of this machine, kept by the agent (see `agent`).
+"""The adapter of the port `Cluster` for the local runtime: pods are processes of this machine, owned by the agent.
 
-It only talks; the agent and its kubelet own every process.
+It only communicates; the agent and its kubelet own every process.
 
-The protocol with the agent over its Unix socket is one JSON object a line.  A request is ``{"verb": …, …}``, an answer
-``{"ok": …}`` or ``{"error": {"what": …, "hint": …}}``; after the verb ``watch`` the connection carries events only.
+The protocol with the agent, over its Unix socket, is one JSON object per line.  A request is ``{"verb": …, …}``, an
+answer ``{"ok": …}`` or ``{"error": {"what": …, "hint": …}}``; after the verb ``watch`` the connection has only events.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from elasticdl.protocol import Role
 from elasticdl_client.errors import ElasticDLError
 
 _ANSWER_TIMEOUT_S = 30.0
-_MAX_LOG_BYTES = 1 << 20  # as the port says; a job of weeks prints gigabytes
+_MAX_LOG_BYTES = 1 << 20  # see the port; a job of weeks prints gigabytes
 
 
 class ProcessCluster:
-    """The local runtime's cluster.  Its methods may be called from any thread.
+    """The local runtime's cluster.  Thread-safe.
 
     Args:
-        socket_path: where the agent serves, as it has printed it.
+        socket_path: Path of the agent's socket, which the agent prints.
     """
 
     def __init__(self, socket_path: str) -> None:
         self._socket_path = socket_path
-        self._lock = threading.Lock()  # one question at a time on the connection for questions
+        self._lock = threading.Lock()  # one request at a time on its connection
         self._connection: _Connection | None = None
-        self._open_lock = threading.Lock()  # guards the two below
+        self._open_lock = threading.Lock()  # guards the two attributes below
         self._open: set[_Connection] = set()
         self._closed = False
 
@@ -59,10 +59,10 @@ class ProcessCluster:
         return [pod_from_message(message) for message in self._ask({"verb": "list"})]
 
     def watch(self) -> Iterator[PodEvent]:
-        """As the port says; the watch has begun when this returns, and ends without an error at `close`.
+        """See the port; the watch has begun when this returns, and `close` ends it without an error.
 
         Raises:
-            ElasticDLError: now or from the iterator, when the agent is gone.
+            ElasticDLError: the agent is gone; raised here or by the iterator.
         """
         connection = self._connect()
         connection.send({"verb": "watch"})
@@ -81,15 +81,15 @@ class ProcessCluster:
             return ""
 
     def set_slots(self, slots: int | None) -> None:
-        """Changes how many PS and worker pods may run at once (None: any number); the youngest workers beyond it are
+        """Set how many PS and worker pods may run at once (None: unlimited); the youngest workers above it are
         preempted.  For tests and demonstrations."""
         self._ask({"verb": "set_slots", "slots": slots})
 
     def wait_for_standby(self, timeout_s: float) -> None:
-        """Returns when pods of the framework in use can be forked from the standby.  For tests and benchmarks.
+        """Wait until pods of the current framework can be forked from the standby.  For tests and benchmarks.
 
         Raises:
-            ElasticDLError: there is none within the time-out.
+            ElasticDLError: the standby is not ready in time.
         """
         connection = self._connect()
         try:
@@ -100,7 +100,7 @@ class ProcessCluster:
             self._release(connection)
 
     def close(self) -> None:
-        """End every watch and the connection; the pods keep running."""
+        """Close all watches and the connection; the pods keep running."""
         with self._open_lock:
             self._closed = True
             for connection in self._open:
@@ -148,7 +148,7 @@ class ProcessCluster:
 
 
 class _Connection:
-    """One socket to the agent, with messages instead of bytes."""
+    """A connection to the agent that sends and receives messages."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -167,7 +167,7 @@ class _Connection:
             raise _agent_is_gone(self._path) from error
 
     def receive(self, timeout_s: float | None) -> Message | None:
-        """The next message; None at the end of the connection."""
+        """Return the next message; None at the end of the connection."""
         try:
             self._socket.settimeout(timeout_s)
             line = self._lines.readline()
@@ -178,10 +178,10 @@ class _Connection:
         return decode(line) if line.endswith(b"\n") else None
 
     def interrupt(self) -> None:
-        """Ends a `receive` that another thread is in."""
+        """End a `receive` in another thread."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the agent has ended it already
+        except OSError:  # the agent has already closed it
             return
 
     def close(self) -> None:
@@ -202,12 +202,12 @@ MAX_LINE_BYTES = 16 << 20
 
 
 def encode(message: Message) -> bytes:
-    """One line, its newline included."""
+    """Return a message as one line, with its newline."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """The object of one line.
+    """Return the message of one line.
 
     Raises:
         ValueError: the line is not a JSON object.
@@ -219,10 +219,10 @@ def decode(line: bytes) -> Message:
 
 
 def spec_from_message(message: Message) -> PodSpec:
-    """The inverse of `asdict`, as JSON carries it.
+    """Return the `PodSpec` of a message: the inverse of `asdict`, after JSON.
 
     Raises:
-        KeyError, TypeError, ValueError: a field is missing, unknown, or has no such value.
+        KeyError, TypeError, ValueError: a field is missing, unknown, or has an invalid value.
     """
     typed = {
         "role": Role(message["role"]),
@@ -233,7 +233,7 @@ def spec_from_message(message: Message) -> PodSpec:
 
 
 def pod_from_message(message: Message) -> Pod:
-    """The inverse of `asdict`, as JSON carries it."""
+    """Return the `Pod` of a message: the inverse of `asdict`, after JSON."""
     typed = {
         "role": Role(message["role"]),
         "phase": PodPhase(message["phase"]),

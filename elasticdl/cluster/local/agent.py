@@ -1,8 +1,8 @@
 """The agent, the kubelet of this machine: serves the port `Cluster` over a Unix socket to the client and the master.
 
-Run as ``python -m elasticdl.cluster.local.agent --job_dir DIR --slots N``; prints ``{"socket": PATH}`` once it serves.
-When its standard input ends (the client is gone), or at SIGTERM and SIGINT, it kills every pod and ends.  It decides
-nothing about pods; `kubelet` does.  It must keep one thread (see `process_group`).
+Run it as ``python -m elasticdl.cluster.local.agent --job_dir DIR --slots N``; it prints ``{"socket": PATH}`` when it
+serves.  At the end of its standard input (the client is gone), or at SIGTERM and SIGINT, it kills all pods and ends.
+`kubelet` decides about pods; the agent decides nothing.  It must have a single thread (see `process_group`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _PIPE_READ_BYTES = 4096
 
 
 class Agent:
-    """Connections in front of a kubelet.
+    """Serves the connections to a kubelet.
 
     Args:
-        loop: the event loop; runs in the thread that forks.
-        logs: existing directory for the logs of pods.
-        slots: capacity for PS and workers; None for any number.
-        log_fd: the agent's own log.
-        standby_timeout_s: a pod forked from the standby that has not reported progress by then is started plainly.
+        loop: The event loop; it must run in the thread that forks.
+        logs: An existing directory for the logs of pods.
+        slots: How many PS and worker pods may run at once; None: unlimited.
+        log_fd: The agent's own log.
+        standby_timeout_s: A pod forked from the standby without progress for this long is started plainly instead.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Agent:
         self._watchers: set[asyncio.StreamWriter] = set()
 
     async def serve(self, path: str) -> None:
-        """Starts to listen."""
+        """Start to listen."""
         await asyncio.start_unix_server(self._connected, path, limit=MAX_LINE_BYTES)
 
     async def end(self) -> None:
-        """Kills every pod, then ends every connection."""
+        """Kill all pods, then close all connections."""
         self.kubelet.end()
         connections = asyncio.all_tasks() - {asyncio.current_task()}
         for connection in connections:
@@ -80,7 +80,7 @@ class Agent:
             writer.write(encode(asdict(PodEvent(EventType.ADDED, pod))))
         self._watchers.add(writer)
         try:
-            await reader.read()  # until the watcher leaves
+            await reader.read()  # until the watcher closes the connection
         finally:
             self._watchers.discard(writer)
 
@@ -143,7 +143,7 @@ def _log_to(path: Path) -> int:
 
 
 def run(job_dir: Path, slots: int | None, standby_timeout_s: float) -> None:
-    """Serves until the client is gone or a signal asks for the end; then nothing of the job runs any more."""
+    """Serve until the client is gone, or a signal comes; afterwards no process of the job is left."""
     logs = job_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     log_fd = _log_to(logs / "agent.log")

@@ -1,11 +1,10 @@
-"""The import of a framework without what a worker has no use for.
+"""Imports a framework without the packages that a worker does not need.
 
-Where scikit-learn, matplotlib, pandas and IPython are installed, ``import keras`` imports them, too, for
-`keras.wrappers`, `keras.visualization`, data frames given to `fit` and `KerasFileEditor`: a third of the time from a
-pod's start to its first op, and 80 MB.  IPython also installs a handler of forks, which would run in each pod of a
-standby.  TensorFlow imports SciPy's sparse matrices for its own, earlier Keras: another tenth.
-Garbage collections, which walk through the growing modules again and again and free next to nothing, take another
-quarter.
+If scikit-learn, matplotlib, pandas and IPython are installed, ``import keras`` imports them, too, for `keras.wrappers`,
+`keras.visualization`, data frames given to `fit`, and `KerasFileEditor`: a third of the time from a pod's start to its
+first op, and 80 MB.  IPython also installs a fork handler, which would run in each pod of a standby.  TensorFlow
+imports SciPy's sparse matrices for its own, earlier Keras: another tenth.  Garbage collections, which traverse the
+growing modules again and again and free almost nothing, take another quarter.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-_NOT_FOR_WORKERS = {  # what is hidden, and during whose import
+_NOT_FOR_WORKERS = {  # hidden package, and the package that must not import it
     "sklearn": "keras",
     "matplotlib": "keras",
     "pandas": "keras",
@@ -33,7 +32,7 @@ _NOT_FOR_WORKERS = {  # what is hidden, and during whose import
 
 
 class _MissingToKeras:
-    """A finder of modules that hides packages from either Keras, only while that is being imported."""
+    """A module finder that hides packages while one of the two Keras packages is being imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -50,13 +49,13 @@ def _is_being_imported(name: str) -> bool:
 
 
 def import_less_with_keras() -> None:
-    """From here on, in this process; a model definition may import the packages as ever."""
+    """Hide the packages from Keras's import from now on; a model definition can still import them."""
     sys.meta_path.insert(0, _MissingToKeras())
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """For imports: the objects at the end stay, and no later collection walks through them."""
+    """Disable collections in the block, for imports; its objects are frozen: later collections skip them."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -68,10 +67,10 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def finalize_at_exit() -> None:
-    """Before `no_garbage_collection` in a script, which may have made objects that end in order.
+    """Prepare a script for `no_garbage_collection`: it may have created objects that need finalization.
 
-    Open files and objects with a ``__del__`` in cycles of references are finalized by the collections at the exit, and
-    by nothing else.  These see all objects again where one such object lives on by then.
+    Open files and objects with a ``__del__`` in reference cycles are finalized only by the collections at the exit.
+    These include all objects again if one such object still lives then.
     """
     streams = _with_files_behind((sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__))
     found = [one for one in gc.get_objects() if hasattr(type(one), "__del__") and id(one) not in streams]
@@ -94,7 +93,7 @@ def _with_files_behind(streams: Iterable[object]) -> set[int]:
 def _reference(found: object) -> Callable[[], object]:
     try:
         return weakref.ref(found)
-    except TypeError:  # a class with __slots__: it counts as alive
+    except TypeError:  # a class with __slots__ and without weak references: counts as alive
         return lambda: True
 
 

@@ -1,6 +1,6 @@
-"""The GPUs of this machine, as the agent deals them out to workers, and a worker's pod to its processes.
+"""The GPUs of this machine: assigned by the agent to workers, and by a worker's pod to its processes.
 
-It looks for devices and counts their users; it never opens one.
+It looks for devices and counts their users, but never opens one.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ _NONE = "-1"
 
 
 class Gpus:
-    """Names of GPUs as `CUDA_VISIBLE_DEVICES` takes them: numbers, or UUIDs."""
+    """Names of GPUs, as in `CUDA_VISIBLE_DEVICES`: numbers, or UUIDs."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(names)
 
     @classmethod
     def of(cls, environment: Mapping[str, str], devices: Path = Path("/dev")) -> Gpus:
-        """Return those that processes of an environment may use: those that it names, else all of the machine.
+        """Return the GPUs that processes with an environment may use: those it names, else all of the machine.
 
         Args:
-            devices: the directory of device files.
+            devices: The directory of device files.
         """
         named = environment.get(VARIABLE)
         if named is None:
             here = [path for path in devices.glob("nvidia*") if _DEVICE.fullmatch(path.name)]
-            return cls(str(number) for number in range(len(here)))  # CUDA counts those of a container from 0
+            return cls(str(number) for number in range(len(here)))  # CUDA numbers the GPUs of a container from 0
         names = [name.strip() for name in named.split(",")]
         return cls(names[: names.index(_NONE)] if _NONE in names else [name for name in names if name])
 
     def least_used(self, taken: Iterable[str], number: int) -> tuple[str, ...]:
-        """Return the first of those with the fewest users; fewer if there are no more.
+        """Return the GPUs with the fewest users, the first ones of equals; fewer if there are no more.
 
         Args:
-            taken: the GPUs of each pod that has some.
-            number: how many.
+            taken: The GPUs of all pods, one entry per use.
+            number: How many to return.
         """
         counts = dict.fromkeys(self._names, 0)
         for name in taken:
@@ -51,10 +51,10 @@ class Gpus:
         return tuple(name for name in self._names if name in chosen)
 
     def shares(self, number: int) -> list[tuple[str, ...]]:
-        """Return those of each of several processes; where there are fewer than processes, some share one.
+        """Return the GPUs of each of several processes; if there are fewer GPUs than processes, some share one.
 
         Raises:
-            ElasticDLError: they cannot be shared out evenly.
+            ElasticDLError: the GPUs cannot be divided evenly.
         """
         names = self._names
         if len(names) > number and len(names) % number:
@@ -68,5 +68,5 @@ class Gpus:
 
 
 def seen_gpus(environment: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """Return what makes a process see some GPUs alone, unless its own environment says which it sees."""
+    """Return the variables that make a process see only these GPUs, unless its environment already chooses."""
     return {VARIABLE: ",".join(names)} if names and VARIABLE not in environment else {}

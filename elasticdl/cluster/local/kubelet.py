@@ -1,9 +1,9 @@
 """The lifecycle of local pods: starting, ending, restarting, deleting, and the assignment of slots.
 
-The kubelet decides and acts on processes; it knows no socket and no client.  Everything runs in the one thread of the
-agent's event loop, which calls `reap` when a child has ended.
+The kubelet decides about processes and acts on them; it knows no socket and no client.  Everything runs in the only
+thread of the agent's event loop, which calls `reap` when a child has ended.
 
-A `LocalPod` owns the words: phases, reasons, messages.  It never starts or signals a process; the kubelet does.
+A `LocalPod` owns phases, reasons and messages.  It never starts or signals a process; the kubelet does.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from elasticdl.protocol import Role
 from elasticdl_client.errors import ElasticDLError
 
 _LOG = logging.getLogger("elasticdl.agent")
-_IMPORT_TIMEOUT_S = 60.0  # a pod waits so long for a standby that is still importing, then it is started plainly
+_IMPORT_TIMEOUT_S = 60.0  # how long a pod waits for the imports of a standby, before it is started plainly
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
-_LONG_LIFE_S = 10.0  # after it the pause before a restart is short again
+_LONG_LIFE_S = 10.0  # after a run of this length, the pause before a restart is short again
 _CRASHES = {128 + number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)}
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
@@ -51,12 +51,12 @@ class Kubelet:
     """All pods of one job on this machine.
 
     Args:
-        loop: the agent's event loop.
-        logs: directory of the pods' logs; it exists.
-        slots: how many PS and worker pods may run at once; None for any number.
-        agent_log_fd: where helpers print.
-        on_event: called after every change of a pod.
-        standby_timeout_s: a forked pod without progress for so long is replaced.
+        loop: The agent's event loop.
+        logs: An existing directory for the pods' logs.
+        slots: How many PS and worker pods may run at once; None: unlimited.
+        agent_log_fd: The log for the output of helper processes.
+        on_event: Called after every change of a pod.
+        standby_timeout_s: A forked pod without progress for this long is replaced.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Kubelet:
     # ---- verbs ----
 
     def create(self, spec: PodSpec) -> Pod:
-        """Accepts a pod and starts it if there is a slot.
+        """Create a pod, and start it if there is a slot.
 
         Raises:
-            ElasticDLError: its name is not one, or a pod of that name has not ended.
+            ElasticDLError: its name is invalid, or a pod of that name has not ended.
         """
         check_spec(spec)
         earlier = self._pods.get(spec.name)
@@ -101,7 +101,7 @@ class Kubelet:
         return pod.snapshot()
 
     def delete(self, name: str, grace_s: float | None) -> None:
-        """Ends a pod and forgets it."""
+        """End a pod, and remove it."""
         pod = self._pods.get(name)
         if pod is None:
             return
@@ -117,7 +117,7 @@ class Kubelet:
         return [pod.snapshot() for pod in self._pods.values()]
 
     def log_path(self, name: str) -> Path:
-        """Where a pod's output goes.
+        """Return the path of a pod's log.
 
         Raises:
             ElasticDLError: there is no such pod.
@@ -127,16 +127,16 @@ class Kubelet:
         return self._pods[name].log.path
 
     def set_slots(self, slots: int | None) -> None:
-        """Changes the capacity; the youngest workers that do not fit any more are preempted."""
+        """Set the number of slots; the youngest workers that no longer fit are preempted."""
         self._slots = slots
         self._schedule()
 
     async def standby_ready(self) -> None:
-        """Returns when the standby can fork pods; never, where none is started."""
+        """Wait until the standby can fork pods; for ever, if none is started."""
         await self._standby.ready.wait()
 
     def end(self) -> None:
-        """Kills everything at once and waits until it is gone."""
+        """Kill all processes at once, and wait until they are gone."""
         self._standby.end()
         leaders = [self._standby.pid]
         for pod in self._pods.values():
@@ -151,9 +151,9 @@ class Kubelet:
     # ---- children ----
 
     def reap(self) -> None:
-        """Deals with every child that has ended or was stopped, the orphans of pods among them.
+        """Handle every child that has ended or was stopped, including orphans of pods.
 
-        A leader is reaped after the rest of its group has been killed: until then its number cannot be reused.
+        A leader is reaped after the rest of its group was killed: until then its pid cannot be reused.
         """
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
@@ -172,7 +172,7 @@ class Kubelet:
             self._see_whether_stopped(pod)
 
     def _see_whether_stopped(self, pod: LocalPod) -> None:
-        """Says of a pod that a signal (SIGSTOP) has stopped it; such a process says nothing itself."""
+        """Report a pod whose process was stopped by a signal (SIGSTOP), which cannot report it itself."""
         if pod.group is None or pod.phase is not PodPhase.RUNNING:
             return
         changed = None
@@ -207,7 +207,7 @@ class Kubelet:
             self._ended(pod, ending)
 
     def _ended(self, pod: LocalPod, ending: PodEnding) -> None:
-        """The pod's last run is over."""
+        """Set the end of a pod after its last run."""
         pod.cancel_timers()
         pod.active = False
         pod.phase = PodPhase.FAILED if ending.exit_code else PodPhase.SUCCEEDED
@@ -227,7 +227,7 @@ class Kubelet:
     def _terminate(self, pod: LocalPod, why: EndReason, grace_s: float) -> None:
         if pod.why_ending is EndReason.NONE or why is EndReason.DELETED:
             pod.why_ending = why
-        if pod.group is None:  # between two runs, or not yet forked
+        if pod.group is None:  # between two runs, or not forked yet
             self._drop_fork(pod)
             self._ended(pod, PodEnding(128 + signal.SIGTERM, why, ""))
             return
@@ -253,7 +253,7 @@ class Kubelet:
     # ---- starting ----
 
     def _schedule(self) -> None:
-        """Starts what fits, servers before workers, else in order of creation, and preempts workers that do not."""
+        """Start the pods that fit, servers first, else in order of creation; preempt workers that no longer fit."""
         for pod in sorted(self._pods.values(), key=lambda pod: pod.is_worker):
             if not pod.waits:
                 continue
@@ -269,7 +269,7 @@ class Kubelet:
         self._preempt()
 
     def _preempt(self) -> None:
-        """End the youngest workers beyond the slots, and those whose slots servers wait for: without them all wait."""
+        """End the youngest workers above the limit, and those whose slots servers need: without servers all wait."""
         if self._slots is None:
             return
         pods = [pod for pod in self._pods.values() if pod.needs_slot]
@@ -288,13 +288,13 @@ class Kubelet:
         return {"PYTHONUNBUFFERED": "1", **os.environ, **seen_gpus(spec.env, gpus), **spec.env}
 
     def _take_gpus(self, pod: LocalPod) -> None:
-        """A worker keeps them to its end; more workers than GPUs share them."""
+        """Assign GPUs to a worker until its end; if there are more workers than GPUs, they share them."""
         if pod.spec.num_gpus and not pod.gpus:
             taken = (name for other in self._pods.values() if other.active for name in other.gpus)
             pod.gpus = self._gpus.least_used(taken, pod.spec.num_gpus)
 
     def _start(self, pod: LocalPod) -> None:
-        """Begin a run of the pod, by the standby if it can."""
+        """Begin a run of a pod, from the standby if possible."""
         self._take_gpus(pod)
         try:
             log_fd = pod.log.open_life()
@@ -313,7 +313,7 @@ class Kubelet:
         pod.timers.append(self._loop.call_later(patience, self._fork_hangs, pod, text))
 
     def _start_instead(self, pod: LocalPod, because: str) -> None:
-        """Start plainly a process that the standby has not started; it is the same run of the pod."""
+        """Start a process plainly that the standby has not started; it is the same run of the pod."""
         self._drop_fork(pod)
         pod.cancel_timers()
         _LOG.warning("%s: %s; started plainly", pod.spec.name, because)
@@ -347,7 +347,7 @@ class Kubelet:
 
     def _forked(self, number: int, pid: int) -> None:
         pod = next((pod for pod in self._pods.values() if pod.fork and pod.fork.number == number), None)
-        if pod is None or pod.fork is None:  # it was deleted meanwhile, and its child has ended at its gate
+        if pod is None or pod.fork is None:  # the pod was deleted meanwhile, and its child has ended at the gate
             return
         try:
             pod.group = guard(pid, self._leash)
@@ -362,7 +362,7 @@ class Kubelet:
         self._running(pod)
 
     def _progressed(self, pod: LocalPod) -> None:
-        """The child has reported; or it has closed its end, most likely by ending, and `reap` will judge it."""
+        """Handle the report of a forked child, or the end of its pipe; if the child has ended, `reap` handles it."""
         assert pod.fork is not None
         pod.fork.stop_watching()
         if pod.why_ending is EndReason.NONE:
@@ -380,7 +380,7 @@ class Kubelet:
         if pod.why_ending is not EndReason.NONE:
             return
         if pod.group is not None:
-            pod.group.kill()  # an orphan to `reap` from here on
+            pod.group.kill()  # `reap` treats it as an orphan from now on
             pod.group = None
         self._start_instead(pod, text)
         self._standby.end()
@@ -399,10 +399,10 @@ def _explain(pod: LocalPod, ending: PodEnding) -> str:
 
 
 class OomKills:
-    """Whether the kernel's OOM killer has struck in this process's control group since the last look.
+    """Detects whether the kernel's OOM killer has killed in this process's control group since the last call.
 
-    A count of the whole group is all that the kernel shows, so a kill is ascribed to the pod that is seen to end next.
-    With no counter file, or one that cannot be read, nothing is ever new.
+    The kernel shows only a count for the whole group, so a kill is attributed to the pod that is seen to end next.
+    Without a readable counter file, no kill is ever reported.
     """
 
     def __init__(self, counter: Path | None) -> None:
@@ -411,7 +411,7 @@ class OomKills:
 
     @staticmethod
     def of_this_process() -> OomKills:
-        """Finds the counter of this process's control group, version 2 or 1."""
+        """Return the counter of this process's control group, version 2 or 1."""
         root = Path("/sys/fs/cgroup")
         try:
             lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -426,7 +426,7 @@ class OomKills:
         return OomKills(None)
 
     def is_new(self) -> bool:
-        """Whether the count has grown since it was last asked."""
+        """Return whether the count has grown since the last call."""
         seen, self._seen = self._seen, self._read()
         return self._seen > seen
 
@@ -446,7 +446,7 @@ _TOLD_TO_END = {128 + signal.SIGKILL, 128 + signal.SIGTERM}  # exit codes after 
 
 @dataclass(frozen=True, slots=True)
 class PodEnding:
-    """How a leader ended: its code (128 + signal number after a signal) and why."""
+    """How a leader ended: its code (128 + signal number after a signal), and the reason."""
 
     exit_code: int
     reason: EndReason
@@ -454,7 +454,7 @@ class PodEnding:
 
     @staticmethod
     def of(wait_status: int) -> PodEnding:
-        """Reads the status that waitpid has given."""
+        """Return the end for a status of waitpid."""
         code = os.waitstatus_to_exitcode(wait_status)
         if code == 0:
             return PodEnding(0, EndReason.COMPLETED, "")
@@ -481,12 +481,12 @@ class LocalPod:
     exit_code: int | None = None
     message: str = ""
     restarts: int = 0
-    active: bool = False  # from its first start to its end, pauses before restarts included
+    active: bool = False  # from its first start to its end, with pauses before restarts
     group: ProcessGroup | None = None
-    fork: Fork | None = None  # being started by the standby, until it has reported progress
+    fork: Fork | None = None  # while it is started by the standby, until it reports progress
     started_at: float = 0.0
     pause_s: float = 0.0  # before its last restart
-    gpus: tuple[str, ...] = ()  # that it alone sees, for `CUDA_VISIBLE_DEVICES`; empty: none are given to it
+    gpus: tuple[str, ...] = ()  # for `CUDA_VISIBLE_DEVICES`; empty: none are assigned
     why_ending: EndReason = EndReason.NONE  # DELETED or PREEMPTED once it is terminating
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
@@ -500,7 +500,7 @@ class LocalPod:
 
     @property
     def waits(self) -> bool:
-        """For a slot, or to be started for the first time."""
+        """Whether it waits for a slot, or for its first start."""
         return self.phase is PodPhase.PENDING and not self.active
 
     @property
@@ -513,7 +513,7 @@ class LocalPod:
         self.timers.clear()
 
     def snapshot(self) -> Pod:
-        """The pod as the port shows it."""
+        """Return the state of the pod for the port."""
         return Pod(
             name=self.spec.name,
             role=self.spec.role,
@@ -531,17 +531,17 @@ class LocalPod:
 
 
 class PodLog:
-    """The file that holds everything a pod has printed, over restarts."""
+    """The file with all output of a pod, over restarts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._life_begins = 0
 
     def open(self, line: str) -> int:
-        """Open the file to continue after a line, which a full disk leaves out; the caller closes it.
+        """Open the file for appending, and write a line first; the caller must close it.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: it cannot be opened.  A full disk only loses the line.
         """
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         with suppress(OSError):  # the pod can run without room for its log
@@ -549,7 +549,7 @@ class PodLog:
         return fd
 
     def open_life(self) -> int:
-        """Open it for a new run of the pod, set off by a line from the one before; the caller closes it.
+        """Open it for a new run, separated by a line from the run before; the caller must close it.
 
         Raises:
             OSError: see `open`.
@@ -561,7 +561,7 @@ class PodLog:
         return fd
 
     def tail(self) -> str:
-        """The end of the present run's output."""
+        """Return the end of the current run's output."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)

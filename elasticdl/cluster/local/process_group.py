@@ -1,12 +1,12 @@
-"""One process group that cannot outlive the agent.
+"""A process group that cannot outlive the agent.
 
-Two independent things end a group when the agent is gone, however it went: its leader has asked the kernel for SIGKILL
-at its parent's death, and a sentinel, a shell that waits for the end of a pipe whose only writer is the agent, kills
-what else is in the group.  The sentinel is in a group of its own, so that nothing done to the pod's group (SIGSTOP
-among it) reaches it.  No process of the group runs a line of user code before both are in place: the leader waits at
-a gate until then.  A process that leaves the group of its own will (setsid) is out of reach.
+Two independent mechanisms end a group when the agent is gone, for whatever reason.  Its leader has asked the kernel for
+SIGKILL at its parent's death.  And a sentinel, a shell that waits for the end of a pipe whose only writer is the agent,
+kills the rest of the group.  The sentinel is in another group, so that signals to the pod's group (such as SIGSTOP) do
+not reach it.  No process of the group runs user code before both are in place: the leader waits at a gate until then.
+A process that leaves the group by itself (setsid) is not covered.
 
-The agent must have one thread: death signals are bound to the thread that forked.
+The agent must have a single thread: death signals are bound to the thread that forked.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when its parent (the thread that forked it, or adopted it) ends."""
+    """Make the kernel kill this process when its parent (the thread that forked or adopted it) ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parents end become children of this process, so that it learns how they end."""
+    """Make orphaned descendants children of this process, so that it learns how they end."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def pass_gate(gate: int, parent: int) -> None:
-    """Waits, in the leader, until the agent has guarded the group; ends this process if the agent is gone."""
+    """Wait, in the leader, until the agent has guarded the group; end this process if the agent is gone."""
     if not os.read(gate, 1):
         os._exit(1)
     die_with_parent()
@@ -53,7 +53,7 @@ def pass_gate(gate: int, parent: int) -> None:
 
 
 def redirect_output(log_fd: int) -> None:
-    """Makes the log the standard output and error of this process; its standard input is empty."""
+    """Redirect standard output and error of this process to the log; its standard input is empty."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -62,13 +62,13 @@ def redirect_output(log_fd: int) -> None:
 
 
 class Leash:
-    """The pipe whose end tells every sentinel that the agent is gone.  Nothing is ever written to it."""
+    """The pipe whose end shows all sentinels that the agent is gone.  Nothing is ever written to it."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
 
     def spawn_sentinel(self, group: int) -> int:
-        """Starts the sentinel of a group and returns its pid."""
+        """Start the sentinel of a group, and return its pid."""
         return os.posix_spawn(
             _SHELL,
             [_SHELL, "-c", _SENTINEL, "sentinel", str(group)],
@@ -85,27 +85,27 @@ class Leash:
 
 @dataclass(slots=True)
 class ProcessGroup:
-    """A guarded group; its number is the pid of its leader, which is a child of this process."""
+    """A guarded group; its id is the pid of its leader, a child of this process."""
 
     pid: int
     sentinel: int
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to every process of the group that is left.  Only before the leader has been reaped."""
+        """Send a signal to all processes left in the group.  Call it only before the leader is reaped."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def kill(self) -> None:
-        """Kills what is left of the group, its sentinel too.  Only before the leader has been reaped."""
+        """Kill the rest of the group, and its sentinel.  Call it only before the leader is reaped."""
         self.signal(signal.SIGKILL)
         os.kill(self.sentinel, signal.SIGKILL)
 
 
 def guard(pid: int, leash: Leash) -> ProcessGroup:
-    """Makes a child that waits at its gate the leader of a guarded group.
+    """Make a child that waits at its gate the leader of a guarded group.
 
     Raises:
-        OSError: there is no such child any more, or no process can be started.
+        OSError: the child is gone, or no process can be started.
     """
     os.setpgid(pid, pid)
     return ProcessGroup(pid, leash.spawn_sentinel(pid))
@@ -114,9 +114,9 @@ def guard(pid: int, leash: Leash) -> ProcessGroup:
 def start(
     command: Sequence[str], env: Mapping[str, str], log_fd: int, leash: Leash, inherit: Sequence[int] = ()
 ) -> ProcessGroup:
-    """Starts a command as the leader of a guarded group.
+    """Start a command as the leader of a guarded group.
 
-    A command that cannot be executed ends with code 127 and says why in its log.
+    A command that cannot be executed ends with code 127, and its log says why.
 
     Raises:
         OSError: no process can be started.
@@ -124,7 +124,7 @@ def start(
     parent = os.getpid()
     gate, gate_opener = os.pipe()
     try:
-        # Signals wait while the child still has the agent's handlers: one for the child must not reach the agent.
+        # Block signals while the child has the agent's handlers: a signal for the child must not end the agent.
         mask = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         try:
             pid = os.fork()

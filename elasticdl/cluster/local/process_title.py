@@ -1,6 +1,6 @@
-"""Titles of pods' processes in ps, top, pgrep and nvidia-smi: `elasticdl worker-1 of JOB`, not the module.
+"""Titles of pods' processes in ps, top, pgrep and nvidia-smi: `elasticdl worker-1 of JOB` instead of the module.
 
-The kernel shows as the command line what stands in the memory of the process where its arguments were.
+The kernel shows as the command line the memory of the process where its arguments were.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from elasticdl_client.choices import PROCESS_VARIABLE
 
 POD_NAME_VARIABLE = "ELASTICDL_POD_NAME"
 _PR_SET_NAME = 15
-_MAX_NAME = 15  # bytes that the kernel keeps of the short name
+_MAX_NAME = 15  # bytes of the short name that the kernel keeps
 _POD = re.compile(r"elasticdl-(?P<job>.+)-(?P<pod>master|(?:ps|worker)-\d+)")
-_ARG_START, _ARG_END = 45, 46  # of the fields in /proc/self/stat behind the name, from 0; proc_pid_stat(5)
+_ARG_START, _ARG_END = 45, 46  # fields of /proc/self/stat after the name, from 0; see proc_pid_stat(5)
 
 
 def title_of(pod_name: str, process: str = "") -> str:
-    """Return the title of a pod's process; `process`: its number, where a pod has several."""
+    """Return the title of a pod's process; `process` is its number in a pod with several."""
     match = _POD.fullmatch(pod_name)
     number = f" process {process}" if process else ""
     return f"elasticdl {match['pod']}{number} of {match['job']}" if match else f"elasticdl {pod_name}{number}"
 
 
 def name_process() -> None:
-    """Name this process after its pod, if the environment names one; on systems other than Linux do nothing."""
+    """Name this process after its pod, if the environment has one; only on Linux."""
     pod_name = os.environ.get(POD_NAME_VARIABLE, "")
     if not pod_name or not hasattr(ctypes.CDLL(None), "prctl"):
         return
@@ -38,11 +38,11 @@ def name_process() -> None:
 
 
 def write_arguments(title: bytes) -> None:
-    """Show a command line for this process, cut to the length of that with which it was started; on Linux."""
+    """Set the visible command line of this process, cut to the length of the original one; only on Linux."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
-    if not 2 < end - start < 1 << 20:  # hidden from this process
+    if not 2 < end - start < 1 << 20:  # not readable for this process
         return
-    # A last byte that is not zero tells the kernel that this is a title: it shows what stands before the first zero.
+    # A last byte other than zero marks a title: the kernel shows the text before the first zero.
     size = end - start - 1
     ctypes.memmove(start, title[: size - 1].ljust(size, b"\0") + b".", size + 1)

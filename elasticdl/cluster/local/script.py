@@ -1,7 +1,7 @@
-"""A user's Python script that is a worker's command: whether a standby can import PyTorch in its place.
+"""A worker's command that is a user's Python script: whether a standby can import PyTorch for it.
 
-It can where the script would import PyTorch before it has done anything else: only then could nothing of it, such as an
-assignment to `os.environ`, have had an effect on that import.  This module reads the script and never runs it.
+It can if the script would import PyTorch before anything else: then nothing in it, such as an assignment to
+    `os.environ`, could affect that import.  This module reads the script, and never runs it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ COMMAND_MODULE = "elasticdl.worker.command"
 _PREFIX = (*RUN_MODULE, COMMAND_MODULE)
 _TORCH = "torch"
 _API = "elasticdl.api.pytorch"
-_ON_API = (_API, "elasticdl.api.accelerate", "elasticdl.api.lightning", "elasticdl.api.transformers")  # they import it
+_ON_API = (_API, "elasticdl.api.accelerate", "elasticdl.api.lightning", "elasticdl.api.transformers")  # import it
 _OURS = frozenset({"elasticdl", "elasticdl_client"})
-_BEFORE_TORCH = sys.stdlib_module_names | _OURS | {"numpy", _TORCH}  # it does not depend on their imports
+_BEFORE_TORCH = sys.stdlib_module_names | _OURS | {"numpy", _TORCH}  # PyTorch does not depend on imports of these
 _SUFFIXES = frozenset(all_suffixes())
-_HARMLESS = frozenset(  # others that begin so may change what an import prints, or the exit
+_HARMLESS = frozenset(  # others with such names may change the output of an import, or the exit
     {
         *("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONNOUSERSITE"),
         *("PYTHONUTF8", "PYTHONIOENCODING", "PYTHONFAULTHANDLER", "PYTHONPYCACHEPREFIX", "PYTHONSAFEPATH"),
-        # The interpreter does not read these: Docker's images of Python set them.
+        # Set by Docker's images of Python; the interpreter does not read these.
         *("PYTHON_VERSION", "PYTHON_SHA256", "PYTHON_PIP_VERSION", "PYTHON_SETUPTOOLS_VERSION"),
         *("PYTHON_GET_PIP_URL", "PYTHON_GET_PIP_SHA256"),
     }
@@ -40,10 +40,10 @@ class Script:
     """A script that imports PyTorch first.
 
     Attributes:
-        directory: in which it runs, absolute.
-        interpreter: the command's words before the script: `python`, or `python -u`.
-        words: the rest of the command: the script and its arguments.
-        modules: of its first imports, which a standby makes instead.
+        directory: Working directory, absolute.
+        interpreter: The command before the script: `python`, or `python -u`.
+        words: The rest of the command: the script and its arguments.
+        modules: The modules of its first imports, which a standby imports instead.
     """
 
     directory: str
@@ -53,11 +53,11 @@ class Script:
 
     @staticmethod
     def of(command: Sequence[str], env: Mapping[str, str]) -> Script | None:
-        """Return the script of a pod, or None if it has to be started plainly.
+        """Return the script of a pod; None if it must be started plainly.
 
         Args:
-            command: of the pod.
-            env: the pod's whole environment.
+            command: The command of the pod.
+            env: The complete environment of the pod.
         """
         start = 1 + len(_PREFIX)
         if tuple(command[1:start]) != _PREFIX or len(command) < start + 3 or not _is_usual(env):
@@ -82,24 +82,24 @@ def _is_usual(env: Mapping[str, str]) -> bool:
 
 
 def _is_this_python(program: str, directory: str) -> bool:
-    """Whether it is this interpreter, whose directory is the first on the command's PATH."""
+    """Return whether a program is this interpreter, whose directory is the first on the command's PATH."""
     where = directory if "/" in program else os.path.dirname(sys.executable)
     path = os.path.join(where, program)
     names = ("python", "python3", f"python3.{sys.version_info.minor}")
     if os.path.basename(path) not in names or os.path.dirname(path) != os.path.dirname(sys.executable):
-        return False  # another virtual environment, whose interpreter may be the same file
+        return False  # another virtual environment may link to the same interpreter
     return os.path.exists(path) and os.path.samefile(path, sys.executable)
 
 
 def _first_imports(path: str) -> tuple[str, ...]:
-    """Return what of PyTorch a script imports before it does anything else; nothing if it cannot be read."""
+    """Return the modules of PyTorch that a script imports before anything else; empty if it is unreadable."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return ()
         with open(path, "rb") as file:
             tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return ()  # Python says it
+        return ()  # Python will report it
     found: list[str] = []
     for name in _imports_at_the_top(tree):
         if any(name == api or name.startswith(f"{api}.") for api in _ON_API):
@@ -113,19 +113,19 @@ def _first_imports(path: str) -> tuple[str, ...]:
 
 
 def _hides_modules(beside: str, directory: str, env: Mapping[str, str]) -> bool:
-    """Whether imports would find modules of the user's in the place of those of the standard library.
+    """Return whether imports would find the user's modules instead of the standard library's.
 
     Args:
-        beside: the script's directory.
-        directory: in which it runs.
+        beside: Directory of the script.
+        directory: Working directory.
     """
-    on_path = [directory, os.path.dirname(directory)]  # which the command puts on PYTHONPATH
+    on_path = [directory, os.path.dirname(directory)]  # the command adds these to PYTHONPATH
     on_path += [os.path.join(directory, path) for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     return any(map(_holds_library_names, dict.fromkeys([beside, *on_path])))
 
 
 def _holds_library_names(directory: str) -> bool:
-    """Whether a directory has modules or packages with names of the standard library's."""
+    """Return whether a directory has modules or packages with names of the standard library."""
     try:
         entries = os.listdir(directory)
     except OSError:

@@ -1,9 +1,9 @@
 """The standby of a script: ``python -m elasticdl.cluster.local.script_standby FD AGENT_PID MODULES SCRIPT ARGUMENT …``.
 
-It is started as the script would be, with the same interpreter, options, directory and environment.  It imports what
-the script imports first (MODULES, between commas) and forks, as `elasticdl.cluster.local.standby` does; no line of the
-script runs in it.  For a script a fork differs from a plain start in little: warnings of those imports are in the
-agent's log, all forks share the seed of hashes, and frames of this module lie below the script's.
+It is started like the script, with the same interpreter, options, directory and environment.  It imports the script's
+first imports (MODULES, separated by commas) and forks, like `elasticdl.cluster.local.standby`; it runs no line of the
+script.  For a script, a fork differs little from a plain start: warnings of those imports are in the agent's log, all
+forks share the hash seed, and frames of this module are below the script's.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from elasticdl.cluster.local.process_group import die_with_parent
 from elasticdl.cluster.local.process_title import write_arguments
 from elasticdl.cluster.local.standby import become, report_ready, serve
 
-_OF_COMMANDS = ("PATH", "PYTHONPATH")  # `elasticdl.worker.command`, which has started this process, extends them
+_OF_COMMANDS = ("PATH", "PYTHONPATH")  # extended by `elasticdl.worker.command`, which has started this process
 
 
 class _Environment:
-    """The environment that a script's imports leave behind."""
+    """The changes of the environment by a script's imports."""
 
     def __init__(self) -> None:
         entries = os.fsdecode(Path("/proc/self/environ").read_bytes()).split("\0")
         self._initial = dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
     def of(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return that of a pod with this environment; this process has made the same imports and nothing else.
+        """Return the environment of a pod after the same imports as in this process.
 
         Args:
-            env: of the pod, before its command is found.
+            env: The environment of the pod, before `elasticdl.worker.command`.
         """
         added = {name: value for name, value in os.environ.items() if self._initial.get(name) != value}
         of_command = {name: self._initial[name] for name in _OF_COMMANDS if name in self._initial}
@@ -45,18 +45,18 @@ class _Environment:
 
 
 def _run(command: Sequence[str], words: Sequence[str]) -> None:
-    """Run a script as the interpreter would.
+    """Run a script like the interpreter.
 
     Args:
-        command: the whole command.
-        words: the script and its arguments.
+        command: The whole command.
+        words: The script and its arguments.
     """
     path = os.path.join(os.getcwd(), words[0])
     sys.argv, sys.orig_argv = list(words), list(command)
     try:
         code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-    except (OSError, SyntaxError, ValueError):  # it was removed or changed meanwhile
-        os.execvp(command[0], list(command))  # the interpreter says it
+    except (OSError, SyntaxError, ValueError):  # the script was removed or changed meanwhile
+        os.execvp(command[0], list(command))  # the interpreter reports it
     module = ModuleType("__main__")
     names = {"__file__": path, "__cached__": None, "__loader__": SourceFileLoader("__main__", path)}
     vars(module).update(names, __annotations__={}, __builtins__=sys.modules["builtins"])
@@ -71,7 +71,7 @@ def _run(command: Sequence[str], words: Sequence[str]) -> None:
 
 
 def _hide_frames_below(code: CodeType) -> None:
-    """The traceback that the interpreter is about to print begins with the script's."""
+    """Hide the frames below the script's in tracebacks that the interpreter prints."""
     hook = sys.excepthook
 
     def hide(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
@@ -84,7 +84,7 @@ def _hide_frames_below(code: CodeType) -> None:
 
 
 def main() -> None:
-    """Runs the standby; in a forked child, the script."""
+    """Run the standby; in a forked child, the script."""
     control_fd, agent, modules, words = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4:]
     die_with_parent()
     if os.getppid() != agent:
@@ -105,7 +105,7 @@ def main() -> None:
         return
     become(request, agent, environment.of(request.env))
     report_ready()
-    command = request.arguments[1:]  # behind the directory
+    command = request.arguments[1:]  # after the directory
     write_arguments(" ".join(command).encode(errors="surrogateescape"))
     importlib.invalidate_caches()
     _run(command, command[len(command) - len(words) :])

@@ -1,7 +1,6 @@
-"""Changes the capacity of a local job: ``python -m elasticdl.cluster.local.slots SOCKET N``, for tests and demos.
+"""Changes the slots of a local job: ``python -m elasticdl.cluster.local.slots SOCKET N``, for tests and demonstrations.
 
-The youngest workers beyond N are preempted; pods that wait are started when N grows; ``unlimited`` takes the limit
-away.
+The youngest workers above N are preempted; waiting pods are started when N grows; ``unlimited`` removes the limit.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The standby: a process that has imported the framework and nothing else, and forks pods.
 
-It executes no op, opens no channel, keeps no thread and runs no user code, because a child of a process that did any
-of these may hang.  The agent alone starts it: ``python -m elasticdl.cluster.local.standby CONTROL_FD AGENT_PID
-FRAMEWORK``.  Each request on the control socket brings a module and three descriptors and is answered by the pid of a
-process that is, by a double fork, a child of the agent; so the agent learns exactly how it ends.
+It executes no op, opens no channel, has no second thread and runs no user code, because a child of a process that did
+so may hang.  Only the agent starts it: ``python -m elasticdl.cluster.local.standby CONTROL_FD AGENT_PID FRAMEWORK``.
+Each request on the control socket has a module and three descriptors; the answer is the pid of a process that is, by a
+double fork, a child of the agent, so the agent learns exactly how it ends.
 
-A pod forked from it tells by `report_ready` that the framework works in it; one that does not in time is replaced.
-Cost, with TensorFlow 2.21: 580 MB resident, 240 MB of them its own; in return a forked pod has 45 MB of its own where
-a plain start has 247 MB, because children share pages until they write to them.
+A forked pod calls `report_ready` when the framework works in it; a pod that does not in time is replaced.  Cost, with
+TensorFlow 2.21: 580 MB resident, 240 MB of them private; in return, a forked pod has 45 MB of private memory instead of
+247 MB after a plain start, because children share pages until they write to them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from elasticdl.cluster.local.process_group import die_with_parent, pass_gate, re
 from elasticdl.cluster.local.process_title import name_process
 
 READY_VARIABLE = "ELASTICDL_READY_FD"
-FRAMEWORK_VARIABLE = "ELASTICDL_FRAMEWORK"  # of a worker pod: its imports
-ENGINE = "+torch"  # ends the name of a framework that is used with the collectives of torch
+FRAMEWORK_VARIABLE = "ELASTICDL_FRAMEWORK"  # of a worker pod: the framework to import
+ENGINE = "+torch"  # suffix of a framework that is used with the collectives of torch
 PRELOADED = {
     "tensorflow": ("tensorflow", "keras"),
     f"tensorflow{ENGINE}": ("tensorflow", "keras", "torch"),
-    "torch": ("torch", "torch._dynamo"),  # which PyTorch imports when the first optimizer is made
+    "torch": ("torch", "torch._dynamo"),  # imported by PyTorch when the first optimizer is created
     "custom": ("numpy",),
     f"custom{ENGINE}": ("numpy", "torch"),
 }
@@ -48,9 +48,9 @@ _MAX_REQUEST_BYTES = 1 << 18
 
 
 def report_ready() -> None:
-    """Tells the agent that this process has executed its first framework op.
+    """Report to the agent that this process has executed its first framework op.
 
-    Does nothing in a process that was not forked from a standby, and at a second call.
+    Do nothing in a process that was not forked from a standby, and at a second call.
     """
     value = os.environ.pop(READY_VARIABLE, "")
     if value:
@@ -60,7 +60,7 @@ def report_ready() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """A module to run as a pod, with its arguments, whole environment and descriptors."""
+    """A module to run as a pod, with its arguments, complete environment, and descriptors."""
 
     number: int
     module: str
@@ -71,17 +71,17 @@ class ForkRequest:
     ready_fd: int
 
     def send(self, control: socket.socket) -> None:
-        """Sends it to the standby.
+        """Send the request to the standby.
 
         Raises:
-            OSError: the standby is gone, does not listen, or the request is too large.
+            OSError: the standby is gone, does not read, or the request is too large.
         """
         words = {"number": self.number, "module": self.module, "arguments": self.arguments, "env": self.env}
         socket.send_fds(control, [json.dumps(words).encode()], [self.log_fd, self.gate_fd, self.ready_fd])
 
     @staticmethod
     def receive(control: socket.socket) -> ForkRequest | None:
-        """Waits for the next one; None when the agent is gone."""
+        """Wait for the next request; None when the agent is gone."""
         data, fds, _, _ = socket.recv_fds(control, _MAX_REQUEST_BYTES, 3)
         if not data:
             return None
@@ -90,7 +90,7 @@ class ForkRequest:
 
 
 def _preload(framework: str) -> None:
-    """Import the modules of the framework's pods.  A pod reports missing ones of our own itself."""
+    """Import the modules of the framework's pods.  The pods themselves report missing modules of ElasticDL."""
     import_less_with_keras()
     for name in PRELOADED[framework]:
         importlib.import_module(name)
@@ -100,12 +100,12 @@ def _preload(framework: str) -> None:
             try:
                 if not module.name.endswith("__main__"):
                     importlib.import_module(module.name)
-            except (ImportError, AttributeError) as error:  # or a framework of a version that cannot be used
+            except (ImportError, AttributeError) as error:  # also for an unusable version of the framework
                 sys.stderr.write(f"standby: {module.name} is not preloaded: {error}\n")
 
 
 def _fork_for_agent() -> int:
-    """Forks a child whose parent becomes the agent; returns its pid, and 0 in the child."""
+    """Fork a child whose parent becomes the agent; return its pid, and 0 in the child."""
     pid_reader, pid_writer = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -119,12 +119,12 @@ def _fork_for_agent() -> int:
     os.close(pid_writer)
     answer = os.read(pid_reader, 32)
     os.close(pid_reader)
-    os.waitpid(middle, 0)  # from here on the agent is the parent
+    os.waitpid(middle, 0)  # from now on, the agent is the parent
     return int(answer)
 
 
 def serve(control: socket.socket) -> ForkRequest | None:
-    """Answers requests until the agent is gone (None); in each forked child returns the request."""
+    """Answer requests until the agent is gone, then return None; in each forked child, return its request."""
     while request := ForkRequest.receive(control):
         pid = _fork_for_agent()
         if pid == 0:
@@ -137,7 +137,7 @@ def serve(control: socket.socket) -> ForkRequest | None:
 
 
 def become(request: ForkRequest, agent: int, env: Mapping[str, str]) -> None:
-    """Gives this forked child the descriptors, the environment and the randomness of a plain start."""
+    """Give this forked child the descriptors, environment and random seeds of a plain start."""
     pass_gate(request.gate_fd, agent)
     redirect_output(request.log_fd)
     os.close(request.log_fd)
@@ -147,17 +147,17 @@ def become(request: ForkRequest, agent: int, env: Mapping[str, str]) -> None:
     threading.current_thread()._set_native_id()  # type: ignore[attr-defined]  # Python 3.11 keeps the parent's
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:
-        multiprocessing.current_process().authkey = os.urandom(32)  # made when it was imported
+        multiprocessing.current_process().authkey = os.urandom(32)  # was created by the import
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed()  # else every child would draw the same numbers
+        numpy.random.seed()  # otherwise all children would draw the same numbers
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.default_generator.seed()  # those of GPUs begin with a constant
+        torch.default_generator.seed()  # generators of GPUs begin with a constant
 
 
 def main() -> None:
-    """Runs the standby; in a forked child, the pod's module."""
+    """Run the standby; in a forked child, the pod's module."""
     control_fd, agent, framework = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     die_with_parent()
     if os.getppid() != agent:

@@ -1,9 +1,9 @@
 """The agent's side of the standby: when it is used, its requests, its restarts.
 
-A standby is started when the first pod that could use one is created.  That pod and those that come while it imports
-wait for it: one import and forks are sooner done than an import in every pod.  It serves pods of one framework that
-differ only in what is a pod's own in the environment, because imports read the rest; or of one script that imports
-PyTorch first.  A request that it does not answer falls back to a plain start, always.
+The standby is started when the first pod that could use it is created.  That pod, and pods created during its imports,
+wait for it: one import and forks are faster than an import in every pod.  It serves pods of one framework whose
+environments differ only in variables that imports do not read; or of one script that imports PyTorch first.  A request
+that it does not answer always falls back to a plain start.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _LOG = logging.getLogger("elasticdl.agent")
 _PYTHON = (sys.executable, *RUN_MODULE)
 _STANDBY = "elasticdl.cluster.local.standby"
 _SCRIPT_STANDBY = "elasticdl.cluster.local.script_standby"
-_MAX_FAILURES = 3  # standbys that died or whose child hung, before it is given up
+_MAX_FAILURES = 3  # dead standbys, or hung children, after which no more is started
 _OWN_PREFIX = "ELASTICDL_"
 _OWN_NAMES = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORKER_ID", "PS_ID"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Flavour:
-    """Properties of a pod that its standby must share: the imports and all that they could read.
+    """The properties of a pod that its standby must have as well: the imports, and all that they may read.
 
     Attributes:
-        program: the command of the standby, up to its descriptor.
-        arguments: those behind the agent's process id.
-        env: of the pod, without what is its own.
+        program: The command of the standby, up to its descriptor.
+        arguments: The arguments after the agent's process id.
+        env: The environment of the pod, without the variables of a single pod.
     """
 
     program: tuple[str, ...]
@@ -50,7 +50,7 @@ class _Flavour:
 
     @staticmethod
     def of(spec: PodSpec, env: Mapping[str, str]) -> _Flavour | None:
-        """Return that of a pod; None if no standby could serve it."""
+        """Return the flavour of a pod; None if no standby could serve it."""
         if len(spec.command) <= len(_PYTHON) or spec.command[: len(_PYTHON)] != _PYTHON:
             return None
         own = (item for item in spec.env.items() if not item[0].startswith(_OWN_PREFIX) and item[0] not in _OWN_NAMES)
@@ -67,7 +67,7 @@ class _Flavour:
 
 
 class Fork:
-    """A pod on its way through the standby, until it has reported progress or failed to."""
+    """A pod that is being forked by the standby, until it has reported progress or failed to."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -77,46 +77,46 @@ class Fork:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def open_gate(self, loop: asyncio.AbstractEventLoop, on_progress: Callable[[], None]) -> None:
-        """Let the guarded child continue; `on_progress` is called once it has reported, or cannot any more."""
-        with suppress(BrokenPipeError):  # it was killed at its gate, which `reap` will tell
+        """Let the guarded child continue; `on_progress` is called when it has reported, or closed its pipe."""
+        with suppress(BrokenPipeError):  # it was killed at its gate; `reap` will handle that
             os.write(self._gate_opener, b"\n")
         self._loop = loop
         loop.add_reader(self._ready_reader, on_progress)
 
     def close_childs_ends(self) -> None:
-        """After the request has been sent: from here on only the child holds them."""
+        """Close the child's descriptors, after the request was sent: from now on, only the child has them."""
         os.close(self.gate)
         os.close(self.ready)
 
     def has_progressed(self) -> bool:
-        """Whether the child has reported; the answer is given once."""
+        """Return whether the child has reported; True at most once."""
         try:
             return os.read(self._ready_reader, 1) != b""
         except BlockingIOError:
             return False
 
     def stop_watching(self) -> None:
-        """`on_progress` is not called any more."""
+        """Stop calling `on_progress`."""
         if self._loop is not None:
             self._loop.remove_reader(self._ready_reader)
             self._loop = None
 
     def close(self) -> None:
-        """Ends the watch; a child that is still at its gate ends itself."""
+        """End the watch; a child that is still at its gate ends itself."""
         self.stop_watching()
         os.close(self._gate_opener)
         os.close(self._ready_reader)
 
 
 class StandbyProcess:
-    """At most one standby.
+    """Starts, uses and restarts at most one standby.
 
     Args:
-        loop: the agent's event loop.
-        leash: guards the standby like any pod.
-        log_fd: where the standby prints.
-        on_forked: called with (request number, pid) when a child waits at its gate.
-        on_lost: called when the standby is gone, so no request in flight will be answered.
+        loop: The agent's event loop.
+        leash: Guards the standby like any pod.
+        log_fd: The log for the standby's output.
+        on_forked: Called with (request number, pid) when a child waits at its gate.
+        on_lost: Called when the standby is gone, so that no request in flight will be answered.
     """
 
     def __init__(
@@ -150,11 +150,11 @@ class StandbyProcess:
 
     @property
     def ready(self) -> asyncio.Event:
-        """Set while it has imported everything and forks at once."""
+        """Set while the standby has finished its imports, and can fork at once."""
         return self._ready
 
     def prepare(self, spec: PodSpec, env: Mapping[str, str]) -> None:
-        """Starts a standby for pods like this one, unless there is one, or it makes no sense."""
+        """Start a standby for pods like this one, unless there is one, or none could serve it."""
         if self._flavour is not None:
             return
         self._flavour = _Flavour.of(spec, env)
@@ -163,7 +163,7 @@ class StandbyProcess:
             self._start()
 
     def request(self, spec: PodSpec, env: Mapping[str, str], log_fd: int) -> Fork | None:
-        """Asks for a fork; None when this pod has to be started plainly."""
+        """Request a fork; None if this pod must be started plainly."""
         if self._control is None or _Flavour.of(spec, env) != self._flavour:
             return None
         self._last_number += 1
@@ -182,17 +182,17 @@ class StandbyProcess:
         return fork
 
     def trust(self) -> None:
-        """A child of this standby works: earlier failures no longer matter."""
+        """Reset the count of failures: a child of this standby works."""
         self._failures = 0
 
     def end(self) -> None:
-        """Kills it; once `process_ended` is called there will be another one."""
+        """Kill the standby; `process_ended` will start another one."""
         self._ready.clear()
         if self._group is not None:
             self._group.kill()
 
     def process_ended(self) -> None:
-        """The kubelet is about to reap the standby."""
+        """Handle the end of the standby, just before the kubelet reaps it."""
         if self._group is not None:
             self._group.kill()
         if self._control is not None:
@@ -234,7 +234,7 @@ class StandbyProcess:
         data = b""
         with suppress(OSError):
             data = self._control.recv(4096)
-        if not data:  # it is ending; the rest happens when it is reaped
+        if not data:  # it is ending; `process_ended` does the rest
             self._loop.remove_reader(self._control)
             self._ready.clear()
             return
