@@ -1,1 +1,1 @@
-"""Storage that URLs name (s3://, https://, …): a port of six verbs, its adapter over fsspec, files read by ranges."""
+"""Object storage, named by URLs (s3://, https://, …): a port, its adapter over fsspec, and files read by ranges."""

@@ -1,9 +1,9 @@
-"""The port `Storage` over fsspec: one place that waits, retries and turns errors into ours.
+"""The port `Storage` over fsspec: the only place that waits, retries, and converts errors to ours.
 
-A request that is refused for now (503, 429), breaks off, stalls or brings too few bytes is sent again, after a wait
-that doubles, until the policy's time is over.  An upload may take any time, while its bytes move.  Clients' own
-retries are switched off where that is possible, so that waits do not multiply.  Never prints a URL's credentials, and
-knows none: they are of the environment.
+A request that is rejected temporarily (503, 429), breaks off, stalls or returns too few bytes is retried, after a wait
+that doubles, until the policy's time is over.  An upload may take any time while its bytes move.  The clients' own
+retries are switched off where possible, so that waits do not multiply.  Never logs a URL's credentials, and has none:
+they come from the environment.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ _log = logging.getLogger("elasticdl.storage")
 _ETAGS = ("ETag", "etag", "generation", "VersionId", "blob_id", "Last-Modified", "LastModified", "mtime", "commit_hash")
 _REFUSED_FOR_NOW = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NO_PERMISSION = frozenset({401, 403})
-_OF_METADATA = re.compile(  # in what botocore and google-auth say of a server of a machine's credentials
+_OF_METADATA = re.compile(  # errors of botocore and google-auth about a machine's credential server
     r"non 200 response (\d{3}) from container metadata|metadata service\..* [Ss]tatus: (\d{3})"
 )
-_ASKS_AGAIN = "IDPCommunicationError"  # of STS, with the status 400: it could not ask who has signed the token
-_CHANGED = 412  # the condition on the etag is not met
+_ASKS_AGAIN = "IDPCommunicationError"  # of STS, with status 400: it could not reach the issuer of the token
+_CHANGED = 412  # status: the condition on the etag is not met
 _COMPARE = ("aiohttp", "oss2", "huggingface_hub")
 _TAKE_PARTS = ("s3fs", "oss2")
-_CONNECTIONS = 16  # in flight at once; a client keeps more open than they need
+_CONNECTIONS = 16  # in flight at once; clients keep more connections open
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long requests wait.
+    """Time-outs and waits of requests.
 
     Attributes:
-        request_s: for an answer, or in an upload for the next bytes to be sent, the first time; twice as long each time
-            after it, up to `total_s`.
-        first_wait_s: between the first request and the second; twice as long each time after it.
-        longest_wait_s: between two requests.
-        total_s: after which a request that has failed is not sent again; in an upload since the last time that one came
+        request_s: Limit for an answer, or in an upload for the next bytes to be sent, at the first attempt; doubled for
+            each retry, up to `total_s`.
+        first_wait_s: Wait before the first retry; doubled for each further one.
+        longest_wait_s: The longest wait before a retry.
+        total_s: A request that fails after this time is not retried; for an upload, the time since an attempt got
             further than all before.
     """
 
@@ -86,16 +86,16 @@ class _TooShort(OSError):
 
 
 class FsspecStorage:
-    """The `Storage` of one scheme."""
+    """The `Storage` for URLs with one scheme."""
 
     def __init__(self, scheme: str, policy: RetryPolicy | None = None) -> None:
         """
         Args:
-            scheme: of the URLs.
-            policy: None: that of jobs.
+            scheme: Scheme of the URLs.
+            policy: None: the policy of jobs.
 
         Raises:
-            StorageError: a package is missing, or the client refuses its settings.
+            StorageError: a package is missing, or the client rejects its settings.
         """
         self._policy = policy or RetryPolicy()
         self._scheme = scheme
@@ -104,7 +104,7 @@ class FsspecStorage:
         self._s3 = S3Uploads(self._file_system) if self._kind.module == "s3fs" else None
         self._s3_ranges = _s3_ranges(self._file_system) if self._kind.module == "s3fs" else None
         self._pause = threading.Event()
-        self._jitter = random.Random()  # of its own: the user's code draws from the common one, at any moment
+        self._jitter = random.Random()  # a separate generator: user code uses the common one
         self.can_write = self._kind.can_write
         self.pool = ThreadPoolExecutor(_CONNECTIONS, f"storage-{scheme}")
 
@@ -145,7 +145,7 @@ class FsspecStorage:
 
     def compares(self, etag: str) -> bool:
         if self._kind.module == "s3fs":
-            return etag.startswith('"')  # a date, of a server without etags, is no condition
+            return etag.startswith('"')  # a date, from a server without etags, is not a valid condition
         return self._kind.module in _COMPARE and bool(etag)
 
     def publish(self, url: str, content: bytes | Path) -> None:
@@ -158,11 +158,11 @@ class FsspecStorage:
 
     def _publish_bytes(self, url: str, content: bytes, **how: Any) -> None:
         if self._kind.module == "gcsfs" and not fits_multipart(content):
-            how["chunksize"] = min(len(content), PART_BYTES)  # content of that size goes in an upload of its own
+            how["chunksize"] = min(len(content), PART_BYTES)  # else content of that size is uploaded in parts
         self._call(url, "pipe_file", url, content, **how)
 
     def _upload(self, url: str, local: str, size_bytes: int) -> None:
-        """Send a local file, if it is large and the client can do it in parts: each is sent again alone."""
+        """Send a local file; a large one in parts, if the client can, so that each is retried separately."""
         if size_bytes <= WHOLE_BYTES or self._kind.module not in _TAKE_PARTS:
             how: dict[str, Any] = {}
             if self._kind.module == "gcsfs":
@@ -185,14 +185,14 @@ class FsspecStorage:
                 etags = [*threads.map(put, enumerate(part_ranges(size_bytes), 1))]
             self._complete(url, upload, etags, size_bytes)
         except BaseException:
-            with contextlib.suppress(Exception):  # storage that is away keeps the parts
+            with contextlib.suppress(Exception):  # if storage is away, it keeps the parts
                 self._once(self._upload_verb("abort_upload"), self._policy.request_s, url, upload)
             raise
 
     def _complete(self, url: str, upload: str, etags: Sequence[str], size_bytes: int) -> None:
         try:
             self._call(url, self._upload_verb("complete_upload"), url, upload, etags)
-        except StorageFileMissing:  # there is no such upload: it is complete, and the answer that said so was lost
+        except StorageFileMissing:  # no such upload: it is complete, and the answer was lost
             if self.stat(url).size_bytes != size_bytes:
                 raise
 
@@ -232,7 +232,7 @@ class FsspecStorage:
         _progress: Progress | None = None,
         **named: Any,
     ) -> Any:
-        """Return the result of a verb, sent again until there is one."""
+        """Call a verb, with retries, and return its result."""
         started, handled = time.monotonic(), sys.exception()
         for timeout_s, wait_s in self._times():
             try:
@@ -245,7 +245,7 @@ class FsspecStorage:
                 return answer
             except StorageError:
                 raise
-            except Exception as error:  # every client has its own
+            except Exception as error:  # every client has its own exceptions
                 final = _final_error(url, error, list(_causes(error, handled)))
                 if final is not None:
                     raise final from error
@@ -265,7 +265,7 @@ class FsspecStorage:
     def _times(self) -> Iterator[tuple[float, float]]:
         timeout_s, wait_s = self._policy.request_s, self._policy.first_wait_s
         while True:
-            yield timeout_s, wait_s * self._jitter.uniform(0.5, 1.0)  # so that workers do not come back all at once
+            yield timeout_s, wait_s * self._jitter.uniform(0.5, 1.0)  # so that workers do not retry all at once
             timeout_s = min(timeout_s * 2, max(self._policy.request_s, self._policy.total_s))
             wait_s = min(wait_s * 2, self._policy.longest_wait_s)
 
@@ -287,10 +287,10 @@ class FsspecStorage:
         return asyncio.run_coroutine_threadsafe(call(), self._file_system.loop).result()
 
     async def _read_http(self, url: str, start: int, end: int, etag: str = "") -> bytes:
-        """Return a range if the answer has this etag: servers may ignore a condition.
+        """Return a range, if the answer has this etag: servers may ignore a condition.
 
         Raises:
-            StorageError: the answer is another file, or a whole one, which is not received.
+            StorageError: the answer has another etag, or is the whole file, which is not downloaded.
         """
         session = await self._file_system.set_session()
         headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
@@ -307,10 +307,10 @@ class FsspecStorage:
 
 
 async def _while_it_moves(upload: Coroutine[Any, Any, Any], progress: Progress, timeout_s: float) -> Any:
-    """Return the result of an upload.
+    """Wait for an upload, and return its result.
 
     Raises:
-        TimeoutError: it has sent no bytes for that long.
+        TimeoutError: it has sent no bytes for `timeout_s`.
     """
     task = asyncio.ensure_future(upload)
     try:
@@ -325,15 +325,15 @@ async def _while_it_moves(upload: Coroutine[Any, Any, Any], progress: Progress, 
 
 @functools.cache
 def storage_of_scheme(scheme: str) -> FsspecStorage:
-    """The storage of a scheme, one for the process: its connections are shared."""
+    """Return the storage of a scheme; there is one per process, which shares its connections."""
     return FsspecStorage(scheme)
 
 
 def storage_of(url: str) -> FsspecStorage:
-    """The storage that a URL names.
+    """Return the storage of a URL.
 
     Raises:
-        StorageError: a package is missing, or the URL has a credential in it.
+        StorageError: a package is missing, or the URL contains a credential.
     """
     check_url(url)
     return storage_of_scheme(scheme_of(url))
@@ -349,26 +349,26 @@ def _file_system(scheme: str) -> Any:
 
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     if KINDS[scheme].module == "s3fs":
-        _quiet_loggers("botocore", "aiobotocore")  # each process says where it found credentials and endpoint
-        # They log a traceback for what is our error below:
+        _quiet_loggers("botocore", "aiobotocore")  # each process would log where it found credentials and endpoint
+        # They log a traceback for an error that is raised below.
         _quiet_loggers("aiobotocore.credentials", "botocore.credentials", level=logging.ERROR)
         options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * _CONNECTIONS}
     try:
         file_system = _client_of_ours(scheme) or fsspec.filesystem(scheme, **options)
     except StorageError:
         raise
-    except Exception as error:  # of the client's settings: a profile that is not there, a library of Hadoop's
+    except Exception as error:  # bad settings: a missing profile, a library of Hadoop
         raise StorageError(f"{scheme}:// cannot be used: {_text(error)}.", "Check its settings.") from error
     match KINDS[scheme].module:
         case "s3fs":
             file_system.retries = 1
-        case "adlfs":  # it would ask again for more than a minute, also where credentials are refused
+        case "adlfs":  # it would retry for more than a minute, even with rejected credentials
             file_system.service_client._config.retry_policy.total_retries = 0
     return file_system
 
 
 def _client_of_ours(scheme: str) -> Any:
-    """The client of a scheme whose file system of fsspec does not do what `Storage` promises; None: it does."""
+    """Return our own client for a scheme whose fsspec file system does not fulfil `Storage`; else None."""
     match KINDS[scheme].module:
         case "oss2":
             from elasticdl.storage.oss_client import OssClient
@@ -394,14 +394,14 @@ def _s3_ranges(file_system: Any) -> S3Ranges:
 
 
 def _quiet_loggers(*libraries: str, level: int = logging.WARNING) -> None:
-    """Log what is of a level or above it, by default warnings, if the user has set no level."""
+    """Set a minimum level for loggers, by default warnings, unless the user has set one."""
     for logger in map(logging.getLogger, libraries):
         if logger.level == logging.NOTSET:
             logger.setLevel(level)
 
 
 def _final_error(url: str, error: BaseException, causes: Sequence[BaseException]) -> StorageError | None:
-    """The error of a request that is not worth sending again; None: it is."""
+    """Return the error to raise for a request that must not be retried; None to retry."""
     statuses = {status for cause in causes if (status := _http_status(cause)) is not None}
     if statuses & _REFUSED_FOR_NOW:
         return None
@@ -432,10 +432,10 @@ def _without_ranges(url: str) -> StorageError:
 
 
 def _causes(error: BaseException, handled: BaseException | None) -> Iterator[BaseException]:
-    """An error and what has led to it.
+    """Yield an error and its causes.
 
     Args:
-        handled: by the caller of the request at that time: Python chains it to the error, and it is no cause.
+        handled: The exception that the caller was handling: Python chains it to the error, but it is no cause.
     """
     seen: set[int] = set()
     cause: BaseException | None = error
@@ -446,7 +446,7 @@ def _causes(error: BaseException, handled: BaseException | None) -> Iterator[Bas
 
 
 def _http_status(error: BaseException) -> int | None:
-    response = getattr(error, "response", None)  # of botocore: a dictionary
+    response = getattr(error, "response", None)  # a dictionary in errors of botocore
     found = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
     for value in (
         found,
@@ -459,7 +459,7 @@ def _http_status(error: BaseException) -> int | None:
 
 
 def _has_no_credentials(causes: Sequence[BaseException]) -> bool:
-    """Whether there are no credentials, or what gives them refuses to; one that does not answer now may later."""
+    """Return whether credentials are missing or refused; a credential server that does not answer may later."""
     if any(_is_missing_token(cause) or _is_refused_role(cause) for cause in causes):
         return True
     return not _is_of_network(causes) and any(
@@ -468,17 +468,17 @@ def _has_no_credentials(causes: Sequence[BaseException]) -> bool:
 
 
 def _does_not_give_now(causes: Sequence[BaseException]) -> bool:
-    """Whether Google's server of credentials was not reached, of which gcsfs makes a 401."""
+    """Return whether Google's credential server was not reached, which gcsfs reports as 401."""
     return any(type(cause).__name__ == "TransportError" and _http_status(cause) is None for cause in causes)
 
 
 def _is_missing_token(error: BaseException) -> bool:
-    """Whether a file of credentials, which the environment names, is missing here."""
+    """Return whether a credential file named by the environment is missing."""
     return isinstance(error, FileNotFoundError) and error.filename in os.environ.values()
 
 
 def _is_refused_role(error: BaseException) -> bool:
-    """Whether AWS gives no credentials for the token of a pod."""
+    """Return whether AWS refuses credentials for the token of a pod."""
     status, response = _http_status(error), getattr(error, "response", None)
     is_refused = status is not None and 400 <= status < 500 and status not in _REFUSED_FOR_NOW
     if not is_refused or not str(getattr(error, "operation_name", "")).startswith("AssumeRole"):
@@ -487,7 +487,7 @@ def _is_refused_role(error: BaseException) -> bool:
 
 
 def _is_of_network(causes: Sequence[BaseException]) -> bool:
-    """Whether a client says that a connection or a body broke off, or a host's name is not found; each has classes."""
+    """Return whether errors of a client mean a broken connection or transfer, or an unknown host name."""
     words = (
         "Timeout",
         "Connection",
@@ -500,14 +500,14 @@ def _is_of_network(causes: Sequence[BaseException]) -> bool:
         "ReadError",
         "WriteError",
         "gaierror",
-        "Checksum",  # of the received data, which differs from the sent data
+        "Checksum",  # received data differ from sent data
     )
     return any(word in type(cause).__name__ for cause in causes for word in words)
 
 
 def _text(error: BaseException) -> str:
-    """Return the message of an error; for one that a client has translated, that of its cause."""
+    """Return the message of an error, or of its cause, if a client has translated it."""
     said = error.__cause__ or error
     lines = str(said).strip().splitlines() or [""]
-    tried = [line.strip() for line in lines if line.startswith("\t")]  # by azure-identity; the last has ended it
+    tried = [line.strip() for line in lines if line.startswith("\t")]  # by azure-identity; the last one counts
     return hide(" ".join([lines[0], *tried[-1:]])).rstrip(".") or type(said).__name__

@@ -1,9 +1,9 @@
-"""HDFS by hdfs-native, which needs no Java, with the verbs of fsspec that `FsspecStorage` calls.
+"""HDFS with hdfs-native, which needs no Java, with the verbs of fsspec that `FsspecStorage` calls.
 
-HDFS shows a file that is being written, so it is written beside its place, as ``.NAME.part-RANDOM``, and renamed.
-HDFS has directories of their own; here, as in other storage, one is there for its files: a delete that leaves it empty
-removes it.  hdfs:///PATH is of fs.defaultFS; the settings are those of HADOOP_CONF_DIR, or of HADOOP_HOME, the user
-is HADOOP_USER_NAME, or that of Kerberos.
+HDFS shows unfinished files, so a file is written beside its place, as ``.NAME.part-RANDOM``, and renamed.  HDFS has
+real directories; here, as in other storage, a directory exists only through its files: a delete that leaves it empty
+removes it.  hdfs:///PATH is on fs.defaultFS; settings come from HADOOP_CONF_DIR or HADOOP_HOME, the user from
+HADOOP_USER_NAME or Kerberos.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from fsspec.asyn import get_loop
 from elasticdl.storage.uploads import Progress
 
 _CHUNK_BYTES = 4 << 20
-_CLEANUP_S = 10.0  # after a write has failed, perhaps of a NameNode that does not answer
-_OF_A_SERVER = re.compile(r'\w+\("[^"]*", "(.*?)(?:\\n|"\))')  # class, and message with its lines escaped
+_CLEANUP_S = 10.0  # limit after a failed write, whose NameNode may not answer
+_OF_A_SERVER = re.compile(r'\w+\("[^"]*", "(.*?)(?:\\n|"\))')  # class, and message with escaped lines
 _REFUSED = "AccessControlException"
-_PANIC = "PanicException"  # no Exception; its module cannot be imported
+_PANIC = "PanicException"  # not an Exception, and its module cannot be imported
 _SETTINGS = ("HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_USER_NAME")
-_FOR_NOW = re.compile(  # of the classes in the client's and the servers' messages
+_FOR_NOW = re.compile(  # temporary errors: classes in messages of the client and the servers
     r"SafeMode|Standby|RetriableException|java\.io\.IOException|NotReplicatedYet|OperationFailed|DataTransfer"
     r"|Checksum|BlocksNotFound|FatalRPC|ObserverRetry"
 )
 
 
 class HdfsClient:
-    """Files of HDFS by their URLs; its coroutines run in one thread, that of `loop`."""
+    """Files of HDFS, by URL; its coroutines run in the thread of `loop`."""
 
     async_impl = True
 
@@ -45,7 +45,7 @@ class HdfsClient:
         self._clients: dict[str, Any] = {}
 
     async def _ls(self, url: str, *, detail: bool) -> list[dict[str, Any]]:
-        """Return what is in a directory; `detail` is True."""
+        """Return the entries of a directory; `detail` must be True."""
         with _translated():
             root, path = _split(url)
             return [_info(root, status) async for status in self._client(root).list_status(path, False)]
@@ -70,7 +70,7 @@ class HdfsClient:
         def chunks() -> Iterator[bytes]:
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
-                callback.relative_update(len(chunk))  # its writer has taken it
+                callback.relative_update(len(chunk))  # the writer has accepted it
 
         with open(local, "rb") as file:
             await self._write(url, chunks())
@@ -80,7 +80,7 @@ class HdfsClient:
             root, path = _split(url)
             client = self._client(root)
             await client.delete(path, False)
-            with contextlib.suppress(RuntimeError, OSError):  # it is not empty, or not ours
+            with contextlib.suppress(RuntimeError, OSError):  # the directory is not empty, or not ours
                 while (path := dirname(path)).count("/") > 1:
                     await client.delete(path, False)
 
@@ -110,23 +110,23 @@ class HdfsClient:
 
 @functools.cache
 def _kept_client(make: Callable[[str], Any], root: str, _process: int, *_settings: str | None) -> Any:
-    """Return the client of a file system, one for each process.
+    """Return the client of a file system; there is one per process.
 
-    It must not go: it would wait, with the interpreter's lock, for threads of its own that wait for this lock to tell
-    of an answer.
+    It must never be freed: freeing it waits, with the GIL, for its threads, which wait for the GIL to deliver an
+        answer.
     """
     return make(root)
 
 
 def _split(url: str) -> tuple[str, str]:
-    """The file system, and the path in it."""
+    """Return the file system of a URL, and the path in it."""
     scheme, _, rest = url.partition("://")
     authority, _, path = rest.partition("/")
     return f"{scheme}://{authority}", f"/{path.rstrip('/')}"
 
 
 def _info(root: str, status: Any) -> dict[str, Any]:
-    """A status as fsspec has it; the time of change, in ms, is that at which its writer closed it."""
+    """Return a status in fsspec's form; the modification time, in ms, is when the writer closed the file."""
     name = f"{root}{status.path}"
     if status.isdir:
         return {"name": name, "type": "directory"}
@@ -140,18 +140,18 @@ def _info(root: str, status: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Raise errors of the client as Python's: it has one class for those of servers, networks and settings."""
+    """Convert errors of the client to Python's: it has one class for servers, networks and settings."""
     try:
         yield
     except BaseException as error:
-        # hdfs-native 0.14.5 and later panic, on a timer of Rust's, where they would ask a silent NameNode again.
+        # hdfs-native 0.14.5 and later panic, in a timer of Rust, when they retry with a silent NameNode.
         if type(error).__name__ == _PANIC:
             raise OSError(f"the NameNode does not answer ({error})") from None
         if not isinstance(error, RuntimeError):
             raise
         text = str(error)
         found = _OF_A_SERVER.match(text)
-        said = found[1] if found else text  # without the stack of the server
+        said = found[1] if found else text  # without the server's stack
         if _REFUSED in text:
             raise PermissionError(said) from None
         if _FOR_NOW.search(text):

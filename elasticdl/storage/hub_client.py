@@ -1,9 +1,9 @@
 """Files of repositories on the Hugging Face Hub, read by its documented API, with the verbs of fsspec that we call.
 
-A URL is hf://[datasets/|spaces/|models/]OWNER/NAME[@REVISION][/PATH], as HfFileSystem takes it.  That one keeps what it
-has listed, so it would not see that a file was replaced, and sends two or three requests for a range.  Here a range is
-one request, whose answer says which content it is of.  Endpoint and token are those of huggingface_hub: HF_ENDPOINT,
-HF_TOKEN, or what `hf auth login` has kept.
+A URL is hf://[datasets/|spaces/|models/]OWNER/NAME[@REVISION][/PATH], as for HfFileSystem.  HfFileSystem caches
+listings, so it would not notice a replaced file, and sends two or three requests for a range.  This client sends one
+request for a range, and the answer identifies the content.  Endpoint and token are those of huggingface_hub:
+HF_ENDPOINT, HF_TOKEN, or the result of `hf auth login`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _URL = re.compile(
     r"(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?)(?:/(?P<path>.*))?"
 )
 _NOT_THERE = 404
-_LINKED_ETAG = "X-Linked-Etag"  # of a large file, which another server gives; the API calls it its SHA-256
+_LINKED_ETAG = "X-Linked-Etag"  # of a large file, which another server sends; its SHA-256 in the API
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a URL names.
+    """The parts of a URL.
 
     Attributes:
-        root: the URL of the repository, with the revision as it was given.
-        repository: as parts of the Hub's URLs have it: ``datasets/OWNER/NAME``, or ``OWNER/NAME`` of a model.
-        api: the same, of the API's.
+        root: URL of the repository, with the given revision.
+        repository: The repository in URLs of the Hub: ``datasets/OWNER/NAME``, or ``OWNER/NAME`` for a model.
+        api: The repository in URLs of the API.
     """
 
     root: str
@@ -46,12 +46,12 @@ class _Place:
 
 
 class HubClient:
-    """Files of the Hub by their URLs; nothing is kept between two calls.  Safe to use from several threads."""
+    """Files of the Hub, by URL; nothing is cached between calls.  Thread-safe."""
 
     async_impl = False
 
     def ls(self, url: str, *, timeout_s: float, detail: bool) -> list[dict[str, Any]]:
-        """Return what is in a directory, maybe nothing; `detail` is True.
+        """Return the entries of a directory, maybe none; `detail` must be True.
 
         Raises:
             FileNotFoundError: there is no such directory.
@@ -60,10 +60,10 @@ class HubClient:
         return [_info(place, entry) for entry in self._tree(place, url, timeout_s)]
 
     def info(self, url: str, *, timeout_s: float) -> dict[str, Any]:
-        """Return size and etag of a file, or that there is a directory.
+        """Return size and etag of a file, or the entry of a directory.
 
         Raises:
-            FileNotFoundError: there is neither.
+            FileNotFoundError: there is neither a file nor a directory.
         """
         place = _place_of(url)
         if not place.path:
@@ -79,8 +79,8 @@ class HubClient:
         """Return a range of a file.
 
         Raises:
-            StorageError: it has another etag than this one.
-            FileNotFoundError: it is not there.
+            StorageError: the file has another etag.
+            FileNotFoundError: the file does not exist.
         """
         place = _place_of(url)
         asked = f"{constants.ENDPOINT}/{place.repository}/resolve/{place.revision}/{quote(place.path)}"
@@ -103,7 +103,7 @@ class HubClient:
             asked = answer.links.get("next", {}).get("url", "")
 
     def _send(self, method: str, asked: str, url: str, timeout_s: float, **named: Any) -> Any:
-        """Return the answer to a request about a URL."""
+        """Send a request about a URL, and return the answer."""
         headers = build_hf_headers(library_name="elasticdl") | named.pop("headers", {})
         answer = get_session().request(method, asked, headers=headers, timeout=timeout_s, **named)
         try:
@@ -116,9 +116,9 @@ class HubClient:
 
 
 def _place_of(url: str) -> _Place:
-    """
+    """Parse a URL.
     Raises:
-        StorageError: the URL names no repository.
+        StorageError: the URL has no repository.
     """
     found = _URL.fullmatch(url.rstrip("/"))
     if found is None:
@@ -133,7 +133,7 @@ def _place_of(url: str) -> _Place:
 
 
 def _info(place: _Place, entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry of the API as fsspec has it; its etag is the one that answers with the file's content name."""
+    """Return an entry of the API in fsspec's form; its etag is the one in answers with the file's content."""
     name = f"{place.root}/{entry['path']}"
     if entry["type"] != "file":
         return {"name": name, "type": "directory"}

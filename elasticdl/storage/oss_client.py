@@ -1,8 +1,8 @@
 """Alibaba Cloud's OSS by its own client, oss2, with the verbs of fsspec that `FsspecStorage` calls.
 
-ossfs, the file system of fsspec for OSS, has no etags and takes no credentials from the environment.  This one takes
-them where oss2 does: OSS_ACCESS_KEY_ID, OSS_ACCESS_KEY_SECRET, OSS_SESSION_TOKEN; without them requests are anonymous.
-OSS_ENDPOINT or OSS_REGION names the endpoint.  Requests are signed by version 4 where the region is known.
+ossfs, fsspec's file system for OSS, has no etags and takes no credentials from the environment.  This client takes them
+like oss2: OSS_ACCESS_KEY_ID, OSS_ACCESS_KEY_SECRET, OSS_SESSION_TOKEN; without them, requests are anonymous.
+OSS_ENDPOINT or OSS_REGION sets the endpoint.  Requests are signed with version 4 if the region is known.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from elasticdl.storage.uploads import Progress
 from elasticdl_client.errors import StorageError
 
 _CONNECTIONS = 32
-_KEYS_OF_A_PAGE = 1000  # the most that OSS lists at once
+_KEYS_OF_A_PAGE = 1000  # the most that OSS returns in one listing
 _CHUNK_BYTES = 1 << 20
 
 
 class OssClient:
-    """Files of OSS by their URLs.  Safe to use from several threads."""
+    """Files of OSS, by URL.  Thread-safe."""
 
     async_impl = False
 
     def __init__(self) -> None:
         """
         Raises:
-            StorageError: the environment names no endpoint.
+            StorageError: the environment sets no endpoint.
         """
         endpoint, region = os.environ.get("OSS_ENDPOINT", ""), os.environ.get("OSS_REGION", "")
         if not endpoint and not region:
@@ -48,15 +48,15 @@ class OssClient:
         self._session = oss2.Session(pool_size=_CONNECTIONS)
 
     def ls(self, url: str, *, timeout_s: float, detail: bool) -> list[dict[str, Any]]:
-        """Return what is in a directory; `detail` is True."""
+        """Return the entries of a directory; `detail` must be True."""
         bucket, key = self._split(url, timeout_s)
         return list(self._listed(bucket, f"{key}/" if key else "", _KEYS_OF_A_PAGE))
 
     def info(self, url: str, *, timeout_s: float) -> dict[str, Any]:
-        """Return size and etag of a file, or that there is a directory.
+        """Return size and etag of a file, or the entry of a directory.
 
         Raises:
-            FileNotFoundError: there is neither.
+            FileNotFoundError: there is neither a file nor a directory.
         """
         bucket, key = self._split(url, timeout_s)
         directory = {"name": url, "type": "directory"}
@@ -71,9 +71,9 @@ class OssClient:
         return {"name": url, "type": "file", "size": found.content_length, "etag": found.etag}
 
     def cat_file(self, url: str, *, start: int, end: int, timeout_s: float, etag: str = "") -> bytes:
-        """Return a range of a file, if it has this etag; any, if it is empty."""
+        """Return a range of a file if it has this etag; an empty `etag` allows any."""
         bucket, key = self._split(url, timeout_s)
-        headers = {"x-oss-range-behavior": "standard"}  # else a range that is not there brings the whole file
+        headers = {"x-oss-range-behavior": "standard"}  # otherwise an invalid range returns the whole file
         if etag:
             headers["If-Match"] = f'"{etag}"'
         try:
@@ -84,19 +84,19 @@ class OssClient:
         return content
 
     def pipe_file(self, url: str, content: bytes, *, timeout_s: float) -> None:
-        """Make a file of bytes, or replace it."""
+        """Create or replace a file, from bytes."""
         bucket, key = self._split(url, timeout_s)
         bucket.put_object(key, content, headers=_checksum(hashlib.md5(content, usedforsecurity=False).digest()))
 
     def put_file(self, local: str, url: str, *, timeout_s: float, callback: Progress) -> None:
-        """Make a file of a local one, or replace it."""
+        """Create or replace a file, from a local one."""
         bucket, key = self._split(url, timeout_s)
         with open(local, "rb") as file:
             headers = _checksum(_md5(local, 0, Path(local).stat().st_size))
             bucket.put_object(key, file, headers=headers, progress_callback=_counted(callback))
 
     def begin_upload(self, url: str, *, timeout_s: float) -> str:
-        """Return the id of an upload in parts."""
+        """Begin an upload in parts, and return its id."""
         bucket, key = self._split(url, timeout_s)
         return str(bucket.init_multipart_upload(key).upload_id)
 
@@ -112,7 +112,7 @@ class OssClient:
         timeout_s: float,
         callback: Progress,
     ) -> str:
-        """Send a range of a local file as a part, from 1; return its etag."""
+        """Send a range of a local file as a part, numbered from 1; return its etag."""
         bucket, key = self._split(url, timeout_s)
         with open(local, "rb") as file:
             file.seek(start)
@@ -121,7 +121,7 @@ class OssClient:
         return str(done.etag)
 
     def complete_upload(self, url: str, upload: str, etags: Sequence[str], *, timeout_s: float) -> None:
-        """Make a file of the parts, or replace it.
+        """Create or replace a file, from the uploaded parts.
 
         Raises:
             FileNotFoundError: there is no such upload.
@@ -134,17 +134,17 @@ class OssClient:
             raise FileNotFoundError(url) from None
 
     def abort_upload(self, url: str, upload: str, *, timeout_s: float) -> None:
-        """Delete the parts."""
+        """Delete the parts of an upload."""
         bucket, key = self._split(url, timeout_s)
         bucket.abort_multipart_upload(key, upload)
 
     def rm_file(self, url: str, *, timeout_s: float) -> None:
-        """Delete a file; one that is not there is no error."""
+        """Delete a file; a missing file is no error."""
         bucket, key = self._split(url, timeout_s)
         bucket.delete_object(key)
 
     def _split(self, url: str, timeout_s: float) -> tuple[Any, str]:
-        """The bucket, whose requests wait that long for an answer, and the key in it."""
+        """Return the bucket of a URL, with a time-out for answers, and the key in it."""
         name, _, key = url.partition("://")[2].partition("/")
         region = {"region": self._region} if self._region else {}
         bucket = oss2.Bucket(
@@ -153,7 +153,7 @@ class OssClient:
             name,
             session=self._session,
             connect_timeout=timeout_s,
-            enable_crc=False,  # in Python alone where crcmod has no compiled part; MD5 protects uploads
+            enable_crc=False,  # in pure Python if crcmod is not compiled; MD5 protects uploads
             **region,
         )
         return bucket, key.rstrip("/")
@@ -163,12 +163,12 @@ class OssClient:
             name = f"oss://{bucket.bucket_name}/{one.key}"
             if one.is_prefix():
                 yield {"name": name, "type": "directory"}
-            elif one.key != prefix:  # an empty file that other programs make for a directory
+            elif one.key != prefix:  # not an empty file that other programs create for a directory
                 yield {"name": name, "type": "file", "size": one.size, "etag": one.etag}
 
 
 def _counted(progress: Progress) -> Callable[[int, int], None]:
-    """The progress as oss2 calls it: with the bytes sent, and all."""
+    """Return a callback for oss2, which passes the sent bytes and the total."""
     return lambda sent, _: progress.absolute_update(sent)
 
 
@@ -184,5 +184,5 @@ def _md5(local: str, start: int, size: int) -> bytes:
 
 
 def _checksum(md5: bytes) -> dict[str, str]:
-    """The header by which OSS refuses a body that arrives damaged."""
+    """Return the header that makes OSS reject a damaged body."""
     return {"Content-MD5": base64.b64encode(md5).decode()}

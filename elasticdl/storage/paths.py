@@ -1,9 +1,9 @@
-"""Paths of storage beside those of file systems: `RemotePath`, and the writes that both kinds take.
+"""Paths of object storage beside those of file systems: `RemotePath`, and functions that write to both kinds.
 
-Readers take an `AnyPath` and never ask which kind it is.  Writers use the functions here: a file appears whole or not
-at all, on a file system by a rename, in storage by being published.
+Readers take an `AnyPath` and never ask for its kind.  Writers use the functions here: a file appears completely or not
+at all, on a file system through a rename, in storage through being published.
 
-`sync_directory`: files that were created or renamed stay on disk when the machine crashes.
+`sync_directory`: makes created or renamed files survive a crash of the machine.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from elasticdl.storage.remote_file import RemoteFile
 from elasticdl_client.errors import StorageError, StorageFileMissing
 from elasticdl_client.storage_kinds import AnyPath, is_remote
 
-DONE_FILE = "_SUCCESS"  # in a directory of storage: lists the files of the set, and is published last
-UNFINISHED_PARTS = r"\..*\.part-"  # files beside the parts of a job, of writers that were killed
+DONE_FILE = "_SUCCESS"  # in a directory of storage: lists the files of a complete set; published last
+UNFINISHED_PARTS = r"\..*\.part-"  # files of killed writers, beside the parts of a job
 PARTS = rf"({UNFINISHED_PARTS}|part-)"
 _COPY_BYTES = 1 << 20
 _FILES_AHEAD = 16
@@ -37,10 +37,10 @@ _FILES_AHEAD = 16
 
 @dataclass(frozen=True, slots=True)
 class RemotePath:
-    """A file or directory of storage; see `AnyPath`.
+    """A file or directory of object storage; see `AnyPath`.
 
     Attributes:
-        url: without a slash at its end.
+        url: The URL, without a slash at the end.
     """
 
     url: str
@@ -85,7 +85,7 @@ class RemotePath:
         return self._file().scan()
 
     def unlink(self) -> None:
-        """Delete the file; one that is not there is no error."""
+        """Delete the file; a missing file is no error."""
         self.storage.delete(self.url)
 
     def files(self) -> list[str]:
@@ -98,7 +98,7 @@ class RemotePath:
 
     @property
     def storage(self) -> FsspecStorage:
-        """The storage that holds it.
+        """The storage of the URL.
 
         Raises:
             StorageError: a package for the URL is not installed.
@@ -123,17 +123,17 @@ def _name(status: FileStatus) -> str:
 
 
 def path_of(text: str) -> AnyPath:
-    """Return the path that a flag names, of a file system or as the URL of storage."""
+    """Return the path for the value of a flag: a path of a file system, or a URL of storage."""
     return RemotePath(text.rstrip("/")) if is_remote(text) else Path(text)
 
 
 @contextlib.contextmanager
 def writing(path: AnyPath, tag: str = "new") -> Iterator[IO[bytes]]:
-    """Open a local file that becomes `path` when the block ends, durably and whole; an error leaves nothing of it.
+    """Open a local file that becomes `path` when the block ends, durably and completely; an error leaves nothing.
 
     Args:
-        path: in a directory that exists; storage needs none.
-        tag: of the temporary name beside a local path: two writers with different tags do not meet.
+        path: The final path; its directory must exist, except in storage.
+        tag: Part of the temporary name beside a local path: writers with different tags do not collide.
 
     Raises:
         OSError: it cannot be written.
@@ -160,16 +160,16 @@ def writing(path: AnyPath, tag: str = "new") -> Iterator[IO[bytes]]:
 
 
 def real_path(path: AnyPath) -> AnyPath:
-    """Return the path with symbolic links and ``..`` followed; storage has neither.
+    """Return the path with symbolic links and ``..`` resolved; storage has neither.
 
     Raises:
-        ValueError: no file system can have it.
+        ValueError: the path is invalid.
     """
     return path if isinstance(path, RemotePath) else Path(os.path.realpath(str(path)))
 
 
 def make_directory(path: AnyPath) -> None:
-    """Create a directory and those above it; in storage there is nothing to create.
+    """Create a directory and its parents; in storage, do nothing.
 
     Raises:
         OSError: it cannot be created.
@@ -181,7 +181,7 @@ def make_directory(path: AnyPath) -> None:
 
 
 def remove_file(path: AnyPath) -> None:
-    """Delete a file; one that is not there is no error.
+    """Delete a file; a missing file is no error.
 
     Raises:
         OSError: it cannot be deleted.
@@ -194,7 +194,7 @@ def remove_file(path: AnyPath) -> None:
 
 
 def remove_directory(path: AnyPath) -> None:
-    """Delete a directory with all that is in it; one that is not there is no error.
+    """Delete a directory and its content; a missing directory is no error.
 
     Raises:
         OSError: it cannot be deleted.
@@ -208,7 +208,7 @@ def remove_directory(path: AnyPath) -> None:
 
 
 def remove_if_empty(path: AnyPath) -> None:
-    """Delete a directory unless a file is in it; storage has no empty ones.
+    """Delete a directory if it is empty; storage has no empty directories.
 
     Raises:
         OSError: it cannot be deleted.
@@ -223,13 +223,13 @@ def remove_if_empty(path: AnyPath) -> None:
 
 
 def remove_matching(directory: AnyPath, pattern: str) -> None:
-    """Delete the files of a directory whose names begin with a pattern; of storage several at once.
+    """Delete the files of a directory whose names begin with a pattern; in storage, several in parallel.
 
     Args:
-        pattern: a regular expression, such as `PARTS`.
+        pattern: A regular expression, such as `PARTS`.
 
     Raises:
-        OSError: one cannot be deleted.
+        OSError: a file cannot be deleted.
         StorageError: the same, in storage.
     """
     if isinstance(directory, RemotePath):
@@ -241,17 +241,17 @@ def remove_matching(directory: AnyPath, pattern: str) -> None:
 
 
 def _delete_all(paths: Sequence[RemotePath]) -> None:
-    """Delete files of one storage, several at once."""
+    """Delete files of one storage, several in parallel."""
     if paths:
         list(paths[0].storage.pool.map(RemotePath.unlink, paths))
 
 
 def read_in_order(directory: AnyPath, names: Sequence[str]) -> Iterator[bytes]:
-    """Yield what is in the files of a directory; of storage, a few are read ahead at once.
+    """Yield the content of files of a directory, in order; in storage, a few are read ahead.
 
     Raises:
-        OSError: one cannot be read.
-        StorageError: the same, in storage, or it is missing.
+        OSError: a file cannot be read.
+        StorageError: the same, in storage, or a file is missing.
     """
     if not isinstance(directory, RemotePath):
         yield from ((directory / name).read_bytes() for name in names)
@@ -268,10 +268,10 @@ def read_in_order(directory: AnyPath, names: Sequence[str]) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def on_this_machine(path: AnyPath) -> Iterator[Path]:
-    """The path itself, or for the time of the block a copy of what storage has there: for libraries that open files.
+    """Yield a local path, or in the block a local copy from storage, for libraries that open files.
 
     Raises:
-        StorageError: it cannot be read, or a name leads out of the copy.
+        StorageError: the files cannot be read, or a name leads out of the copy.
     """
     if not isinstance(path, RemotePath):
         yield Path(str(path))
@@ -287,10 +287,10 @@ def on_this_machine(path: AnyPath) -> Iterator[Path]:
 
 
 def place_below(directory: Path, name: str) -> Path:
-    """Return the place in a directory of this machine for a name in storage, which may have any parts.
+    """Return the local path in a directory for a name in storage, which may contain anything.
 
     Raises:
-        StorageError: it is not below the directory.
+        StorageError: the path would be outside of the directory.
     """
     if ".." in name.split("/") or name.startswith("/"):
         raise StorageError(f"The name {name} leads out of its directory.", "Copy the file to another name.")
@@ -304,10 +304,10 @@ def _fetch(path: RemotePath, copy: Path) -> None:
 
 
 def check_writable(path: AnyPath, flag: str) -> None:
-    """Publish a file to a directory of storage and delete it, so that a job that cannot write there ends at once.
+    """Publish and delete a file in a directory of storage, so that a job without write permission ends at once.
 
     Raises:
-        StorageError: the storage refuses it, or does not answer.
+        StorageError: the storage rejects it, or does not answer.
     """
     if not isinstance(path, RemotePath):
         return
@@ -320,21 +320,21 @@ def check_writable(path: AnyPath, flag: str) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Makes the content of a file that another library has written survive a crash of the machine."""
+    """Sync a file that another library has written, so that it survives a crash of the machine."""
     with open(path, "rb") as written:
         os.fsync(written.fileno())
 
 
 def sync_directory(path: Path) -> None:
-    """Makes renames and creations inside a directory survive a crash of the machine."""
+    """Sync a directory, so that creations and renames in it survive a crash of the machine."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:  # of mode 0711, as home directories of shared machines: the file system syncs it later
+    except PermissionError:  # of mode 0711, like some home directories: the file system syncs it later
         return
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # of a file system that syncs no directories: older CIFS, VirtualBox
+        if error.errno != errno.EINVAL:  # some file systems cannot sync directories: older CIFS, VirtualBox
             raise
     finally:
         os.close(descriptor)

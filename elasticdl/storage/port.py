@@ -1,8 +1,8 @@
-"""The port `Storage`: files with whole URLs as names, read by range and replaced whole.
+"""The port `Storage`: files with whole URLs as names, read by range and replaced as a whole.
 
-Below the port there are requests that may fail and be sent again; above it a call has worked, or is an error for good.
-There is no append and no rename: a file appears whole or not at all, and a set of files is complete once the one that
-lists them, published last, is there.
+Below the port, requests may fail and be retried; above it, a call has succeeded or failed for good.  There is no append
+and no rename: a file appears completely or not at all, and a set of files is complete when the file that lists them,
+which is published last, exists.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class FileStatus:
     """A file or directory.
 
     Attributes:
-        url: whole, as `Storage` takes it.
-        size_bytes: of a file.
-        etag: changes whenever the file is replaced; empty for directories.
-        is_directory: whether it holds files.
+        url: The whole URL, as an argument of `Storage`.
+        size_bytes: Size of a file.
+        etag: Changes whenever the file is replaced; empty for directories.
+        is_directory: Whether it is a directory.
     """
 
     url: str
@@ -30,40 +30,40 @@ class FileStatus:
 
 
 class Storage(Protocol):
-    """Six verbs, and the guarantees of reads.  Safe to use from several threads.
+    """Files of object storage.  Thread-safe.
 
-    Raise `StorageFileMissing` for what is not there, `StorageError` for all else that fails: no permission, or no good
-    answer in the time of the retries.
+    Methods raise `StorageFileMissing` for missing files, and `StorageError` for all other failures: no permission, or
+    no successful answer in the time of the retries.
     """
 
     def list(self, directory: str) -> list[FileStatus]:
-        """Return the files and directories in a directory, not those below, in order of name; maybe none."""
+        """Return the files and directories directly in a directory, sorted by name; maybe none."""
         ...
 
     def stat(self, url: str) -> FileStatus:
-        """The file, or the directory, as it is now."""
+        """Return the current status of a file or directory."""
         ...
 
     def read(self, url: str, start: int, end: int, etag: str = "") -> bytes:
-        """Bytes ``start`` to ``end`` - 1 of a file, all of them.
+        """Return bytes ``start`` to ``end`` - 1 of a file, all of them.
 
         Args:
-            etag: raise a `StorageError` if the file has another one by now, where `compares` says so; empty: any.
+            etag: If the file has another etag now, and `compares` is true, raise a `StorageError`; empty: any.
         """
         ...
 
     def compares(self, etag: str) -> bool:
-        """Whether reads that name this etag are refused once the file has another one."""
+        """Return whether reads with this etag fail once the file has another one."""
         ...
 
     def publish(self, url: str, content: bytes | Path) -> None:
-        """Makes a file of these bytes, or of a local file, or replaces it; readers see the old or the new one."""
+        """Create or replace a file, from bytes or a local file; readers see the old or the new one."""
         ...
 
     def delete(self, url: str) -> None:
-        """Removes a file; one that is not there is no error."""
+        """Delete a file; a missing file is no error."""
         ...
 
     def exists(self, url: str) -> bool:
-        """Whether there is such a file or directory."""
+        """Return whether a file or directory exists."""
         ...

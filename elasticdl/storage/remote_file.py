@@ -1,4 +1,4 @@
-"""One file of storage, read by ranges: large ones in parts at once, near ones together, a scan ahead of its reader."""
+"""A file of storage, read by ranges: large ones in parallel parts, close ones together, scans read ahead."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from elasticdl.storage.port import FileStatus
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-PART_BYTES = 4 << 20  # of one request: its latency costs little of its time, and a lost one little to send again
-_GAP_BYTES = 256 << 10  # between two ranges; reading over a smaller one costs less than another request
+PART_BYTES = 4 << 20  # of one request: large against the latency, small enough to repeat
+_GAP_BYTES = 256 << 10  # between two ranges; reading a smaller gap costs less than another request
 _PARTS_AHEAD = 8
 _BUFFER_BYTES = 256 << 10
 
 
 class RemoteFile:
-    """A file as it was when it was opened, where its storage compares etags.  Safe to use from several threads."""
+    """A file in the state of its opening, if the storage compares etags.  Thread-safe."""
 
     is_local = False
 
     def __init__(self, url: str, storage: FsspecStorage | None = None, status: FileStatus | None = None) -> None:
         """
         Args:
-            status: as a directory lists it; None: it is asked for.
+            status: From the listing of a directory; None: request it.
 
         Raises:
-            StorageError: it is not there, or cannot be reached.
+            StorageError: the file is missing, or cannot be reached.
         """
         self.path = url
         self._storage = storage or storage_of(url)
@@ -41,21 +41,21 @@ class RemoteFile:
         self._etag = status.etag
 
     def pread(self, size_bytes: int, offset: int) -> bytes:
-        """Return bytes from an offset on: fewer than asked for only at the end of the file."""
+        """Return bytes from an offset on; fewer than `size_bytes` only at the end of the file."""
         end = max(offset, min(offset + size_bytes, self.size_bytes))
         (data,) = self.pread_spans([(offset, end)])
         return data
 
     def pread_all(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return the bytes of several ranges, (offset, size), in ascending order, as `pread` does.
+        """Return the bytes of several ranges, (offset, size), in ascending order; see `pread`.
 
-        Near ranges are views of one answer: to copy large ones costs as much as to receive them.
+        Close ranges are views of one answer: copying large ones costs as much as receiving them.
         """
         wanted = [(offset, max(offset, min(offset + size, self.size_bytes))) for offset, size in ranges]
         return read_together(wanted, self.pread_spans, _GAP_BYTES)
 
     def pread_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of each span, (start, end), of the file, all read at once: large ones in parts."""
+        """Return the bytes of each span, (start, end), read in parallel; large ones in parts."""
         parts = [equal_parts(start, end) for start, end in spans]
         first, *others = [part for of_span in parts for part in of_span] or [(0, 0)]
         futures = [self.fetch(*part) for part in others]
@@ -63,19 +63,19 @@ class RemoteFile:
         return [b"".join(itertools.islice(pieces, len(of_span))) for of_span in parts]
 
     def fetch(self, start: int, end: int) -> Future[bytes]:
-        """Starts to read a range."""
+        """Start to read a range."""
         return self._storage.pool.submit(self._storage.read, self.path, start, end, self._etag)
 
     def fetch_all(self) -> list[Future[bytes]]:
-        """Starts to read the whole file, in parts."""
+        """Start to read the whole file, in parts."""
         return [self.fetch(*part) for part in equal_parts(0, self.size_bytes)]
 
     def scan(self) -> io.BufferedReader:
-        """A stream over the file that reads ahead while it is read in order."""
+        """Return a stream over the file that reads ahead while it is read sequentially."""
         return io.BufferedReader(_Scan(self), _BUFFER_BYTES)
 
     def close(self) -> None:
-        """Does nothing: nothing is open between two reads."""
+        """Do nothing: nothing is open between two reads."""
 
 
 def equal_parts(start: int, end: int) -> list[tuple[int, int]]:
@@ -87,11 +87,11 @@ def equal_parts(start: int, end: int) -> list[tuple[int, int]]:
 def read_together(
     ranges: Sequence[tuple[int, int]], read: Callable[[Sequence[tuple[int, int]]], Sequence[bytes]], gap_bytes: int
 ) -> list[memoryview]:
-    """Return the bytes of ranges, (start, end), in ascending order, as views of what is read of spans of them.
+    """Return the bytes of ranges, (start, end), in ascending order, as views of larger spans that are read.
 
     Args:
-        read: returns the bytes of each span, (start, end): of one range, or of near ones of `PART_BYTES` together.
-        gap_bytes: between two ranges of a span, at most.
+        read: Returns the bytes of spans, (start, end): of one range, or of close ones up to `PART_BYTES`.
+        gap_bytes: The largest gap between two ranges of a span.
     """
     spans: list[tuple[int, int]] = []
     for start, end in ranges:
@@ -110,7 +110,7 @@ def read_together(
 
 
 class PositionedStream(io.RawIOBase):
-    """A stream that can be read and sought, over a file of known size; the subclass reads at `_position`."""
+    """A seekable stream over a file of known size; the subclass reads at `_position`."""
 
     def __init__(self, size_bytes: Callable[[], int]) -> None:
         self._size_bytes = size_bytes
@@ -132,7 +132,7 @@ class PositionedStream(io.RawIOBase):
 
 
 class _Scan(PositionedStream):
-    """Parts ahead of the position once two reads have followed each other; a jump beyond reads what it asks for."""
+    """A stream that reads parts ahead after two consecutive reads; after a jump it reads only what is requested."""
 
     def __init__(self, file: RemoteFile) -> None:
         super().__init__(lambda: file.size_bytes)

@@ -1,7 +1,7 @@
-"""Ranges of objects of S3, received by the threads that ask, straight from their sockets.
+"""Ranges of objects of S3, received by the requesting threads, directly from their sockets.
 
-s3fs receives all bodies on the one thread of its event loop, in small pieces that are copied twice.  This client of
-botocore, which s3fs is built on, has the settings of s3fs.  It never sends a request again: that is `FsspecStorage`'s.
+s3fs receives all data in the single thread of its event loop, in small pieces that are copied twice.  This client uses
+botocore, which s3fs is built on, with the settings of s3fs.  It never retries; `FsspecStorage` does.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from botocore.exceptions import ClientError
 from s3fs.errors import translate_boto_error
 from urllib3.exceptions import HTTPError
 
-_CREDENTIALS_S = 10.0  # for an answer with credentials: threads ask for them one after the other
+_CREDENTIALS_S = 10.0  # limit for an answer with credentials: threads request them one at a time
 
 
 class S3Ranges:
-    """Objects by their URLs.  Safe to use from several threads."""
+    """Objects of S3, by URL.  Thread-safe."""
 
     def __init__(self, file_system: Any) -> None:
         """
         Args:
-            file_system: of s3fs; its settings are used, which the environment or fsspec's files give.
+            file_system: A file system of s3fs; its settings, from the environment or fsspec's files, are used.
         """
         self._file_system = file_system
         self._session: botocore.session.Session | None = None
         self._deadlines = _Deadlines()
-        self._lock = threading.Lock()  # a session is not safe to make clients from several threads
+        self._lock = threading.Lock()  # a session must not create clients in several threads
         self._clients: dict[float, Any] = {}
 
     def read(self, url: str, *, start: int, end: int, timeout_s: float, etag: str = "") -> bytes:
-        """Return a range of an object, in one buffer that the socket has filled.
+        """Return a range of an object, in one buffer that is filled from the socket.
 
         Args:
-            timeout_s: for each wait, and for the body; a client, which has one time-out, is made for each.
-            etag: that the object must have; empty: any.
+            timeout_s: Limit for each wait, and for the whole body; there is one client per limit, as it has only one.
+            etag: The etag that the object must have; empty: any.
 
         Raises:
-            OSError: as s3fs does.
-            RuntimeError: as s3fs does in a forked process, whose connections are those of its parent.
+            OSError: as in s3fs.
+            RuntimeError: as in s3fs, in a forked process, which shares its parent's connections.
         """
-        loop = self._file_system.loop  # raises the error of a forked process
+        loop = self._file_system.loop  # raises the error in a forked process
         client = self._client(timeout_s)
         bucket, key, version = self._file_system.split_path(url)
         which = {"Bucket": bucket, "Key": key, "Range": f"bytes={start}-{end - 1}"}
@@ -63,12 +63,12 @@ class S3Ranges:
         with answer["Body"] as connected, self._deadlines.within(timeout_s, connected, loop):
             try:
                 data: bytes = answer["Body"].read()
-            except HTTPError as error:  # of TLS, for example: botocore translates some of them alone
+            except HTTPError as error:  # of TLS, for example: botocore converts only some of them
                 raise ConnectionError(str(error)) from error
         return data
 
     def _of_each_request(self, client: Any) -> dict[str, Any]:
-        """Return what the settings of s3fs add to a request: who pays, keys of encryption."""
+        """Return the arguments that settings of s3fs add to requests, such as RequestPayer and encryption keys."""
         added = {**self._file_system.s3_additional_kwargs, **self._file_system.req_kw}
         if not added:
             return {}
@@ -85,8 +85,8 @@ class S3Ranges:
         session = botocore.session.Session(**self._file_system.kwargs)
         of_credentials = {name: min(timeout_s, _CREDENTIALS_S) for name in ("connect_timeout", "read_timeout")}
         session.set_default_client_config(Config(retries={"total_max_attempts": 1}, **of_credentials))
-        known = self._file_system.session  # None before its first request
-        if known is not None:  # its model of S3, which takes 0.14 s and 14 MB to load
+        known = self._file_system.session  # None before the first request
+        if known is not None:  # reuse its model of S3: loading takes 0.14 s and 14 MB
             session.register_component("data_loader", known.get_component("data_loader"))
         return session
 
@@ -110,7 +110,7 @@ class S3Ranges:
 
 
 class _Deadlines:
-    """Ends answers that take too long: a socket limits each wait, but not their sum."""
+    """Ends answers that take too long: a socket limits each wait, but not the sum."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -122,7 +122,7 @@ class _Deadlines:
         """End the connection of an answer of urllib3 if the block lasts longer.
 
         Args:
-            loop: runs in a thread; it looks about once in the time of an answer, while there are any.
+            loop: Runs in another thread; it checks about once per time-out, while there are answers.
         """
         key, end_s = object(), time.monotonic() + timeout_s
         with self._lock:
@@ -140,7 +140,7 @@ class _Deadlines:
 
     def _look(self, at_s: float, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
-            if at_s != self._looks_at_s:  # one of a shorter time has come in front of this
+            if at_s != self._looks_at_s:  # a check for an earlier deadline has replaced this one
                 return
             overdue = [key for key, (end_s, _) in self._running.items() if end_s <= at_s]
             ended = [self._running.pop(key)[1] for key in overdue]
@@ -148,6 +148,6 @@ class _Deadlines:
             if self._running:
                 loop.call_later(self._looks_at_s - time.monotonic(), self._look, self._looks_at_s, loop)
         for answer in ended:
-            # It may be complete by now.  `answer.connection` has no socket where the connection ends with the answer.
+            # The answer may be complete by now; and `answer.connection` has no socket if it ends with the answer.
             with contextlib.suppress(OSError, AttributeError):
                 socket.socket.shutdown(answer._fp.fp.raw._sock, socket.SHUT_RDWR)

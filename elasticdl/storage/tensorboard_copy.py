@@ -1,7 +1,7 @@
 """`python -m elasticdl.storage.tensorboard_copy URL ARGUMENT…`: TensorBoard over event files in storage.
 
-TensorBoard itself reads the file systems that its own packages know.  So the files are copied to a directory of this
-machine, and new bytes are added while TensorBoard, the child of this process, shows them.
+TensorBoard itself reads only file systems that its own packages know.  So the files are copied to a directory of this
+machine, and new bytes are added while TensorBoard, a child of this process, shows them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _log = logging.getLogger("elasticdl.storage")
 
 
 def refresh(source: RemotePath, target: Path) -> int:
-    """Bring a copy up to date; event files only grow.
+    """Update a copy of event files, which only grow.
 
     Returns:
-        How many files there are.
+        The number of files.
 
     Raises:
         StorageError: the storage cannot be read, or a name leads out of the copy.
@@ -46,7 +46,7 @@ def refresh(source: RemotePath, target: Path) -> int:
 
 
 def main() -> int:
-    """Show the files until TensorBoard ends or a signal comes; the exit code is TensorBoard's."""
+    """Show the files until TensorBoard ends or a signal comes; return TensorBoard's exit code."""
     url, *arguments = sys.argv[1:]
     logging.basicConfig(format="%(levelname)s: %(message)s")
     signal.signal(signal.SIGTERM, _end)

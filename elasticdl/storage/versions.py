@@ -1,8 +1,8 @@
-"""The versions in a directory of checkpoints: their names, which of them are complete, how one begins, ends and goes.
+"""The versions in a directory of checkpoints: their names, whether they are complete, how one is created and removed.
 
-A checkpoint is ``<checkpoint_dir>/version-<N>/`` with a MANIFEST.json, written last: a directory without one is not a
-checkpoint.  The parameter servers' and those of a model in a worker are alike in this, on file systems and
-in storage; the content of the files and the manifest belongs to their writers.
+A checkpoint is ``<checkpoint_dir>/version-<N>/`` with a MANIFEST.json, which is written last: a directory without one
+is not a checkpoint.  That is the same for checkpoints of parameter servers and of workers, on file systems and in
+storage; the content of the files and the manifest belongs to their writers.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from elasticdl_client.storage_kinds import AnyPath, is_remote
 
 PREFIX = "version-"
 T = TypeVar("T")
-PATIENCE_S = 1800.0  # as of a part that a PS writes
-_PAUSE_S = 2.0  # a mount without its server fails at once
+PATIENCE_S = 1800.0  # the same as for a part that a PS writes
+_PAUSE_S = 2.0  # between reads: a mount without its server fails at once
 _SAY_AGAIN_S = 60.0
-_OF_LOST_VOLUMES = frozenset(  # a network file system without its server, a disk that is being replaced
+_OF_LOST_VOLUMES = frozenset(  # a network file system without its server, a disk in replacement
     {
         *(errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH),
         *(errno.EREMOTEIO, errno.ESHUTDOWN, errno.ECONNABORTED, errno.ECONNRESET, errno.ECONNREFUSED),
@@ -38,10 +38,10 @@ _log = logging.getLogger("elasticdl.storage")
 
 
 class NoneIsWhole(CheckpointError):
-    """No checkpoint of this job can be restored, and it must not begin anew behind the user's back.
+    """No checkpoint of this job can be restored; starting from scratch silently would lose the training.
 
     Attributes:
-        damaged: the fault of each.
+        damaged: The fault of each checkpoint.
     """
 
     def __init__(self, checkpoint_dir: AnyPath, damaged: Sequence[str]) -> None:
@@ -58,12 +58,12 @@ class NoneIsWhole(CheckpointError):
 
 
 def directory_of(checkpoint_dir: AnyPath, number: int) -> AnyPath:
-    """Where the checkpoint of a number lies."""
+    """Return the directory of the checkpoint with a number."""
     return checkpoint_dir / f"{PREFIX}{number}"
 
 
 def versions(checkpoint_dir: AnyPath) -> list[AnyPath]:
-    """Directories of checkpoints, complete or not, oldest first."""
+    """Return the directories of checkpoints, complete or not, oldest first."""
     try:
         found = {path.name.removeprefix(PREFIX): path for path in checkpoint_dir.iterdir() if _has_number(path.name)}
     except FileNotFoundError:
@@ -72,28 +72,28 @@ def versions(checkpoint_dir: AnyPath) -> list[AnyPath]:
 
 
 def complete(checkpoint_dir: AnyPath) -> list[AnyPath]:
-    """Directories of complete checkpoints, oldest first."""
+    """Return the directories of complete checkpoints, oldest first."""
     return [path for path in versions(checkpoint_dir) if is_complete(path)]
 
 
 def is_complete(directory: AnyPath) -> bool:
-    """Whether the directory is a checkpoint; its files may be damaged all the same.
+    """Return whether a directory is a checkpoint; its files may still be damaged.
 
     Raises:
-        OSError, StorageError: it cannot be looked at.
+        OSError, StorageError: it cannot be read.
     """
     manifest = directory / MANIFEST
     if not isinstance(manifest, Path):
         return manifest.exists()
     try:
-        manifest.stat()  # `exists` is False for any OSError on Python 3.14
+        manifest.stat()  # not `exists`, which is False for any OSError on Python 3.14
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
 
 
 def begin(checkpoint_dir: AnyPath, number: int) -> AnyPath:
-    """Create the empty directory of a checkpoint; remove the files of an earlier writer under its name.
+    """Create the empty directory of a checkpoint; remove an earlier writer's files in it.
 
     Raises:
         CheckpointError: it cannot be created.
@@ -109,14 +109,14 @@ def begin(checkpoint_dir: AnyPath, number: int) -> AnyPath:
 
 
 def begin_beside(checkpoint_dir: AnyPath, number: int, is_same: Callable[[AnyPath], bool]) -> AnyPath | None:
-    """Create the directory of a checkpoint that others may be writing, too, unless it is there already.
+    """Create the directory of a checkpoint that others may be writing, too, unless it is already complete.
 
     Args:
-        is_same: whether a complete one has the contents that are to be written; else it is removed first.  One that
-            becomes complete later is another writer's, and has them.
+            is_same: Returns whether a complete checkpoint has the contents to be written; if not, it is removed first.
+                A checkpoint that becomes complete later is of another writer, and has them.
 
     Returns:
-        None: it is there.
+        The directory; None if the checkpoint exists.
 
     Raises:
         CheckpointError: it cannot be created.
@@ -134,23 +134,23 @@ def begin_beside(checkpoint_dir: AnyPath, number: int, is_same: Callable[[AnyPat
 
 
 def commit(directory: AnyPath, manifest: Mapping[str, Any]) -> None:
-    """Make a directory whose files are all written a checkpoint; arguments and errors as of `committing`."""
+    """Make a directory with all its files a checkpoint; see `committing` for arguments and errors."""
     with committing(directory, manifest):
         pass
 
 
 @contextmanager
 def committing(directory: AnyPath, manifest: Mapping[str, Any], tag: str = "new") -> Iterator[None]:
-    """Make a directory a checkpoint when the block ends, in which its files are written.
+    """Make a directory a checkpoint when the block, which writes its files, ends.
 
-    The manifest has its place on the disk before: a full one fails before any file has its final name.
+    The manifest is allocated before: a full disk fails before any file has its final name.
 
     Args:
-        manifest: without its checksum.
-        tag: of the temporary name; see `writing`.
+        manifest: The manifest, without its checksum.
+        tag: Part of the temporary name; see `writing`.
 
     Raises:
-        CheckpointError: it is none.
+        CheckpointError: the checkpoint could not be completed.
     """
     path = directory / MANIFEST
     try:
@@ -163,21 +163,21 @@ def committing(directory: AnyPath, manifest: Mapping[str, Any], tag: str = "new"
 
 
 def unreadable(what: str, error: OSError, hint: str) -> CheckpointError | StorageUnreachable:
-    """Return the error of a file that cannot be read; of a volume that may answer later it is StorageUnreachable."""
+    """Return the error of an unreadable file: StorageUnreachable if its volume may answer later."""
     kind = StorageUnreachable if error.errno in _OF_LOST_VOLUMES else CheckpointError
     return kind(f"{what} cannot be read: {reason(error)}", hint)
 
 
 class Patience:
-    """How long a checkpoint is asked for again that cannot be read, from the first time on."""
+    """How long reads of an unreadable checkpoint are retried, from the first failure on."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._since: float | None = None
-        self._said: tuple[str, float] = ("", 0.0)  # the reason, and when that was logged
+        self._said: tuple[str, float] = ("", 0.0)  # the reason, and when it was logged
 
     def is_over(self, error: StorageUnreachable) -> bool:
-        """Note that it cannot be read now; a reason that stays is logged each minute."""
+        """Note a failed read; return whether to give up.  The same reason is logged once per minute."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
@@ -191,10 +191,10 @@ class Patience:
 
 
 def when_reachable(read: Callable[[], T], patience_s: float = PATIENCE_S, pause_s: float = _PAUSE_S) -> T:
-    """Read again while storage does not answer: to give up would end the job.
+    """Read, and retry while storage does not answer: giving up would end the job.
 
     Raises:
-        StorageUnreachable: it has not answered for so long.
+        StorageUnreachable: it has not answered for `patience_s`.
     """
     patience = Patience(patience_s)
     while True:
@@ -207,7 +207,7 @@ def when_reachable(read: Callable[[], T], patience_s: float = PATIENCE_S, pause_
 
 
 def abandon(directory: AnyPath) -> None:
-    """Remove a directory that did not become a checkpoint; one that is complete is left alone."""
+    """Remove the directory of an unfinished checkpoint; leave a complete one alone."""
     try:
         if not is_complete(directory):
             _remove(directory)
@@ -216,7 +216,7 @@ def abandon(directory: AnyPath) -> None:
 
 
 def abandon_beside(directory: AnyPath) -> None:
-    """Remove a directory if it is empty: what else is in it may be another writer's."""
+    """Remove a directory if it is empty: files in it may be another writer's."""
     try:
         remove_if_empty(directory)
     except OSError as error:
@@ -226,12 +226,14 @@ def abandon_beside(directory: AnyPath) -> None:
 def prune(checkpoint_dir: AnyPath, keep_max: int, newest: int | None = None) -> None:
     """Keep the newest `keep_max` complete checkpoints, at least one; 0 keeps all.
 
-    Incomplete ones older than the newest are deleted, too, and temporary files in the one before the newest: a writer
-    that was killed left them.
+    Incomplete checkpoints older than the newest are deleted, too, and temporary files in the one before the newest,
+    which killed writers have left.
 
     Args:
-        newest: number of the one just written.  Those of higher numbers are of a state that was given up, maybe since
-            they are damaged: they are left alone, and do not count.  None: the highest.
+        checkpoint_dir: The directory.
+        keep_max: How many to keep.
+        newest: Number of the one just written.  Higher numbers are of an abandoned state, maybe because they are
+            damaged: they are left alone and do not count.  None: the highest number.
     """
     try:
         found = [path for path in versions(checkpoint_dir) if newest is None or number_of(path) <= newest]
@@ -248,7 +250,7 @@ def prune(checkpoint_dir: AnyPath, keep_max: int, newest: int | None = None) -> 
 
 
 def reason(error: OSError | ElasticDLError) -> str:
-    """Return the message of an error of a file system, without the path, or of one of ours."""
+    """Return the message of an error of a file system, without the path, or of an `ElasticDLError`."""
     return error.what if isinstance(error, ElasticDLError) else error.strerror or str(error)
 
 
@@ -260,24 +262,24 @@ def _remove_old(directory: AnyPath) -> None:
 
 
 def _remove(directory: AnyPath) -> None:
-    """The manifest goes first: without it, it is no checkpoint any more, whatever interrupts the rest.
+    """Remove a checkpoint, its manifest first: then it is no longer a checkpoint if this is interrupted.
 
     Raises:
         OSError, StorageError: it cannot be removed.
-        NewerFormat: a later version wrote it.
+        NewerFormat: a later version of ElasticDL wrote it.
     """
     try:
         read_manifest(directory / MANIFEST)
     except NewerFormat:
         raise
-    except (OSError, CheckpointError):  # there is none, or it is damaged
+    except (OSError, CheckpointError):  # there is no manifest, or it is damaged
         pass
     remove_file(directory / MANIFEST)
     remove_directory(directory)
 
 
 def _remove_temporary(directory: AnyPath) -> None:
-    """Delete temporary files as `writing` names them."""
+    """Delete temporary files with names from `writing`."""
     if is_remote(str(directory)):
         return
     names = {path.name for path in directory.iterdir()}
