@@ -33,14 +33,14 @@ _PURPOSE = "meeting"
 _READ_BYTES = 1 << 16
 _BACKLOG = 1024
 _LONGEST_LINE_BYTES = 1 << 18
-_MOST_TOLD_BYTES = 4 << 20  # published in one group; a member publishes some hundred bytes
+_MAX_VALUE_BYTES = 4 << 20  # published in one group; a member publishes some hundred bytes
 _MOST_UNSENT_BYTES = 8 << 20  # not read by a peer yet
 _MOST_STRANGERS = 256
 _MOST_BROKEN = 64  # failed groups that are remembered for late members
 _MOST_MEMBERS = 1 << 20
 _LAST_VERSION = 1 << 63
 _LINKED = b"linked\n"
-_REST_S = 0.2  # pause before the next accept, when file descriptors are exhausted
+_PAUSE_S = 0.2  # pause before the next accept, when file descriptors are exhausted
 _log = logging.getLogger("elasticdl.collective")
 
 
@@ -50,7 +50,7 @@ class _Message:
 
     version: int | None
     rank: int
-    told: Mapping[str, str]
+    values: Mapping[str, str]
     wants: list[str] | None
     is_link: bool
     is_farewell: bool
@@ -68,16 +68,16 @@ class _Message:
         if not isinstance(given, dict):
             raise ValueError("no message")
         version, rank = given.get("version"), given.get("rank", 0)
-        told, wants = given.get("tell", {}), given.get("learn")
+        values, wants = given.get("tell", {}), given.get("learn")
         if version is not None and not _is_within(version, _LAST_VERSION):
             raise ValueError("no version")
         if not _is_within(rank, _MOST_MEMBERS):
             raise ValueError("no rank")
-        if not isinstance(told, dict) or not all(isinstance(value, str) for value in told.values()):
+        if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
             raise ValueError("cannot be told")
         if wants is not None and not (isinstance(wants, list) and all(isinstance(name, str) for name in wants)):
             raise ValueError("cannot be learned")
-        return cls(version, rank, told, wants, "link" in given, "farewell" in given)
+        return cls(version, rank, values, wants, "link" in given, "farewell" in given)
 
 
 @dataclass(slots=True, eq=False)
@@ -92,14 +92,14 @@ class _Peer:
     unread: bytes = b""
     unsent: bytes = b""
     wants: list[str] = field(default_factory=list)
-    has_said_farewell: bool = False
+    is_leaving: bool = False
 
 
 @dataclass(slots=True)
 class _Table:
-    told: dict[str, str] = field(default_factory=dict)
-    told_bytes: int = 0
-    visitors: list[_Peer] = field(default_factory=list)
+    values: dict[str, str] = field(default_factory=dict)
+    value_bytes: int = 0
+    peers: list[_Peer] = field(default_factory=list)
 
 
 class RendezvousServer:
@@ -129,7 +129,7 @@ class RendezvousServer:
         self._strangers: dict[_Peer, None] = {}  # oldest first
         self._tables: dict[int, _Table] = {}
         self._broken: dict[int, str] = {}  # version → reason; the oldest first
-        self._rests_until: float | None = None
+        self._paused_until: float | None = None
         self._lock = Lock()
         self._links: dict[int, dict[int, SecureConnection]] = {}  # version → rank → connection
         self._selector = selectors.DefaultSelector()
@@ -138,7 +138,7 @@ class RendezvousServer:
             self._selector.register(door, selectors.EVENT_READ)
         self._ending, self._end = socket.socketpair()
         self._selector.register(self._ending, selectors.EVENT_READ)
-        Thread(target=self._serve, name="meeting-place", daemon=True).start()
+        Thread(target=self._serve, name="rendezvous-server", daemon=True).start()
 
     def close(self) -> None:
         self._end.close()
@@ -157,108 +157,108 @@ class RendezvousServer:
 
     def _serve(self) -> None:
         while True:
-            for key, events in self._selector.select(self._look_within_s()):
+            for key, events in self._selector.select(self._select_timeout_s()):
                 if key.fileobj is self._ending:
                     self._close_all()
                     return
                 if key.fileobj in self._doors:
-                    self._let_in(key.fileobj)
+                    self._accept(key.fileobj)
                 else:
-                    self._attend_to(key.data, events)
-            self._end_what_is_over()
+                    self._handle(key.data, events)
+            self._end_overdue()
 
-    def _look_within_s(self) -> float | None:
+    def _select_timeout_s(self) -> float | None:
         """Return the seconds until the first deadline of a stranger, or the end of the pause; None without any."""
-        ends = [visitor.come_at + handshake.TIMEOUT_S for visitor in self._strangers][:1]
-        if self._rests_until is not None:
-            ends.append(self._rests_until)
+        ends = [peer.come_at + handshake.TIMEOUT_S for peer in self._strangers][:1]
+        if self._paused_until is not None:
+            ends.append(self._paused_until)
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
-    def _end_what_is_over(self) -> None:
+    def _end_overdue(self) -> None:
         now = time.monotonic()
-        for visitor in list(self._strangers):
-            if visitor.come_at + handshake.TIMEOUT_S > now:
+        for peer in list(self._strangers):
+            if peer.come_at + handshake.TIMEOUT_S > now:
                 break
-            self._see_off(visitor)
-        if self._rests_until is not None and self._rests_until <= now:
-            self._rests_until = None
+            self._remove(peer)
+        if self._paused_until is not None and self._paused_until <= now:
+            self._paused_until = None
             for door in self._doors:
                 self._selector.register(door, selectors.EVENT_READ)
 
-    def _let_in(self, door: socket.socket) -> None:
+    def _accept(self, door: socket.socket) -> None:
         try:
             connection, _ = door.accept()
         except (ConnectionError, BlockingIOError):  # already closed
             return
         except OSError as error:
-            _log.warning("The meeting place cannot take a connection: %s", error)
+            _log.warning("The rendezvous server cannot accept a connection: %s", error)
             for resting in self._doors:
                 self._selector.unregister(resting)
-            self._rests_until = time.monotonic() + _REST_S
+            self._paused_until = time.monotonic() + _PAUSE_S
             return
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
             with suppress(OSError):  # already closed; reading will show it
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         proof = handshake.accepting(self._token, _PURPOSE, self._encrypts and crosses_network(connection))
-        visitor = _Peer(connection, proof, next(proof).num_wanted, time.monotonic())
-        self._strangers[visitor] = None
+        peer = _Peer(connection, proof, next(proof).num_wanted, time.monotonic())
+        self._strangers[peer] = None
         self._lobby.enter(connection)
-        self._selector.register(connection, selectors.EVENT_READ, visitor)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
 
-    def _attend_to(self, visitor: _Peer, events: int) -> None:
+    def _handle(self, peer: _Peer, events: int) -> None:
         if events & selectors.EVENT_WRITE:
-            self._send(visitor, b"")
+            self._send(peer, b"")
         if not events & selectors.EVENT_READ:
             return
-        room = visitor.num_wanted - len(visitor.unread) if visitor.handshake else _READ_BYTES
+        room = peer.num_wanted - len(peer.unread) if peer.handshake else _READ_BYTES
         try:
-            data = visitor.connection.recv(room)
+            data = peer.connection.recv(room)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         try:
-            visitor.unread += visitor.records.open(data) if visitor.records else data
-            self._take(visitor)
+            peer.unread += peer.records.open(data) if peer.records else data
+            self._take(peer)
         except RecordError as error:
-            if visitor.version >= 0:
-                self._break(visitor.version, f"rank {visitor.rank} has sent {error}")
+            if peer.version >= 0:
+                self._break(peer.version, f"rank {peer.rank} has sent {error}")
             data = b""
         except (ValueError, ConnectionError):  # not a member
             data = b""
-        if not data or len(visitor.unread) > _LONGEST_LINE_BYTES:
-            self._see_off(visitor)
+        if not data or len(peer.unread) > _LONGEST_LINE_BYTES:
+            self._remove(peer)
 
-    def _take(self, visitor: _Peer) -> None:
+    def _take(self, peer: _Peer) -> None:
         """Process the complete messages that a peer has sent.
 
         Raises:
             ConnectionError: the peer does not have the token.
             ValueError: the peer is not a member.
         """
-        if visitor.handshake is not None:
-            if len(visitor.unread) == visitor.num_wanted:
-                message, visitor.unread = visitor.unread, b""
-                step = visitor.handshake.send(message)
-                visitor.num_wanted = step.num_wanted
-                self._send(visitor, step.sent)
+        if peer.handshake is not None:
+            if len(peer.unread) == peer.num_wanted:
+                message, peer.unread = peer.unread, b""
+                step = peer.handshake.send(message)
+                peer.num_wanted = step.num_wanted
+                self._send(peer, step.sent)
                 if step.num_wanted == 0:
-                    visitor.handshake, visitor.records = None, step.records
-                    self._forget_stranger(visitor)
+                    peer.handshake, peer.records = None, step.records
+                    self._forget_stranger(peer)
             return
-        *lines, visitor.unread = visitor.unread.split(b"\n")
+        *lines, peer.unread = peer.unread.split(b"\n")
         messages = [_Message.of(line) for line in lines]
         if any(message.is_link for message in messages):
-            is_amid_record = visitor.records is not None and visitor.records.is_amid_record
-            if visitor.version >= 0 or visitor.unread or is_amid_record or len(messages) > 1:
+            is_amid_record = peer.records is not None and peer.records.is_amid_record
+            if peer.version >= 0 or peer.unread or is_amid_record or len(messages) > 1:
                 raise ValueError("a link is brought alone")
-            self._keep_link(visitor, messages[0])
+            self._keep_link(peer, messages[0])
             return
         for one in messages:
-            self._do(visitor, one)
+            self._handle_message(peer, one)
 
-    def _keep_link(self, visitor: _Peer, message: _Message) -> None:
+    def _keep_link(self, peer: _Peer, message: _Message) -> None:
         """Keep a connection for the collectives of a group.
         Raises:
             ValueError: this rank has brought one already.
@@ -269,75 +269,75 @@ class RendezvousServer:
             links = self._links.setdefault(message.version, {})
             if message.rank in links:
                 raise ValueError("this rank is linked already")
-            links[message.rank] = SecureConnection(visitor.connection, visitor.records)
-        self._selector.unregister(visitor.connection)
+            links[message.rank] = SecureConnection(peer.connection, peer.records)
+        self._selector.unregister(peer.connection)
         with suppress(OSError):  # closed: the group will notice it
-            visitor.connection.send(_sealed(visitor.records, _LINKED))
+            peer.connection.send(_sealed(peer.records, _LINKED))
 
-    def _do(self, visitor: _Peer, message: _Message) -> None:
-        if visitor.version < 0:
+    def _handle_message(self, peer: _Peer, message: _Message) -> None:
+        if peer.version < 0:
             if message.version is None:
                 raise ValueError("a member begins with its version and rank")
-            self._seat(visitor, message.version, message.rank)
-        table = self._tables[visitor.version]
-        twice = sorted(message.told.keys() & table.told.keys())
-        table.told_bytes += sum(len(name) + len(value) for name, value in message.told.items())
-        if twice or table.told_bytes > _MOST_TOLD_BYTES:
+            self._add_member(peer, message.version, message.rank)
+        table = self._tables[peer.version]
+        twice = sorted(message.values.keys() & table.values.keys())
+        table.value_bytes += sum(len(name) + len(value) for name, value in message.values.items())
+        if twice or table.value_bytes > _MAX_VALUE_BYTES:
             what = f"'{twice[0]}' twice" if twice else "too much"
-            self._break(visitor.version, f"rank {visitor.rank} has told {what}")
+            self._break(peer.version, f"rank {peer.rank} has told {what}")
             raise ValueError("refused")
-        table.told |= message.told
+        table.values |= message.values
         if message.wants is not None:
-            visitor.wants = message.wants
-        visitor.has_said_farewell |= message.is_farewell
-        self._answer_all(visitor.version)
+            peer.wants = message.wants
+        peer.is_leaving |= message.is_farewell
+        self._answer_all(peer.version)
 
-    def _seat(self, visitor: _Peer, version: int, rank: int) -> None:
+    def _add_member(self, peer: _Peer, version: int, rank: int) -> None:
         """Add a member to its group.
         Raises:
             ValueError: this rank has come already.
         """
         table = self._tables.setdefault(version, _Table())
-        if any(other.rank == rank for other in table.visitors):
+        if any(other.rank == rank for other in table.peers):
             raise ValueError("this rank is there already")
-        visitor.version, visitor.rank = version, rank
-        table.visitors.append(visitor)
+        peer.version, peer.rank = version, rank
+        table.peers.append(peer)
 
     def _answer_all(self, version: int) -> None:
         table = self._tables[version]
-        for visitor in list(table.visitors):
-            self._answer(visitor, table)
+        for peer in list(table.peers):
+            self._answer(peer, table)
 
-    def _answer(self, visitor: _Peer, table: _Table) -> None:
+    def _answer(self, peer: _Peer, table: _Table) -> None:
         """Answer a peer with all values it waits for, or with the reason why they will not come; else wait."""
-        if not visitor.wants:
+        if not peer.wants:
             return
-        if all(name in table.told for name in visitor.wants):
-            answer: dict[str, Any] = {"told": [table.told[name] for name in visitor.wants]}
-        elif visitor.version in self._broken:
-            answer = {"broken": self._broken[visitor.version]}
+        if all(name in table.values for name in peer.wants):
+            answer: dict[str, Any] = {"told": [table.values[name] for name in peer.wants]}
+        elif peer.version in self._broken:
+            answer = {"broken": self._broken[peer.version]}
         else:
             return
-        visitor.wants = []
-        self._send(visitor, json.dumps(answer).encode() + b"\n")
+        peer.wants = []
+        self._send(peer, json.dumps(answer).encode() + b"\n")
 
-    def _send(self, visitor: _Peer, data: bytes) -> None:
+    def _send(self, peer: _Peer, data: bytes) -> None:
         """Send as much as the connection accepts now, and the rest later.
 
         A connection that accepts nothing, or is closed, is shut down; the peer is removed when its end is read.
         """
-        visitor.unsent += _sealed(visitor.records, data)
+        peer.unsent += _sealed(peer.records, data)
         try:
-            visitor.unsent = visitor.unsent[visitor.connection.send(visitor.unsent) :]
+            peer.unsent = peer.unsent[peer.connection.send(peer.unsent) :]
         except BlockingIOError:
             pass
         except OSError:
-            visitor.unsent = b""
-        if len(visitor.unsent) > _MOST_UNSENT_BYTES:
-            _shut(visitor.connection)
-            visitor.unsent = b""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if visitor.unsent else 0)
-        self._selector.modify(visitor.connection, events, visitor)
+            peer.unsent = b""
+        if len(peer.unsent) > _MOST_UNSENT_BYTES:
+            _shut(peer.connection)
+            peer.unsent = b""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+        self._selector.modify(peer.connection, events, peer)
 
     def _break(self, version: int, why: str) -> None:
         """Mark a group as failed; the first reason is kept."""
@@ -346,22 +346,22 @@ class RendezvousServer:
             del self._broken[next(iter(self._broken))]
         self._answer_all(version)
 
-    def _forget_stranger(self, visitor: _Peer) -> None:
-        self._strangers.pop(visitor, None)
-        self._lobby.leave(visitor.connection)
+    def _forget_stranger(self, peer: _Peer) -> None:
+        self._strangers.pop(peer, None)
+        self._lobby.leave(peer.connection)
 
-    def _see_off(self, visitor: _Peer) -> None:
-        self._forget_stranger(visitor)
-        self._selector.unregister(visitor.connection)
-        visitor.connection.close()
-        if visitor.version < 0:
+    def _remove(self, peer: _Peer) -> None:
+        self._forget_stranger(peer)
+        self._selector.unregister(peer.connection)
+        peer.connection.close()
+        if peer.version < 0:
             return
-        table = self._tables[visitor.version]
-        table.visitors.remove(visitor)
-        if not visitor.has_said_farewell:
-            self._break(visitor.version, f"rank {visitor.rank} has gone")
-        if not table.visitors:
-            del self._tables[visitor.version]
+        table = self._tables[peer.version]
+        table.peers.remove(peer)
+        if not peer.is_leaving:
+            self._break(peer.version, f"rank {peer.rank} has gone")
+        if not table.peers:
+            del self._tables[peer.version]
 
     def _close_all(self) -> None:
         for key in list(self._selector.get_map().values()):
@@ -384,14 +384,14 @@ class Rendezvous:
     def __init__(
         self, address: str, token: str, version: int, rank: int, timeout_s: float, encrypts: bool = False
     ) -> None:
-        self._connection, self._records = _visit(address, token, timeout_s, encrypts)
+        self._connection, self._records = _connect(address, token, timeout_s, encrypts)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._unread = b""
-        self._say({"version": version, "rank": rank})
+        self._send({"version": version, "rank": rank})
 
     def tell(self, name: str, value: bytes) -> None:
         """Publish a value for the other members; each name once."""
-        self._say({"tell": {name: value.hex()}})
+        self._send({"tell": {name: value.hex()}})
 
     def learn(self, names: list[str], timeout_s: float) -> list[bytes]:
         """Return the values of these names; wait until all are published.
@@ -401,7 +401,7 @@ class Rendezvous:
             RuntimeError: a member is gone.
         """
         self._connection.settimeout(timeout_s)
-        self._say({"learn": names})
+        self._send({"learn": names})
         answer = json.loads(self._line())
         if "broken" in answer:
             raise RuntimeError(answer["broken"])
@@ -415,10 +415,10 @@ class Rendezvous:
         """Close the connection.  Without a farewell, the group cannot be formed."""
         with suppress(OSError):
             if farewell:
-                self._say({"farewell": True})
+                self._send({"farewell": True})
         self._connection.close()
 
-    def _say(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         self._connection.sendall(_sealed(self._records, json.dumps(message).encode() + b"\n"))
 
     def _line(self) -> bytes:
@@ -451,7 +451,7 @@ def link(
         HandshakeError: the process belongs to another job.
         OSError: it does not answer, or rejects the connection.
     """
-    made = _visit_nearby(address, token, timeout_s) or _visit(address, token, timeout_s, encrypts)
+    made = _connect_locally(address, token, timeout_s) or _connect(address, token, timeout_s, encrypts)
     connection, records = made
     try:
         wish = json.dumps({"version": version, "rank": rank, "link": True}).encode() + b"\n"
@@ -488,7 +488,7 @@ def _local_door(number: str, port: int) -> list[socket.socket]:
     return [door]
 
 
-def _visit_nearby(address: str, token: str, timeout_s: float) -> SecureConnection | None:
+def _connect_locally(address: str, token: str, timeout_s: float) -> SecureConnection | None:
     """Return a connection to a process on this machine; None if it is on another one."""
     if sys.platform != "linux":
         return None
@@ -512,7 +512,7 @@ def _local_name(number: str, port: int) -> str:
     return f"\0elasticdl-meeting-{number}-{port}"
 
 
-def _visit(address: str, token: str, timeout_s: float, encrypts: bool) -> SecureConnection:
+def _connect(address: str, token: str, timeout_s: float, encrypts: bool) -> SecureConnection:
     made = handshake.connected(
         lambda left_s: socket.create_connection(addresses.parse(address), left_s), token, _PURPOSE, timeout_s, encrypts
     )

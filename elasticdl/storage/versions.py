@@ -174,7 +174,7 @@ class Patience:
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._since: float | None = None
-        self._said: tuple[str, float] = ("", 0.0)  # the reason, and when it was logged
+        self._logged: tuple[str, float] = ("", 0.0)  # the reason, and when it was logged
 
     def is_over(self, error: StorageUnreachable) -> bool:
         """Note a failed read; return whether to give up.  The same reason is logged once per minute."""
@@ -183,9 +183,9 @@ class Patience:
             self._since = now
         if now - self._since >= self._patience_s:
             return True
-        reason, said_at = self._said
-        if reason != error.what or now - said_at > _SAY_AGAIN_S:
-            self._said = error.what, now
+        reason, logged_at = self._logged
+        if reason != error.what or now - logged_at > _SAY_AGAIN_S:
+            self._logged = error.what, now
             _log.warning("The checkpoint cannot be read now, and is asked for again: %s", error.what)
         return False
 

@@ -129,7 +129,7 @@ class MasterLink:
         self._standing: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
         self._optimizer_share: Callable[[], float] = lambda: 0.0
         self._rate: Callable[[], float | None] = lambda: None
-        self._told_rate = (-_RATE_S, 0.0)  # time, value
+        self._last_rate = (-_RATE_S, 0.0)  # time, value
         self._device: Callable[[], Device | None] = lambda: None
         self._stacks: pb.Stacks | None = None  # for the next heartbeat
         self._is_taking_stacks = False
@@ -172,7 +172,7 @@ class MasterLink:
         """Set the provider of the newest attempt to write a checkpoint; it returns a new object for each attempt."""
         self._newest_try = newest_try
 
-    def _untold_tries(self) -> list[_CheckpointTry]:
+    def _unreported_tries(self) -> list[_CheckpointTry]:
         """Return the attempts not yet reported to this generation of the master, oldest first.
 
         An answered heartbeat counts for its generation only: a master killed right after may not have stored them.
@@ -228,13 +228,13 @@ class MasterLink:
         """Start the thread that sends heartbeats."""
         stacks.watch()
         self._beaten_at = float("-inf")
-        threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._beat_until_end, name="heartbeat", daemon=True).start()
 
     def _signed(self, message: Message) -> Message:
         message.worker_id, message.incarnation = self.worker_id, self._incarnation
         return message
 
-    def _told(self, method: Callable[..., Any], message: _Signed) -> pb.Ack:
+    def _send(self, method: Callable[..., Any], message: _Signed) -> pb.Ack:
         """Sign and send a message; register again and repeat it if the master has a new generation."""
         self._signed(message)
         known = self._generation
@@ -368,7 +368,7 @@ class MasterLink:
     def ready_for_group(self, address: str, left: int, reason: str) -> pb.Ack:
         """AllReduce: report that this worker is outside of every group; see the message."""
         message = pb.ReadyForGroupRequest(address=address, left=left, reason=reason)
-        return self._told(self._stub.ReadyForGroup, message)
+        return self._send(self._stub.ReadyForGroup, message)
 
     def watch_group(self, known_version: int) -> pb.WatchGroupReply:
         """AllReduce: wait (long poll) for a group newer than the known one."""
@@ -381,7 +381,7 @@ class MasterLink:
         message = pb.GroupFormedRequest(
             version=version, applied=applied, steps=steps, restored_from=restored_from, engine=engine
         )
-        return self._told(self._stub.GroupFormed, message)
+        return self._send(self._stub.GroupFormed, message)
 
     def is_me(self, member: pb.GroupMember) -> bool:
         """Whether a member of a group is this process."""
@@ -389,11 +389,11 @@ class MasterLink:
 
     def report_model(self, report: pb.ModelReport) -> pb.Ack:
         report.error, report.error_details = _sendable(report.error), _sendable(report.error_details)
-        return self._told(self._stub.ReportModel, report)
+        return self._send(self._stub.ReportModel, report)
 
     def report_session(self, event: pb.SessionEvent) -> pb.Ack:
         """TensorFlow's chief: report an event of the model."""
-        return self._told(self._stub.ReportSession, pb.SessionReport(event=event))
+        return self._send(self._stub.ReportSession, pb.SessionReport(event=event))
 
     def report_not_finite(self, lease: int, what: str, skipped: Sequence[int] = ()) -> pb.Ack:
         """Report a loss or gradient that is not finite, and the minibatches that are skipped for it."""
@@ -402,10 +402,10 @@ class MasterLink:
 
     def _learning_rate(self) -> float:
         """Return the recent learning rate; 0 if it is not known or not finite: the loss will show the latter."""
-        if time.monotonic() - self._told_rate[0] >= _RATE_S:
+        if time.monotonic() - self._last_rate[0] >= _RATE_S:
             rate = self._rate() or 0.0
-            self._told_rate = (time.monotonic(), rate if math.isfinite(rate) else 0.0)
-        return self._told_rate[1]
+            self._last_rate = (time.monotonic(), rate if math.isfinite(rate) else 0.0)
+        return self._last_rate[1]
 
     def finish(self, lease: int, num_minibatches: int, not_exported: str = "") -> pb.Ack:
         """Report the end of a task; `not_exported` says why it has written no model."""
@@ -453,7 +453,7 @@ class MasterLink:
         """Make a message while no other is in flight; add a heartbeat if one is due within `within_s`."""
         self._requests.end(self._stream)  # the request in the last message is answered or given up
         ends_task = any(report.HasField("finished") for report in reports)  # the job may end with it
-        is_due = self._until_beat_s() <= within_s or (ends_task and bool(self._untold_tries()))
+        is_due = self._until_beat_s() <= within_s or (ends_task and bool(self._unreported_tries()))
         return pb.WorkerMessage(
             heartbeat=self._heartbeat() if is_due else None,
             reports=reports,
@@ -468,25 +468,25 @@ class MasterLink:
             details=_sendable(details),
             bad_records=bad_records,
         )
-        return self._told(self._stub.FailTask, message)
+        return self._send(self._stub.FailTask, message)
 
     def report_evaluation(
         self, lease: int, states: list[pb.MetricState], results: dict[str, float], surplus: Surplus = NO_SURPLUS
     ) -> pb.Ack:
         message = pb.EvaluationReport(lease=lease, states=states, results=results, surplus=_message(surplus))
-        return self._told(self._stub.ReportEvaluation, message)
+        return self._send(self._stub.ReportEvaluation, message)
 
     def report_metrics(self, step: int, metrics: Mapping[str, float]) -> pb.Ack:
         """A script: report the metrics of its own evaluation."""
-        return self._told(self._stub.ReportMetrics, pb.MetricsReport(step=step, metrics=dict(metrics)))
+        return self._send(self._stub.ReportMetrics, pb.MetricsReport(step=step, metrics=dict(metrics)))
 
     def stop_training(self, reason: str) -> pb.Ack:
         """End the training for a script or a callback: the master grants only tasks that were already started."""
-        return self._told(self._stub.StopTraining, pb.StopTrainingRequest(reason=reason))
+        return self._send(self._stub.StopTraining, pb.StopTrainingRequest(reason=reason))
 
     def confirm(self, lease: int) -> bool:
         """Return whether the master still counts `lease` as this worker's."""
-        return self._told(self._stub.ConfirmLease, pb.LeaseQuestion(lease=lease)).accepted
+        return self._send(self._stub.ConfirmLease, pb.LeaseQuestion(lease=lease)).accepted
 
     def drop_ended_leases(self) -> None:
         """Revoke the held leases that the master no longer counts as this worker's."""
@@ -521,7 +521,7 @@ class MasterLink:
             MasterGone: the master is away.
         """
         activity, seconds = self.clock.read()
-        tries = self._untold_tries()
+        tries = self._unreported_tries()
         message = pb.HeartbeatRequest(
             role=pb.WORKER,
             id=self.worker_id,
@@ -556,7 +556,7 @@ class MasterLink:
         """Set the callback for the master's request to write a checkpoint; it may be called by any thread."""
         self._save = save
 
-    def _beat_for_ever(self) -> None:
+    def _beat_until_end(self) -> None:
         while True:
             self._beat_at_once.clear()
             try:
@@ -579,7 +579,7 @@ class MasterLink:
         activity, seconds = self.clock.read()
         group_version, waiting_seconds = self._standing()
         taken, self._stacks = self._stacks, None
-        self._sent_try = next(iter(self._untold_tries()), None)
+        self._sent_try = next(iter(self._unreported_tries()), None)
         return pb.HeartbeatRequest(
             role=pb.WORKER,
             id=self.worker_id,
@@ -623,7 +623,7 @@ class MasterLink:
             return
         if self._sent_try is not None:
             self._sent_try.known_generation = reply.generation
-            if reply.generation >= self._generation and self._untold_tries():
+            if reply.generation >= self._generation and self._unreported_tries():
                 self._beat_at_once.set()
         if reply.checkpoint_request != self._checkpoint_request:
             self._checkpoint_request = reply.checkpoint_request

@@ -71,16 +71,16 @@ class Reporter:
             self._num_draining -= 1
 
     def _run(self) -> None:
-        told_at = float("-inf")
+        reported_at = float("-inf")
         while True:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: bool(self._queue))
-                self._changed.wait_for(self._is_urgent, max(0.0, told_at + self._link.report_s - time.monotonic()))
+                self._changed.wait_for(self._is_urgent, max(0.0, reported_at + self._link.report_s - time.monotonic()))
                 progress = [self._queue.popleft() for _ in range(min(len(self._queue), _MOST_AT_ONCE))]
                 self._busy = True
-            told_at = time.monotonic()
+            reported_at = time.monotonic()
             self._report(progress)
 
     def _is_urgent(self) -> bool:
@@ -177,7 +177,7 @@ class TaskFailures:
         """Report the exception being handled, which the user's model, loss or metrics raised."""
         _log.error("%s", traceback.format_exc())
         self.reporter.drain()
-        self.link.fail(held.id, _minibatch_of(held), *said_of(error, held), [])
+        self.link.fail(held.id, _minibatch_of(held), *describe_error(error, held), [])
         self.link.leases.remove(held.id)
 
 
@@ -192,7 +192,7 @@ def _users_traceback() -> str:
     return whole if frames_of_user(whole) != whole else ""
 
 
-def said_of(error: Exception, held: HeldLease | None) -> tuple[str, str]:
+def describe_error(error: Exception, held: HeldLease | None) -> tuple[str, str]:
     """Return the message of the exception being handled, and its traceback where that helps."""
     if not isinstance(error, LabelError):
         return f"{type(error).__name__}: {error}", traceback.format_exc()

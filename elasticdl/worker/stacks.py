@@ -129,7 +129,7 @@ def watch() -> None:
     faulthandler.register(_SIGNAL, _file, all_threads=True)
     os.register_at_fork(before=_register_again)
     if os.access(_path_of(descriptor), os.W_OK):
-        _tell_spawned(descriptor)
+        _set_up_spawned(descriptor)
 
 
 def take(activity: Activity) -> pb.Stacks:
@@ -297,7 +297,7 @@ class _Registered:
         return faulthandler.register, (_SIGNAL, self._file, True)
 
 
-def _tell_spawned(descriptor: int) -> None:
+def _set_up_spawned(descriptor: int) -> None:
     prepare = multiprocessing.spawn.get_preparation_data
 
     def with_stacks(name: str) -> dict[str, Any]:

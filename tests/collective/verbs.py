@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from elasticdl.collective import ElasticGroup, Peer
 
-THREADS = 3  # of Python in a member: its main thread, that of `meanwhile`, and its meeting place
+THREADS = 3  # of Python in a member: its main thread, that of `meanwhile`, and its rendezvous server
 
 
 def pattern(size: int, rank: int) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.model_def import load
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.quarantine import Quarantine, inspected
-from elasticdl.worker.reporter import said_of
+from elasticdl.worker.reporter import describe_error
 from elasticdl.worker.tasks import HeldLease, TaskReading
 
 KERAS = """
@@ -90,7 +90,7 @@ def said_of_labels(made: Any, task: TaskRecords) -> str:
     batches = [batch for batch in made.batches(Mode.TRAINING, iter([task])) if not batch.end]
     with pytest.raises(LabelError) as raised:
         [made.train(batch, 1) for batch in batches]
-    return said_of(raised.value, held)[0]
+    return describe_error(raised.value, held)[0]
 
 
 @pytest.mark.parametrize("framework", ["keras", "torch"])

@@ -264,7 +264,7 @@ def test_attempts_that_several_threads_look_at_are_numbered_once(master: Scripte
     def look() -> list[tuple[int, int]]:
         found = []
         for version in range(2, 3000):
-            found += [(one.number, id(one.written)) for one in worker._untold_tries()]
+            found += [(one.number, id(one.written)) for one in worker._unreported_tries()]
             attempts.append(WrittenCheckpoint(version, f"/c/version-{version}"))
         return found
 

@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 _TIMEOUT_S = 2.0
 _RECENT_S = 1.5  # an Event may come this long after the deletion that it explains
 _SECOND_LOOK_S = 0.3
-_REST_S = 10.0  # pause after an unanswered question
+_PAUSE_S = 10.0  # pause after an unanswered question
 _LOG_LINES = 400
 _TELLING = {
     "Preempted": EndReason.PREEMPTED,
@@ -35,10 +35,10 @@ class Causes:
     def __init__(self, api: ApiServer) -> None:
         self._api = api
         self._lock = threading.Lock()  # guards the attributes below
-        self._told: dict[str, Cause] = {}
+        self._found: dict[str, Cause] = {}
         self._needed: bool | None = None  # whether Events are needed; None: not known yet
         self._may_see_nodes = True
-        self._rest_until = 0.0
+        self._paused_until = 0.0
         self._waited_at = 0.0
 
     def of(self, uid: str, deleted_s: float | None) -> Cause:
@@ -49,8 +49,8 @@ class Causes:
             deleted_s: Seconds since its deletion was seen; None if it is not being deleted.
         """
         with self._lock:
-            if uid in self._told:
-                return self._told[uid]
+            if uid in self._found:
+                return self._found[uid]
         try:
             if not self._are_needed():
                 return Cause()
@@ -63,12 +63,12 @@ class Causes:
             return Cause()
         if cause.reason is not EndReason.NONE:
             with self._lock:
-                self._told[uid] = cause
+                self._found[uid] = cause
         return cause
 
     def node_is_gone(self, node: str) -> bool:
         """Return whether a node no longer exists; False without the right to ask."""
-        if not node or not self._may_see_nodes or self._rests():
+        if not node or not self._may_see_nodes or self._is_paused():
             return False
         try:
             self._api.call("GET", f"/api/v1/nodes/{node}", patience_s=_TIMEOUT_S)
@@ -81,7 +81,7 @@ class Causes:
 
     def end_of_log(self, pod: Object) -> str:
         """Return the last lines of a pod's log; empty if they cannot be read."""
-        if self._rests():
+        if self._is_paused():
             return ""
         path = self._api.namespaced(f"pods/{pod['metadata']['name']}/log")
         query: Query = {"container": container_of(pod), "tailLines": _LOG_LINES}
@@ -95,10 +95,10 @@ class Causes:
 
     def forget(self, uid: str) -> None:
         with self._lock:
-            self._told.pop(uid, None)
+            self._found.pop(uid, None)
 
     def _are_needed(self) -> bool:
-        if self._rests():
+        if self._is_paused():
             return False
         if self._needed is None:
             version = self._api.call("GET", "/version", patience_s=_TIMEOUT_S)
@@ -114,9 +114,9 @@ class Causes:
                 return Cause(_TELLING[event["reason"]], event.get("message") or "")
         return Cause()
 
-    def _rests(self) -> bool:
+    def _is_paused(self) -> bool:
         with self._lock:
-            return time.monotonic() < self._rest_until
+            return time.monotonic() < self._paused_until
 
     def _may_wait(self) -> bool:
         """Return whether to wait for Events: rarely, so that the ends of many pods are not delayed one by one."""
@@ -130,6 +130,6 @@ class Causes:
         with self._lock:
             if isinstance(error, Refusal) and error.status == 403:
                 self._needed = False
-            self._rest_until = time.monotonic() + _REST_S
+            self._paused_until = time.monotonic() + _PAUSE_S
         if not self._api.closed:
             _LOG.warning("Why pods have ended cannot be asked: %s", error.what)

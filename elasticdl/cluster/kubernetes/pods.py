@@ -36,7 +36,7 @@ _DISRUPTIONS = {
     "DeletionByTaintManager": EndReason.NODE_LOST,
     "DeletionByPodGC": EndReason.NODE_LOST,
 }
-_KUBELETS_WORDS = {
+_KUBELET_REASONS = {
     "Preempting": EndReason.PREEMPTED,  # for a critical pod
     "NodeLost": EndReason.NODE_LOST,
     "DeadlineExceeded": EndReason.ERROR,
@@ -157,8 +157,8 @@ def disruption_of(pod: Object) -> Cause:
             return Cause(EndReason.PREEMPTED if "reempt" in said else EndReason.EVICTED, said)
     word = pod["status"].get("reason") or ""
     said = pod["status"].get("message") or word
-    if word in _KUBELETS_WORDS:
-        return Cause(_KUBELETS_WORDS[word], said)
+    if word in _KUBELET_REASONS:
+        return Cause(_KUBELET_REASONS[word], said)
     if word and pod["status"].get("phase") == PodPhase.FAILED:
         return Cause(EndReason.EVICTED, said)  # Evicted, OutOfcpu, NodeAffinity, Shutdown, …
     return Cause()
@@ -186,9 +186,9 @@ def why_ended(pod: Object, log: str = "") -> Cause:
     code = int(ended["exitCode"])
     if code == 0:
         return Cause(EndReason.COMPLETED)
-    text = _code_in_words(code)
+    text = _describe_code(code)
     if ended.get("reason") == "OOMKilled":
-        return Cause(EndReason.OOM_KILLED, f"killed because memory ran out{_limit_in_words(pod)}")
+        return Cause(EndReason.OOM_KILLED, f"killed because memory ran out{_describe_limit(pod)}")
     if code in _KILLED:
         return Cause(EndReason.KILLED, text)
     return Cause(EndReason.ERROR, explained(text, log or ended.get("message") or ""))
@@ -233,7 +233,7 @@ def _why_paused(pod: Object) -> str:
     if not wait:
         return ""
     last = status.get("lastState", {}).get("terminated")
-    said = f"; {explained(_code_in_words(int(last['exitCode'])), last.get('message') or '')}" if last else ""
+    said = f"; {explained(_describe_code(int(last['exitCode'])), last.get('message') or '')}" if last else ""
     return f"{Waiting(wait.get('reason') or '', wait.get('message') or '')}{said}"
 
 
@@ -268,7 +268,7 @@ def _terminated(pod: Object) -> Object | None:
     return ended
 
 
-def _code_in_words(code: int) -> str:
+def _describe_code(code: int) -> str:
     if code > 128:
         try:
             return f"killed by {signal.Signals(code - 128).name}"
@@ -277,7 +277,7 @@ def _code_in_words(code: int) -> str:
     return f"exit code {code}"
 
 
-def _limit_in_words(pod: Object) -> str:
+def _describe_limit(pod: Object) -> str:
     name = container_of(pod)
     for container in pod["spec"]["containers"]:
         limit = (container.get("resources", {}).get("limits") or {}).get("memory")

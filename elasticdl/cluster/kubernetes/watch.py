@@ -133,8 +133,8 @@ class PodCache:
         if wait.reason == PULL_FAILED and wait.message:
             record.pull_error = wait.message
         elif wait.reason == PULL_BACK_OFF:
-            told = not record.pull_error or record.pull_error in wait.message
-            record.blocked = str(wait) if told else f"{wait}: {record.pull_error}"
+            is_known = not record.pull_error or record.pull_error in wait.message
+            record.blocked = str(wait) if is_known else f"{wait}: {record.pull_error}"
         return record
 
     def _living(self, pod: Pod, record: _Record) -> Pod:
@@ -228,7 +228,7 @@ class PodWatch:
             except Closed:
                 return
             except ElasticDLError as error:
-                self._say_trouble(error.what)
+                self._log_trouble(error.what)
                 self._api.pause(self._pauses.next_s())
 
     def _list_and_watch(self) -> Iterator[PodEvent]:
@@ -316,7 +316,7 @@ class PodWatch:
         first = min((self._memory.overdue_at(uid) for uid in self._leaving), default=math.inf)
         return math.ceil(min(max(1.0, first - time.monotonic()), _STREAM_S))
 
-    def _say_trouble(self, what: str) -> None:
+    def _log_trouble(self, what: str) -> None:
         if what != self._trouble:
             _LOG.warning("Pods cannot be watched for the moment: %s", what)
             self._trouble = what

@@ -169,9 +169,9 @@ class Kubelet:
                 else:
                     self._replace_sentinel(pid)
         for pod in self._pods.values():
-            self._see_whether_stopped(pod)
+            self._report_if_stopped(pod)
 
-    def _see_whether_stopped(self, pod: LocalPod) -> None:
+    def _report_if_stopped(self, pod: LocalPod) -> None:
         """Report a pod whose process was stopped by a signal (SIGSTOP), which cannot report it itself."""
         if pod.group is None or pod.phase is not PodPhase.RUNNING:
             return
@@ -441,7 +441,7 @@ class OomKills:
 
 
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-_TOLD_TO_END = {128 + signal.SIGKILL, 128 + signal.SIGTERM}  # exit codes after SIGTERM, or of a killed child
+_ENDED_ON_REQUEST = {128 + signal.SIGKILL, 128 + signal.SIGTERM}  # exit codes after SIGTERM, or of a killed child
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +459,7 @@ class PodEnding:
         if code == 0:
             return PodEnding(0, EndReason.COMPLETED, "")
         if code > 0:
-            reason = EndReason.KILLED if code in _TOLD_TO_END else EndReason.ERROR
+            reason = EndReason.KILLED if code in _ENDED_ON_REQUEST else EndReason.ERROR
             return PodEnding(code, reason, f"exit code {code}")
         try:
             name = signal.Signals(-code).name

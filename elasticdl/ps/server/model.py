@@ -263,8 +263,8 @@ def initial_snapshot(call: InitializeCall, buckets: Buckets) -> PartSnapshot:
     header = call.header
     totals = header.total_trainable, header.total_non_trainable
     owned = tuple(num_floats(buckets, total) for total in totals)
-    told = header.num_trainable, header.num_non_trainable
-    if not (len(call.trainable), len(call.non_trainable)) == told == owned:
+    announced = header.num_trainable, header.num_non_trainable
+    if not (len(call.trainable), len(call.non_trainable)) == announced == owned:
         raise RequestError(
             f"of {totals[0]} trainable and {totals[1]} other floats this PS holds {owned[0]} and {owned[1]}, "
             f"the call has {len(call.trainable)} and {len(call.non_trainable)}"

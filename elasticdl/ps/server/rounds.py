@@ -77,7 +77,7 @@ class RoundsOfPs0:
             if self._round_of[name] == self.newest - _KEPT:
                 del self._round_of[name]
 
-    def told(self, name: MinibatchName, known_round: int) -> list[pb.Round]:
+    def rounds_since(self, name: MinibatchName, known_round: int) -> list[pb.Round]:
         """Return the round of a closed name, and all rounds after `known_round` that are still in the log."""
         numbers = {self._round_of[name], *range(max(known_round, self.newest - _KEPT) + 1, self.newest + 1)}
         return [_message(number, self._log[number]) for number in sorted(numbers)]

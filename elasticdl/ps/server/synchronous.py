@@ -103,7 +103,7 @@ class Synchronous:
             with self._lock:
                 claims.check()
                 if self._rounds.is_closed(name):
-                    return Confirmed(pb.OK, False, tuple(self._rounds.told(name, known_round)))
+                    return Confirmed(pb.OK, False, tuple(self._rounds.rounds_since(name, known_round)))
                 if not self._rounds.is_confirmed(name):
                     return Confirmed(pb.OK, True)
                 if self._rounds.due(num_pushing()):

@@ -32,7 +32,7 @@ from elasticdl.worker.allreduce.prefetchers import (
 )
 from elasticdl.worker.allreduce.schedule import NO_EPOCH, StepSchedule
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
-from elasticdl.worker.reporter import TaskFailures, said_of
+from elasticdl.worker.reporter import TaskFailures, describe_error
 from elasticdl.worker.tasks import HeldLease, NotFinite
 from elasticdl_client.job_spec import JobSpec
 
@@ -130,7 +130,7 @@ class GlobalBatches:
         if not own and not self._to_share:  # otherwise the others wait for leases that are here
             self._draw(patience_s)
             own = self._own()
-        self._say()
+        self._set_wish()
         self._offered = own
         if self._is_failing:
             return []  # report the failure first
@@ -172,7 +172,7 @@ class GlobalBatches:
         first = next(rank for rank, parts in enumerate(plan.parts) if flawed[0] in parts)
         is_first = self._session.rank == first
         what = self._session.share(next(iter(flaws.values())).encode() if is_first else None, first).decode()
-        marks = self._session.share(self._tell(flawed, what) if self._session.rank == 0 else None)
+        marks = self._session.share(self._report_flawed(flawed, what) if self._session.rank == 0 else None)
         lost = {(part.name.epoch, part.name.task) for part, is_lost in zip(flawed, marks, strict=True) if is_lost}
         if lost:  # the step would be rejected until the tasks are granted again
             self._take_out(lambda task: (task.epoch, task.task) in lost)
@@ -186,7 +186,7 @@ class GlobalBatches:
             _log.error("%s", traceback.format_exc())
             return
         first = self._offered[0].name
-        self._failure = BatchFailure(first.epoch, first.task, first.n, *said_of(error, None))
+        self._failure = BatchFailure(first.epoch, first.task, first.n, *describe_error(error, None))
 
     def applied(self, plan: StepPlan, loss: float) -> None:
         self._loss = loss if plan.num_records else self._loss
@@ -226,7 +226,7 @@ class GlobalBatches:
         self._to_share.append(held.lease)
         self._report(held, done, None)
 
-    def _say(self) -> None:
+    def _set_wish(self) -> None:
         """Set the flags of the next header: rank 0 has leases to share, or user code has failed here."""
         self.wish = StepFlag.NOTHING
         if self._session.rank == 0:
@@ -287,7 +287,7 @@ class GlobalBatches:
         count = self._session.ledger.surplus_of(lease.epoch, lease.task, _num_records(lease))
         return Surplus(count, self._made_by) if count else NO_SURPLUS
 
-    def _tell(self, flawed: Sequence[BatchRef], what: str) -> bytes:
+    def _report_flawed(self, flawed: Sequence[BatchRef], what: str) -> bytes:
         """Report minibatches that are not finite to the master (rank 0).
 
         Returns:
@@ -316,7 +316,7 @@ class GlobalBatches:
             self._failure = None
         self._take_out(failure.is_of)
         if self._session.rank == 0:
-            self._tell_failure(failure)
+            self._report_failure(failure)
 
     def _take_out(self, is_out: Callable[[MinibatchName | pb.Lease], bool]) -> None:
         """Remove tasks from the queue; every member must do so in the same round."""
@@ -328,7 +328,7 @@ class GlobalBatches:
             self._local.leases.add(lease)
         self._feed()
 
-    def _tell_failure(self, failure: BatchFailure) -> None:
+    def _report_failure(self, failure: BatchFailure) -> None:
         for held in self._link.leases.held():
             if failure.is_of(held.lease):
                 _log.error("%s", failure.details or failure.error)

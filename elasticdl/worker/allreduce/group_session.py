@@ -33,7 +33,7 @@ from elasticdl_client.errors import ModelDefinitionError
 
 _BROKEN = re.compile(r"group \d+ is broken: ")
 _NOT_FORMED = re.compile(r"group \d+ cannot be formed: ")
-_LOOK_AGAIN_S = 1.0
+_WAIT_S = 1.0
 _SHUT = "this worker was asked to end"
 
 _log = logging.getLogger("elasticdl.worker")
@@ -42,7 +42,7 @@ Answer = TypeVar("Answer")
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-def shown(version: int) -> str:
+def format_version(version: int) -> str:
     """Format a group version for logs: `generation.count`, with the generation of the master."""
     return f"{version >> 32}.{version & 0xFFFFFFFF}"
 
@@ -62,7 +62,7 @@ def reason_of(lost: GroupLost, group: pb.Group) -> str:
     if not_formed is None:
         return lost.what
     cause = f" without {worker}" if worker else f": {lost.what[not_formed.end() :]}"
-    return f"group {shown(group.version)} cannot be formed{cause}"
+    return f"group {format_version(group.version)} cannot be formed{cause}"
 
 
 class GroupWatch:
@@ -72,13 +72,13 @@ class GroupWatch:
         last_formed: Version of the last group that formed; known once the job is over.
     """
 
-    def __init__(self, link: MasterLink, heard: Callable[[pb.Group], None]) -> None:
+    def __init__(self, link: MasterLink, on_group: Callable[[pb.Group], None]) -> None:
         """
         Args:
-            heard: Called in the watcher thread with every new group, and with an empty one when the job is over.
+            on_group: Called in the watcher thread with every new group, and with an empty one when the job is over.
         """
         self._link = link
-        self._heard = heard
+        self._on_group = on_group
         self._changed = threading.Condition()
         self._group = pb.Group()
         self._is_over = False
@@ -98,7 +98,7 @@ class GroupWatch:
         """Whether the master has said that the job is over."""
         return self._is_over
 
-    def await_own(self, newer_than: int, timeout_s: float = _LOOK_AGAIN_S) -> pb.Group | None:
+    def await_own(self, newer_than: int, timeout_s: float = _WAIT_S) -> pb.Group | None:
         """Wait for a group newer than `newer_than` with this process in it; None if there is none yet, or ever."""
 
         def is_there() -> bool:
@@ -131,13 +131,13 @@ class GroupWatch:
             self._group = group
             self._changed.notify_all()
         _log.debug("Group %d is planned: %s", group.version, [member.worker_id for member in group.members])
-        self._heard(group)
+        self._on_group(group)
 
     def _end(self, formed: int) -> None:
         with self._changed:
             self._is_over, self.last_formed = True, formed
             self._changed.notify_all()
-        self._heard(pb.Group())
+        self._on_group(pb.Group())
 
 
 def digest_of(arrays: Arrays) -> str:
@@ -215,7 +215,7 @@ class GroupSession:
         self._pending: list[MinibatchName] = []  # of this member, applied here
         self._confirmed: list[MinibatchName] = []  # of this member, applied by all members
         self._unproven: frozenset[MinibatchName] = frozenset()  # the newest step, which other members may lack
-        self._watch = GroupWatch(link, self._heard)
+        self._watch = GroupWatch(link, self._on_group)
         self._entered = 0  # version of the last group that it was a member of
         link.carry_standing(self.standing)
 
@@ -312,8 +312,8 @@ class GroupSession:
                     return False
                 self._synchronize(group)
             except GroupLost as error:
-                _log.info("Group %s does not form: %s", shown(group.version), error)
-                self._out(reason_of(error, group))
+                _log.info("Group %s does not form: %s", format_version(group.version), error)
+                self._leave_group(reason_of(error, group))
             else:
                 self._entered = group.version
                 return True
@@ -345,13 +345,13 @@ class GroupSession:
             reason: For the master; empty if a newer group is planned.
         """
         self._elastic_group.leave()
-        self._out(reason)
+        self._leave_group(reason)
 
     def abandon(self, reason: str, is_model_whole: bool = True) -> GroupEnded:
         """Leave the group in the middle of a step, so that the others lose that step as well; return what to raise."""
         self._holds_model = self._holds_model and is_model_whole
         self._elastic_group.abandon(reason)
-        self._out(reason)
+        self._leave_group(reason)
         return GroupEnded(reason)
 
     # -- a step
@@ -496,7 +496,7 @@ class GroupSession:
         try:
             self._elastic_group.gather(np.zeros(1, np.int64))
         except GroupLost as error:
-            _log.debug("Group %s: not all members have come to its end: %s", shown(self.version), error)
+            _log.debug("Group %s: not all members have come to its end: %s", format_version(self.version), error)
             self._has_lost(error.rank)
             return False
         return True
@@ -533,27 +533,27 @@ class GroupSession:
             return call()
         except GroupLost as error:
             if not self._watch.is_over:
-                _log.info("Group %s is broken: %s", shown(self.version), error)
+                _log.info("Group %s is broken: %s", format_version(self.version), error)
             self._elastic_group.abandon(str(error))
             self._has_lost(error.rank)
             reason = reason_of(error, self._group)
-            self._out(reason)
+            self._leave_group(reason)
             raise GroupEnded(reason) from error
 
-    def _out(self, reason: str) -> None:
+    def _leave_group(self, reason: str) -> None:
         self._left, self._reason = self._group.version, reason
         self._group = pb.Group()
 
     def _await_group(self) -> pb.Group | None:
         """Wait for the next group with this worker in it; None if the job is over."""
-        told_at = -1
+        registration = -1
         group = self._watch.await_own(self._left, 0.0)
         if group is not None:
             return group
         while not self._watch.is_over:
             registrations = self._link.num_registrations
-            if told_at != registrations:  # a new generation of the master does not know it
-                told_at = registrations
+            if registration != registrations:  # a new generation of the master does not know it
+                registration = registrations
                 ack = self._link.ready_for_group(self._elastic_group.address, self._left, self._reason)
                 if not ack.accepted:
                     _log.info("The master rejected the request to join a group: %s", ack.reason)
@@ -580,7 +580,7 @@ class GroupSession:
         try:
             source, restored_from = self._take_over(group)
             if self._rank == 0:
-                self._tell(group, restored_from)
+                self._report_group(group, restored_from)
         except (GroupLost, ModelDefinitionError) as error:
             self._elastic_group.abandon(str(error))
             raise
@@ -632,7 +632,7 @@ class GroupSession:
             self.ledger = Ledger.from_bytes(data)
             self._holds_model = held
 
-    def _tell(self, group: pb.Group, restored_from: str) -> None:
+    def _report_group(self, group: pb.Group, restored_from: str) -> None:
         ledger = self.ledger
         ack = self._link.group_formed(
             group.version, ledger.applied.to_message(), ledger.steps, restored_from, self._elastic_group.engine
@@ -651,20 +651,20 @@ class GroupSession:
         origin = "from its start" if source is None else f"with the model of worker {group.members[source].worker_id}"
         _log.info(
             "Group %s has formed: workers %s; it continues %s, after step %d%s",
-            shown(group.version),
+            format_version(group.version),
             members,
             origin,
             self.ledger.steps,
             f"; it sums by {self._elastic_group.engine}" if self._elastic_group.engine else "",
         )
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("Group %s, step %d: state %s", shown(group.version), self.ledger.steps, self.digest())
+            _log.debug("Group %s, step %d: state %s", format_version(group.version), self.ledger.steps, self.digest())
 
     def digest(self) -> str:
         """Return a hash of the state, which is equal in all members after the same step."""
         return digest_of(self._state.arrays())
 
-    def _heard(self, group: pb.Group) -> None:
+    def _on_group(self, group: pb.Group) -> None:
         """Watcher thread: abort the current collective if a peer has left the group."""
         if not group.version:
             self._job_is_over()

@@ -94,7 +94,7 @@ class AllReduceLoop:
         self._supply.start()
         while not self._supply.is_over and self._enter():
             with self._termination.unbroken():
-                self._visit()
+                self._train_in_groups()
         self._session.leave()
         self._reporter.drain()
         with self._termination.unbroken():
@@ -138,7 +138,7 @@ class AllReduceLoop:
 
     # -- groups
 
-    def _visit(self) -> None:
+    def _train_in_groups(self) -> None:
         """Make steps in the group entered, and in later groups that this member must enter in spite of SIGTERM.
 
         It must if it alone holds a part of the model, or has to agree with the others on the last checkpoint.
@@ -146,7 +146,7 @@ class AllReduceLoop:
         is_inside = True
         while is_inside:
             try:
-                self._live()
+                self._run_rounds()
             except GroupEnded as ended:
                 _log.debug("Left the group: %s", ended)
                 must_enter = self._last.needs_group or not self._session.has_handed_over
@@ -165,7 +165,7 @@ class AllReduceLoop:
         self._checkpoints.begin(self._session.ledger)
         return True
 
-    def _live(self) -> None:
+    def _run_rounds(self) -> None:
         """Run rounds until the group ends (`GroupEnded`) or the job is over."""
         if self._session.is_split:
             while self._round():
@@ -247,7 +247,7 @@ class AllReduceLoop:
         compute: ComputeGradient | None = self._framework.local_gradient
         while compute is not None:
             gradient = self._reduced(plan, compute)
-            loss, weight, num_flawed = self._told(gradient)
+            loss, weight, num_flawed = self._result(gradient)
             flaws = self._flaws(plan, gradient)
             flawed = self._session.all_flawed(plan, flaws) if num_flawed else []
             if flawed and not self._supply.settle(plan, flawed, flaws):
@@ -295,7 +295,7 @@ class AllReduceLoop:
         except ElasticDLError as error:  # the user's learning rate schedule, as in `_update`
             raise self._failed(error, " in the update of the model") from error
 
-    def _told(self, gradient: LocalGradient) -> tuple[float, float, float]:
+    def _result(self, gradient: LocalGradient) -> tuple[float, float, float]:
         """Return loss, weight and number of flawed parts of a step; this wait also raises errors of the device."""
         try:
             loss, weight, num_flawed = (float(number) for number in gradient.told())

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from elasticdl.collective import ElasticGroup, GroupLost
 from elasticdl.frameworks.framework import ShardsOptimizer
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.allreduce.group_session import GroupSession, ReplicaState, digest_of, shown
+from elasticdl.worker.allreduce.group_session import GroupSession, ReplicaState, digest_of, format_version
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.master_link import MasterLink
@@ -290,7 +290,7 @@ class ShardedSession(GroupSession):
                 _log.warning(
                     "Group %s: all members that held the optimizer's state of %d parameters are gone: training "
                     "continues from %s",
-                    shown(group.version),
+                    format_version(group.version),
                     int((~held.any(axis=0)).sum()),
                     restored_from or "the start",
                 )

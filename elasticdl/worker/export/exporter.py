@@ -149,14 +149,14 @@ class Exporter:
             reason = why_not(size, available)
             _log.warning("No model is written to %s: %s", final, reason)
             return reason
-        with _own_place(final, held.id) as made:
+        with _temporary_place(final, held.id) as made:
             with self._full_disk_named(made, final):
                 self._write(held, parameters, tables, made, plan)
             self._confirm(held)
             if isinstance(final, RemotePath):
                 _publish(made, final, lambda: self._confirm(held))
             else:
-                _put(made, Path(str(final)))
+                _move_to_final(made, Path(str(final)))
                 _remove_abandoned(made, held.id)
         _log.info("Exported the model to %s", final)
         return ""
@@ -249,7 +249,7 @@ class ExportTasks:
         self._link.leases.remove(held.id)
 
 
-def _put(made: Path, final: Path) -> None:
+def _move_to_final(made: Path, final: Path) -> None:
     """Move an export to its final name; if the path names a file, move only the file of that kind.
 
     Raises:
@@ -276,7 +276,7 @@ def _move_into(made: Path, final: Path) -> None:
     # TensorFlow makes assets/ even for a model without assets: an empty one must not replace the user's.
     found = (entry for entry in made.iterdir() if not entry.is_dir() or any(entry.iterdir()))
     entries = sorted(found, key=lambda entry: _order(entry.name))
-    earlier = [name for main, beside in _BESIDE.items() if _had(final, main) for name in beside]
+    earlier = [name for main, beside in _BESIDE.items() if _has_or_had(final, main) for name in beside]
     retired = made / ".old"
     retired.mkdir()
     for name in dict.fromkeys((*_LOADABLE, *earlier, *(entry.name for entry in entries))):
@@ -287,7 +287,7 @@ def _move_into(made: Path, final: Path) -> None:
     sync_directory(final)
 
 
-def _had(final: Path, main: str) -> bool:
+def _has_or_had(final: Path, main: str) -> bool:
     """Whether a directory has a model's main file, or had one before an export into it was killed."""
     return (final / main).exists() or any(final.glob(f".*/.old/{main}"))
 
@@ -355,7 +355,7 @@ def _file_for(made: Path, final: AnyPath) -> Path:
 
 
 @contextmanager
-def _own_place(final: AnyPath, lease: int) -> Iterator[Path]:
+def _temporary_place(final: AnyPath, lease: int) -> Iterator[Path]:
     """Yield where a lease writes a model: beside `final`, in it if it exists, or on the local disk for remote storage.
 
     An existing directory may be the root of a volume: only inside of it is a path on the same disk.

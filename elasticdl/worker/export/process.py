@@ -79,8 +79,8 @@ def main(result_fd: int) -> int:
         except Exception as error:  # noqa: BLE001  the user's model runs in here
             result = {"error": f"{type(error).__name__}: {error}", "details": traceback.format_exc()}
     result["peak_bytes"] = _status_bytes("VmHWM")
-    with os.fdopen(result_fd, "w") as told:
-        json.dump(result, told)
+    with os.fdopen(result_fd, "w") as file:
+        json.dump(result, file)
     return 1 if result["error"] else 0
 
 

@@ -65,7 +65,7 @@ class PsSession:
         self._encrypts = spec.encrypt
         self._client: PsClient | None = None
         self._connecting = threading.Lock()
-        self._said: tuple[str, float] = ("", 0.0)  # the logged reason for a wait, and when it was logged
+        self._logged: tuple[str, float] = ("", 0.0)  # the logged reason for a wait, and when it was logged
 
     def exchange(self, held: HeldLease, push: Push | None, pull: Pull | None) -> Pulled:
         """See `PsClient.exchange`.
@@ -133,10 +133,10 @@ class PsSession:
         if error.partition is not None:
             self._link.learn_partition(error.partition)
             return
-        reason, said_at = self._said
+        reason, logged_at = self._logged
         now = time.monotonic()
-        if reason != str(error) or now - said_at > _SAY_AGAIN_S:
-            self._said = str(error), now
+        if reason != str(error) or now - logged_at > _SAY_AGAIN_S:
+            self._logged = str(error), now
             _log.info("Waiting for PS %d: %s", error.ps_id, error)
         self._link.partition(newer_than=ps.partition.version, timeout_s=_PARTITION_WAIT_S)
 
