@@ -67,7 +67,7 @@ class PodSpec:
     framework: str = ""  # a key of `standby.PRELOADED`: may be forked from a standby that has imported it
     slot: int = 0  # of a worker: its number among the wanted workers; a successor keeps it
     memory_factor: float = 1.0  # multiplies the memory from the job's flags
-    num_gpus: int = 0  # local runtime: GPUs that the process sees, if the machine has as many
+    num_gpus: int = 0  # local runtime: GPUs that the process sees, at most those of the machine
 
 
 def check_spec(spec: PodSpec) -> None:

@@ -1,5 +1,4 @@
-"""The engines of torch: NCCL for arrays in the memory of GPUs; staging through the mesh if members share one, or
-encrypt.
+"""The engines of torch: NCCL for arrays in GPU memory, or staging through the mesh (shared GPUs, encryption).
 
 `interrupt` ends a member's wait on the GPU by aborting NCCL's communicator.  NCCL alone would wait for a dead peer
 without limit; the loss is noticed at the connections of the mesh, which the same members have as well.
@@ -37,7 +36,7 @@ class NcclLinks:
         import torch
 
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # otherwise its watchdog ends the process
-        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # it polls the store for ever
+        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # it polls the store forever
         os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  # an abort needs no dump
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "0"  # otherwise `wait` blocks the thread
         c10d = engine_module()

@@ -58,6 +58,7 @@ class _Message:
     @classmethod
     def of(cls, line: bytes) -> _Message:
         """Parse and check a message.
+
         Raises:
             ValueError: no member sends such a line.
         """
@@ -260,6 +261,7 @@ class RendezvousServer:
 
     def _keep_link(self, peer: _Peer, message: _Message) -> None:
         """Keep a connection for the collectives of a group.
+
         Raises:
             ValueError: this rank has brought one already.
         """
@@ -294,6 +296,7 @@ class RendezvousServer:
 
     def _add_member(self, peer: _Peer, version: int, rank: int) -> None:
         """Add a member to its group.
+
         Raises:
             ValueError: this rank has come already.
         """

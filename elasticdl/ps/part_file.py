@@ -444,6 +444,7 @@ class PartIndex:
     @classmethod
     def decode(cls, data: bytes) -> PartIndex:
         """Parse the result of `encode`.
+
         Raises:
             ValueError, TypeError, KeyError: it is not an index.
         """

@@ -249,6 +249,7 @@ class _KeyExchange:
 
     def records(self, other: bytes, token: str, purpose: str, nonces: bytes, ends: tuple[str, str]) -> RecordLayer:
         """Return the encryption for a connection.
+
         Args:
             other: The other end's public key.
             ends: This end, and the other one.

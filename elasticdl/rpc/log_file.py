@@ -78,7 +78,7 @@ def run(path: Path, command: list[str]) -> int:
 
 
 def _copy(printed: int, file: LogFile, child: subprocess.Popen[bytes]) -> None:
-    """Copy until the output or the command ends: a grandchild may keep the pipe open for ever."""
+    """Copy until the output or the command ends: a grandchild may keep the pipe open forever."""
     while True:
         has_ended = child.poll() is not None
         readable, _, _ = select.select([printed], [], [], _LOOK_S)

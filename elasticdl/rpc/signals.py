@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 
 def signal_pipe(*numbers: int) -> int:
-    """Return the read end of a pipe that gets the number of each of these signals, and of others with handlers, as a
-    byte.
+    """Return the read end of a pipe that gets the number of each of these signals as a byte.
+
+    It also gets the numbers of other signals with handlers.
 
     Call it in the main thread, once per process.
     """

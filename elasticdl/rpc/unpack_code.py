@@ -2,7 +2,7 @@
 
 The archive is in a directory with the parts of the job's ConfigMaps, or in storage.  An archive that differs from the
 submitted one is not run.  The requirements.txt of the code is installed.  An error ends the pod's log.  A master is
-started in spite of it, and fails the job with the error: otherwise its pod would be restarted for ever.  An error of
+started in spite of it, and fails the job with the error: otherwise its pod would be restarted forever.  An error of
 the node, of storage or of pip does not fail a job that has begun: its container is restarted.
 
 `installed`: installs the requirements.txt of --code with pip before the pod's process starts, once per cache.
@@ -136,7 +136,7 @@ def main() -> None:
         unpack(path_of(source), Path(target), digest)
         changes = installed(Path(target), Path(cache))
     except ElasticDLError as error:
-        if not os.environ.get("ELASTICDL_JOB_NAME"):  # only the master has it not
+        if not os.environ.get("ELASTICDL_JOB_NAME"):  # which only the master has
             sys.exit(f"--code: {error}")
         may_pass = isinstance(error, NodeError | StorageUnreachable)
         changes = {CODE_ERROR_VARIABLE: json.dumps([f"--code: {error.what}", error.hint, may_pass])}

@@ -402,6 +402,7 @@ def surely_keeps(name: str, data: bytes) -> bool:
 
 def check(message: Message) -> None:
     """Raise if a message breaks a rule.
+
     Raises:
         InvalidMessage: the message breaks a rule.
     """

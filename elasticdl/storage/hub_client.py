@@ -117,6 +117,7 @@ class HubClient:
 
 def _place_of(url: str) -> _Place:
     """Parse a URL.
+
     Raises:
         StorageError: the URL has no repository.
     """

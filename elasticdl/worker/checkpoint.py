@@ -234,7 +234,7 @@ class StateCheckpoints:
         versions.prune(self._directory, self._keep, number)
 
     def has(self, number: int) -> bool:
-        """Whether there is a complete checkpoint with this number, by any member."""
+        """Return whether there is a complete checkpoint with this number, by any member."""
         with suppress(OSError, StorageError):
             return self._directory is not None and versions.is_complete(versions.directory_of(self._directory, number))
         return False
@@ -258,8 +258,9 @@ class StateCheckpoints:
         return 0
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest undamaged checkpoint of this job, None if there are no checkpoints; log newer, damaged
-        ones.
+        """Return the newest undamaged checkpoint of this job, None if there are no checkpoints.
+
+        Log damaged ones that are newer.
 
         Raises:
             NoneIsWhole: there are checkpoints, and all are damaged.
@@ -408,7 +409,7 @@ def _read(path: AnyPath, read: Callable[[AnyPath], T]) -> T:
 
 
 def _has_manifest(directory: AnyPath, manifest: Mapping[str, Any]) -> bool:
-    """Whether a directory is a complete checkpoint with these contents and checksums.
+    """Return whether a directory is a complete checkpoint with these contents and checksums.
 
     Raises:
         OSError, StorageError: it cannot be read.
@@ -424,7 +425,7 @@ def _has_manifest(directory: AnyPath, manifest: Mapping[str, Any]) -> bool:
 
 
 def _has_state(path: AnyPath, state: memoryview, write: _Write) -> bool:
-    """Whether a file contains a state; a complete manifest does not prove it.
+    """Return whether a file contains a state; a complete manifest does not prove it.
 
     Raises:
         OSError, StorageError: it cannot be read.

@@ -1,5 +1,4 @@
-"""Evaluation: a task returns the states of the metrics for its records; results come from the merged states of all
-tasks.
+"""Evaluation: a task returns the states of the metrics for its records; results come from the merged states.
 
 Before the training begins, one worker tries the metrics on a minibatch: `MetricsTrial`.
 """

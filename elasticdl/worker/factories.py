@@ -107,7 +107,7 @@ def _kind_of(metadata: Metadata) -> str:
 
 
 def on_parameter_servers(spec: JobSpec) -> bool:
-    """Whether the job has parameter servers."""
+    """Return whether the job has parameter servers."""
     return spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER
 
 

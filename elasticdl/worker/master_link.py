@@ -317,8 +317,11 @@ class MasterLink:
         self._register_if_unknown(answer)
 
     def poll_lease(self, timeout_s: float) -> tuple[bool, HeldLease | None]:
-        """Request a lease for at most that long; return whether there is an answer, and the lease, None if the job is
-        over."""
+        """Request a lease for at most `timeout_s`.
+
+        Returns:
+            Whether there is an answer; and the lease, None if the job is over.
+        """
         answer, held = self._request_by_call(timeout_s, ahead=self.tasks_ahead)
         if answer == "unknown":
             self.register()
@@ -384,7 +387,7 @@ class MasterLink:
         return self._send(self._stub.GroupFormed, message)
 
     def is_me(self, member: pb.GroupMember) -> bool:
-        """Whether a member of a group is this process."""
+        """Return whether a member of a group is this process."""
         return member.worker_id == self.worker_id and member.incarnation == self._incarnation
 
     def report_model(self, report: pb.ModelReport) -> pb.Ack:
@@ -392,7 +395,7 @@ class MasterLink:
         return self._send(self._stub.ReportModel, report)
 
     def report_session(self, event: pb.SessionEvent) -> pb.Ack:
-        """TensorFlow's chief: report an event of the model."""
+        """Report an event of the model, as TensorFlow's chief."""
         return self._send(self._stub.ReportSession, pb.SessionReport(event=event))
 
     def report_not_finite(self, lease: int, what: str, skipped: Sequence[int] = ()) -> pb.Ack:
@@ -477,7 +480,7 @@ class MasterLink:
         return self._send(self._stub.ReportEvaluation, message)
 
     def report_metrics(self, step: int, metrics: Mapping[str, float]) -> pb.Ack:
-        """A script: report the metrics of its own evaluation."""
+        """Report the metrics of a script's own evaluation."""
         return self._send(self._stub.ReportMetrics, pb.MetricsReport(step=step, metrics=dict(metrics)))
 
     def stop_training(self, reason: str) -> pb.Ack:
@@ -541,7 +544,7 @@ class MasterLink:
             return self._partition
 
     def has_rest_of(self, epoch: int, newest_lease: int) -> bool:
-        """With a fixed global batch, return whether the leases up to this one contain the rest of an epoch."""
+        """Return whether the leases up to this one contain the rest of an epoch (fixed global batch)."""
         whole_epochs, newest_granted = self._granted
         return epoch < whole_epochs and newest_granted <= newest_lease
 

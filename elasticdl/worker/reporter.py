@@ -84,7 +84,7 @@ class Reporter:
             self._report(progress)
 
     def _is_urgent(self) -> bool:
-        """Whether to report at once: `drain` waits, or the queue is more than progress of a single task."""
+        """Return whether to report at once: `drain` waits, or the queue is more than progress of a single task."""
         return self._num_draining > 0 or len(self._queue) > 1 or self._queue[0].num_minibatches is not None
 
     def _report(self, progress: Sequence[TaskProgress]) -> None:

@@ -167,7 +167,8 @@ def disruption_of(pod: Object) -> Cause:
 def error_is_cut_off(pod: Object) -> bool:
     """Return whether the object has only the end of a log, without the user's frames of its error."""
     kept = (_terminated(pod) or {}).get("message") or ""
-    is_part = len(kept.encode()) > _KEPT_BYTES - 4 or len(kept.splitlines()) >= _KEPT_LINES  # 3: a cut character
+    # The kubelet may cut inside of a character: up to 3 bytes less.
+    is_part = len(kept.encode()) > _KEPT_BYTES - 4 or len(kept.splitlines()) >= _KEPT_LINES
     return is_part and not shows_error_of_script(kept)
 
 

@@ -1,6 +1,6 @@
 """Watching pods: list, then watch from there, until closed; missed changes are reported as if they had been seen.
 
-`PodWatch` has three generators, one job each: `events` reconnects for ever; `_list_and_watch` knows the resource
+`PodWatch` has three generators, one job each: `events` reconnects forever; `_list_and_watch` knows the resource
 version, and returns when a new list is needed; `_stream` is one call.
 
 `PodCache` keeps facts beyond the current objects of the API, so that all readers agree: since when a pod is being

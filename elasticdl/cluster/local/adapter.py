@@ -81,8 +81,10 @@ class ProcessCluster:
             return ""
 
     def set_slots(self, slots: int | None) -> None:
-        """Set how many PS and worker pods may run at once (None: unlimited); the youngest workers above it are
-        preempted.  For tests and demonstrations."""
+        """Set how many PS and worker pods may run at once, for tests and demonstrations.
+
+        The youngest workers above it are preempted.  None: unlimited.
+        """
         self._ask({"verb": "set_slots", "slots": slots})
 
     def wait_for_standby(self, timeout_s: float) -> None:

@@ -132,7 +132,7 @@ class Kubelet:
         self._schedule()
 
     async def standby_ready(self) -> None:
-        """Wait until the standby can fork pods; for ever, if none is started."""
+        """Wait until the standby can fork pods; forever, if none is started."""
         await self._standby.ready.wait()
 
     def end(self) -> None:

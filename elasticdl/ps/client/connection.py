@@ -99,6 +99,7 @@ class PsConnection:
 
     def task_standing(self, request: pb.TaskStandingRequest) -> pb.TaskStandingReply:
         """Call `TaskStanding`.
+
         Raises:
             PsUnavailable, JobError: see `raw`.
         """
@@ -107,6 +108,7 @@ class PsConnection:
 
     def close_round(self, request: pb.CloseRoundRequest) -> pb.CloseRoundReply:
         """Call `CloseRound`.
+
         Raises:
             PsUnavailable, JobError: see `raw`.
         """

@@ -223,6 +223,7 @@ class Lookup:
 
     def check_range(self, table: str, input_dim: int) -> None:
         """Raise if ids are outside of a table.
+
         Raises:
             IdsOutOfRange: an id is not in [0, input_dim).
         """

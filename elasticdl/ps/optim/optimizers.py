@@ -116,7 +116,7 @@ class InverseTimeDecay(_DecayByPeriods):
 
 @dataclass(frozen=True, slots=True)
 class CosineDecay:
-    """Half a cosine down to alpha times the initial rate, or `warmup_target` after a linear warm-up to it."""
+    """Half a cosine from the initial rate (after a linear warm-up: from `warmup_target`) down to alpha of it."""
 
     initial: np.float32
     decay_steps: np.float32

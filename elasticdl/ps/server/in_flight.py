@@ -73,6 +73,7 @@ class InFlightUpdates:
 
     def check(self) -> None:
         """Raise if the state is damaged.
+
         Raises:
             StateDamagedError: an update was applied only in part.
         """

@@ -123,6 +123,7 @@ class ModelPart:
 
     def check_push(self, push: PushCall) -> None:
         """Raise if a push cannot be applied.
+
         Raises:
             RequestError: the push does not fit the model, or would damage it.
         """
@@ -147,6 +148,7 @@ class ModelPart:
 
     def check_pull(self, pull: PullCall) -> None:
         """Raise if a pull cannot be answered.
+
         Raises:
             RequestError: it asks for a table or an id that cannot exist.
         """

@@ -63,6 +63,7 @@ class Settings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
         """Read the settings from the environment.
+
         Raises:
             JobError: a variable is missing.
         """
@@ -188,6 +189,7 @@ class PsProcess:
 
     def _restore(self, admitted: pb.RegisterPsReply, own: Buckets) -> Beginning:
         """Restore the checkpoint that the master names, if any.
+
         Raises:
             ElasticDLError: the checkpoint cannot be restored.
         """

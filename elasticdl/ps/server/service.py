@@ -99,6 +99,7 @@ class PsService:
 
     def _check_name(self, lease: int, epoch: int) -> None:
         """Raise if a push has an impossible name.
+
         Raises:
             RequestError: the job has no such epoch.
             UnnamedError: the master has not granted this lease.

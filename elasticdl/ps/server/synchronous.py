@@ -116,8 +116,7 @@ class Synchronous:
         self._closed.notify_all()
 
     def accept_coordinator(self, incarnation: int) -> None:
-        """Set the PS that closes rounds, from a new partition, and withdraw confirmations: some PS may lack the
-        names."""
+        """Set the PS that closes rounds, from a new partition; withdraw confirmations: a PS may lack the names."""
         self._rounds.withdraw()
         if incarnation != self._coordinator:  # the earlier coordinator's rounds are void
             self._coordinator, self._followed = incarnation, 0

@@ -453,7 +453,7 @@ class GroupSession:
         update()
 
     def is_proven(self, name: MinibatchName) -> bool:
-        """Whether the models of all members hold a minibatch, as far as this member knows."""
+        """Return whether the models of all members hold a minibatch, as far as this member knows."""
         return name in self.ledger.applied and name not in self._unproven
 
     def collect(self) -> dict[str, npt.NDArray[Any]]:

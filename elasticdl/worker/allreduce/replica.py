@@ -203,7 +203,7 @@ class CheckpointWriter:
             self.save(ledger, {})
 
     def is_due(self, ledger: Ledger) -> bool:
-        """Whether a checkpoint should be written now; False while one is being written."""
+        """Return whether a checkpoint should be written now; False while one is being written."""
         if not self._checkpoints.is_wanted or self._is_writing:
             return False
         number, moment = self._saved_at
@@ -215,15 +215,15 @@ class CheckpointWriter:
         return self._is_requested or is_due
 
     def is_behind(self, ledger: Ledger) -> bool:
-        """Whether the newest checkpoint lacks minibatches, or could not be written."""
+        """Return whether the newest checkpoint lacks minibatches, or could not be written."""
         return self._checkpoints.is_wanted and (bool(self.failure) or ledger.applied.num_names > self._saved_at[0])
 
     def is_saved(self, ledger: Ledger) -> bool:
-        """Whether this member has written the ledger, and is writing no checkpoint."""
+        """Return whether this member has written the ledger, and is writing no checkpoint."""
         return not self._is_writing and not self.is_behind(ledger)
 
     def is_written(self, ledger: Ledger) -> bool:
-        """Whether some member has written this ledger."""
+        """Return whether some member has written this ledger."""
         return self._checkpoints.has(ledger.applied.num_names)
 
     @property

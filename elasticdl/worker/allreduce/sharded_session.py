@@ -469,7 +469,7 @@ def in_pieces(numbers: Sequence[int], sizes: Sequence[int], max_elements: int) -
 
 
 def is_whole(held: npt.NDArray[np.bool_]) -> bool:
-    """Whether each shard is held by at least one member.
+    """Return whether each shard is held by at least one member.
 
     Args:
         held: Whether a member holds a shard: [members, shards].

@@ -288,7 +288,7 @@ def _move_into(made: Path, final: Path) -> None:
 
 
 def _has_or_had(final: Path, main: str) -> bool:
-    """Whether a directory has a model's main file, or had one before an export into it was killed."""
+    """Return whether a directory has a model's main file, or had one before an export into it was killed."""
     return (final / main).exists() or any(final.glob(f".*/.old/{main}"))
 
 

@@ -84,8 +84,7 @@ class AnalysisWork:
         self._link.leases.remove(held.id)
 
     def end(self, held: HeldLease) -> None:
-        """Merge the parts into the result; keep them until the job is over, since another worker may have to repeat
-        this.
+        """Merge the parts into the result; keep them until the job is over, another worker may repeat this.
 
         Raises:
             DataError: some parts belong to another job.

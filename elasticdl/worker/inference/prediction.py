@@ -263,6 +263,7 @@ class CarriedColumns:
 
     def _check_whole(self, records: Sequence[bytes], shard: str, numbers: Sequence[int]) -> None:
         """Raise if a record lacks an integer column.
+
         Raises:
             DataError: a record has no value for it.
         """

@@ -329,6 +329,7 @@ class Gradients:
         activity: Activity = Activity.COMPUTE,
     ) -> Computed:
         """Compute the gradients of a minibatch.
+
         Args:
             versions: Versions of the values, by PS.
             activity: The activity that the time is attributed to.
