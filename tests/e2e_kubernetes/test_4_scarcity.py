@@ -37,7 +37,7 @@ def test_a_job_without_room_for_a_single_worker_waits_and_says_why(open_space: O
 
         make_room(1)
         job.wait_for_progress()
-        assert len(job.running("worker")) == 1
+        assert sum(bool(pod.node) for pod in job.pods("worker")) == 1
         job.assert_ends_exactly()
 
 

@@ -341,12 +341,16 @@ def test_the_log_is_bounded_and_a_forgotten_name_is_confirmed_anew() -> None:
     assert rounds.newest == 2500
     assert not rounds.is_closed(MinibatchName(0, 0, 1499))
     assert rounds.is_closed(MinibatchName(0, 0, 1500))
-    assert len(rounds.told(MinibatchName(0, 0, 2000), 0)) == 1000
-    assert numbers(rounds.told(MinibatchName(0, 0, 2000), 2498)) == [(2001, [2000]), (2499, [2498]), (2500, [2499])]
+    assert len(rounds.rounds_since(MinibatchName(0, 0, 2000), 0)) == 1000
+    assert numbers(rounds.rounds_since(MinibatchName(0, 0, 2000), 2498)) == [
+        (2001, [2000]),
+        (2499, [2498]),
+        (2500, [2499]),
+    ]
     again = MinibatchName(0, 0, 5)
     rounds.confirm(again)
     rounds.close(rounds.due(1))
-    assert numbers(rounds.told(again, 2501)) == [(2501, [5])]
+    assert numbers(rounds.rounds_since(again, 2501)) == [(2501, [5])]
 
 
 def test_the_mean_of_learning_rates() -> None:
