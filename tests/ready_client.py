@@ -19,8 +19,7 @@ _IMPORTED = (
     *(f"elasticdl_client.{name}" for name in ("main", "help", "run_script", "explain.explanation")),
     *(f"elasticdl_client.jobs.{name}" for name in ("commands", "kubernetes_jobs")),
     *(f"elasticdl_client.kubernetes.{name}" for name in ("checks", "rbac", "submit")),
-    *(f"kubernetes.client.api.{name}_v1_api" for name in ("authorization", "core", "networking", "scheduling")),
-    *("fire", "kubernetes.config"),
+    *("fire", "kubernetes.client.api_client", "kubernetes.config"),
 )
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([__name__, *_IMPORTED])

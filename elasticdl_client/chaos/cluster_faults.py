@@ -72,7 +72,7 @@ class ClusterFaults:
         assert victim is not None, fault
         options = {"gracePeriodSeconds": 0, "preconditions": {"uid": victim.uid}}
         try:
-            delete_object(self._connection, "pod", self._job.namespace, victim.name, body=options)
+            delete_object(self._connection, "pod", self._job.namespace, victim.name, options)
         except ClusterError as error:
             if error.status == _CONFLICT:  # its successor has the name already
                 return

@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -21,7 +21,8 @@ from elasticdl_client.jobs import cluster_objects
 from elasticdl_client.jobs.cluster_objects import Object, list_objects, read_pod
 from elasticdl_client.jobs.store import JobInfo, LogLine, LogRequest, Phase
 from elasticdl_client.kubernetes import names
-from elasticdl_client.kubernetes.api import CONNECT_TIMEOUT_S, ClusterError, Connection, checked
+from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.api_client import CONNECT_TIMEOUT_S, object_path
 
 _LOOK_S = 1.0
 _SILENCE_S = 300.0  # a stream without a line for so long is opened again: its connection may be dead
@@ -79,14 +80,12 @@ def _printed(connection: Connection, job: JobInfo, request: LogRequest) -> Itera
             if not request.is_of_many:
                 raise JobError(f"Pod {name} has printed nothing yet: {why}.", f"See `elasticdl status {job.name}`.")
             continue
-        options: dict[str, Any] = _part(request.tail, request.since_s)
-        if request.previous:
-            options["previous"] = True
-        if request.timestamps:
-            options["timestamps"] = True
+        options = _part(request.tail, request.since_s)
+        options |= {"previous": "true"} if request.previous else {}
+        options |= {"timestamps": "true"} if request.timestamps else {}
         try:
             with connection.doing(f"read the log of pod {name} in namespace {job.namespace}"):
-                response = _open(connection, pod, **options)
+                response = _open(connection, pod, options)
                 yield from (_line(name, text, request.timestamps) for text in _split(response))
         except ClusterError as error:
             if error.status == 0:
@@ -119,10 +118,10 @@ def _with_life_before(found: list[Object], request: LogRequest) -> list[Object]:
     return again
 
 
-def _part(tail: int, since_s: float) -> dict[str, Any]:
+def _part(tail: int, since_s: float) -> dict[str, str | int]:
     """The options of a request for a part of what a pod has printed."""
-    options = {"tail_lines": tail} if tail >= 0 else {}
-    return options | ({"since_seconds": max(1, round(since_s))} if since_s else {})
+    options: dict[str, str | int] = {"tailLines": tail} if tail >= 0 else {}
+    return options | ({"sinceSeconds": max(1, round(since_s))} if since_s else {})
 
 
 def _pods(connection: Connection, job: JobInfo) -> list[Object]:
@@ -134,17 +133,15 @@ def _role(pod: Object) -> str:
     return role if role == "master" else f"{role}-{index}"
 
 
-def _open(connection: Connection, pod: Object, **options: Any) -> Any:
-    metadata = pod["metadata"]
-    return checked(
-        connection.core.read_namespaced_pod_log(
-            metadata["name"],
-            metadata["namespace"],
-            container=cluster_objects.container(pod)["name"],
-            _preload_content=False,
-            **options,
-        )
-    )
+def _open(
+    connection: Connection,
+    pod: Object,
+    options: Mapping[str, str | int],
+    timeout_s: tuple[float, float] | None = None,
+) -> Any:
+    path = object_path("pods", pod["metadata"]["name"], pod["metadata"]["namespace"]) + "/log"
+    query = {"container": cluster_objects.container(pod)["name"], **options}
+    return connection.open(path, list(query.items()), timeout_s)
 
 
 def _split(response: Any) -> Iterator[str]:
@@ -188,11 +185,11 @@ class _Position:
         """All of its log is wanted, except lines read before the server showed it: the kubelet gives it earlier."""
         self._tail, self._since_s, self._read_at = -1, 0.0, None
 
-    def options(self) -> dict[str, int]:
+    def options(self) -> dict[str, str | int]:
         """Return the options of a new stream: from this position on, with some lines before it."""
         self._num_seen, self._is_behind = 0, bool(self._stamp)
         if self._read_at is not None:
-            return {"since_seconds": int(time.monotonic() - self._read_at + _OVERLAP_S)}
+            return {"sinceSeconds": int(time.monotonic() - self._read_at + _OVERLAP_S)}
         return _part(self._tail, self._since_s)
 
     def take(self, line: str) -> str | None:
@@ -273,14 +270,8 @@ class _PodReader:
 
     def _read(self, pod: Object, position: _Position) -> None:
         with self._connection.doing(f"read the log of pod {self._name}"):
-            response = _open(
-                self._connection,
-                pod,
-                follow=True,
-                timestamps=True,
-                _request_timeout=(CONNECT_TIMEOUT_S, _SILENCE_S),
-                **position.options(),
-            )
+            options = {"follow": "true", "timestamps": "true", **position.options()}
+            response = _open(self._connection, pod, options, (CONNECT_TIMEOUT_S, _SILENCE_S))
             if self._look() is None:  # logs are read by name, and a successor may have it
                 response.close()
                 return

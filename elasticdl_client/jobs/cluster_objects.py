@@ -9,7 +9,6 @@ role, its phase, and why it is pending or has ended, in the API's words.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +18,8 @@ from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import RUNS_AGAIN, PodStatus
 from elasticdl_client.jobs.store import JobInfo
 from elasticdl_client.kubernetes import names, resources
-from elasticdl_client.kubernetes.api import ClusterError, Connection, checked
+from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.api_client import kind_path
 
 Object = Mapping[str, Any]
 KINDS = ("pod", "config_map", "secret", "service", "network_policy")
@@ -43,29 +43,29 @@ def list_objects(
     """
     selector = f"{names.APP_LABEL}={names.APP},{names.JOB_LABEL}" + (f"={job}" if job else "")
     selector += f",!{without}" if without else ""
-    api = _api(connection, kind)
     where = f"in namespace {namespace}" if namespace else "of all namespaces"
     with connection.doing(f"list the {words(kind)} {where}"):
-        if namespace:
-            list_them = getattr(api, f"list_namespaced_{kind}")
-            response = list_them(namespace, label_selector=selector, _preload_content=False)
-        else:
-            list_them = getattr(api, f"list_{kind}_for_all_namespaces")
-            response = list_them(label_selector=selector, _preload_content=False)
-        found = checked(response).data
-        return list(json.loads(found)["items"])
+        return list(connection.get(_path(kind, namespace), [("labelSelector", selector)])["items"])
 
 
-def delete_object(connection: Connection, kind: str, namespace: str, name: str, **options: Any) -> None:
-    """Deletes an object; one that is gone already is no error.
+def delete_object(
+    connection: Connection, kind: str, namespace: str, name: str, options: Mapping[str, Any] | None = None
+) -> None:
+    """Delete an object; one that is gone already is no error.
+
+    Args:
+        connection: to the cluster.
+        kind: one of `KINDS`.
+        namespace: of the object.
+        name: of the object.
+        options: the DeleteOptions.
 
     Raises:
         ClusterError: the cluster does not answer, or refuses.
     """
     try:
         with connection.doing(f"delete the {words(kind).removesuffix('s')} {name} in namespace {namespace}"):
-            delete = getattr(_api(connection, kind), f"delete_namespaced_{kind}")
-            checked(delete(name, namespace, _preload_content=False, **options))
+            connection.delete(_path(kind, namespace, name), options)
     except ClusterError as error:
         if error.status != 404:
             raise
@@ -79,9 +79,7 @@ def read_pod(connection: Connection, namespace: str, name: str) -> Object | None
     """
     try:
         with connection.doing(f"read the pod {name} in namespace {namespace}"):
-            pod: Object = json.loads(
-                checked(connection.core.read_namespaced_pod(name, namespace, _preload_content=False)).data
-            )
+            pod: Object = connection.get(_path("pod", namespace, name))
     except ClusterError as error:
         if error.status != 404:
             raise
@@ -94,12 +92,8 @@ def words(kind: str) -> str:
     return _PLURALS.get(kind, kind.replace("_", " ") + "s")
 
 
-def _api(connection: Connection, kind: str) -> Any:
-    if kind != "network_policy":
-        return connection.core
-    from kubernetes.client import NetworkingV1Api
-
-    return NetworkingV1Api(connection.client)
+def _path(kind: str, namespace: str, name: str = "") -> str:
+    return kind_path(kind.title().replace("_", ""), name, namespace)
 
 
 _LOOK_S = 0.5
@@ -115,7 +109,7 @@ def delete_job(connection: Connection, job: JobInfo, wait_s: float | None) -> No
     """
     master, owner = names.pod_name(job.name, "master", 0), names.job_object(job.name)
     delete_object(connection, "pod", job.namespace, master)  # or it would replace the pods that go
-    delete_object(connection, "config_map", job.namespace, owner, propagation_policy="Background")
+    delete_object(connection, "config_map", job.namespace, owner, {"propagationPolicy": "Background"})
     left: list[str] = []
 
     def is_gone() -> bool:

@@ -22,6 +22,7 @@ from elasticdl_client.jobs import cluster_logs, cluster_objects
 from elasticdl_client.jobs.cluster_objects import Object, delete_object, list_objects, read_pod
 from elasticdl_client.jobs.store import JobInfo, LogLine, LogRequest, Phase, phase_of
 from elasticdl_client.kubernetes import api, events, names, rbac
+from elasticdl_client.kubernetes.api_client import object_path
 from elasticdl_client.kubernetes.rbac import Right
 from elasticdl_client.worker_range import WorkerRange
 
@@ -108,7 +109,7 @@ class KubernetesJobs:
         if _is_told_to_stop(owner):
             self._annotate(job, owner, {names.STOP_ANNOTATION: None}, "resume")
         with self._connection.doing(f"create the pod {names.pod_name(job.name, 'master', 0)}", "master"):
-            self._connection.core.create_namespaced_pod(job.namespace, manifest)
+            self._connection.create(object_path("pods", namespace=job.namespace), manifest)
         return 0
 
     def scale(self, job: JobInfo, num_workers: WorkerRange, current: int | None = None) -> int:

@@ -12,6 +12,7 @@ from elasticdl_client.jobs.local_jobs import LocalJobs
 from elasticdl_client.jobs.options import Options
 from elasticdl_client.jobs.store import JobInfo, JobStore
 from elasticdl_client.kubernetes import api
+from elasticdl_client.kubernetes.api_client import READ_TIMEOUT_S
 
 _FIRST_ANSWER_S = 2.0  # of a cluster that was not asked for: users of local jobs alone should not wait for it
 
@@ -120,7 +121,7 @@ class JobStores:
         from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs
 
         context = options.context or options.defaults.get("context", "")
-        patience_s = api.READ_TIMEOUT_S if self.needs_cluster else _FIRST_ANSWER_S
+        patience_s = READ_TIMEOUT_S if self.needs_cluster else _FIRST_ANSWER_S
         connection = api.connect(options.force_use_kube_config_file, context, patience_s)
         namespace = options.namespace or options.defaults.get("namespace") or connection.namespace
         namespace = "" if options.all_namespaces else namespace

@@ -31,6 +31,7 @@ from elasticdl_client.jobs.cluster_objects import Object, delete_object, read_po
 from elasticdl_client.jobs.store import JobInfo
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.api_client import object_path
 from elasticdl_client.kubernetes.pods import Manifest, owned
 from elasticdl_client.kubernetes.resources import QUEUE_LABEL, mount_of, parse_volumes
 from elasticdl_client.storage_kinds import check_installed, is_remote
@@ -155,7 +156,7 @@ def show_of_cluster(connection: Connection, job: JobInfo, owner: Object, port: i
     name = manifest["metadata"]["name"]
     with _listener(port) as listener:
         with connection.doing(f"create the pod {name} in namespace {job.namespace}"):
-            connection.core.create_namespaced_pod(job.namespace, manifest)
+            connection.create(object_path("pods", namespace=job.namespace), manifest)
         try:
             _wait_until_ready(connection, job.namespace, name)
             print(
@@ -202,10 +203,11 @@ def _wait_until_ready(connection: Connection, namespace: str, name: str) -> None
 def _last_words(connection: Connection, namespace: str, name: str) -> str:
     try:
         with connection.doing(f"read the log of pod {name}"):
-            text = connection.core.read_namespaced_pod_log(name, namespace, tail_lines=5)
+            response = connection.open(object_path("pods", name, namespace) + "/log", [("tailLines", 5)])
+            text = response.data.decode(errors="replace")
     except ClusterError:
         return ""
-    return " ".join(str(text).split())
+    return " ".join(text.split())
 
 
 def _end_quietly(args: threading.ExceptHookArgs) -> None:
@@ -254,7 +256,7 @@ def _connect(connection: Connection, namespace: str, name: str) -> Any:
     from kubernetes.client import ApiClient, CoreV1Api
     from kubernetes.stream import portforward
 
-    core = CoreV1Api(ApiClient(connection.client.configuration))
+    core = CoreV1Api(ApiClient(connection.client.access.configuration()))
     with connection.doing(f"forward a port to pod {name}"):
         forward = portforward(core.connect_get_namespaced_pod_portforward, name, namespace, ports=str(PORT))
         remote = forward.socket(PORT)

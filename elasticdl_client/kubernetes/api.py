@@ -1,7 +1,7 @@
 """The connection to a cluster: which one it is, a time-out on every call, and errors that say what to do.
 
 Everything of the client that talks to Kubernetes goes through `connect` and makes its calls inside
-`Connection.doing`, so no exception of the kubernetes package reaches the user.
+`Connection.doing`, so no exception of a call reaches the user.
 
 Below it, commands to type next, as messages show them.
 """
@@ -10,19 +10,27 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.api_client import (
+    READ_TIMEOUT_S,
+    SERVICE_ACCOUNT,
+    Access,
+    ApiClient,
+    ApiError,
+    Query,
+    checked,
+    of_configuration,
+    of_pod,
+)
 
-CONNECT_TIMEOUT_S = 5.0
-READ_TIMEOUT_S = 30.0
 IN_CLUSTER = "in-cluster"  # the name of the context inside a pod
 DEFAULT_NAMESPACE = "default"
 _KUBECONFIG = "~/.kube/config"
@@ -40,7 +48,6 @@ _OF_LIMITS = {  # words of the server on resources → what to do
     "must be less than or equal to": "Where a job gives no limit, a LimitRange of the namespace does: give "
     "--{role}_resource_limit, or a smaller --{role}_resource_request{others}.",
 }
-_IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class ClusterError(ElasticDLError):
@@ -68,31 +75,76 @@ class Connection:
         context: of the kubeconfig, or `IN_CLUSTER`.
         namespace: the context's, or that of the pod that this runs in.
         server: the URL of its API server.
-        client: a `kubernetes.client.ApiClient` whose calls all have a time-out.
-        core: its CoreV1Api.
+        client: sends its requests.
     """
 
     context: str
     namespace: str
     server: str
-    client: Any = field(repr=False)
-    core: Any = field(repr=False)
+    client: ApiClient = field(repr=False)
 
-    def patch(self, path: str, body: dict[str, Any], content_type: str, **options: Any) -> Any:
-        """Changes an object; the answer, parsed.
+    def get(self, path: str, query: Query = (), timeout_s: tuple[float, float] | None = None) -> Any:
+        """Return an object, or a list of them, as the server shows it.
 
-        The kind of a patch cannot be said to the methods of older versions of the package.
+        Raises:
+            ApiError: the server refuses.
+        """
+        return self._call("GET", path, query, timeout_s=timeout_s)
+
+    def create(
+        self, path: str, body: Mapping[str, Any], query: Query = (), timeout_s: tuple[float, float] | None = None
+    ) -> Any:
+        """Create an object; return it as the server shows it.
+
+        Args:
+            path: of all objects of the resource.
+            body: the object.
+            query: parameters, such as `dryRun`.
+            timeout_s: to connect, and between two reads.
+
+        Raises:
+            ApiError: the server refuses.
+        """
+        return self._call("POST", path, query, body, timeout_s=timeout_s)
+
+    def delete(self, path: str, options: Mapping[str, Any] | None = None) -> None:
+        """Delete an object.
+
+        Args:
+            path: of the object.
+            options: the DeleteOptions, such as `propagationPolicy`.
+
+        Raises:
+            ApiError: the server refuses.
+        """
+        self._call("DELETE", path, (), options)
+
+    def patch(self, path: str, body: Mapping[str, Any], content_type: str, **options: Any) -> Any:
+        """Change an object; return the answer.
 
         Args:
             path: of the object, as `/api/v1/namespaces/x/pods/y`.
             body: the patch.
             content_type: its kind.
-            options: `accept`, `timeout_s` of `send`.
+            options: `accept`, `timeout_s` of `ApiClient.send`.
 
         Raises:
-            ApiException: the server refuses.
+            ApiError: the server refuses.
         """
-        response = send(self.client, "PATCH", path, body=body, content_type=content_type, **options)
+        return self._call("PATCH", path, (), body, content_type=content_type, **options)
+
+    def open(self, path: str, query: Query = (), timeout_s: tuple[float, float] | None = None) -> Any:
+        """Return the answer itself, a `urllib3.HTTPResponse` with its body unread.
+
+        Raises:
+            ApiError: the server refuses.
+        """
+        return checked(self.client.send("GET", path, query, timeout_s=timeout_s))
+
+    def _call(
+        self, method: str, path: str, query: Query = (), body: Mapping[str, Any] | None = None, **options: Any
+    ) -> Any:
+        response = self.client.send(method, path, query, body, **options)
         try:
             return json.loads(checked(response).data)
         finally:
@@ -109,16 +161,15 @@ class Connection:
         Raises:
             ClusterError: the cluster does not answer, or refuses.
         """
-        from kubernetes.client.exceptions import ApiException, OpenApiException
         from urllib3.exceptions import HTTPError
 
         try:
             yield
-        except ApiException as error:
+        except ApiError as error:
             raise self._refused(what, error, role) from error
         except (HTTPError, OSError) as error:
             raise self._unreachable(_reason(error)) from error
-        except (OpenApiException, ValueError) as error:  # an answer, or a body, that does not fit the API
+        except ValueError as error:  # an answer that does not fit the API
             raise ClusterError(f"Cannot {what}: {error}", "", 422) from error
 
     def _unreachable(self, reason: str) -> ClusterError:
@@ -128,12 +179,10 @@ class Connection:
             "--context=NAME or `kubectl config use-context NAME` chooses one.",
         )
 
-    def _refused(self, what: str, error: Any, role: str) -> ClusterError:
-        status = int(error.status or 0)
+    def _refused(self, what: str, error: ApiError, role: str) -> ClusterError:
+        status = error.status
         said = _message(error)
         where = f"context {self.context}"
-        if status == 0:  # the client's own word for a TLS connection that fails, on two lines
-            return self._unreachable(": ".join(str(error.reason).splitlines()).rstrip("."))
         if status == 401:
             return ClusterError(
                 f"The cluster of {where} ({self.server}) rejects your credentials (401 Unauthorized).",
@@ -177,96 +226,23 @@ def connect(force_kube_config: bool = False, context: str = "", first_answer_s: 
     Raises:
         ClusterError: there is no usable configuration.
     """
-    from kubernetes import client
-
-    configuration = client.Configuration()
     if os.environ.get("KUBERNETES_SERVICE_HOST") and not force_kube_config and not context:
-        context, namespace = _load_in_cluster(configuration)
+        context, namespace, access = _access_of_pod()
     else:
-        context, namespace = _load_kube_config(configuration, context)
-    configuration.retries = False  # a broken connection is reported at once; callers retry where they want to
-    api_client = client.ApiClient(configuration)
-    _bound(api_client, first_answer_s)
-    return Connection(context, namespace, str(configuration.host), api_client, client.CoreV1Api(api_client))
+        context, namespace, access = _access_of_kubeconfig(context)
+    return Connection(context, namespace, access.server, ApiClient(access, first_answer_s=first_answer_s))
 
 
-def send(
-    api_client: Any,
-    method: str,
-    path: str,
-    query: Sequence[tuple[str, str | int]] = (),
-    body: dict[str, Any] | None = None,
-    content_type: str = "application/json",
-    accept: str = "application/json, */*",
-    timeout_s: tuple[float, float] = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
-) -> Any:
-    """A request of our own with the server, the credentials and the TLS settings of the kubernetes package's client.
-
-    Only what all its versions have is used: the signatures of its own calls differ.
-
-    Args:
-        api_client: a `kubernetes.client.ApiClient`.
-        method: of HTTP.
-        path: of the URL, with a leading slash.
-        query: its parameters.
-        body: of the request, to be sent as JSON.
-        content_type: of the body.
-        accept: media type of the answer.
-        timeout_s: to connect, and between two reads.
-
-    Returns:
-        The `urllib3.HTTPResponse`, of any status, with its body unread.
-
-    Raises:
-        HTTPError: of urllib3: there is no answer.
-    """
-    from urllib3 import Timeout
-
-    configuration = api_client.configuration
-    headers = {"User-Agent": api_client.user_agent, "Accept": accept}
-    for setting in configuration.auth_settings().values():
-        if setting["in"] == "header" and setting["value"]:
-            headers[setting["key"]] = setting["value"]
-    if body is not None:
-        headers["Content-Type"] = content_type
-    return api_client.rest_client.pool_manager.request(
-        method,
-        configuration.host + path + (f"?{urlencode(query)}" if query else ""),
-        body=None if body is None else json.dumps(body),
-        headers=headers,
-        preload_content=False,
-        timeout=Timeout(connect=timeout_s[0], read=timeout_s[1]),
-    )
-
-
-def checked(response: Any) -> Any:
-    """An answer whose body was not read yet, if it is none of an error.
-
-    Raises:
-        ApiException: it is.
-    """
-    from kubernetes.client.exceptions import ApiException
-
-    if 200 <= response.status < 300:
-        return response
-    error = ApiException(status=response.status, reason=response.reason)
-    with suppress(AttributeError, ValueError):
-        error.body = response.data.decode(errors="replace")
-    raise error
-
-
-def _load_in_cluster(configuration: Any) -> tuple[str, str]:
-    from kubernetes.config import ConfigException, load_incluster_config
-
+def _access_of_pod() -> tuple[str, str, Access]:
     try:
-        load_incluster_config(client_configuration=configuration)
-        namespace = _IN_CLUSTER_NAMESPACE.read_text().strip()
-    except (ConfigException, OSError) as error:
+        access = of_pod()
+        namespace = (SERVICE_ACCOUNT / "namespace").read_text().strip()
+    except (OSError, ValueError) as error:
         raise ClusterError(
             f"This is a pod without a usable service account: {error}",
             "Give --force_use_kube_config_file to use ~/.kube/config.",
         ) from error
-    return IN_CLUSTER, namespace or DEFAULT_NAMESPACE
+    return IN_CLUSTER, namespace or DEFAULT_NAMESPACE, access
 
 
 def _kubeconfigs() -> list[Path]:
@@ -275,10 +251,12 @@ def _kubeconfigs() -> list[Path]:
     return [Path(file).expanduser() for file in files.split(os.pathsep) if file]
 
 
-def _load_kube_config(configuration: Any, wanted: str) -> tuple[str, str]:
+def _access_of_kubeconfig(wanted: str) -> tuple[str, str, Access]:
     import yaml
+    from kubernetes.client import Configuration
     from kubernetes.config import ConfigException, load_kube_config
 
+    configuration = Configuration()
     try:
         read = {path: yaml.safe_load(path.read_text()) for path in _kubeconfigs() if path.exists()}
         contents = {path: content for path, content in read.items() if content}  # the package refuses empty ones
@@ -295,7 +273,7 @@ def _load_kube_config(configuration: Any, wanted: str) -> tuple[str, str]:
             "Set KUBECONFIG to the file of your cluster; `kubectl config get-contexts` shows what it holds. "
             "Or --runtime=local: processes of this machine, no cluster.",
         ) from error
-    return str(name), str(namespace or DEFAULT_NAMESPACE)
+    return str(name), str(namespace or DEFAULT_NAMESPACE), of_configuration(configuration)
 
 
 def _joined(paths: Iterable[Path]) -> str:
@@ -316,30 +294,7 @@ def _context_of(contents: Mapping[Path, Any], wanted: Any) -> Any:
     raise ClusterError(f"There is no context {wanted} in {_joined(_kubeconfigs())}.", f"Existing contexts: {listed}.")
 
 
-def _bound(api_client: Any, first_answer_s: float) -> None:
-    """Gives a client's calls a time-out where they have none."""
-    from kubernetes.client.exceptions import ApiException
-
-    call = api_client.call_api
-    has_answered = False
-
-    def bounded(*arguments: Any, **named: Any) -> Any:
-        nonlocal has_answered
-        if named.get("_request_timeout") is None:
-            read_s = READ_TIMEOUT_S if has_answered else first_answer_s
-            named["_request_timeout"] = (min(CONNECT_TIMEOUT_S, read_s), read_s)
-        try:
-            answer = call(*arguments, **named)
-        except ApiException as error:
-            has_answered = has_answered or bool(error.status)
-            raise
-        has_answered = True
-        return answer
-
-    api_client.call_api = bounded
-
-
-def _message(error: Any) -> str:
+def _message(error: ApiError) -> str:
     """Return the message in the API server's answer, or else the HTTP reason."""
     try:
         said = json.loads(error.body)["message"]

@@ -5,7 +5,6 @@ Objects that the user may not read are not checked: then the cluster itself repo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from elasticdl_client.errors import FlagError, JobError
@@ -21,6 +20,7 @@ from elasticdl_client.kubernetes.api import (
     kubectl_command,
     of_context,
 )
+from elasticdl_client.kubernetes.api_client import kind_path, object_path
 from elasticdl_client.kubernetes.flags import worker_priorities
 from elasticdl_client.kubernetes.objects import role_pod
 from elasticdl_client.kubernetes.pods import image_pull_secrets, pod_manifest
@@ -63,33 +63,33 @@ def gives_users(connection: Connection, namespace: str) -> bool:
         ClusterError: the cluster does not answer.
     """
     try:
-        found = _readable(connection, f"the namespace {namespace}", lambda: connection.core.read_namespace(namespace))
+        found = _readable(connection, f"the namespace {namespace}", object_path("namespaces", namespace))
     except ClusterError as error:
         if error.unreachable:
             raise
         return False
-    return found is not None and _UID_RANGE in (found.metadata.annotations or {})
+    return found is not None and _UID_RANGE in (found["metadata"].get("annotations") or {})
 
 
-def _readable(connection: Connection, what: str, read: Callable[[], Any]) -> Any:
-    """Return the result of `read`, or None if the user may not read it.
+def _readable(connection: Connection, what: str, path: str) -> Any:
+    """Return the object of this path, or None if the user may not read it.
 
     Raises:
         ClusterError: everything else, 404 among it.
     """
     try:
         with connection.doing(f"read {what}"):
-            return read()
+            return connection.get(path)
     except ClusterError as error:
         if error.status == 403:
             return None
         raise
 
 
-def _exists(connection: Connection, what: str, read: Callable[[], Any]) -> Any:
-    """Return the result of `read`, True if the user may not read it, None if it does not exist."""
+def _exists(connection: Connection, what: str, path: str) -> Any:
+    """Return the object of this path, True if the user may not read it, None if it does not exist."""
     try:
-        return _readable(connection, what, read) or True
+        return _readable(connection, what, path) or True
     except ClusterError as error:
         if error.status == 404:
             return None
@@ -98,13 +98,13 @@ def _exists(connection: Connection, what: str, read: Callable[[], Any]) -> Any:
 
 def _check_namespace(connection: Connection, spec: JobSpec) -> None:
     name = spec.namespace
-    found = _exists(connection, f"the namespace {name}", lambda: connection.core.read_namespace(name))
+    found = _exists(connection, f"the namespace {name}", object_path("namespaces", name))
     if found is None:
         raise JobError(
             f"The namespace {name} does not exist in the cluster of context {connection.context}.",
             f"kubectl create namespace {name}{of_context(spec)}, or choose another --namespace.",
         )
-    if found is not True and found.status.phase == "Terminating":
+    if found is not True and found["status"].get("phase") == "Terminating":
         raise JobError(f"The namespace {name} is being deleted.", "Wait for its end, or choose another --namespace.")
 
 
@@ -120,21 +120,22 @@ def _check_user(connection: Connection, spec: JobSpec) -> None:
 
 
 def _check_name(connection: Connection, spec: JobSpec) -> None:
-    selector = f"{names.JOB_LABEL}={spec.job_name}"
+    query = [("labelSelector", f"{names.JOB_LABEL}={spec.job_name}")]
     with connection.doing(f"look for a job of this name in the namespace {spec.namespace}"):
-        pods = connection.core.list_namespaced_pod(spec.namespace, label_selector=selector).items
-        config_maps = connection.core.list_namespaced_config_map(spec.namespace, label_selector=selector).items
-    found = [f"ConfigMap {config_map.metadata.name}" for config_map in config_maps]
-    found += [f"pod {pod.metadata.name} ({pod.status.phase})" for pod in pods]
+        pods = connection.get(object_path("pods", namespace=spec.namespace), query)["items"]
+        config_maps = connection.get(object_path("configmaps", namespace=spec.namespace), query)["items"]
+    found = [f"ConfigMap {config_map['metadata']['name']}" for config_map in config_maps]
+    found += [f"pod {pod['metadata']['name']} ({pod['status'].get('phase')})" for pod in pods]
     if not found:
         return
     listed = ", ".join(found[:6]) + (f" and {len(found) - 6} more" if len(found) > 6 else "")
-    if not any(config_map.metadata.name == names.job_object(spec.job_name) for config_map in config_maps):
+    if not any(config_map["metadata"]["name"] == names.job_object(spec.job_name) for config_map in config_maps):
         raise JobError(
             f"A job of the name {spec.job_name} is still being deleted in the namespace {spec.namespace}: {listed}.",
             f"Wait for its end, choose another --job_name, or {elasticdl_command('delete', spec)}.",
         )
-    statuses = [(pod.metadata.labels or {}).get(names.STATUS_LABEL) for pod in pods if _is_master(pod)]
+    labels = [pod["metadata"].get("labels") or {} for pod in pods]
+    statuses = [of.get(names.STATUS_LABEL) for of in labels if of.get(names.ROLE_LABEL) == "master"]
     status = f", status {statuses[0]}" if statuses and statuses[0] else ""
     raise JobError(
         f"A job of the name {spec.job_name} exists in the namespace {spec.namespace}{status}: {listed}.",
@@ -142,16 +143,12 @@ def _check_name(connection: Connection, spec: JobSpec) -> None:
     )
 
 
-def _is_master(pod: Any) -> bool:
-    return bool((pod.metadata.labels or {}).get(names.ROLE_LABEL) == "master")
-
-
 def _check_service_account(connection: Connection, spec: JobSpec) -> list[str]:
     """Check that it exists and may do what a master does; return a note if that is unknown."""
     account, namespace = spec.service_account, spec.namespace
     hint = grant(namespace, account) + of_context(spec)
     what = f"the service account {account}"
-    found = _exists(connection, what, lambda: connection.core.read_namespaced_service_account(account, namespace))
+    found = _exists(connection, what, object_path("serviceaccounts", account, namespace))
     if not found:
         raise JobError(
             f"The service account {account} does not exist in the namespace {namespace}.",
@@ -176,7 +173,7 @@ def _check_service_account(connection: Connection, spec: JobSpec) -> list[str]:
 
 def _pull_secret_notes(spec: JobSpec, account: Any) -> list[str]:
     """That the master's account brings its pod credentials of a registry, and that the other pods have none."""
-    secrets = [one.name for one in (account.image_pull_secrets or [])] if account is not True else []
+    secrets = [one["name"] for one in (account.get("imagePullSecrets") or [])] if account is not True else []
     if not secrets or spec.image_pull_secret or spec.worker_service_account:
         return []
     note = f"the service account {spec.service_account} has image pull secrets, which only the master's pod gets: "
@@ -184,17 +181,14 @@ def _pull_secret_notes(spec: JobSpec, account: Any) -> list[str]:
 
 
 def _check_priorities(connection: Connection, spec: JobSpec) -> None:
-    from kubernetes.client import SchedulingV1Api
-
-    api = SchedulingV1Api(connection.client)
     wanted = {"master_pod_priority": {spec.master_pod_priority}}
     if spec.num_ps_pods:
         wanted["ps_pod_priority"] = {spec.ps_pod_priority}
     wanted["worker_pod_priority"] = set(worker_priorities(spec.worker_pod_priority, spec.num_workers))
     for flag, classes in wanted.items():
         for name in sorted(classes - {""}):
-            what = f"the PriorityClass {name}"
-            if not _exists(connection, what, lambda name=name: api.read_priority_class(name)):  # type: ignore[misc]
+            path = object_path("priorityclasses", name, group="scheduling.k8s.io/v1")
+            if not _exists(connection, f"the PriorityClass {name}", path):
                 raise FlagError(
                     f"--{flag}={getattr(spec, flag)}: there is no PriorityClass {name} in the cluster of context "
                     f"{connection.context}.",
@@ -204,33 +198,29 @@ def _check_priorities(connection: Connection, spec: JobSpec) -> None:
 
 def _check_claims(connection: Connection, spec: JobSpec) -> list[str]:
     notes = []
-    core = connection.core
     for name in dict.fromkeys(mount.claim_name for mount in parse_volumes(spec.volume) if mount.claim_name):
-        found = _exists(
-            connection,
-            f"the claim {name}",
-            lambda name=name: core.read_namespaced_persistent_volume_claim(name, spec.namespace),  # type: ignore[misc]
-        )
+        path = object_path("persistentvolumeclaims", name, spec.namespace)
+        found = _exists(connection, f"the claim {name}", path)
         if found is None:
             raise FlagError(
                 f"--volume: there is no PersistentVolumeClaim {name} in the namespace {spec.namespace}.",
                 f"`{kubectl_command('get pvc', spec)}` lists the existing ones.",
             )
-        if found is not True and found.status.phase != "Bound":
-            notes.append(f"the claim {name} is {found.status.phase}: pods stay Pending until it is bound.")
+        if found is not True and (phase := found["status"].get("phase")) != "Bound":
+            notes.append(f"the claim {name} is {phase}: pods stay Pending until it is bound.")
     return notes
 
 
 def _check_mounted(connection: Connection, spec: JobSpec) -> None:
     """Secrets and ConfigMaps without which no container of the job is made."""
-    core, mounts = connection.core, parse_volumes(spec.volume)
-    wanted = [("volume", "Secret", mount.secret_name, core.read_namespaced_secret) for mount in mounts]
-    wanted += [("volume", "ConfigMap", mount.config_map_name, core.read_namespaced_config_map) for mount in mounts]
-    wanted += [("image_pull_secret", "Secret", name, core.read_namespaced_secret) for name in image_pull_secrets(spec)]
-    account = spec.worker_service_account
-    wanted += [("worker_service_account", "ServiceAccount", account, core.read_namespaced_service_account)]
-    for flag, kind, name, read in wanted:
-        if name and not _exists(connection, f"the {kind} {name}", lambda: read(name, spec.namespace)):  # noqa: B023
+    mounts = parse_volumes(spec.volume)
+    wanted = [("volume", "Secret", mount.secret_name) for mount in mounts]
+    wanted += [("volume", "ConfigMap", mount.config_map_name) for mount in mounts]
+    wanted += [("image_pull_secret", "Secret", name) for name in image_pull_secrets(spec)]
+    wanted += [("worker_service_account", "ServiceAccount", spec.worker_service_account)]
+    for flag, kind, name in wanted:
+        path = kind_path(kind, name, spec.namespace)
+        if name and not _exists(connection, f"the {kind} {name}", path):
             raise FlagError(
                 f"--{flag}: there is no {kind} {name} in the namespace {spec.namespace}.",
                 f"`{kubectl_command(f'get {kind}'.lower(), spec)}` lists the existing ones.",
@@ -239,20 +229,17 @@ def _check_mounted(connection: Connection, spec: JobSpec) -> None:
 
 def _check_queue(connection: Connection, spec: JobSpec) -> None:
     """Kueue's queue, without which the pods would be scheduled at once, or never."""
-    from kubernetes.client import ApisApi, CustomObjectsApi
-
     if not spec.queue:
         return
-    groups = _readable(connection, "the API groups", lambda: ApisApi(connection.client).get_api_versions())
-    version = next((group.preferred_version.version for group in groups.groups if group.name == _KUEUE), "")
+    groups = _readable(connection, "the API groups", "/apis")["groups"]
+    version = next((group["preferredVersion"]["version"] for group in groups if group["name"] == _KUEUE), "")
     if not version:
         raise FlagError(
             f"--queue={spec.queue}: there is no Kueue in the cluster of context {connection.context}.",
             "An administrator installs it, with the integration `pod`; or leave --queue out.",
         )
-    api = CustomObjectsApi(connection.client)
-    wanted = (_KUEUE, version, spec.namespace, "localqueues", spec.queue)
-    if not _exists(connection, f"the LocalQueue {spec.queue}", lambda: api.get_namespaced_custom_object(*wanted)):
+    path = object_path("localqueues", spec.queue, spec.namespace, group=f"{_KUEUE}/{version}")
+    if not _exists(connection, f"the LocalQueue {spec.queue}", path):
         raise FlagError(
             f"--queue={spec.queue}: there is no LocalQueue {spec.queue} in the namespace {spec.namespace}.",
             f"`{kubectl_command('get localqueues', spec)}` lists the existing ones.",
@@ -265,7 +252,7 @@ def _check_pods(connection: Connection, spec: JobSpec) -> None:
         manifest = pod_manifest(spec, role_pod(spec, role))
         try:
             with connection.doing(f"make a {role} pod of this job", role):
-                connection.core.create_namespaced_pod(spec.namespace, manifest, dry_run="All")
+                connection.create(object_path("pods", namespace=spec.namespace), manifest, [("dryRun", "All")])
         except ClusterError as error:
             # Else a used-up quota or a policy: the check for the user now need not hold for the master.
             is_final = error.status in (400, 422) or any(words in error.what for words in OF_EVERY_POD)
@@ -274,8 +261,8 @@ def _check_pods(connection: Connection, spec: JobSpec) -> None:
 
 
 def _too_large(connection: Connection, spec: JobSpec) -> list[str]:
-    listed = _readable(connection, "the nodes", lambda: connection.core.list_node())
-    told = [node.status.allocatable for node in listed.items] if listed is not None else []
+    listed = _readable(connection, "the nodes", object_path("nodes"))
+    told = [node["status"].get("allocatable") for node in listed["items"]] if listed is not None else []
     nodes = [node for node in told if node]  # one that has just come has not said yet
     notes = []
     for role in ("master", "ps", "worker") if spec.num_ps_pods else ("master", "worker"):

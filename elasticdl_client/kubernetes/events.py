@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticdl_client.kubernetes.api import ClusterError, Connection, checked
+from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.api_client import object_path
 
 COMPONENT = "elasticdl"  # the source of the Events that a master creates
 
@@ -21,8 +21,8 @@ def newest(connection: Connection, namespace: str, uids: Sequence[str]) -> dict[
     only = f"involvedObject.uid={uids[0]}" if len(uids) == 1 else "involvedObject.kind=Pod"
     try:
         with connection.doing(f"list the events of the namespace {namespace}"):
-            answer = connection.core.list_namespaced_event(namespace, field_selector=only, _preload_content=False)
-            events = json.loads(checked(answer).data)["items"]
+            path = object_path("events", namespace=namespace)
+            events = connection.get(path, [("fieldSelector", only)])["items"]
     except ClusterError:
         return {}
     others = [event for event in events if (event.get("source") or {}).get("component") != COMPONENT]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import Any
 
 from elasticdl_client import progress
 from elasticdl_client.errors import JobError
@@ -16,9 +15,12 @@ from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_series import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobPhase, JobStatus
+from elasticdl_client.jobs import cluster_objects
 from elasticdl_client.jobs.cluster_logs import PodLogs
+from elasticdl_client.jobs.cluster_objects import Object
 from elasticdl_client.kubernetes import api, events, names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.api_client import object_path
 from elasticdl_client.kubernetes.resources import why_gated
 from elasticdl_client.progress import Display
 from elasticdl_client.report import print_end
@@ -146,7 +148,7 @@ class ClusterFollower:
             self._outage = False
         return self._ended(master)
 
-    def _ended(self, master: Any) -> Ended | None:
+    def _ended(self, master: Object | None) -> Ended | None:
         status = self._status
         if status is not None and status.exit_code is not None:
             failed = status.phase is JobPhase.FAILED
@@ -156,8 +158,8 @@ class ClusterFollower:
         phase = _phase(master)
         if phase == "Succeeded":
             return Ended(0, "", status)
-        if phase == "Failed" and master.metadata.deletion_timestamp is None:
-            if (master.metadata.labels or {}).get(names.STATUS_LABEL) == names.STOPPED:
+        if phase == "Failed" and not cluster_objects.is_going(master):
+            if (master["metadata"].get("labels") or {}).get(names.STATUS_LABEL) == names.STOPPED:
                 raise JobError(
                     f"The job {self._spec.job_name} was stopped by `elasticdl stop`.",
                     f"`{api.elasticdl_command('resume', self._spec)}` continues it.",
@@ -179,49 +181,50 @@ class ClusterFollower:
             f"`{api.elasticdl_command('delete', self._spec)}` ends the job.",
         )
 
-    def _say_news(self, master: Any) -> None:
+    def _say_news(self, master: Object) -> None:
         """Says why the master does not run, when that changes; raises if it will not by itself."""
-        found = _own_container(master)
+        found = cluster_objects.container(master)
         self._count_restarts(found)
-        waiting = found.state.waiting if found is not None and found.state is not None else None
-        if waiting is not None and waiting.reason in BLOCKED and not found.restart_count and self._status is None:
-            reason = f"{waiting.reason}: {waiting.message or ''}".rstrip(": ")
+        waiting = _state(found, "waiting")
+        if waiting.get("reason") in BLOCKED and not found.get("restartCount") and self._status is None:
+            reason = f"{waiting['reason']}: {waiting.get('message') or ''}".rstrip(": ")
             raise self._never_starts(f"its master's container cannot start: {reason}.")
-        if master.metadata.deletion_timestamp is not None:
-            self._say(self._how_it_leaves(master.metadata, master.spec.node_name))
-        elif master.status.phase == "Pending":
+        if cluster_objects.is_going(master):
+            self._say(self._how_it_leaves(master["metadata"], master["spec"].get("nodeName")))
+        elif master["status"].get("phase") == "Pending":
             self._say(f"The master's pod is pending{self._why_pending(master)}")
         else:
             self._said = ""
 
-    def _why_pending(self, pod: Any) -> str:
+    def _why_pending(self, pod: Object) -> str:
         """After "pending": its queue or gates, or the message of the scheduler or, in Events while it makes the
         container, of the kubelet."""
-        if gated := why_gated(self._connection.client.sanitize_for_serialization(pod)):
+        if gated := why_gated(pod):
             return f": {gated}"
-        for condition in pod.status.conditions or []:
-            if condition.type == "PodScheduled" and condition.status == "False":
-                return f": {condition.reason}: {condition.message}"
-        for container in pod.status.container_statuses or []:
-            waiting = container.state.waiting if container.state is not None else None
-            if waiting is not None and waiting.reason not in (None, "ContainerCreating", "PodInitializing"):
-                return f": {waiting.reason}: {waiting.message or ''}".rstrip(": ")
-        if not pod.spec.node_name:
+        for condition in pod["status"].get("conditions") or []:
+            if condition["type"] == "PodScheduled" and condition["status"] == "False":
+                return f": {condition.get('reason')}: {condition.get('message')}"
+        for container in pod["status"].get("containerStatuses") or []:
+            waiting = _state(container, "waiting")
+            if waiting.get("reason") not in (None, *cluster_objects.IN_THE_MAKING):
+                return f": {waiting['reason']}: {waiting.get('message') or ''}".rstrip(": ")
+        node, uid = pod["spec"].get("nodeName"), pod["metadata"]["uid"]
+        if not node:
             return "."
-        told = events.newest(self._connection, self._spec.namespace, [pod.metadata.uid])
-        return f": {told.get(pod.metadata.uid, f'its container is made on {pod.spec.node_name}.')}"
+        told = events.newest(self._connection, self._spec.namespace, [uid])
+        return f": {told.get(uid, f'its container is made on {node}.')}"
 
-    def _how_it_leaves(self, master: Any, node: str | None) -> str:
+    def _how_it_leaves(self, master: Object, node: str | None) -> str:
         """Of a master that is being deleted; by this machine's clock, which need not agree with the cluster's."""
         now = time.monotonic()
-        if self._leaving[0] != master.uid:
-            self._leaving = (master.uid, now)
-        if now - self._leaving[1] <= (master.deletion_grace_period_seconds or 0) + self._overdue_s:
+        if self._leaving[0] != master["uid"]:
+            self._leaving = (master["uid"], now)
+        if now - self._leaving[1] <= (master.get("deletionGracePeriodSeconds") or 0) + self._overdue_s:
             return "The master's pod is being deleted."
         overdue = f"The master's pod should have been gone {self._overdue_s:g} s ago, and is still being deleted:"
-        if master.finalizers:
-            return f"{overdue} it is kept by {', '.join(master.finalizers)}, until the owner of that removes it."
-        take_away = api.kubectl_command(f"delete pod {master.name} --grace-period=0 --force", self._spec)
+        if finalizers := master.get("finalizers"):
+            return f"{overdue} it is kept by {', '.join(finalizers)}, until the owner of that removes it."
+        take_away = api.kubectl_command(f"delete pod {master['name']} --grace-period=0 --force", self._spec)
         return (
             f"{overdue} its node {node} has not reported the end of its container. If the node is lost, "
             f"`{take_away}` takes the pod away, and `{api.elasticdl_command('resume', self._spec)}` makes another."
@@ -239,36 +242,37 @@ class ClusterFollower:
             self._display.say(line)
         self._said = line
 
-    def _count_restarts(self, container: Any) -> None:
-        if container is None or container.restart_count <= self._restarts:
+    def _count_restarts(self, container: Object) -> None:
+        count = container.get("restartCount", 0)
+        if count <= self._restarts:
             return
-        self._idle_restarts += container.restart_count - self._restarts
-        self._restarts = container.restart_count
-        last = container.last_state.terminated if container.last_state is not None else None
-        said = (last.message or "").strip() if last is not None else ""
-        why = f" ({last.reason}, exit code {last.exit_code})" if last is not None else ""
+        self._idle_restarts += count - self._restarts
+        self._restarts = count
+        last = (container.get("lastState") or {}).get("terminated") or {}
+        said = (last.get("message") or "").strip()
+        why = f" ({last.get('reason')}, exit code {last.get('exitCode')})" if last else ""
         self._display.say(f"The master has ended{why} and is started again (restart {self._restarts}).")
         if said and self._restarts == 1:
             self._display.say(said.splitlines()[-1])
         if self._idle_restarts >= _MAX_IDLE_RESTARTS:
             raise self._never_starts(f"its master has ended {self._restarts} times; its last lines:\n{said}")
 
-    def _read_master(self) -> Any:
+    def _read_master(self) -> Object | None:
         name = names.pod_name(self._spec.job_name, "master", 0)
-        return self._read(f"the pod {name}", self._connection.core.read_namespaced_pod, name)
+        return self._read(f"the pod {name}", "pods", name)
 
     def _read_status(self) -> None:
         name = names.state_object(self._spec.job_name)
-        found = self._read(f"the ConfigMap {name}", self._connection.core.read_namespaced_config_map, name)
+        found = self._read(f"the ConfigMap {name}", "configmaps", name)
         self._lacks_state = found is None
-        text = ((found.data if found is not None else None) or {}).get(names.STATUS_KEY)
-        if not text:
+        text = ((found or {}).get("data") or {}).get(names.STATUS_KEY)
+        if found is None or not text:
             return
         try:
             status = JobStatus.from_json(text)
         except (ValueError, TypeError):  # the master writes the next
             return
-        has_news = self._read_events((found.binary_data or {}).get(names.JOURNAL_KEY, ""))
+        has_news = self._read_events((found.get("binaryData") or {}).get(names.JOURNAL_KEY, ""))
         if has_news or status != self._status:
             if self._status is not None and status.records_done > self._status.records_done:
                 self._idle_restarts = 0
@@ -289,42 +293,42 @@ class ClusterFollower:
     def _require_job(self) -> None:
         """Raises if the job was deleted."""
         name = names.job_object(self._spec.job_name)
-        if self._read(f"the ConfigMap {name}", self._connection.core.read_namespaced_config_map, name) is None:
+        if self._read(f"the ConfigMap {name}", "configmaps", name) is None:
             raise JobError(f"The job {self._spec.job_name} was deleted.", "")
 
-    def _read(self, what: str, read: Any, name: str) -> Any:
+    def _read(self, what: str, resource: str, name: str) -> Object | None:
         """An object of the job's namespace; None if there is none."""
         try:
             with self._connection.doing(f"read {what} in the namespace {self._spec.namespace}"):
-                return read(name, self._spec.namespace)
+                found: Object = self._connection.get(object_path(resource, name, self._spec.namespace))
+                return found
         except ClusterError as error:
             if error.status == 404:
                 return None
             raise
 
 
-def _own_container(pod: Any) -> Any:
-    """Return the status of the container that does the work; None while there is none."""
-    own = names.own_container(pod.metadata.name, [container.name for container in pod.spec.containers])
-    return next((status for status in pod.status.container_statuses or () if status.name == own), None)
+def _state(container: Object, kind: str) -> Object:
+    """Return the state of a container if it is of that kind, such as `waiting`; else empty."""
+    found: Object = (container.get("state") or {}).get(kind) or {}
+    return found
 
 
-def _phase(pod: Any) -> str:
+def _phase(pod: Object) -> str:
     """Return the phase of a pod; that of its own container's end where another container runs on."""
-    found = _own_container(pod)
-    ended = found.state.terminated if found is not None and found.state is not None else None
-    if pod.status.phase != "Running" or ended is None or (ended.exit_code and pod.spec.restart_policy != "Never"):
-        return str(pod.status.phase)
-    return "Failed" if ended.exit_code else "Succeeded"
+    ended, phase = _state(cluster_objects.container(pod), "terminated"), str(pod["status"].get("phase"))
+    is_over = ended and (not ended["exitCode"] or pod["spec"].get("restartPolicy") == "Never")
+    if phase != "Running" or not is_over:
+        return phase
+    return "Failed" if ended["exitCode"] else "Succeeded"
 
 
-def _end_of(pod: Any) -> str:
+def _end_of(pod: Object) -> str:
     """Return why a pod has failed, in one line, and the end of its log."""
-    found = _own_container(pod)
-    ended = found.state.terminated if found is not None and found.state is not None else None
-    if pod.status.reason:
-        return f"{pod.status.reason}: {pod.status.message or ''}".rstrip(". :")
-    if ended is None:
+    ended, status = _state(cluster_objects.container(pod), "terminated"), pod["status"]
+    if status.get("reason"):
+        return f"{status['reason']}: {status.get('message') or ''}".rstrip(". :")
+    if not ended:
         return "its pod has failed"
-    said = (ended.message or "").strip()
-    return f"exit code {ended.exit_code}" + (f"; its last lines:\n{said}\n" if said else "")
+    said = (ended.get("message") or "").strip()
+    return f"exit code {ended['exitCode']}" + (f"; its last lines:\n{said}\n" if said else "")

@@ -17,6 +17,7 @@ from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import nearest, parse, split_arguments
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.api_client import object_path
 
 Manifest = dict[str, Any]
 RBAC_GROUP = "rbac.authorization.k8s.io"
@@ -181,6 +182,7 @@ def _manifests(values: dict[str, str]) -> list[Manifest]:
 
 
 _AT_ONCE = 8
+_REVIEWS = "authorization.k8s.io/v1"
 
 
 def missing_of_user(connection: Connection, namespace: str, rights: Sequence[Right]) -> list[Right]:
@@ -189,13 +191,11 @@ def missing_of_user(connection: Connection, namespace: str, rights: Sequence[Rig
     Raises:
         ClusterError: the cluster does not answer, or does not tell.
     """
-    from kubernetes.client import AuthorizationV1Api
-
-    api = AuthorizationV1Api(connection.client)
 
     def review(attributes: dict[str, str]) -> Any:
-        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
-        return api.create_self_subject_access_review({**body, "spec": {"resourceAttributes": attributes}})
+        body = {"apiVersion": _REVIEWS, "kind": "SelfSubjectAccessReview"}
+        path = object_path("selfsubjectaccessreviews", group=_REVIEWS)
+        return connection.create(path, {**body, "spec": {"resourceAttributes": attributes}})
 
     return _missing(connection, namespace, rights, review)
 
@@ -208,9 +208,6 @@ def missing_of_service_account(
     Raises:
         ClusterError: the cluster does not answer.
     """
-    from kubernetes.client import AuthorizationV1Api
-
-    api = AuthorizationV1Api(connection.client)
     subject = {
         "user": f"system:serviceaccount:{namespace}:{account}",
         "groups": ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"],
@@ -218,12 +215,12 @@ def missing_of_service_account(
 
     def review(attributes: dict[str, str]) -> Any:
         body = {
-            "apiVersion": "authorization.k8s.io/v1",
+            "apiVersion": _REVIEWS,
             "kind": "LocalSubjectAccessReview",
             "metadata": {"namespace": namespace},
             "spec": {**subject, "resourceAttributes": attributes},
         }
-        return api.create_namespaced_local_subject_access_review(namespace, body)
+        return connection.create(object_path("localsubjectaccessreviews", namespace=namespace, group=_REVIEWS), body)
 
     try:
         return _missing(connection, namespace, rights, review)
@@ -245,7 +242,7 @@ def _missing(
 
     def is_allowed(right: Right) -> bool:
         with connection.doing(f"ask about rights in the namespace {namespace}"):
-            return bool(review(_attributes(namespace, right)).status.allowed)
+            return bool(review(_attributes(namespace, right))["status"]["allowed"])
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         allowed = list(pool.map(is_allowed, single))

@@ -16,6 +16,7 @@ from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.kubernetes import api, code, follow, names, objects, pod_template
+from elasticdl_client.kubernetes.api_client import kind_path
 from elasticdl_client.kubernetes.checks import check, gives_users
 from elasticdl_client.kubernetes.code import Archive
 from elasticdl_client.kubernetes.flags import CHOSEN_BY_CLUSTER, DEFAULT_USER
@@ -249,7 +250,7 @@ def create(connection: api.Connection, spec: JobSpec, manifests: list[Manifest],
     """
     first, *others = manifests
     try:
-        uid = str(_create(connection, first).metadata.uid)
+        uid = str(_create(connection, first)["metadata"]["uid"])
     except api.ClusterError as error:
         if error.status != 409:
             raise
@@ -268,22 +269,14 @@ def create(connection: api.Connection, spec: JobSpec, manifests: list[Manifest],
 
 
 def _create(connection: api.Connection, manifest: Manifest) -> Any:
-    from kubernetes.client import NetworkingV1Api
-
     kind, metadata = manifest["kind"], manifest["metadata"]
-    makers = {
-        "ConfigMap": connection.core.create_namespaced_config_map,
-        "Secret": connection.core.create_namespaced_secret,
-        "Service": connection.core.create_namespaced_service,
-        "Pod": connection.core.create_namespaced_pod,
-        "NetworkPolicy": NetworkingV1Api(connection.client).create_namespaced_network_policy,
-    }
+    path = kind_path(kind, namespace=metadata["namespace"])
     deadline = time.monotonic() + _ACCOUNT_TOKEN_S
     while True:
         try:
             what = f"create the {kind} {metadata['name']} in the namespace {metadata['namespace']}"
             with connection.doing(what, "master" if kind == "Pod" else ""):
-                return makers[kind](metadata["namespace"], manifest)
+                return connection.create(path, manifest)
         except api.ClusterError as error:
             if _NO_ACCOUNT_TOKEN not in error.what or time.monotonic() > deadline:
                 raise
@@ -296,7 +289,7 @@ def _undo(connection: api.Connection, spec: JobSpec, uid: str) -> None:
     options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
     try:
         with connection.doing(f"delete the ConfigMap {owner} again"):
-            connection.core.delete_namespaced_config_map(owner, spec.namespace, body=options)
+            connection.delete(kind_path("ConfigMap", owner, spec.namespace), options)
     except api.ClusterError as error:
         hint = f"`{api.elasticdl_command('delete', spec)}` does."
         print(f"warning: the part that was created is not deleted: {error.what} {hint}", file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import queue
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from elasticdl_client.job_status import JobStatus, PodStatus
 from elasticdl_client.jobs.cluster_logs import PodLogs, _PodReader, _Position, _split
 from elasticdl_client.jobs.store import LogLine
 from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.api_client import Query
 from elasticdl_client.script_output import ScriptOutput, Shown
 
 PREFIX = "elasticdl-job-"
@@ -32,6 +32,8 @@ class Answer:
 
     def close(self) -> None:
         pass
+
+    release_conn = close
 
 
 def pod(life: str, phase: str) -> dict[str, Any]:
@@ -54,26 +56,24 @@ class Core:
         self.logs = [log(FIRST, 1), log(SECOND[:1], 2), log(SECOND, 2)]
         self.asked_for_a_part: list[bool] = []
 
-    def read_namespaced_pod(self, *_: object, **__: object) -> Answer:
-        return Answer(json.dumps(self.shown.pop(0)).encode())
-
-    def read_namespaced_pod_log(self, *_: object, **options: object) -> Answer:
-        self.asked_for_a_part.append("since_seconds" in options)
+    def send(self, method: str, path: str, query: Query, *_: object, **__: object) -> Answer:
+        """See `ApiClient`."""
+        if path == "/api/v1/namespaces/n/pods/m":
+            return Answer(json.dumps(self.shown.pop(0)).encode())
+        assert (method, path) == ("GET", "/api/v1/namespaces/n/pods/m/log")
+        self.asked_for_a_part.append("sinceSeconds" in dict(query))
         return Answer(self.logs.pop(0))
 
 
-class Connected(Connection):
-    """To that server."""
-
-    @contextlib.contextmanager
-    def doing(self, what: str) -> Iterator[None]:
-        yield
+def connected(server: Any) -> Connection:
+    """A connection to such a server."""
+    return Connection("c", "n", "https://s", server)
 
 
 def test_lines_of_a_life_that_the_server_does_not_show_yet_are_read_once() -> None:
     core = Core()
     lines: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
-    reader = _PodReader(Connected("c", "n", "https://s", None, core), pod("a", "Running"), _Position(-1, 0.0), lines)
+    reader = _PodReader(connected(core), pod("a", "Running"), _Position(-1, 0.0), lines)
     reader.thread.join(60)
     assert [lines.get_nowait().text for _ in range(lines.qsize())] == FIRST + SECOND
     assert core.asked_for_a_part == [False, True, False]
@@ -127,22 +127,24 @@ class Workers:
     """A server of workers' pods that have ended, each with a log of its own; worker-3 may not be read."""
 
     def __init__(self) -> None:
-        self.options: dict[str, dict[str, object]] = {}
+        self.options: dict[str, dict[str, str | int]] = {}
 
-    def read_namespaced_pod(self, name: str, *_: object, **__: object) -> Answer:
-        shown = pod("a", "Succeeded")
-        shown["metadata"]["name"] = name
-        return Answer(json.dumps(shown).encode())
-
-    def read_namespaced_pod_log(self, name: str, *_: object, **options: object) -> Answer:
-        self.options[name] = options
+    def send(self, method: str, path: str, query: Query, *_: object, **__: object) -> Answer:
+        """See `ApiClient`."""
+        name, _, wanted = path.removeprefix("/api/v1/namespaces/n/pods/").partition("/")
+        if not wanted:
+            shown = pod("a", "Succeeded")
+            shown["metadata"]["name"] = name
+            return Answer(json.dumps(shown).encode())
+        assert (method, wanted) == ("GET", "log")
+        self.options[name] = dict(query)
         if name == "elasticdl-job-worker-3":
             raise ClusterError("User jo cannot get pods/log.", status=403)
         return Answer(log([f"I am {name[-1]}", "Traceback (most recent call last):", "  it broke", "E: x"], 1))
 
 
 def output_of(server: Workers, shown: Shown) -> ScriptOutput:
-    return ScriptOutput(PodLogs(Connected("c", "n", "https://s", None, server), "n", PREFIX), PREFIX, 4, shown)
+    return ScriptOutput(PodLogs(connected(server), "n", PREFIX), PREFIX, 4, shown)
 
 
 def status_of(*workers: int, rank_0: int = 1) -> JobStatus:
@@ -155,8 +157,8 @@ def test_a_followed_job_shows_the_output_of_rank_0_and_of_its_successor_from_the
     output = output_of(server, Shown.RANK_0)
     assert output.lines(status_of(1, 2), last=True) == ["[worker-1] I am 1"]
     output.lines(status_of(2, rank_0=2), last=True)
-    assert "tail_lines" not in server.options["elasticdl-job-worker-1"]
-    assert server.options["elasticdl-job-worker-2"]["tail_lines"] == 0
+    assert "tailLines" not in server.options["elasticdl-job-worker-1"]
+    assert server.options["elasticdl-job-worker-2"]["tailLines"] == 0
 
 
 def test_a_followed_job_shows_the_output_of_all_workers_and_what_it_may_not_read() -> None:

@@ -1,4 +1,4 @@
-"""Requests of our own beside the calls of the kubernetes package, whose signatures differ between its versions."""
+"""Requests to an API server: what they carry, and what becomes of its answers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from kubernetes.client import ApiClient, Configuration, CoreV1Api
-from kubernetes.client.exceptions import ApiException
+from kubernetes.client import Configuration
 
 from elasticdl.cluster.kubernetes.api import ApiServer, Refusal
-from elasticdl_client.kubernetes.api import ClusterError, Connection, send
+from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.api_client import ApiClient, ApiError, of_configuration
 
 MERGE = "application/merge-patch+json"
 
@@ -49,9 +49,7 @@ class Recorder:
         configuration = Configuration()
         configuration.host = f"http://127.0.0.1:{self.server.server_address[1]}"
         configuration.api_key = {"authorization": "Bearer secret"}
-        configuration.retries = False
-        client = ApiClient(configuration)
-        return Connection("here", "x", configuration.host, client, CoreV1Api(client))
+        return Connection("here", "x", configuration.host, ApiClient(of_configuration(configuration)))
 
 
 @pytest.fixture
@@ -78,7 +76,7 @@ def test_a_refused_patch_is_an_error_with_the_servers_words(server: Recorder) ->
     with pytest.raises(ClusterError, match="it has changed") as caught, connection.doing("write"):
         connection.patch("/api/v1/namespaces/x/configmaps/y", {}, MERGE)
     assert caught.value.status == 409
-    assert isinstance(caught.value.__cause__, ApiException)
+    assert isinstance(caught.value.__cause__, ApiError)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +114,7 @@ def test_a_hint_on_limits_names_the_flags_of_the_pods_role(server: Recorder, sai
 
 
 def test_a_query_is_quoted(server: Recorder) -> None:
-    send(server.connection().client, "GET", "/api", [("labelSelector", "a=b,c"), ("limit", 3)]).release_conn()
+    server.connection().get("/api", [("labelSelector", "a=b,c"), ("limit", 3)])
     assert server.request["path"] == "/api?labelSelector=a%3Db%2Cc&limit=3"
 
 

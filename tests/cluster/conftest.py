@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kubernetes import client
 from local_agent import Observer
 from real_cluster import JOB, Manifests, Namespace, Pods
 from tcp_proxy import TcpProxy
 
 from elasticdl.cluster.cluster import Cluster
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
+from elasticdl_client.kubernetes.api_client import ApiClient, of_configuration
 
 
 @pytest.fixture
@@ -54,8 +53,8 @@ def proxy(namespace: Namespace) -> Iterator[TcpProxy]:
 @pytest.fixture
 def distant(namespace: Namespace, manifests: Manifests, proxy: TcpProxy) -> Iterator[KubernetesCluster]:
     """The same pods, seen through the proxy."""
-    configuration = copy.deepcopy(namespace.connection.client.configuration)
+    configuration = namespace.connection.client.access.configuration()
     configuration.host = f"https://127.0.0.1:{proxy.port}"
-    cluster = KubernetesCluster(namespace.name, JOB, manifests.of, client.ApiClient(configuration))
+    cluster = KubernetesCluster(namespace.name, JOB, manifests.of, ApiClient(of_configuration(configuration)))
     yield cluster
     cluster.close()

@@ -20,6 +20,7 @@ from kubernetes import watch
 from kubernetes.client.exceptions import ApiException
 
 from elasticdl_client.kubernetes.api import connect
+from tests.core_api import core_api
 
 _TAINT = "elasticdl.test/hollow"
 _READY_S = 60
@@ -47,7 +48,7 @@ class HollowNode:
 
     def __init__(self, core: Any = None) -> None:
         self.name = f"hollow-{uuid.uuid4().hex[:8]}"
-        self._core = core or connect().core
+        self._core = core or core_api(connect())
         self._directory = Path(tempfile.mkdtemp(prefix="hollow-"))
         self._process = self._start()
         try:

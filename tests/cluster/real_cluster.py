@@ -15,6 +15,7 @@ from elasticdl.cluster.cluster import Pod, PodSpec
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl_client.kubernetes.api import connect
 from elasticdl_client.kubernetes.names import USER_ID, pod_labels
+from tests.core_api import core_api
 
 IMAGE = "python:3.11-slim"
 JOB = "contract"
@@ -28,7 +29,7 @@ class Namespace:
 
     def __init__(self) -> None:
         self.connection = connect()
-        self.core = self.connection.core
+        self.core = core_api(self.connection)
         self.name = f"test-{uuid.uuid4().hex[:8]}"
         self.core.create_namespace({"metadata": {"name": self.name}})
         self.await_object(

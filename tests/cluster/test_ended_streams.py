@@ -15,6 +15,7 @@ from kubernetes import client
 
 from elasticdl.cluster.kubernetes import watch
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
+from elasticdl_client.kubernetes.api_client import ApiClient, of_configuration
 
 LIMIT_S = 60.0
 
@@ -50,7 +51,7 @@ class EndingStreams:
     def cluster(self) -> KubernetesCluster:
         configuration = client.Configuration()
         configuration.host = f"http://127.0.0.1:{self._server.server_address[1]}"
-        return KubernetesCluster("team", "j", lambda spec: {}, client.ApiClient(configuration))
+        return KubernetesCluster("team", "j", lambda spec: {}, ApiClient(of_configuration(configuration)))
 
     def close(self) -> None:
         self._server.shutdown()

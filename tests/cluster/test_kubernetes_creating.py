@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 import uuid
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 from explained_pods import refusal_of
-from kubernetes import client
 from kubernetes.utils.quantity import parse_quantity
 from local_agent import Observer
 from pod_specs import worker
@@ -23,6 +21,7 @@ from elasticdl.cluster.cluster import EventType
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.explain.diagnosis import Trouble
+from elasticdl_client.kubernetes.api_client import ApiClient, of_configuration
 
 pytestmark = pytest.mark.cluster
 
@@ -84,10 +83,10 @@ def test_a_quota_is_reported_in_the_servers_words_and_can_be_raised(
 
 def test_a_missing_right_is_named(namespace: Namespace, manifests: Manifests) -> None:
     token = namespace.core.create_namespaced_service_account_token("default", namespace.name, {"spec": {}})
-    configuration = copy.deepcopy(namespace.connection.client.configuration)
+    configuration = namespace.connection.client.access.configuration()
     configuration.cert_file = configuration.key_file = None
     configuration.api_key = {"BearerToken": f"Bearer {token.status.token}"}
-    cluster = KubernetesCluster(namespace.name, JOB, manifests.of, client.ApiClient(configuration))
+    cluster = KubernetesCluster(namespace.name, JOB, manifests.of, ApiClient(of_configuration(configuration)))
     with pytest.raises(ElasticDLError, match=f"{namespace.name}:default has no right to create pods") as refused:
         cluster.create(worker("w-0"))
     assert refusal_of(refused.value.what).trouble is Trouble.RIGHT_MISSING

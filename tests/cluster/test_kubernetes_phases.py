@@ -36,7 +36,7 @@ def slot(namespace: Namespace) -> Iterator[dict[str, Any]]:
 @pytest.fixture
 def high(namespace: Namespace) -> Iterator[str]:
     """A PriorityClass above the default."""
-    api = client.SchedulingV1Api(namespace.connection.client)
+    api = client.SchedulingV1Api(namespace.core.api_client)
     api.create_priority_class({"metadata": {"name": namespace.name}, "value": 1000})
     yield namespace.name
     api.delete_priority_class(namespace.name)
@@ -71,7 +71,7 @@ def test_an_evicted_pod_has_not_ended_by_its_own_fault(
 ) -> None:
     cluster.create(worker("w-0"))
     observer.phase("w-0", PodPhase.RUNNING)
-    version = client.VersionApi(namespace.connection.client).get_code()
+    version = client.VersionApi(namespace.core.api_client).get_code()
     tells = (int(version.major), int("".join(filter(str.isdigit, version.minor)))) >= (1, 26)
     eviction = {"apiVersion": f"policy/{'v1' if tells else 'v1beta1'}", "kind": "Eviction", "metadata": {"name": "w-0"}}
     namespace.core.create_namespaced_pod_eviction("w-0", namespace.name, eviction, _preload_content=False)
@@ -117,7 +117,7 @@ def test_a_pod_beyond_its_memory_is_oom_killed(
 def test_a_pod_runs_on_whether_the_server_resizes_it_or_not(
     cluster: KubernetesCluster, observer: Observer, manifests: Manifests, namespace: Namespace
 ) -> None:
-    version = client.VersionApi(namespace.connection.client).get_code()
+    version = client.VersionApi(namespace.core.api_client).get_code()
     has_resize = (int(version.major), int("".join(filter(str.isdigit, version.minor)))) >= (1, 33)
     manifests.container = {"resources": {"requests": {"cpu": "10m"}, "limits": {"memory": "48Mi"}}}
     cluster.create(worker("w-0"))

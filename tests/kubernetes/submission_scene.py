@@ -18,6 +18,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import objects, rbac
 from elasticdl_client.kubernetes.api import Connection, connect
 from elasticdl_client.kubernetes.rbac import Right
+from tests.core_api import core_api
 from tests.e2e_kubernetes.waiting import wait_until
 from tests.ready_client import elasticdl
 
@@ -33,8 +34,9 @@ class Scene:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.connection: Connection = connect(force_kube_config=True)
+        self.core = core_api(self.connection)
         self.namespace = f"submission-{uuid.uuid4().hex[:8]}"
-        self.connection.core.create_namespace({"metadata": {"name": self.namespace}})
+        self.core.create_namespace({"metadata": {"name": self.namespace}})
 
     def grant_master(self) -> None:
         """The service account elasticdl, with the rights of a master."""
@@ -107,7 +109,7 @@ class Scene:
     def forbid(self, resource: str) -> None:
         """From now on, none of that resource can be created."""
         self.kubectl("create", "quota", "none", f"--hard={resource}=0")
-        quotas = self.connection.core.list_namespaced_resource_quota
+        quotas = self.core.list_namespaced_resource_quota
         for event in watch.Watch().stream(quotas, self.namespace, timeout_seconds=TIMEOUT_S):
             if event["raw_object"]["status"].get("hard"):  # it counts from then on
                 return
@@ -134,7 +136,7 @@ class Scene:
             }
         )
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": []}}
-        made = self.connection.core.create_namespaced_service_account_token(name, self.namespace, request)
+        made = self.core.create_namespaced_service_account_token(name, self.namespace, request)
         return self.kubeconfig(name, {"token": made.status.token})
 
     def kubeconfig(self, name: str, user: dict[str, str] | None = None, server: str = "") -> Path:
@@ -159,5 +161,5 @@ class Scene:
         return path
 
     def end(self) -> None:
-        self.connection.core.delete_collection_namespaced_pod(self.namespace, grace_period_seconds=0)
-        self.connection.core.delete_namespace(self.namespace)
+        self.core.delete_collection_namespaced_pod(self.namespace, grace_period_seconds=0)
+        self.core.delete_namespace(self.namespace)

@@ -45,7 +45,7 @@ class Jobs:
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
-        self.core = scene.connection.core
+        self.core = scene.core
         self.uids: dict[str, str] = {}
 
     def make(self, name: str = "job", *, room: str = SMALL, owned: bool = True) -> None:
@@ -100,7 +100,7 @@ def play(manifest: Manifest) -> None:
 @pytest.fixture
 def jobs(empty: Scene) -> Jobs:
     """A namespace whose default service account is there."""
-    core = empty.connection.core
+    core = empty.core
     accounts = core.list_namespaced_service_account
     assert cluster_objects.wait_until(lambda: bool(accounts(empty.namespace).items), 30)
     return Jobs(empty)

@@ -69,9 +69,9 @@ class Told:
 def lost_node(scene: Scene) -> Iterator[str]:
     """A node that has no kubelet; nothing is scheduled onto it."""
     name = f"hollow-{scene.namespace}"
-    scene.connection.core.create_node({"metadata": {"name": name}, "spec": {"unschedulable": True}})
+    scene.core.create_node({"metadata": {"name": name}, "spec": {"unschedulable": True}})
     yield name
-    scene.connection.core.delete_node(name)
+    scene.core.delete_node(name)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_what_rank_0_prints_is_shown(scene: Scene, start: Start) -> None:
         *("run", "elasticdl-job-worker-0", "--image=python:3.11-slim", "--image-pull-policy=IfNotPresent"),
         *("--restart=Never", "--command", "--", "python", "-c", printing),
     )
-    for event in watch.Watch().stream(scene.connection.core.list_namespaced_pod, scene.namespace, timeout_seconds=60):
+    for event in watch.Watch().stream(scene.core.list_namespaced_pod, scene.namespace, timeout_seconds=60):
         if event["raw_object"]["status"].get("phase") == "Succeeded":
             break
     done = dataclasses.replace(DONE, pods=(PodStatus("elasticdl-job-worker-0", "worker", "Succeeded"),))
@@ -160,7 +160,7 @@ def test_a_master_that_should_be_gone_and_is_not_is_reported(scene: Scene, lost_
     place.write_text(ON_A_NODE.format(node=lost_node))
     submitted = scene.train(cluster_spec=str(place), master_resource_request=TINY)
     assert submitted.returncode == 0, submitted.stderr
-    core, pod = scene.connection.core, (names.pod_name("job", "master", 0), scene.namespace)
+    core, pod = scene.core, (names.pod_name("job", "master", 0), scene.namespace)
     if is_held:
         core.patch_namespaced_pod(*pod, {"metadata": {"finalizers": ["example.com/hold"]}})
     told = Told()

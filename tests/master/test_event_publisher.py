@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 import time
@@ -10,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kubernetes import client
 
 from elasticdl.master.kubernetes.event_publisher import EventPublisher, Owner
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import Connection
+from elasticdl_client.kubernetes.api_client import ApiClient, of_configuration
 from elasticdl_client.kubernetes.events import newest
 from tests.cluster.real_cluster import Namespace
 
@@ -97,11 +96,10 @@ def test_a_master_without_the_right_says_so_once_and_the_job_continues(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     token = scene.namespace.core.create_namespaced_service_account_token("default", scene.namespace.name, {"spec": {}})
-    configuration = copy.deepcopy(scene.namespace.connection.client.configuration)
+    configuration = scene.namespace.connection.client.access.configuration()
     configuration.cert_file = configuration.key_file = None
     configuration.api_key = {"BearerToken": f"Bearer {token.status.token}"}
-    api = client.ApiClient(configuration)
-    bare = dataclasses.replace(scene.namespace.connection, client=api, core=client.CoreV1Api(api))
+    bare = dataclasses.replace(scene.namespace.connection, client=ApiClient(of_configuration(configuration)))
     scene.happens(1, EventKind.JOB_STARTED, "job")
     scene.happens(2, EventKind.POD_LOST, "worker-1", reason="Killed")
     with caplog.at_level(logging.WARNING):

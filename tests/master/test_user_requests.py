@@ -20,6 +20,7 @@ from elasticdl.master.kubernetes import environment
 from elasticdl.master.kubernetes.environment import RequestWatch
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.api_client import ApiClient, of_configuration
 from tests.master.life import open_environment
 
 LIMIT_S = 30.0
@@ -87,7 +88,7 @@ class OneConfigMap:
     def watch(self) -> RequestWatch:
         configuration = client.Configuration()
         configuration.host = f"http://127.0.0.1:{self._server.server_address[1]}"
-        return RequestWatch(client.ApiClient(configuration), "team", "j", ApiCalls())
+        return RequestWatch(ApiClient(of_configuration(configuration)), "team", "j", ApiCalls())
 
     def close(self) -> None:
         self.end_stream()

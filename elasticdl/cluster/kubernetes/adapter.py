@@ -17,14 +17,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kubernetes.utils.quantity import parse_quantity
-
 from elasticdl.cluster.cluster import CannotResize, Pod, PodEvent, PodSpec, check_spec
 from elasticdl.cluster.kubernetes.api import PATIENCE_S, ApiCalls, ApiServer, Query, Refusal
 from elasticdl.cluster.kubernetes.causes import Causes
 from elasticdl.cluster.kubernetes.pods import Object, container_of, has_ended
 from elasticdl.cluster.kubernetes.watch import PodCache, PodWatch
 from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.kubernetes.api_client import ApiClient
 from elasticdl_client.kubernetes.names import JOB_LABEL
 from elasticdl_client.kubernetes.resources import quantity
 
@@ -41,7 +40,7 @@ class KubernetesCluster:
         namespace: Namespace of the job.
         job_name: Value of the label that its pods have.
         manifest: Returns the manifest of a pod, with labels for job, role and index.
-        api_client: A `kubernetes.client.ApiClient`; by default that of the current context, or of the pod inside one.
+        api_client: How the server is reached; by default that of the current context, or of the pod inside one.
         calls: Counts the calls to the API.
 
     Raises:
@@ -53,7 +52,7 @@ class KubernetesCluster:
         namespace: str,
         job_name: str,
         manifest: Callable[[PodSpec], dict[str, Any]],
-        api_client: Any = None,
+        api_client: ApiClient | None = None,
         calls: ApiCalls | None = None,
     ) -> None:
         if api_client is None:
@@ -207,7 +206,7 @@ def _limits_of_namespace(api: ApiServer) -> Iterator[int]:
 
 
 def _bytes(resources: Object) -> int | None:
-    return int(parse_quantity(resources["memory"])) if "memory" in resources else None
+    return int(quantity(resources["memory"])) if "memory" in resources else None
 
 
 def _list(api: ApiServer, path: str) -> list[Object]:

@@ -6,7 +6,6 @@ understood, and nothing is lost between reading and writing.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import re
@@ -17,11 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from kubernetes import client
 from urllib3.exceptions import HTTPError
 
 from elasticdl_client.errors import ElasticDLError
-from elasticdl_client.kubernetes.api import ClusterError, send
+from elasticdl_client.kubernetes.api import ClusterError
+from elasticdl_client.kubernetes.api_client import ApiClient
 
 Object = dict[str, Any]
 Query = dict[str, str | int]
@@ -69,22 +68,10 @@ class ApiCalls:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
 
-    def count(self, api_client: Any) -> None:
-        """Count all calls of a `kubernetes.client.ApiClient` from now on, with those by `send`."""
-        pool = api_client.rest_client.pool_manager
-        request = pool.request
-
-        def counted(method: str, *arguments: Any, **named: Any) -> Any:
-            status = "none"
-            try:
-                response = request(method, *arguments, **named)
-                status = str(response.status)
-                return response
-            finally:
-                with self._lock:
-                    self._counts[method, status] += 1
-
-        pool.request = counted
+    def count(self, method: str, status: str) -> None:
+        """Count an answer, or with the status `none` a call without one; see `ApiClient.count_by`."""
+        with self._lock:
+            self._counts[method, status] += 1
 
     def counts(self) -> dict[tuple[str, str], int]:
         """Return the number of calls by (HTTP method, status); the status `none` means no answer."""
@@ -96,20 +83,17 @@ class ApiServer:
     """Calls for one namespace of a cluster.  Thread-safe.
 
     Args:
-        api_client: A `kubernetes.client.ApiClient`; only its configuration is used, not its connections.
+        api_client: How the server is reached; its connections are not used.
         namespace: Namespace that paths are relative to.
         calls: Counts the calls.
     """
 
-    def __init__(self, api_client: Any, namespace: str, calls: ApiCalls | None = None) -> None:
-        configuration = copy.deepcopy(api_client.configuration)
-        configuration.connection_pool_maxsize = _POOL_SIZE
-        configuration.retries = False  # retries are made only here
-        self._client = client.ApiClient(configuration)
+    def __init__(self, api_client: ApiClient, namespace: str, calls: ApiCalls | None = None) -> None:
+        self._client = api_client.again(_POOL_SIZE)
         if calls is not None:
-            calls.count(self._client)
+            self._client.count_by(calls.count)
         self._namespace = namespace
-        self._server = str(configuration.host)
+        self._server = api_client.access.server
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._streams: set[Any] = set()
@@ -213,7 +197,7 @@ class ApiServer:
         bounds = (min(_CONNECT_S, timeout_s), timeout_s)
         try:
             kind = _CONTENT_TYPES.get(method, "application/json")
-            answer = send(self._client, method, path, parameters, body, kind, timeout_s=bounds)
+            answer = self._client.send(method, path, parameters, body, content_type=kind, timeout_s=bounds)
             if not 200 <= answer.status <= 299:
                 raise self._refused(answer.status, answer.data, answer.headers.get("Retry-After", ""))
         except (HTTPError, OSError) as error:

@@ -15,11 +15,13 @@ Services, the Secret and the NetworkPolicy go first, the ConfigMap goes last.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
@@ -40,6 +42,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection, connect, grant
+from elasticdl_client.kubernetes.api_client import ApiClient, kind_path, object_path
 from elasticdl_client.kubernetes.pods import pod_manifest
 from elasticdl_client.kubernetes.rbac import EXPIRY_RIGHTS, MASTER_RIGHTS, described, missing_of_user
 
@@ -55,13 +58,6 @@ _LABELS = {
 _PS_ENV = {"PS_PORT": str(names.PS_PORT), "PS_ADVERTISED_HOST": "$(MY_POD_IP)"}
 
 _STRATEGIC = "application/strategic-merge-patch+json"  # owner references are merged by their uid
-_PATHS = {
-    "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
-    "Secret": "/api/v1/namespaces/{namespace}/secrets",
-    "Service": "/api/v1/namespaces/{namespace}/services",
-    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
-    "Pod": "/api/v1/namespaces/{namespace}/pods",
-}
 _STREAM_S = 60  # after it the server ends a stream, and the object is read again; one that is silent longer is broken
 _SILENCE_S = 3.0
 _LASTING_S = 1.0  # a stream that ends sooner is opened again later and later
@@ -88,7 +84,7 @@ class KubernetesEnvironment:
         self.traits = RuntimeTraits(
             _NUM_POD_THREADS, PATIENCE_S, sigterm_ends_job=False, read_api_calls=self._calls.counts
         )
-        self._calls.count(connection.client)
+        connection.client.count_by(self._calls.count)
         self._namespace = namespace
         self._publisher: EventPublisher | None = None
         self._own_pod = OwnPod(connection, namespace, job_name)
@@ -110,14 +106,14 @@ class KubernetesEnvironment:
         job, server_now = _patiently(lambda: self._read_job(job_name))
         now = time.time()
         ahead = now - server_now  # of the API server's clock, which has no fractions of a second in what it tells
-        owner_uid: str = job.metadata.uid
+        owner_uid: str = job["metadata"]["uid"]
         self._owner_uid = owner_uid
-        self.spec = whole_spec(job.data[names.SPEC_KEY])
+        self.spec = whole_spec(job["data"][names.SPEC_KEY])
         account = self.spec.service_account
         self._expiry = Expiry(self._connection, self._namespace, job_name, owner_uid, account)
         _patiently(self._check_rights)
         is_owned = _patiently(lambda: self._own_pod.look(owner_uid))
-        submitted_at = min(now, job.metadata.creation_timestamp.timestamp() + ahead)
+        submitted_at = min(now, _created_at(job) + ahead)
         self.run = JobRun(self._own_pod.uid, submitted_at, resumed_at=min(now, self._own_pod.created_at + ahead))
         if not is_owned:
             _patiently(lambda: set_owners(self._connection, self.spec, self._namespace, owner_uid))
@@ -140,10 +136,10 @@ class KubernetesEnvironment:
         name = names.state_object(job_name)
         try:
             with self._connection.doing(f"read ConfigMap {name} of namespace {self._namespace}"):
-                found = self._connection.core.read_namespaced_config_map(name, self._namespace)
+                found = self._connection.get(object_path("configmaps", name, self._namespace))
         except ClusterError as error:
             return error.status != 404
-        return names.JOURNAL_KEY in (found.binary_data or {})
+        return names.JOURNAL_KEY in (found.get("binaryData") or {})
 
     def _check_rights(self) -> None:
         check_rights(self._connection, self._namespace, self.spec.service_account, self.spec.expires)
@@ -188,13 +184,13 @@ class KubernetesEnvironment:
     def _say_phase(self, phase: JobPhase) -> None:
         self._own_pod.label(_LABELS[phase])
 
-    def _read_job(self, job_name: str) -> tuple[Any, float]:
+    def _read_job(self, job_name: str) -> tuple[Object, float]:
         """Return the job's ConfigMap, and the time by the API server's clock; without that, by this machine's."""
         name = names.job_object(job_name)
         try:
             with self._connection.doing(f"read ConfigMap {name} of namespace {self._namespace}"):
-                core = self._connection.core
-                job, _, headers = core.read_namespaced_config_map_with_http_info(name, self._namespace)
+                answer = self._connection.open(object_path("configmaps", name, self._namespace))
+                job = json.loads(answer.data)
         except ClusterError as error:
             if error.status == 404:
                 raise Superseded(
@@ -203,9 +199,9 @@ class KubernetesEnvironment:
             if error.status == 403:
                 raise JobError(error.what, "`elasticdl rbac --print` shows what the service account needs") from error
             raise
-        if names.SPEC_KEY not in (job.data or {}):
+        if names.SPEC_KEY not in (job.get("data") or {}):
             raise JobError(f"the job's ConfigMap {name} holds no {names.SPEC_KEY}", "submit the job again")
-        date = headers.get("Date", "")
+        date = answer.headers.get("Date", "")
         return job, parsedate_to_datetime(date).timestamp() if date else time.time()
 
 
@@ -225,6 +221,11 @@ def open_environment() -> KubernetesEnvironment:
         os.environ["ELASTICDL_JOB_NAME"],
         int(port or names.MASTER_PORT),
     )
+
+
+def _created_at(found: Object) -> float:
+    """Return when an object was created, by the API server's clock, in seconds since the Unix epoch."""
+    return datetime.fromisoformat(found["metadata"]["creationTimestamp"]).timestamp()
 
 
 def _patiently(action: Callable[[], Found]) -> Found:
@@ -286,8 +287,9 @@ def set_owners(connection: Connection, spec: JobSpec, namespace: str, owner_uid:
     for kind, name in _objects(spec):
         try:
             with connection.doing(f"make the job the owner of {kind} {name}"):
-                path = f"{_PATHS[kind].format(namespace=namespace)}/{name}"
-                connection.patch(path, {"metadata": {"ownerReferences": [owner]}}, _STRATEGIC)
+                connection.patch(
+                    kind_path(kind, name, namespace), {"metadata": {"ownerReferences": [owner]}}, _STRATEGIC
+                )
         except ClusterError as error:
             if error.status != 404:
                 raise
@@ -312,13 +314,13 @@ class RequestWatch:
     """The requests of the user in the annotations of one ConfigMap.
 
     Args:
-        api_client: a `kubernetes.client.ApiClient`; its configuration is used.
+        api_client: how the server is reached.
         namespace: of the job.
         job_name: whose ConfigMap exists.
         calls: counts the calls.
     """
 
-    def __init__(self, api_client: Any, namespace: str, job_name: str, calls: ApiCalls) -> None:
+    def __init__(self, api_client: ApiClient, namespace: str, job_name: str, calls: ApiCalls) -> None:
         self._api = ApiServer(api_client, namespace, calls)
         self._name = names.job_object(job_name)
         self._trouble = ""
@@ -402,8 +404,8 @@ class OwnPod:
             ClusterError: it cannot be read.
         """
         pod = self._read()
-        self.created_at, self.uid = pod.metadata.creation_timestamp.timestamp(), str(pod.metadata.uid or "")
-        return any(owner.uid == owner_uid for owner in pod.metadata.owner_references or [])
+        self.created_at, self.uid = _created_at(pod), str(pod["metadata"]["uid"])
+        return any(owner["uid"] == owner_uid for owner in pod["metadata"].get("ownerReferences") or [])
 
     def label(self, status: str) -> None:
         """Sets the label `status`."""
@@ -416,7 +418,7 @@ class OwnPod:
         is set; until the kubelet has read that, this process must run: the next one would put its log aside.
         """
         try:
-            if self._read().spec.restart_policy == "Never":
+            if self._read()["spec"].get("restartPolicy") == "Never":
                 return
             self._patch({"spec": {"activeDeadlineSeconds": 1}}, "be ended")
             self._await_failed()
@@ -427,11 +429,12 @@ class OwnPod:
         deadline = time.monotonic() + _KUBELET_S
         while time.monotonic() < deadline:
             pod = self._read()
-            if pod.status.phase == "Failed" or not pod.spec.node_name:  # without a node there is no kubelet
+            has_kubelet = bool(pod["spec"].get("nodeName"))
+            if pod["status"].get("phase") == "Failed" or not has_kubelet:
                 return
             threading.Event().wait(_LOOK_S)
 
-    def _read(self) -> Any:
+    def _read(self) -> Object:
         """
         Raises:
             Superseded: it is gone, or the pod of that name is another one than this process runs in.
@@ -439,27 +442,26 @@ class OwnPod:
         """
         try:
             with self._connection.doing(f"read pod {self._name} of namespace {self._namespace}"):
-                read = self._connection.core.read_namespaced_pod
-                pod = read(self._name, self._namespace, _request_timeout=_TIMEOUT_S)
+                path = object_path("pods", self._name, self._namespace)
+                pod: Object = self._connection.get(path, timeout_s=_TIMEOUT_S)
         except ClusterError as error:
             if error.status == 404:
                 raise Superseded(f"pod {self._name} was deleted, and its master leaves with it") from error
             raise
-        own, shown = os.environ.get("MY_POD_IP", ""), pod.status.pod_ip or ""
+        own, shown = os.environ.get("MY_POD_IP", ""), pod["status"].get("podIP") or ""
         if own and shown and own != shown:
             raise Superseded(f"pod {self._name} was made again and has the address {shown}; this one has {own}")
-        if self.uid and self.uid != pod.metadata.uid:
-            raise Superseded(
-                f"pod {self._name} was made again, with the uid {pod.metadata.uid}; this one has {self.uid}"
-            )
+        uid = pod["metadata"]["uid"]
+        if self.uid and self.uid != uid:
+            raise Superseded(f"pod {self._name} was made again, with the uid {uid}; this one has {self.uid}")
         return pod
 
     def _patch(self, body: dict[str, Any], what: str) -> None:
         try:
-            uid = self.uid or str(self._read().metadata.uid or "")
+            uid = self.uid or str(self._read()["metadata"]["uid"])
             body = {**body, "metadata": {**body.get("metadata", {}), "uid": uid}}  # the API refuses those of another
             with self._connection.doing(f"change pod {self._name}"):
-                path = f"/api/v1/namespaces/{self._namespace}/pods/{self._name}"
+                path = object_path("pods", self._name, self._namespace)
                 self._connection.patch(path, body, _MERGE, timeout_s=_TIMEOUT_S)
         except (ClusterError, Superseded) as error:
             logger.warning("Pod %s could not %s: %s", self._name, what, error.what)
@@ -508,7 +510,7 @@ class Expiry:
         while not stop.is_set():
             try:
                 with self._connection.doing(f"delete ConfigMap {self._name} of namespace {self._namespace}"):
-                    self._connection.core.delete_namespaced_config_map(self._name, self._namespace, body=body)
+                    self._connection.delete(object_path("configmaps", self._name, self._namespace), body)
                 return True
             except ClusterError as error:
                 if error.status in (404, 409):  # it is gone, or another job has its name

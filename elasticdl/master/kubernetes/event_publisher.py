@@ -21,6 +21,7 @@ from typing import Any
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, describe, since
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.api_client import object_path
 from elasticdl_client.kubernetes.events import COMPONENT
 
 _LOOK_S = 1.0
@@ -133,7 +134,7 @@ class EventPublisher:
         body, namespace = self._manifest(group), self._owner.namespace
         try:
             with self._connection.doing(f"create an Event in namespace {namespace}"):
-                self._connection.core.create_namespaced_event(namespace, body, _request_timeout=_TIMEOUT_S)
+                self._connection.create(object_path("events", namespace=namespace), body, timeout_s=_TIMEOUT_S)
         except ClusterError as error:
             if error.status != 409:  # an earlier generation has created it
                 raise

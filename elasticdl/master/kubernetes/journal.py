@@ -30,6 +30,7 @@ from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.api_client import object_path
 
 WRITER = "elasticdl-writer"  # annotation: the generation that wrote last
 MAX_BYTES = 1024 * 1024 - 64 * 1024  # Kubernetes takes 1 MiB of data in a ConfigMap; the rest is the status's
@@ -78,8 +79,8 @@ class ConfigMapJournal:
         self._lost: Superseded | None = None
         self._outages = Outages()
         found = self._claim()
-        self._found_journal: str = (found.binary_data or {}).get(names.JOURNAL_KEY, "")
-        self._status_text: str = (found.data or {}).get(names.STATUS_KEY, "")
+        self._found_journal: str = (found.get("binaryData") or {}).get(names.JOURNAL_KEY, "")
+        self._status_text: str = (found.get("data") or {}).get(names.STATUS_KEY, "")
         self._later = JournalWriter(INTERVAL_S, self._write, after=self._say_phase)
 
     def load(self) -> dict[str, Any] | None:
@@ -154,7 +155,7 @@ class ConfigMapJournal:
         for _ in range(_MAX_CLAIMS):
             try:
                 found = self._read()
-                self._version = found.metadata.resource_version
+                self._version = found["metadata"]["resourceVersion"]
                 self._patch({})
             except ClusterError as error:
                 if error.status == 404:
@@ -213,21 +214,20 @@ class ConfigMapJournal:
             if error.status == 404:
                 raise self._deleted() from error
             raise
-        if (found.metadata.annotations or {}).get(WRITER) != self._writer:
+        if (found["metadata"].get("annotations") or {}).get(WRITER) != self._writer:
             raise Superseded(f"another master has taken over the job: it writes the journal {self._where}")
-        self._version = found.metadata.resource_version
+        self._version = found["metadata"]["resourceVersion"]
 
     def _read(self) -> Any:
         with self._connection.doing(f"read the journal {self._where}"):
-            return self._connection.core.read_namespaced_config_map(
-                self._name, self._namespace, _request_timeout=TIMEOUT_S
-            )
+            path = object_path("configmaps", self._name, self._namespace)
+            return self._connection.get(path, timeout_s=TIMEOUT_S)
 
     def _patch(self, body: dict[str, Any]) -> None:
         metadata = {"resourceVersion": self._version, "annotations": {WRITER: self._writer}}
         with self._connection.doing(f"write the journal {self._where}"):
             answer = self._connection.patch(
-                f"/api/v1/namespaces/{self._namespace}/configmaps/{self._name}",
+                object_path("configmaps", self._name, self._namespace),
                 {**body, "metadata": metadata},
                 "application/merge-patch+json",
                 accept=_METADATA,
@@ -250,13 +250,12 @@ class ConfigMapJournal:
         name = names.job_object(self._job_name)
         try:
             with self._connection.doing(f"read ConfigMap {name} of namespace {self._namespace}"):
-                core = self._connection.core
-                job = core.read_namespaced_config_map(name, self._namespace, _request_timeout=TIMEOUT_S)
+                job = self._connection.get(object_path("configmaps", name, self._namespace), timeout_s=TIMEOUT_S)
         except ClusterError as error:
             if error.status != 404:
                 raise
             job = None
-        if job is None or job.metadata.deletion_timestamp is not None:
+        if job is None or job["metadata"].get("deletionTimestamp"):
             return Superseded(f"the job was deleted: there is no journal {self._where} any more")
         return JournalDeleted(
             f"the journal {self._where} was deleted, and the job has not been: it cannot continue without",
