@@ -26,7 +26,7 @@ from elasticdl.protocol import Role, Shard
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A worker is known now.
+    """Answer to `WorkerJoined`: the worker is registered.
 
     Attributes:
         partition: None until every PS is ready, and without PS.
@@ -44,7 +44,7 @@ class LeaseGranted:
 
 @dataclass(frozen=True, slots=True)
 class NoLeaseNow:
-    """Ask again at once: the long poll was long enough."""
+    """Answer to a long poll that timed out: ask again at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SampleGiven:
     """Records to try the user's code on; no lease.
 
     Attributes:
-        shard: without records: there is nothing to try.
+        shard: The records; an empty shard means that there is nothing to try.
         epoch: the first that is not whole; -1: no worker has the model.
     """
 
@@ -72,7 +72,7 @@ class JobOver:
     """Leave with exit code 0.
 
     Attributes:
-        formed: to GroupWatched: version of the last group that formed, whose members have the trained model.
+        formed: In the answer to GroupWatched: version of the last formed group, whose members hold the trained model.
     """
 
     formed: int = 0
@@ -100,17 +100,17 @@ class HeartbeatAnswer:
     """Answer to a heartbeat.
 
     Attributes:
-        known: False: register again.
-        revoked: of the leases named in the heartbeat.
-        partition: only when newer than the one seen.
-        stop: leave now.
-        num_pushing: to a PS: workers that train now.
-        group_version: the newest that is planned.
+        known: False means that the process must register again.
+        revoked: Ids of leases named in the heartbeat that are no longer valid.
+        partition: The PS partition, if it is newer than the one that the caller has seen.
+        stop: The process must exit now.
+        num_pushing: In the answer to a PS: number of workers that train now.
+        group_version: Version of the newest planned group.
         whole_epochs: with a fixed global batch: of this number of epochs every planned task is done or this worker's.
         newest_lease: with a fixed global batch: the newest training lease that it holds; to a PS: the newest of all.
         wants_stacks: the next heartbeat is to bring the stacks of all threads, at once.
         checkpoint_request: another number than before asks a worker for a checkpoint of the model that it holds.
-        pace: of a worker's messages.
+        pace: Intervals of the worker's messages.
     """
 
     known: bool
@@ -134,8 +134,8 @@ class MessageAnswer:
     """Answer to `MessageReceived`.
 
     Attributes:
-        parts: the answers to its parts, up to the first that is not accepted.
-        lease: the answer to its request for a lease.
+        parts: The answers to the message's parts, up to the first rejected one.
+        lease: The answer to the message's lease request.
     """
 
     parts: tuple[HeartbeatAnswer | Accepted | Refused | UnknownWorker, ...]
@@ -147,8 +147,8 @@ class PsAdmitted:
     """Answer to `PsJoined`.
 
     Attributes:
-        restore_from: directory of a checkpoint, or empty.
-        parameters_only: it is another job's: start with an empty applied set.
+        restore_from: Directory of the checkpoint to restore; empty means none.
+        parameters_only: The checkpoint belongs to another job: start with an empty applied set.
     """
 
     incarnation: int
@@ -189,11 +189,11 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """Starts a PS or a worker.  A pod of that name that has ended is replaced.  Failure: `PodNotCreated`.
+    """Start a PS or a worker pod; replace an ended pod of the same name.  On failure: `PodNotCreated`.
 
     Attributes:
         slot: the place, from 0, that it fills in its role: of a PS its id, of a worker its predecessor's if it has one.
-        memory_factor: times the memory that the job's flags give to the role.
+        memory_factor: Multiple of the memory that the job's flags give to the role.
     """
 
     name: str
@@ -205,10 +205,10 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class ResizePod:
-    """Gives a pod that runs more memory in place.  Answered by `PodResized` or `PodNotResized`.
+    """Give a running pod more memory in place.  Answered by `PodResized` or `PodNotResized`.
 
     Attributes:
-        pod: as it would be created with that memory.
+        pod: The command that would create the pod with the new memory.
     """
 
     pod: CreatePod
@@ -216,7 +216,7 @@ class ResizePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Ends a pod.  `grace_s` None: the pod's own."""
+    """Delete a pod.  `grace_s` None means the pod's own grace period."""
 
     name: str
     grace_s: float | None = None
@@ -224,14 +224,14 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class ListShards:
-    """Lists the shards of a data source.  Answered by `ShardsListed` or `ShardsUnreadable`."""
+    """List the shards of a data source.  Answered by `ShardsListed` or `ShardsUnreadable`."""
 
     kind: DataKind
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAppliedSets:
-    """Asks every PS for its applied set.  Answered by `AppliedSetsRead` or `AppliedSetsUnreadable`."""
+    """Ask every PS for its applied set.  Answered by `AppliedSetsRead` or `AppliedSetsUnreadable`."""
 
     question: int
     ps: tuple[PsAddress, ...]
@@ -239,7 +239,7 @@ class ReadAppliedSets:
 
 @dataclass(frozen=True, slots=True)
 class SaveCheckpoint:
-    """Every PS writes its part; then the manifest, naming the incarnations.
+    """Have every PS write its part, then write the manifest, which names the incarnations.
 
     The directory is ``version-<version>`` of the job's checkpoint directory; versions grow.  Never two at a time.
     Answered by `CheckpointSaved` or `CheckpointFailed`.
@@ -252,7 +252,7 @@ class SaveCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """A `Tick` is wanted after this time, before the next one that comes by itself."""
+    """Request a `Tick` after this time, earlier than the next regular one."""
 
     after_s: float
 
@@ -276,8 +276,8 @@ class EndJob:
     """The last command of a job: all replies are out, all pods are terminating.
 
     Attributes:
-        message: why, for people; empty when all went well.
-        pod: the end of this pod's log belongs to the message; may be empty.
+        message: The reason, for the log; empty if the job succeeded.
+        pod: Name of the pod whose last log lines are added to the message; may be empty.
     """
 
     exit_code: int

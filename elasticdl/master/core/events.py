@@ -33,7 +33,7 @@ class WorkerCall:
     """The call of a worker's process.
 
     Attributes:
-        incarnation: random, one per process.
+        incarnation: Random number that identifies the process.
     """
 
     call: int
@@ -46,7 +46,7 @@ class SampleRequested(WorkerCall):
     """Sample, a long poll.  Answers: `SampleGiven`, `NoLeaseNow`, `JobOver`, `UnknownWorker`.
 
     Attributes:
-        of_validation: to try the metrics.
+        of_validation: Send validation data, on which the worker tries the metrics.
     """
 
     of_validation: bool = False
@@ -57,9 +57,9 @@ class ReadyForGroup(WorkerCall):
     """ReadyForGroup: a worker stands outside of every group.  Answers: `Accepted`, `UnknownWorker`.
 
     Attributes:
-        address: of the store that it opens when it is rank 0.
-        left: version of the group that it has left, or could not form; 0: it comes new.
-        reason: why it left.
+        address: Address of the store that the worker opens if it becomes rank 0.
+        left: Version of the group that the worker left or could not form; 0 means that it was in none.
+        reason: Why the worker left that group.
     """
 
     address: str
@@ -79,10 +79,10 @@ class GroupFormed(WorkerCall):
     """GroupFormed, from rank 0: every member holds this.  Answers: `Accepted`, `Refused` (leave it), `UnknownWorker`.
 
     Attributes:
-        applied: the content of the model with which the members continue.
-        steps: updates in it.
+        applied: The minibatches in the model with which the members continue.
+        steps: Number of updates in that model.
         restored_from: directory of the checkpoint taken; empty: none.
-        engine: that sums in it, for people; empty: none, it has one member.
+        engine: Name of the all-reduce engine, for logs; empty for a group of one member.
     """
 
     version: int
@@ -116,11 +116,11 @@ class ModelReported(WorkerCall):
     """ReportModel.  Answers: `Accepted`, `UnknownWorker`.  The first report counts; an error fails the job.
 
     Attributes:
-        has_metrics: the module defines metrics; without them there is no evaluation.
-        has_callbacks: TRAIN_END has something to do even without an export.
-        shards: of a custom data reader, by kind; the master lists the other kinds itself.
-        plan: of a user's own script, instead of the flags.
-        callbacks: the master's decisions for the user's; see callbacks.py.
+        has_metrics: Whether the module defines metrics; without metrics there is no evaluation.
+        has_callbacks: Whether TRAIN_END has callbacks to run even without an export.
+        shards: Shards of a custom data reader, by kind; the master lists the other kinds itself.
+        plan: Plan of a user's own script, which replaces the flags.
+        callbacks: Configuration of the user's callbacks, by which the master decides; see callbacks.py.
     """
 
     error: str = ""
@@ -144,8 +144,8 @@ class LeaseRequested(WorkerCall):
     """RequestLease, a long poll.  Answers: `LeaseGranted`, `NoLeaseNow`, `JobOver`, `UnknownWorker`.
 
     Attributes:
-        at_once: no long poll: `NoLeaseNow` if there is nothing now.
-        only: nothing of another type.
+        at_once: Do not wait: answer `NoLeaseNow` if there is no lease now.
+        only: Grant only tasks of this type; None means any.
         ahead: tasks that its own input processes make ready, beside the one being computed and the next.
         number: counts the requests of the process, from 1; 0: it does not say what it holds.
         oldest: its oldest request that is under way; what it was granted by earlier ones it holds, or never got.
@@ -176,17 +176,17 @@ class HeartbeatReceived:
 
     Attributes:
         positions: of every lease that the worker holds, prefetched ones too; a lease that is not named is not renewed.
-        seconds: cumulative for the process, by activity.
-        partition_version: newest seen.
+        seconds: Seconds by activity, cumulative since the start of the process.
+        partition_version: Version of the newest PS partition that the process has seen.
         leaving: it was ended from outside: a worker has given up its leases and leaves now; a PS leaves when
             the answer says `stop`, after a checkpoint.
-        load: of a PS.
-        group_version: of the group that it is in; 0: in none.
-        waiting_seconds: for so long it has been waiting inside one collective.
-        memory_share: of its memory limit; 0: it has none.
-        stacks: the answer to `HeartbeatAnswer.wants_stacks`.
-        cpu: of a worker.
-        device: of a worker; None: it computes on no accelerator.
+        load: Usage counts of a PS.
+        group_version: Version of the group that the worker is in; 0 means none.
+        waiting_seconds: How long the worker has been waiting inside the current collective.
+        memory_share: Used share of the memory limit; 0 without a limit.
+        stacks: Thread stacks, if `HeartbeatAnswer.wants_stacks` asked for them.
+        cpu: Processor usage of a worker.
+        device: Accelerator of a worker; None means that it computes on the CPU.
         ended: a script ends by itself, while others of its pod may continue.
         optimizer_share: that it holds of the optimizer's state, where members divide that; else 0.
         ending: it was asked to end, and agrees with other members of its group on the last checkpoint before it leaves.
@@ -223,10 +223,10 @@ class ProgressReported(WorkerCall):
     """Exchange: minibatches that every PS has applied.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
 
     Attributes:
-        loss: of the newest minibatch among them; may be NaN.
-        skipped: left out of the model; reported before they are committed.
-        not_finite: the value that was not finite, and where; empty: none.
-        learning_rate: of the newest minibatch among them; None: not known.
+        loss: Loss of the newest of these minibatches; may be NaN.
+        skipped: Minibatches left out of the model; reported before they are committed.
+        not_finite: Describes the value that was not finite and its place; empty means none.
+        learning_rate: Learning rate of the newest of these minibatches; None if unknown.
     """
 
     lease: int
@@ -246,7 +246,7 @@ class TaskFinished(WorkerCall):
     Attributes:
         surplus: samples that `feed` has made of the task beyond one a record; negative: fewer.
         made_by: the operations of `feed` that make it, for people; empty: not known.
-        not_exported: why no model was written, where one was to be.
+        not_exported: Why the requested export wrote no model; empty otherwise.
     """
 
     lease: int
@@ -258,7 +258,7 @@ class TaskFinished(WorkerCall):
 
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
-    """Exchange: all that a worker has to report at a moment.  Answer: `MessageAnswer`.
+    """Exchange: everything that a worker reports in one call.  Answer: `MessageAnswer`.
 
     Attributes:
         parts: in order, all of this call; the first that is not accepted is the last that is handled.
@@ -275,7 +275,7 @@ class TaskFailed(WorkerCall):
     """FailTask: user code raised.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
 
     Attributes:
-        minibatch: -1: it failed in none, as a task whose records cannot be read.
+        minibatch: Number of the failed minibatch; -1 if the task failed outside of one, such as on reading records.
     """
 
     lease: int
@@ -290,10 +290,10 @@ class EvaluationReported(WorkerCall):
     """ReportEvaluation, which ends the lease.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
 
     Attributes:
-        states: answer to a lease with records.
-        results: answer to a lease with merged states.
+        states: Metric states, if the lease had records.
+        results: Metric values, if the lease had merged states.
         surplus: as in `TaskFinished`.
-        made_by: the same.
+        made_by: As in `TaskFinished`.
     """
 
     lease: int
@@ -330,8 +330,8 @@ class PsJoined:
     """RegisterPs.  Answers: `PsAdmitted`, `Refused` (leave).
 
     Attributes:
-        nonce: random, one per process; a repeated call gets the same incarnation.
-        held_incarnation: not 0: after a restart of the master, the incarnation that it has.
+        nonce: Random number that identifies the process; a repeated call gets the same incarnation.
+        held_incarnation: After a restart of the master, the PS's present incarnation; else 0.
     """
 
     call: int
@@ -348,8 +348,8 @@ class PsReady:
 
     Attributes:
         restored_from: directory of the checkpoint taken; empty: none.
-        damaged: checkpoints passed over: the fault of each.
-        error: not empty: no checkpoint can be restored.
+        damaged: Errors of the damaged checkpoints that were skipped.
+        error: Why no checkpoint can be restored; empty on success.
     """
 
     call: int
@@ -368,9 +368,9 @@ class PodChanged:
     Attributes:
         reason: `EndReason` of the port Cluster, as text: "", Completed, Error, Killed, OOMKilled, Preempted, …
         blocked: why a pending pod cannot start without intervention (an image that cannot be pulled); else empty.
-        node: where it is, if the cluster has nodes.
-        has_slot: there is room for it, where the cluster has no nodes.
-        queue: that has not admitted it yet.
+        node: Name of the pod's node, if the cluster has nodes.
+        has_slot: In a cluster without nodes: whether there is room for the pod.
+        queue: Name of the queue that has not admitted the pod yet; empty otherwise.
     """
 
     name: str
@@ -411,8 +411,8 @@ class PodResized:
     """A `ResizePod` command was carried out.
 
     Attributes:
-        memory_factor: that of the command.
-        memory_bytes: the limit that is in force.
+        memory_factor: The factor from the command.
+        memory_bytes: The memory limit now in force.
     """
 
     name: str
@@ -425,8 +425,8 @@ class PodNotResized:
     """A `ResizePod` command failed.
 
     Attributes:
-        message: why; the same for all pods where it is the same.
-        is_final: no pod of the job can be resized here.
+        message: The reason, in the same words for all pods with the same reason.
+        is_final: Whether no pod of the job can be resized in this cluster.
     """
 
     name: str
@@ -460,7 +460,7 @@ class AppliedSetsRead:
 
 @dataclass(frozen=True, slots=True)
 class AppliedSetsUnreadable:
-    """Answer to the command `ReadAppliedSets`: some PS did not answer, or under another incarnation."""
+    """Answer to the command `ReadAppliedSets`: a PS did not answer, or answered as another incarnation."""
 
     question: int
     reason: str
@@ -507,7 +507,7 @@ class ScaleRequested:
     """The user wants another number of workers that train, or the same: said again in every generation of the master.
 
     Attributes:
-        max_workers: the number follows the gain from `num_workers` up to this; 0: it is fixed.
+        max_workers: Upper bound for autoscaling from `num_workers`; 0 means a fixed number of workers.
     """
 
     num_workers: int

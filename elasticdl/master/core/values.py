@@ -34,7 +34,7 @@ class TaskType(StrEnum):
 
 
 class DataKind(StrEnum):
-    """Which of a job's data sources."""
+    """A kind of data source of a job."""
 
     TRAINING = "training"
     VALIDATION = "validation"
@@ -50,7 +50,7 @@ class SessionEvent(StrEnum):
 
 
 class Level(StrEnum):
-    """Of a log line."""
+    """Severity of a log line."""
 
     INFO = "info"
     WARNING = "warning"
@@ -59,12 +59,12 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScriptPlan:
-    """How a user's own script says that its data are gone over.
+    """A user script's own plan for its data, as it reports it.
 
     Attributes:
-        num_epochs: None: as the flag says.
-        num_records: of an epoch; 0 in a report.
-        num_minibatches: the same.
+        num_epochs: None means the value of the flag.
+        num_records: Records of an epoch; 0 in a report.
+        num_minibatches: Minibatches of an epoch; 0 in a report.
     """
 
     minibatch_size: int
@@ -97,9 +97,9 @@ class Occasion:
     """A task of one worker for the user's callbacks, during training.
 
     Attributes:
-        save_to: not empty: write the model there; empty: call `on_epoch_end`.
-        epoch: the one that has ended, from 0.
-        logs: (name, value).
+        save_to: Path to write the model to; empty means to call `on_epoch_end` instead.
+        epoch: Number of the epoch that has ended, from 0.
+        logs: Pairs (name, value) for the callback's `logs`.
     """
 
     save_to: str
@@ -118,9 +118,9 @@ class Lease:
         shard: the slice of records; empty (``Shard("", 0, 0)``) for TRAIN_END and for an EVALUATION with `merged`; for
             the TRAIN_END of a prediction from 0 to the number of records that have one.
         excluded: quarantined records of the slice, by record number in the shard.
-        merged: EVALUATION, not empty: compute the results from these, read no records.
-        committed: of a job that runs a command: minibatches that need not be computed.
-        occasion: CALLBACK.
+        merged: For an EVALUATION: if not empty, compute the results from these states and read no records.
+        committed: For a job that runs a command: minibatches that need not be computed.
+        occasion: The work of a CALLBACK task.
     """
 
     id: int
@@ -153,7 +153,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class MessagePace:
-    """How often a worker speaks.
+    """Intervals of a worker's messages.
 
     Attributes:
         heartbeat: seconds between two of its heartbeats.
@@ -170,7 +170,7 @@ class Member:
 
     Attributes:
         address: host:port of the store that it opens when it is rank 0.
-        is_source: it was in the last group that formed: the model may be taken from it.
+        is_source: It was in the last formed group, so other members may copy the model from it.
     """
 
     worker_id: int
@@ -212,10 +212,10 @@ class PsUsage:
     """Counts of a PS since its start; all but the sizes of its tables only grow.
 
     Attributes:
-        busy_seconds: of its threads, in calls.
-        throttled_seconds: for which its CPU limit held it back.
+        busy_seconds: Seconds that its threads have spent in calls.
+        throttled_seconds: Seconds of throttling by its CPU limit.
         staleness: applied pushes by the updates that they missed: 0, 1, 2, 3-4, 5-8, 9-16, …
-        refused: pushes that were too stale or too late.
+        refused: Number of rejected pushes, too stale or too late.
     """
 
     pushes: int = 0
@@ -257,7 +257,7 @@ class Stacks:
 
     Attributes:
         where: the innermost line of user code, "file:line in function"; empty: there is none.
-        text: of all threads, those with user code first.
+        text: Stacks of all threads, those with user code first.
     """
 
     where: str
@@ -266,13 +266,13 @@ class Stacks:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """How a worker gets on with the processors that it has; the seconds are cumulative.
+    """Processor usage of a worker and its machine; the seconds are cumulative.
 
     Attributes:
-        throttled_seconds: its control group had to wait, as its CPU limit was used up.
+        throttled_seconds: Seconds of throttling of its control group by its CPU limit.
         steal_seconds: the hypervisor ran something else, per processor of the machine.
-        load: of the machine, over a minute.
-        cores: of the machine.
+        load: Load average of the machine over one minute.
+        cores: Number of processor cores of the machine.
     """
 
     throttled_seconds: float

@@ -26,24 +26,24 @@ class Worker:
     """A worker process.
 
     Attributes:
-        moved_at: when its positions changed last, or it got a lease.
-        stuck_since: since then it hangs, as far as its heartbeats say, and its leases are gone.
+        moved_at: Time of the last change of its positions or the last grant of a lease.
+        stuck_since: When its heartbeats showed that it hangs and its leases were revoked; None if it does not hang.
         has_joined: it has registered in this generation of the master, not only in an earlier one.
         is_leaving: it was ended from outside, or ends by itself, and gets no more tasks.
         has_ended: its script has come to its end, so it is silent.
-        only: type that its request asks for; None: any.
-        request_number: that the worker gave to its newest request for a lease.
-        ahead: tasks that its own input processes make ready, as it said.
-        group_version: of the group that it is in, as it said last; 0: in none.
-        collective_seconds: for so long it had been inside one collective then.
-        device: the accelerator that its model is on, as it said last; None: there is none.
-        optimizer_share: that it holds of the optimizer's state, as it said last; 0: members do not divide that.
+        only: Task type that its request asks for; None means any.
+        request_number: Number that the worker gave to its newest lease request.
+        ahead: Number of tasks that its own input processes prepare, as last reported.
+        group_version: Version of the group that it is in, as last reported; 0 means none.
+        collective_seconds: How long it had been inside the current collective at its last heartbeat.
+        device: Accelerator of its model, as last reported; None means none.
+        optimizer_share: Its share of the optimizer's state, as last reported; 0 if the state is not sharded.
         checkpoint_attempt: its newest at a checkpoint that was reported, over all generations of the master.
-        has_ledger: it has brought the ledger of its own model.
+        has_ledger: Whether it has reported the ledger of its own model.
         is_ending: it was asked to end, as it said last, and has to agree with others on the last checkpoint.
         reached: records that were done when it last had a part in a commit of training; 0 again once another one has
             failed.
-        num_minibatches: that it has computed, as far as they were committed in this generation of the master.
+        num_minibatches: Minibatches that it has computed and that were committed in this generation of the master.
     """
 
     id: int
@@ -84,7 +84,7 @@ class Workers:
     """The registered workers.  All times are of the core's clock.
 
     Attributes:
-        times: where the time of the wanted workers goes.
+        times: Accounts for the time of the wanted workers.
     """
 
     def __init__(self, times: SlotTimes) -> None:
@@ -107,7 +107,7 @@ class Workers:
 
     @property
     def some_have_joined(self) -> bool:
-        """Some worker has registered in this generation of the master."""
+        """Return whether any worker has registered in this generation of the master."""
         return len(self._workers) > len(self._absent)
 
     def absent(self) -> Iterator[Worker]:
@@ -119,7 +119,7 @@ class Workers:
 
     @property
     def is_one_staying(self) -> bool:
-        """One worker stays, and no other."""
+        """Return whether exactly one worker stays."""
         return len(list(islice((one for one in self._workers.values() if not one.is_leaving), 2))) == 1
 
     def pace(self, settings: JobSettings) -> MessagePace:
@@ -179,7 +179,7 @@ class Workers:
             self._hasty[request.call] = worker
 
     def stop_waiting(self, worker: Worker) -> None:
-        """Its request is answered, or nothing waits for the answer any more."""
+        """End a worker's wait: its request was answered or abandoned."""
         if worker.waiting_call is not None:
             self._waiting.pop(worker.waiting_call)
             self._hopeful.pop(worker.id, None)
@@ -194,8 +194,8 @@ class Workers:
         """Return those of the waiting workers that may get a lease, as far as that is known.
 
         Args:
-            shrunk: workers that hold less than before.
-            all_may_hope: any worker may hold more than before.
+            shrunk: Ids of workers that hold fewer leases than before.
+            all_may_hope: The limit has risen: any worker may hold more leases than before.
         """
         if all_may_hope:
             self._hopeful = {worker.id: worker for worker in self._waiting.values()}
@@ -206,7 +206,7 @@ class Workers:
         return list(self._hopeful.values())
 
     def has_enough(self, worker: Worker) -> None:
-        """It waits, and gets nothing until it holds less or may hold more."""
+        """Note that a waiting worker gets no lease until it holds fewer or may hold more."""
         self._hopeful.pop(worker.id, None)
 
     def stop_long_waits(self, since: float) -> list[int]:
