@@ -1,7 +1,7 @@
-"""Accounting: feeds the times of worker slots and servers with what pods, workers, servers and groups are at.
+"""Accounting: attributes the time of worker slots and servers to states of pods, workers, servers and groups.
 
-It owns the job's own time: microseconds since its beginning, over all generations of the master, by the clock of the
-wall.  It decides nothing.
+It owns the job's own time: microseconds of wall clock time since the job's beginning, over all generations of the
+master.  It decides nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from elasticdl_client.goodput import PodTimes, PsState, summary
 
 
 class Accounting:
-    """The time of everything that the job wants.
+    """Account for the time of all wanted workers and servers.
 
     Args:
-        began_at: of the job, by the clock that `begin` is called with.
+        began_at: Beginning of the job, by the clock that `begin` is called with.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class Accounting:
         self._groups = groups
         self._checkpoints = checkpoints
         self._began_at = began_at
-        self._is_decided = False  # as far as slots know
-        self._num_server_changes = -1  # the same of servers
-        self._offset = 0  # microseconds, so that time never goes back from one generation to the next
+        self._is_decided = False  # whether the slots' times include that the job is decided
+        self._num_server_changes = -1  # `Servers.num_changes` when the servers' times were last updated
+        self._offset = 0  # microseconds added so that time never goes back from one generation to the next
 
     def begin(self, unix_now: float) -> None:
-        """An event is about to be handled.
+        """Set the time before an event is handled.
 
         Args:
-            unix_now: seconds since the Unix epoch; within a generation of the master it never goes back.
+            unix_now: Seconds since the Unix epoch; never goes back within a generation of the master.
         """
         now = self._micros(unix_now)
         self._workers.times.now = self._fleet.servers.times.now = now
@@ -53,11 +53,11 @@ class Accounting:
         return max(self._workers.times.now, self._by_clock(unix_now))
 
     def _by_clock(self, unix_now: float) -> int:
-        """Less than 0 where the clock is behind the job's beginning."""
+        """Return microseconds since the job's beginning; negative if the clock is behind it."""
         return round((unix_now - self._began_at) * SECOND) + self._offset
 
     def end(self) -> None:
-        """An event was handled."""
+        """Update the states of slots and servers after an event was handled."""
         if self._ending.is_decided and not self._ending.has_failed:
             self._workers.times.complete()
         if self._groups.is_broken:
@@ -83,16 +83,16 @@ class Accounting:
                 self._workers.times.is_at(number, *self._content(slot, number, records.get(slot), worker_id))
 
     def _process_slots(self) -> set[int]:
-        """Those of the processes of all wanted workers."""
+        """Return the slots of the processes of all wanted workers."""
         return {number for slot in self._fleet.pods.worker_slots for number, _ in self._processes(slot, None)}
 
     def _processes(self, slot: int, record: PodRecord | None) -> Iterable[tuple[int, int]]:
-        """The slot of each process of a worker's slot, and its id; -1: there is no pod."""
+        """Yield slot and id of each process of a worker's slot; the id is -1 if there is no pod."""
         numbers = self._settings.ids_in(slot)
         return zip(numbers, self._settings.ids_in(record.index) if record else [-1] * len(numbers), strict=True)
 
     def _content(self, slot: int, number: int, record: PodRecord | None, worker_id: int) -> tuple[SlotUse, int]:
-        """Return the content of the slot of a process, and the process if that is live."""
+        """Return the use of a process's slot, and the id of the process if it is live, else -1."""
         use = self._use(slot, number, record, worker_id)
         return use, worker_id if use is SlotUse.LIVE else -1
 
@@ -109,18 +109,18 @@ class Accounting:
             return SlotUse.STOPPED if worker.is_leaving else SlotUse.LIVE
         return SlotUse.LIVE if record.has_node else SlotUse.UNSCHEDULED
 
-    # For people -----------------------------------------------------------------------------------------------------
+    # For the status and the log -------------------------------------------------------------------------------------
 
     def worker_seconds(self, unix_now: float) -> dict[str, float]:
-        """By `goodput.SlotState`, up to a moment."""
+        """Return the seconds of all worker slots by `goodput.SlotState`, up to `unix_now`."""
         return self._workers.times.seconds(self._micros(unix_now))
 
     def ps_seconds(self, unix_now: float) -> dict[str, float]:
-        """By `goodput.PsState`, up to a moment."""
+        """Return the seconds of all servers by `goodput.PsState`, up to `unix_now`."""
         return self._fleet.servers.times.seconds(self._micros(unix_now))
 
     def elapsed_seconds(self, unix_now: float) -> float:
-        """Since the job's submission; for as long each slot that was always wanted has been accounted for."""
+        """Return the seconds since the job's submission: the accounted time of each slot that was always wanted."""
         return self._micros(unix_now) / SECOND
 
     def moment(self, unix_now: float) -> float:
@@ -141,26 +141,26 @@ class Accounting:
 
     @staticmethod
     def stopped_seconds(saved: Mapping[str, Any], resumed_at: float) -> float:
-        """Return how long a job was stopped: from its last journal to when it was resumed; 0: it was not.
+        """Return the seconds from a job's last journal to its resumption; 0 if the job was not stopped.
 
         Args:
-            saved: by `snapshot`.
-            resumed_at: seconds since the Unix epoch, when the newest run was asked for, maybe before that journal.
+            saved: A result of `snapshot`.
+            resumed_at: Seconds since the Unix epoch: when the newest run was requested, maybe before that journal.
         """
         written_at: float = saved["began_at"] + (saved["workers"]["now"] - saved["offset"]) / SECOND
         return max(0.0, resumed_at - written_at)
 
     def restore(self, saved: Mapping[str, Any], unix_now: float, stopped_seconds: float = 0.0) -> None:
-        """Takes over what an earlier generation knew; the master was away until now.
+        """Restore an earlier generation's state; the time since then has passed without a master.
 
         Args:
-            saved: by `snapshot`.
-            unix_now: seconds since the Unix epoch.
-            stopped_seconds: for so long the job was stopped before.
+            saved: A result of `snapshot`.
+            unix_now: Seconds since the Unix epoch.
+            stopped_seconds: How long the job was stopped before this generation.
         """
         self._began_at, self._offset = saved["began_at"], saved["offset"]
         written_at: int = saved["workers"]["now"]
-        self._offset += max(0, written_at - self._by_clock(unix_now))  # the clock of the wall was set back
+        self._offset += max(0, written_at - self._by_clock(unix_now))  # the wall clock was set back
         self.begin(unix_now)
         resumed = min(self._workers.times.now, written_at + round(stopped_seconds * SECOND))
         pause = (written_at, resumed) if resumed > written_at else None
@@ -171,10 +171,10 @@ class Accounting:
         self._fleet.servers.times.restore(saved["servers"], pause)
 
     def validate(self) -> None:
-        """All time is accounted for.
+        """Check that all time is accounted for.
 
         Raises:
-            AssertionError: it is not.
+            AssertionError: Some time is not.
         """
         self._workers.times.validate()
         slots = self._fleet.pods.worker_slots if not self._fleet.pods.is_touched else frozenset()
@@ -188,7 +188,7 @@ class Accounting:
 
 
 def _state_of(server: Server) -> PsState:
-    """`IDLE` stands for one that serves."""
+    """Return a server's state; `IDLE` stands for serving."""
     if server.is_lost or not server.incarnation:
         return PsState.ABSENT
     return PsState.IDLE if server.is_ready else PsState.RESTORING

@@ -1,4 +1,4 @@
-"""AppliedSet: which minibatches a piece of model state holds, per task a watermark and the extras above it.
+"""AppliedSet: the minibatches that a piece of model state contains; per task a watermark, and extras above it.
 
 This module owns the set arithmetic.  It knows nothing of tasks' sizes, leases or parameter servers.
 """
@@ -18,14 +18,14 @@ Minibatches = Mapping[TaskName, frozenset[int]]
 
 @dataclass(frozen=True, slots=True)
 class CommittedTask:
-    """Minibatches of one task: all n < watermark, and the extras, each of them > watermark."""
+    """The applied minibatches of one task: all n < watermark, and the extras, each of them > watermark."""
 
     watermark: int = 0
     extras: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, watermark: int = 0, extras: Iterable[int] = ()) -> CommittedTask:
-        """From any watermark and extras: those below the watermark are dropped, those that touch it raise it."""
+        """Make one of any watermark and extras: drop extras below the watermark, merge adjacent ones into it."""
         rest = {n for n in extras if n >= watermark}
         while watermark in rest:
             rest.remove(watermark)
@@ -55,13 +55,13 @@ NOTHING = CommittedTask()
 
 @dataclass(frozen=True, slots=True)
 class CommittedSet:
-    """The minibatches that one piece of state holds: of each task those below its watermark, and the extras.
+    """The minibatches that one piece of state contains: of each task those below its watermark, and the extras.
 
     Attributes:
-        watermarks: 0: there are extras at most.
-        num_applies: how many pushes changed the state: equals `num_names`, or something was repeated.
-        extras: of some tasks.
-        skipped: of some tasks the minibatches of which the state holds the name alone (--nan_policy=skip).
+        watermarks: Watermark of each task; 0 for a task without minibatches below it.
+        num_applies: Number of pushes that changed the state; greater than `num_names` if a push was applied twice.
+        extras: Extras by task, only of tasks that have some.
+        skipped: Minibatches whose name alone is in the state, not their update (--nan_policy=skip).
     """
 
     watermarks: TaskNumbers = field(default_factory=TaskNumbers)
@@ -77,10 +77,10 @@ class CommittedSet:
         skipped: Minibatches | None = None,
         runs: Iterable[tuple[int, int, int, int]] = (),
     ) -> CommittedSet:
-        """From (epoch, task, watermark, extras) of each task, as the wire message lists them.
+        """Make a set of (epoch, task, watermark, extras) of each task, as the wire message lists them.
 
         Args:
-            runs: (epoch, first task, number of tasks, watermark) of successive tasks without extras.
+            runs: (epoch, first task, number of tasks, watermark) of consecutive tasks without extras.
         """
         watermarks, extras = TaskNumbers(), {}
         for run in runs:
@@ -107,13 +107,13 @@ class CommittedSet:
         return self.skipped.get((epoch, task), frozenset())
 
     def tasks(self) -> dict[TaskName, CommittedTask]:
-        """Return those of which it holds something, in order: slow, there may be millions."""
+        """Return the tasks with applied minibatches, in order; slow, as there may be millions."""
         names = [*self.watermarks, *(self.extras.keys() - self.watermarks.keys())]
         return {name: self.of_task(*name) for name in sorted(names)}
 
     @property
     def last_epoch(self) -> int:
-        """The newest of which it holds something; -1: it holds nothing."""
+        """The newest epoch with an applied minibatch; -1 for an empty set."""
         return max(self.watermarks.last_epoch(), max((epoch for epoch, _ in self.extras), default=-1))
 
     @property
@@ -122,12 +122,12 @@ class CommittedSet:
 
     @property
     def num_repeated(self) -> int:
-        """Pushes that were applied although their name was there already; 0 unless something is broken."""
+        """Number of pushes applied although their name was in the set already; not 0 only after a bug."""
         return max(0, self.num_applies - self.num_names)
 
 
 def intersection(sets: Sequence[CommittedSet]) -> CommittedSet:
-    """Return the names that every set holds; empty for no sets.  `num_applies` is that of its own names."""
+    """Return the minibatches that are in every set; empty for no sets.  `num_applies` is the number of these."""
     if not sets:
         return CommittedSet()
     common = reduce(TaskNumbers.least, [one.watermarks for one in sets])

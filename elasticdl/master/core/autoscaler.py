@@ -1,8 +1,7 @@
-"""Autoscaler: lets the number of a job's workers follow the gain, within the range of the flags or of the user.
+"""Autoscaler: adjusts the number of a job's workers by the gain, within the range of the flags or of the user.
 
-It observes the job for the `ScalingPolicy` and carries out what that decides.  A range that the user has written down
-while the job runs counts from then on, over all generations of the master; a single number ends all scaling by the
-gain.
+It gives observations of the job to the `ScalingPolicy` and carries out its decisions.  A range that the user sets while
+the job runs replaces that of the flags, over all generations of the master; a single number ends autoscaling.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from elasticdl_client.job_events import Detail
 from elasticdl_client.job_status import ScalingStatus
 from elasticdl_client.worker_range import WorkerRange
 
-_OBSERVATIONS = 3  # for each sample at most: each is a pass over all workers
-_PAUSE_S = 0.1  # of the master, by which no sample is longer than the core's clock says
+_OBSERVATIONS = 3  # per sample at most: each is a pass over all workers
+_PAUSE_S = 0.1  # a longer pause of the master spoils a sample
 
 
 class Autoscaler:
-    """The number of workers of a job, as far as it follows the gain."""
+    """Adjusts a job's number of workers."""
 
     def __init__(self, state: JobState, fleet: Fleet, work: Work, accounting: Accounting) -> None:
         self._settings = settings = state.settings
@@ -40,21 +39,21 @@ class Autoscaler:
         self._curve = RateCurve()
         self._decision: Decision | None = None
         self._observed_at = 0.0
-        self._away = 0.0  # by how much the core's clock is behind that of the wall
+        self._away = 0.0  # seconds by which the core's clock is behind the wall clock
 
     @property
     def _policy(self) -> ScalingPolicy:
-        """For the minibatches of the plan in force, which may be a script's own."""
+        """The policy for the minibatches of the plan in force, which may be a script's own."""
         settings = self._work.tasks.settings
         return ScalingPolicy(settings.min_gain, settings.scaling_window, MINIBATCHES * settings.minibatch_size)
 
     @property
     def bounds(self) -> WorkerRange:
-        """The range of the number of workers."""
+        """Bounds of the number of workers."""
         return self._of_user or self._of_flags
 
     def handle(self, event: ScaleRequested, clock: float) -> None:
-        """The user wants a number of workers, or a range of it; every generation of the master repeats it."""
+        """Set the number of workers, or its range; every generation of the master repeats the event."""
         if self._ending.is_decided:
             return
         before, after = self.bounds, WorkerRange(event.num_workers, max(event.num_workers, event.max_workers))
@@ -68,20 +67,20 @@ class Autoscaler:
         self._fleet.scale(after.nearest(self._fleet.pods.num_training), "user", "", clock)
 
     def tick(self, clock: float, unix_now: float, is_open: bool, seconds_left: float | None) -> None:
-        """Observe the job, and follow the policy.
+        """Observe the job, and scale it as the policy decides.
 
         Args:
-            clock: of the core.
-            unix_now: time is accounted for up to here; seconds since the Unix epoch.
-            is_open: work is handed out.
-            seconds_left: see `Observation`.
+            clock: Time of the core's clock.
+            unix_now: End of the accounted time, in seconds since the Unix epoch.
+            is_open: Whether tasks are handed out.
+            seconds_left: See `Observation`.
         """
         if self.bounds.is_fixed or self._ending.is_decided:
             return
         nearest = self.bounds.nearest(self._fleet.pods.num_training)
-        self._fleet.scale(nearest, "user", f"the range is {self.bounds} now", clock)  # flags of a job that is resumed
+        self._fleet.scale(nearest, "user", f"the range is {self.bounds} now", clock)  # other flags after a resume
         away, self._away = self._away, unix_now - clock
-        if not is_open or self._away > away + _PAUSE_S:  # what workers reported meanwhile comes at once
+        if not is_open or self._away > away + _PAUSE_S:  # after a pause the reports of workers come in one burst
             self._curve.interrupt()
             return
         if clock < self._observed_at + self._policy.sample_s / _OBSERVATIONS:
@@ -96,7 +95,7 @@ class Autoscaler:
             self._follow(self._policy.decide(self._curve, now, self.bounds), clock)
 
     def _num_working(self) -> int:
-        """Workers all of whose processes have registered, and none of which is stuck."""
+        """Return the number of workers whose processes have all registered and are not stuck."""
         working = (one.id for one in self._workers.staying() if one.stuck_since is None)
         num_processes = Counter(map(self._settings.pod_of, working))
         return sum(number == self._settings.processes_per_worker for number in num_processes.values())
@@ -109,14 +108,14 @@ class Autoscaler:
             if decision.bottleneck is not None:
                 details["bottleneck"] = decision.bottleneck.value
             self._fleet.scale(decision.num_workers, "master", _why(decision), clock, details)
-        if decision.gain is None and self._decision is not None:  # the last that is known is shown meanwhile
+        if decision.gain is None and self._decision is not None:  # show the last known gain meanwhile
             decision = replace(decision, gain=self._decision.gain, bottleneck=self._decision.bottleneck)
         self._decision = decision
 
-    # For people, and the journal ------------------------------------------------------------------------------------
+    # For the status and the journal ---------------------------------------------------------------------------------
 
     def status(self) -> ScalingStatus | None:
-        """Return the state of the search; None while the number is fixed."""
+        """Return the state of the search; None while the number of workers is fixed."""
         if self.bounds.is_fixed:
             return None
         decision = self._decision or Decision(self._fleet.pods.num_training, Verdict.MEASURING)
@@ -135,7 +134,7 @@ class Autoscaler:
         }
 
     def restore(self, saved: Mapping[str, Any], clock: float) -> None:
-        """Take over what an earlier generation knew."""
+        """Restore an earlier generation's state."""
         self._of_user = None if saved["of_user"] is None else WorkerRange(*saved["of_user"])
         if saved["curve"] is not None:
             self._curve = RateCurve.from_journal(saved["curve"], clock)
@@ -143,7 +142,7 @@ class Autoscaler:
 
 
 def _why(decision: Decision) -> str:
-    """The reason of a change, in words."""
+    """Return the reason of a change, for the log."""
     if decision.gain is None:
         return "to measure what another worker adds"
     gain = f"{100 * max(0.0, decision.gain):.0f} % of a worker's rate"

@@ -1,7 +1,7 @@
 """Commands of the core, and the answers that `Reply` carries.
 
-The shell executes the commands of one event in their order.  Where a command can fail there is an event that says so;
-`Reply`, `DeletePod` and `Log` cannot.
+The shell executes the commands of one event in their order.  If a command can fail, an event reports the failure;
+`Reply`, `DeletePod` and `Log` cannot fail.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Registered:
     """Answer to `WorkerJoined`: the worker is registered.
 
     Attributes:
-        partition: None until every PS is ready, and without PS.
-        plan: of a job that runs a command; None until its data are known.
+        partition: The PS partition; None until every PS is ready, and in jobs without PS.
+        plan: Plan of a job that runs a command; None until its data are known.
     """
 
     partition: PsPartition | None
@@ -53,7 +53,7 @@ class SampleGiven:
 
     Attributes:
         shard: The records; an empty shard means that there is nothing to try.
-        epoch: the first that is not whole; -1: no worker has the model.
+        epoch: Number of the first epoch that is not whole; -1 if no worker has the model.
     """
 
     shard: Shard
@@ -62,14 +62,14 @@ class SampleGiven:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlanned:
-    """A group newer than the known one.  A worker that is not in it leaves its group and waits for the next."""
+    """A group newer than the caller's.  A worker that is not in it leaves its group and waits for the next."""
 
     group: WorkerGroup
 
 
 @dataclass(frozen=True, slots=True)
 class JobOver:
-    """Leave with exit code 0.
+    """The job is over: leave with exit code 0.
 
     Attributes:
         formed: In the answer to GroupWatched: version of the last formed group, whose members hold the trained model.
@@ -80,7 +80,7 @@ class JobOver:
 
 @dataclass(frozen=True, slots=True)
 class UnknownWorker:
-    """The worker must register (again); `Refused` then tells whether it has been replaced."""
+    """The worker must register (again); `Refused` is the answer to that if it has been replaced."""
 
     reason: str
 
@@ -106,10 +106,10 @@ class HeartbeatAnswer:
         stop: The process must exit now.
         num_pushing: In the answer to a PS: number of workers that train now.
         group_version: Version of the newest planned group.
-        whole_epochs: with a fixed global batch: of this number of epochs every planned task is done or this worker's.
-        newest_lease: with a fixed global batch: the newest training lease that it holds; to a PS: the newest of all.
-        wants_stacks: the next heartbeat is to bring the stacks of all threads, at once.
-        checkpoint_request: another number than before asks a worker for a checkpoint of the model that it holds.
+        whole_epochs: With a fixed global batch: of this number of epochs, all tasks are done or this worker's.
+        newest_lease: With a fixed global batch: id of its newest training lease; to a PS: the newest of all workers.
+        wants_stacks: The worker must send the next heartbeat at once, with the stacks of all its threads.
+        checkpoint_request: Number of the newest request; a change asks the worker to write a checkpoint of its model.
         pace: Intervals of the worker's messages.
     """
 
@@ -176,7 +176,7 @@ Answer = (
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answers the call of an event."""
+    """Answer the call of an event."""
 
     call: int
     answer: Answer
@@ -184,7 +184,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """``Job.snapshot()`` must be on disk before the commands after this one are executed."""
+    """Write ``Job.snapshot()`` to disk before the commands after this one are executed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class CreatePod:
     """Start a PS or a worker pod; replace an ended pod of the same name.  On failure: `PodNotCreated`.
 
     Attributes:
-        slot: the place, from 0, that it fills in its role: of a PS its id, of a worker its predecessor's if it has one.
+        slot: Slot in its role, from 0: a PS's id; a worker takes its predecessor's, if it has one.
         memory_factor: Multiple of the memory that the job's flags give to the role.
     """
 

@@ -1,8 +1,8 @@
-"""EventLog: the events of the job, for people and for `elasticdl explain`; nothing is decided by it.
+"""EventLog: the events of the job, for users and for `elasticdl explain`; no decision depends on it.
 
-It numbers events and says when they happened.  It is kept in the snapshot, so that each event exists exactly once over
-all generations of the master.  It is bounded: routine events are summed up by kind first, then the older half of the
-rest except those kept to the end.
+It numbers events and sets their times.  It is kept in the snapshot, so that each event exists exactly once over all
+generations of the master.  Its size is bounded: routine events are replaced by a count by kind first, then the older
+half of the other events, except those kept to the end.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from elasticdl_client.job_events import (
 )
 
 MAX_EVENTS = 400  # about 80 kB of the journal, 10 kB compressed
-MAX_CHARACTERS = 200_000  # of messages and details; the journal of a job on Kubernetes has 960 kB, compressed
+MAX_CHARACTERS = 200_000  # of messages and details; the journal of a job on Kubernetes may have 960 kB, compressed
 MAX_TEXT = 2000  # characters of a message or detail
-_MAX_FIRST_LINE = 500  # of a long text, which lists show; the rest is its end, where errors name their cause
-_NUMBER = 20  # characters that a number may take
+_MAX_FIRST_LINE = 500  # of a long text: lists show it; the end of the text is kept, where errors name their cause
+_NUMBER = 20  # most characters of a number
 KEPT = frozenset(
     {
         EventKind.JOB_STARTED,
@@ -38,22 +38,22 @@ KEPT = frozenset(
         EventKind.MODEL_REJECTED,
     }
 )
-_SUFFICES = 0.75  # of the bounds: if it is still more without the older half of the routine, other events go, too
+_SUFFICES = 0.75  # of the bounds: if the log is larger without the older routine events, other events are dropped
 
 
 class EventLog:
     """The events of a job.
 
     Attributes:
-        now: seconds since the Unix epoch, set by the owner before each event that it handles.
-        totals: see `EventTotals`.
+        now: Seconds since the Unix epoch, set by the owner before each event that it handles.
+        totals: Sums over all events, see `EventTotals`.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
         self.totals = EventTotals()
         self._events: list[JobEvent] = []
-        self._rows: list[list[Any]] = []  # of the journal, which is written much more often than events come
+        self._rows: list[list[Any]] = []  # rows for the journal, which is written much more often than events are added
         self._summed_up: dict[str, int] = {}
         self._next = 1
         self._num_characters = 0
@@ -64,11 +64,11 @@ class EventLog:
         return EventHistory(tuple(self._events), dict(self._summed_up), dict(self.totals.extremes))
 
     def add(self, kind: EventKind, subject: str, message: str = "", cause: int = 0, /, **details: Detail) -> int:
-        """Write an event down; return its number.
+        """Add an event; return its number.
 
         Args:
-            cause: the number of the event that it follows from; 0: none.
-            details: see docs/events.md.
+            cause: Number of the event that caused it; 0 means none.
+            details: See docs/events.md.
         """
         number, self._next = self._next, self._next + 1
         short = {name: _shortened(value) if isinstance(value, str) else value for name, value in details.items()}
@@ -80,16 +80,16 @@ class EventLog:
         return number
 
     def newest(self, subject: str) -> int:
-        """The number of the newest event of a subject; 0: none is kept."""
+        """Return the number of the newest event of a subject; 0 if none is kept."""
         about = self._by_subject.get(subject)
         return about[-1].number if about else 0
 
     def newest_of(self, *kinds: EventKind) -> int:
-        """The number of the newest event of some kinds; 0: none is kept."""
+        """Return the number of the newest event of any of these kinds; 0 if none is kept."""
         return next((event.number for event in reversed(self._events) if event.kind in kinds), 0)
 
     def newest_about(self, subject: str, *kinds: EventKind) -> int:
-        """The number of the newest event of some kinds about a subject; 0: none is kept."""
+        """Return the number of the newest event of any of these kinds about a subject; 0 if none is kept."""
         found = (event.number for event in reversed(self._by_subject.get(subject, ())) if event.kind in kinds)
         return next(found, 0)
 
@@ -122,13 +122,13 @@ class EventLog:
         return {**rest, "events": list(self._rows), "next": self._next, "totals": self.totals.snapshot()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Takes over what an earlier generation knew."""
+        """Restore an earlier generation's events."""
         history = from_journal(saved)
         self._summed_up, self._next = dict(history.summed_up), saved["next"]
         self._keep(list(history.events))
         if "totals" in saved:
             self.totals = EventTotals.restored(saved["totals"])
-        else:  # written before there were totals
+        else:  # a journal of a version without totals
             self.totals = EventTotals(history.events, history.summed_up)
         self.totals.extremes |= history.extremes
 
@@ -141,27 +141,28 @@ def _shortened(text: str) -> str:
 
 
 def _size(event: JobEvent) -> int:
-    """In characters.  An evaluation may have hundreds of metrics."""
+    """Return the size in characters.  An evaluation may have hundreds of metrics."""
     details = event.details.items()
     return len(event.message) + sum(len(name) + (len(v) if isinstance(v, str) else _NUMBER) for name, v in details)
 
 
 class EventTotals:
-    """Sums over all events of a job, those that are not kept any more among them; they only grow.
+    """Sums over all events of a job, dropped ones included; they only grow.
 
     Attributes:
-        by_kind: how many there were of each kind.
-        pods_lost: by role and reason, how many pods have ended unasked, or were given up.
-        group_seconds: that the changes of AllReduce groups took.
-        checkpoint_at: when the newest checkpoint was complete; 0: there is none.
-        extremes: of the metrics of all evaluations; kept with the events.
+        by_kind: Number of events by kind.
+        pods_lost: Number of pods that ended unexpectedly or were given up, by role and reason.
+        group_seconds: Seconds that the changes of AllReduce groups took.
+        checkpoint_at: When the newest checkpoint was complete; 0 means that there is none.
+        extremes: Extremes of the metrics over all evaluations; kept with the events.
     """
 
     def __init__(self, events: Iterable[JobEvent] = (), by_kind: Mapping[str, int] | None = None) -> None:
-        """
+        """Sum up the given events.
+
         Args:
-            events: to begin with.
-            by_kind: of older events, of which nothing else is known.
+            events: The first events to count.
+            by_kind: Counts of older events that are not kept.
         """
         self.by_kind: dict[str, int] = dict(by_kind or {})
         self.pods_lost: dict[str, dict[str, int]] = {}

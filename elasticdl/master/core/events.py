@@ -1,8 +1,8 @@
-"""The events of a job: all input of the core, as frozen records.
+"""The events of a job: all inputs of the core, as frozen records.
 
 A call of the servicer is an event with `call`, a number chosen by the shell that is unique in this generation of the
-master; it is answered by exactly one command ``Reply(call, answer)``, at once except for long polls: `LeaseRequested`,
-`SampleRequested`, `GroupWatched`.  The answers are in commands.py; each event names those that it may get.
+master.  It is answered by exactly one command ``Reply(call, answer)``, at once except for long polls:
+`LeaseRequested`, `SampleRequested`, `GroupWatched`.  The answers are in commands.py; each event lists its own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SampleRequested(WorkerCall):
 
 @dataclass(frozen=True, slots=True)
 class ReadyForGroup(WorkerCall):
-    """ReadyForGroup: a worker stands outside of every group.  Answers: `Accepted`, `UnknownWorker`.
+    """ReadyForGroup: a worker is in no group and can join one.  Answers: `Accepted`, `UnknownWorker`.
 
     Attributes:
         address: Address of the store that the worker opens if it becomes rank 0.
@@ -76,12 +76,12 @@ class GroupWatched(WorkerCall):
 
 @dataclass(frozen=True, slots=True)
 class GroupFormed(WorkerCall):
-    """GroupFormed, from rank 0: every member holds this.  Answers: `Accepted`, `Refused` (leave it), `UnknownWorker`.
+    """GroupFormed, from rank 0: all members hold this model.  Answers: `Accepted`, `Refused` (leave), `UnknownWorker`.
 
     Attributes:
         applied: The minibatches in the model with which the members continue.
         steps: Number of updates in that model.
-        restored_from: directory of the checkpoint taken; empty: none.
+        restored_from: Directory of the restored checkpoint; empty means none.
         engine: Name of the all-reduce engine, for logs; empty for a group of one member.
     """
 
@@ -97,11 +97,11 @@ class WorkerJoined(WorkerCall):
     """RegisterWorker.  Answers: `Registered`, `Refused` (the worker was replaced: leave).
 
     Attributes:
-        held: after a restart of the master: every lease that it works on, with what it committed under it.
-        applied: Local strategy: everything that its model holds now (after a start: the content of its checkpoint);
-            None: that is not known as yet.
-        restored_from: Local strategy: the checkpoint with which the model began; empty: initial values.
-        restored_records: of an epoch of that checkpoint's data; 0: not known.
+        held: After a restart of the master: every lease that the worker works on, with its commits under it.
+        applied: Local strategy: everything that its model contains now (after a start: the content of its checkpoint);
+            None if that is not known yet.
+        restored_from: Local strategy: the checkpoint that the model was restored from; empty for initial values.
+        restored_records: Records of an epoch of that checkpoint's data; 0 if unknown.
     """
 
     pod_name: str
@@ -146,10 +146,10 @@ class LeaseRequested(WorkerCall):
     Attributes:
         at_once: Do not wait: answer `NoLeaseNow` if there is no lease now.
         only: Grant only tasks of this type; None means any.
-        ahead: tasks that its own input processes make ready, beside the one being computed and the next.
-        number: counts the requests of the process, from 1; 0: it does not say what it holds.
-        oldest: its oldest request that is under way; what it was granted by earlier ones it holds, or never got.
-        held: leases that it holds, of requests before `oldest` all of them.
+        ahead: Number of tasks that its own input processes prepare, beside the one being computed and the next.
+        number: Number of this request of the process, from 1; 0 if the worker does not report what it holds.
+        oldest: Number of its oldest pending request; of the grants to earlier ones, it holds those in `held` only.
+        held: Ids of the leases that it holds; complete for requests before `oldest`.
     """
 
     at_once: bool = False
@@ -162,9 +162,9 @@ class LeaseRequested(WorkerCall):
 
 @dataclass(frozen=True, slots=True)
 class CallAbandoned:
-    """The caller of a long poll has gone (deadline, cancellation).  No answer.
+    """The caller of a long poll has gone (deadline, cancellation).  Not answered.
 
-    Sent also when the answer was on its way already: a lease that was granted to it is then taken back.
+    Also sent when the answer was on its way already: then a lease in it is taken back.
     """
 
     call: int
@@ -175,11 +175,11 @@ class HeartbeatReceived:
     """Heartbeat.  Answer: `HeartbeatAnswer`.
 
     Attributes:
-        positions: of every lease that the worker holds, prefetched ones too; a lease that is not named is not renewed.
+        positions: Position in every lease that the worker holds, prefetched ones included; only these are renewed.
         seconds: Seconds by activity, cumulative since the start of the process.
         partition_version: Version of the newest PS partition that the process has seen.
-        leaving: it was ended from outside: a worker has given up its leases and leaves now; a PS leaves when
-            the answer says `stop`, after a checkpoint.
+        leaving: The process was asked to end from outside: a worker has given up its leases and leaves now; a PS
+            leaves when the answer says `stop`, after a checkpoint.
         load: Usage counts of a PS.
         group_version: Version of the group that the worker is in; 0 means none.
         waiting_seconds: How long the worker has been waiting inside the current collective.
@@ -187,12 +187,12 @@ class HeartbeatReceived:
         stacks: Thread stacks, if `HeartbeatAnswer.wants_stacks` asked for them.
         cpu: Processor usage of a worker.
         device: Accelerator of a worker; None means that it computes on the CPU.
-        ended: a script ends by itself, while others of its pod may continue.
-        optimizer_share: that it holds of the optimizer's state, where members divide that; else 0.
-        ending: it was asked to end, and agrees with other members of its group on the last checkpoint before it leaves.
-        checkpoint: the newest that the worker has written, or could not write; repeated until an answer has come, in
-            each generation of the master.
-        checkpoint_attempt: counts those of the process, from 1; 0: it does not count them.
+        ended: The process's script ends by itself, while others of its pod may continue.
+        optimizer_share: Its share of the optimizer's state, if members shard it; else 0.
+        ending: It was asked to end, and agrees with other members of its group on a last checkpoint before it leaves.
+        checkpoint: The newest checkpoint that the worker has written, or failed to write; repeated until it is
+            answered, in each generation of the master.
+        checkpoint_attempt: Number of that attempt of the process, from 1; 0 if attempts are not counted.
     """
 
     call: int
@@ -239,13 +239,13 @@ class ProgressReported(WorkerCall):
 
 @dataclass(frozen=True, slots=True)
 class TaskFinished(WorkerCall):
-    """Exchange: all of the task's minibatches are in the model.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
+    """Exchange: the model contains all of the task's minibatches.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
 
     After `EvaluationReported` under the same lease it is accepted and changes nothing.
 
     Attributes:
-        surplus: samples that `feed` has made of the task beyond one a record; negative: fewer.
-        made_by: the operations of `feed` that make it, for people; empty: not known.
+        surplus: Number of samples that `feed` has made beyond one per record; negative if it made fewer.
+        made_by: The operations of `feed` that cause the surplus, for the log; empty if unknown.
         not_exported: Why the requested export wrote no model; empty otherwise.
     """
 
@@ -261,8 +261,8 @@ class MessageReceived:
     """Exchange: everything that a worker reports in one call.  Answer: `MessageAnswer`.
 
     Attributes:
-        parts: in order, all of this call; the first that is not accepted is the last that is handled.
-        lease_request: of this call, too, and to be answered at once; it comes after the parts, accepted or not.
+        parts: The parts of this call, in order; handling ends with the first one that is not accepted.
+        lease_request: A lease request in the same call, answered at once; handled after the parts, accepted or not.
     """
 
     call: int
@@ -292,7 +292,7 @@ class EvaluationReported(WorkerCall):
     Attributes:
         states: Metric states, if the lease had records.
         results: Metric values, if the lease had merged states.
-        surplus: as in `TaskFinished`.
+        surplus: As in `TaskFinished`.
         made_by: As in `TaskFinished`.
     """
 
@@ -320,7 +320,7 @@ class TrainingStopRequested(WorkerCall):
 
 @dataclass(frozen=True, slots=True)
 class LeaseQuestioned(WorkerCall):
-    """ConfirmLease: is it still mine?  Answers: `Accepted`, `Refused`, `UnknownWorker`."""
+    """ConfirmLease: asks whether a lease is still valid.  Answers: `Accepted`, `Refused`, `UnknownWorker`."""
 
     lease: int
 
@@ -344,10 +344,10 @@ class PsJoined:
 
 @dataclass(frozen=True, slots=True)
 class PsReady:
-    """PsReady: restored, serving; or that it cannot be.  Answers: `Accepted`, `Refused` (leave).
+    """PsReady: the PS has restored and serves, or cannot restore.  Answers: `Accepted`, `Refused` (leave).
 
     Attributes:
-        restored_from: directory of the checkpoint taken; empty: none.
+        restored_from: Directory of the restored checkpoint; empty means none.
         damaged: Errors of the damaged checkpoints that were skipped.
         error: Why no checkpoint can be restored; empty on success.
     """
@@ -363,11 +363,11 @@ class PsReady:
 
 @dataclass(frozen=True, slots=True)
 class PodChanged:
-    """The cluster's watch: a pod was added, modified or (phase `DELETED`) is gone.
+    """From the cluster's watch: a pod was added or modified, or is gone (phase `DELETED`).
 
     Attributes:
         reason: `EndReason` of the port Cluster, as text: "", Completed, Error, Killed, OOMKilled, Preempted, …
-        blocked: why a pending pod cannot start without intervention (an image that cannot be pulled); else empty.
+        blocked: Why a pending pod cannot start without intervention (an image that cannot be pulled); else empty.
         node: Name of the pod's node, if the cluster has nodes.
         has_slot: In a cluster without nodes: whether there is room for the pod.
         queue: Name of the queue that has not admitted the pod yet; empty otherwise.
@@ -389,10 +389,10 @@ class PodChanged:
 
 @dataclass(frozen=True, slots=True)
 class PodsListed:
-    """All pods of the job that exist, ended ones included: the first event of every generation of the master.
+    """All existing pods of the job, ended ones included: the first event of every generation of the master.
 
-    Sent again after each later re-list.  A pod that the core knows and that is not among them is gone; so the list
-    must be taken after all earlier `CreatePod` commands were executed.
+    Sent again after each later re-list.  A pod that the core knows and the list lacks is gone; so the list must be
+    taken after all earlier `CreatePod` commands were executed.
     """
 
     pods: tuple[PodChanged, ...]
@@ -400,7 +400,7 @@ class PodsListed:
 
 @dataclass(frozen=True, slots=True)
 class PodNotCreated:
-    """A `CreatePod` command failed; it is tried again later."""
+    """A `CreatePod` command failed; the core tries again later."""
 
     name: str
     message: str
@@ -476,7 +476,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed:
-    """Answer to the command `SaveCheckpoint`: nothing usable was written."""
+    """Answer to the command `SaveCheckpoint`: no usable checkpoint was written."""
 
     version: int
     reason: str
@@ -484,12 +484,12 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
-    """A checkpoint is to be written as soon as one can be: the user is about to end the job."""
+    """The user is about to end the job and requests a checkpoint as soon as possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalDelayed:
-    """The journal could not be written for this number of seconds, and now it can be again."""
+    """The journal can be written again, after this number of seconds in which it could not."""
 
     message: str
     seconds: float
@@ -504,7 +504,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequested:
-    """The user wants another number of workers that train, or the same: said again in every generation of the master.
+    """The number of training workers that the user wants; repeated, even unchanged, in every generation of the master.
 
     Attributes:
         max_workers: Upper bound for autoscaling from `num_workers`; 0 means a fixed number of workers.
@@ -516,18 +516,18 @@ class ScaleRequested:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRefused:
-    """The user wants a number of workers that the job cannot have; the same reason may come again."""
+    """The user wants a number of workers that the job cannot have; may be repeated with the same reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passes: twice a second.
+    """Time has passed; sent twice a second.
 
     Attributes:
-        unix_offset: seconds from the clock of `Job.handle` to the time since the Unix epoch, which may have been set,
-            or have passed while the machine slept; None: as it was before.
+        unix_offset: Seconds from the clock of `Job.handle` to the time since the Unix epoch, which changes if the
+            system clock is set or the machine sleeps; None means unchanged.
     """
 
     unix_offset: float | None = None

@@ -1,7 +1,7 @@
-"""Job: the whole logic of a job, pure: events and the time come in, commands go out.
+"""Job: the whole logic of a job, without I/O: events and times come in, commands go out.
 
-`Job` joins the parts, each of which owns one concept: it decides when the model is asked for what it holds, when work
-may be handed out, when a checkpoint is written and when the job ends.  No clock, thread, random source or I/O in here.
+`Job` joins the parts, each of which owns one concept: it decides when to ask for the content of the model, when to
+hand out tasks, when to write a checkpoint and when the job ends.  No clock, thread, random source or I/O in here.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ JobEvent = (
     | events.Tick
 )
 
-MAX_GAP = 2.0  # seconds that may pass between two events; more than that the master itself was away
+MAX_GAP = 2.0  # seconds between two events; after a longer gap the master itself was stopped
 
 
 class Job:
     """One generation of a job's master.
 
-    The clock inside counts only while the master is awake: a master that was stopped gives up no process for it.
+    Its clock runs only while the master is awake: a master that was stopped gives up no process because of the pause.
 
     Args:
-        settings: of the job.
-        generation: of this master.
-        now: see `handle`.
-        unix_offset: seconds from `now` to the time since the Unix epoch, for people.
-        began_at: seconds since the Unix epoch: from here on time is accounted for; None: now.
+        settings: Settings of the job.
+        generation: Number of this generation of the master.
+        now: See `handle`.
+        unix_offset: Seconds from `now` to the time since the Unix epoch, for logs and the status.
+        began_at: Start of the accounted time, in seconds since the Unix epoch; None means now.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Job:
         self.settings = settings
         self.generation = generation
         self._now = now
-        self._unix_offset = unix_offset  # of the accounting, whose time never jumps
-        self._event_offset = unix_offset  # the newest
+        self._unix_offset = unix_offset  # for the accounting, whose time never jumps
+        self._event_offset = unix_offset  # the newest one, for the times of events
         self._clock = 0.0
         self._state = state = JobState.new(settings, generation)
         self._out, self._ending, self._workers = state.out, state.ending, state.workers
@@ -105,12 +105,12 @@ class Job:
         self._session = EstimatorSession(state, work, self._reconciler)
         self._registration = Registration(state, fleet, groups, work, self._session)
         self._data = self._registration.data
-        self._has_opened = False  # something may have been handed out in this generation
+        self._has_opened = False  # tasks may have been handed out in this generation
         self._pace = Pace()
         self._series = JobSeries()
         self._waits_for = ""
         self._out.events.now = now + unix_offset
-        self._answers_to_parts: tuple[HeartbeatAnswer | Accepted | Refused | UnknownWorker, ...] = ()  # of one event
+        self._answers_to_parts: tuple[HeartbeatAnswer | Accepted | Refused | UnknownWorker, ...] = ()  # of one message
         if generation == 1:
             self._out.events.add(EventKind.JOB_STARTED, "job")
 
@@ -125,17 +125,17 @@ class Job:
         resumed_at: float = 0.0,
         is_resumed: bool | None = None,
     ) -> Job:
-        """The next generation, from the last snapshot on disk.
+        """Return the next generation of a job, from the last snapshot on disk.
 
         Args:
-            settings: see above, as the two others.
-            snapshot: of the generation before.
-            generation: greater than that in the snapshot.
-            now: see `handle`.
-            unix_offset: see above.
-            resumed_at: seconds since the Unix epoch: when this run was asked for; a journal that is older is that of a
-                job that was stopped.
-            is_resumed: this generation is of another run than the one before; None: the times above tell.
+            settings: Settings of the job.
+            snapshot: The newest snapshot of the generation before.
+            generation: Number of this generation, greater than that in the snapshot.
+            now: See `handle`.
+            unix_offset: Seconds from `now` to the time since the Unix epoch, for logs and the status.
+            resumed_at: When this run was requested, in seconds since the Unix epoch; an older journal means that the
+                job was stopped in between.
+            is_resumed: Whether this generation belongs to another run than the one before; None: decide by these times.
         """
         job = cls(settings, generation, now, unix_offset)
         if "events" in snapshot:
@@ -174,7 +174,7 @@ class Job:
         return job
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything that the next generation must know; of JSON's types only."""
+        """Return everything that the next generation must know, in JSON types only."""
         return {
             "generation": self.generation,
             "fingerprint": self._data.fingerprint(),
@@ -196,7 +196,7 @@ class Job:
         }
 
     def handle(self, event: events.Event, now: float) -> list[Command]:
-        """Takes one event in; `now` is any clock that only grows.  The commands are to be executed in order."""
+        """Handle one event; return the commands to execute, in order.  `now` is of any clock that only grows."""
         self._clock += min(max(now - self._now, 0.0), MAX_GAP)
         self._now = max(now, self._now)
         if isinstance(event, events.Tick) and event.unix_offset is not None:
@@ -236,7 +236,7 @@ class Job:
             self._handle(event)
 
     def _handle(self, event: JobEvent) -> None:
-        """Take in an event of the job as a whole."""
+        """Handle an event that concerns the job as a whole."""
         match event:
             case events.MessageReceived():
                 self._message_received(event)
@@ -259,7 +259,7 @@ class Job:
                 assert_never(event)
 
     def _message_received(self, event: events.MessageReceived) -> None:
-        """Handle the parts like calls of their own, but for what follows once from all of them."""
+        """Handle the parts like calls of their own; what follows from all of them is done once."""
         answers: list[HeartbeatAnswer | Accepted | Refused | UnknownWorker] = []
         for part in event.parts:
             self._dispatch(part)
@@ -275,7 +275,7 @@ class Job:
             self._lease_requested(event.lease_request)
 
     def _message_answer(self, lease: Answer) -> MessageAnswer:
-        """Add the answers to a message's parts to that to its request for a lease, which comes as the job advances."""
+        """Return the answer to a message: the collected answers to its parts, and the one to its lease request."""
         assert isinstance(lease, LeaseGranted | NoLeaseNow | JobOver | UnknownWorker)
         return MessageAnswer(self._answers_to_parts, lease)
 
@@ -299,7 +299,7 @@ class Job:
                 self._out.add(ListShards(kind))
         self._fleet.pods_listed(event, self._clock)
 
-    # Requests for work, and when the job continues -----------------------------------------------------------------
+    # Lease requests, and when the job continues --------------------------------------------------------------------
 
     def _lease_requested(self, event: events.LeaseRequested) -> None:
         worker = self._workers.known(event.worker_id, event.incarnation, self._clock)
@@ -357,10 +357,10 @@ class Job:
 
     @property
     def _is_recovering(self) -> bool:
-        """A worker of an earlier generation of the master may still bring its leases.
+        """Whether a worker of an earlier generation of the master may still report its leases.
 
-        A grant is journalled within a second, so for the time of a lease each of them is waited for, and after that
-        those that are known to have one.
+        A grant is journalled within a second.  So all missing workers are awaited for the duration of a lease, and
+        after that only those with a known lease.
         """
         missing = self._workers.absent()
         if self._clock < self.settings.lease_timeout:
@@ -369,7 +369,7 @@ class Job:
 
     @property
     def _is_open(self) -> bool:
-        """Work may be handed out."""
+        """Whether tasks may be handed out."""
         ready = self._registration.is_planned and self._fleet.servers.is_complete
         is_in_doubt = self._reconciler.in_doubt or (self.settings.has_groups and not self._groups.stands)
         return ready and not is_in_doubt and not self._is_recovering
@@ -399,7 +399,7 @@ class Job:
     def _end_data_if_complete(self) -> None:
         """Tell scripts that there are no more data; the job continues until their commands have ended.
 
-        Once the chief of TensorFlow's servers is done no process restores the model, so no doubt of it is resolved.
+        After TensorFlow's chief has ended, no process restores the model: the reconciler's doubt is never resolved.
         """
         pods = self._fleet.pods
         is_settled = self._is_open or (self.settings.has_tensorflow_servers and pods.is_done(0))
@@ -413,13 +413,13 @@ class Job:
 
     @property
     def _is_trained_by_scripts(self) -> bool:
-        """AllReduce under scripts: all is in the model of a group, or of a script that has ended: no new group."""
+        """Whether AllReduce under scripts needs no new group: the model of a group or of an ended script has it all."""
         if not self.settings.has_groups or not self.settings.runs_command or not self._registration.is_planned:
             return False
         return self._work.is_covered and (self._is_open or self._fleet.pods.some_are_done)
 
     def _commands_have_ended(self) -> None:
-        """All scripts say that they are done: so is the job; it has failed if they have left out what was planned."""
+        """End the job after all scripts: it has failed if planned records are left out."""
         for epoch in self._work.tasks.epochs:
             if not epoch.covered:
                 coverage = coverage_of(epoch, True, self.settings.has_tensorflow_servers)
@@ -441,7 +441,7 @@ class Job:
         )
 
     def _leave(self) -> None:
-        """The job is decided: send all processes away."""
+        """Send all processes away after the job's end was decided."""
         for worker in self._workers.waiting():
             if worker.waiting_call is not None:
                 self._out.reply(worker.waiting_call, JobOver())
@@ -452,23 +452,23 @@ class Job:
             self._add_point()
             self._ending.end(self._fleet.who_must_be_ended(heard_after), self._accounting.lines(self._unix_now))
 
-    # For people and tests -------------------------------------------------------------------------------------------
+    # For the status and for tests -----------------------------------------------------------------------------------
 
     @property
     def events(self) -> EventHistory:
-        """The events so far."""
+        """Events of the job so far."""
         return self._out.events.history
 
     @property
     def series(self) -> JobSeries:
-        """The job's numbers so far."""
+        """Time series of the job so far."""
         return self._series
 
     def status(self, now: float | None = None) -> JobStatus:
         """Return the status of the job.
 
         Args:
-            now: time is accounted for up to here; None: up to the last event.
+            now: End of the accounted time; None means the last event.
         """
         unix_now = self._unix_now if now is None else now + self._unix_offset
         phase = JobPhase.RUNNING if self._has_opened else JobPhase.PENDING
@@ -513,10 +513,10 @@ class Job:
         return ""
 
     def validate_state(self) -> None:
-        """Checks every invariant.
+        """Check every invariant.
 
         Raises:
-            AssertionError: one does not hold.
+            AssertionError: An invariant does not hold.
         """
         self._work.validate()
         self._groups.validate()

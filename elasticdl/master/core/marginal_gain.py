@@ -1,9 +1,9 @@
-"""ScalingPolicy: how many workers a job is to have, by what another worker adds to its rate.
+"""ScalingPolicy: chooses a job's number of workers by how much another worker adds to its rate.
 
-Pure: observations come in, decisions go out as values; no clock and no thread.  The rate is measured in samples at each
-number of workers that the job has had, a `RatePoint` each.  The *gain* between two numbers is the difference of their
-rates for each worker more, as a share of what one worker computes alone.  The job grows while the gain is above
-`min_gain`, by doubling; between a number that gains and one that does not, the middle is tried.
+Pure: observations in, decisions out; no clock and no thread.  The rate is measured in samples at each number of workers
+that the job has had, a `RatePoint` each.  The *gain* between two numbers is the difference of their rates per
+additional worker, as a share of what one worker computes alone.  The job grows while the gain is above `min_gain`, by
+doubling; between a number that gains and one that does not, the middle is tried.
 
 A difference counts when Student's test finds it significant.  Waits of workers show a bottleneck sooner than the
 rate does: then two samples are enough.
@@ -22,20 +22,20 @@ from typing import Any
 from elasticdl_client.goodput import SlotState
 from elasticdl_client.worker_range import Bottleneck, WorkerRange
 
-SAMPLES = 10  # of a window
-QUICK_SAMPLES = 2  # which show what workers wait for
-MAX_SAMPLES = 4 * SAMPLES  # after that the sign of a difference decides
-PATIENCE_WINDOWS = 10  # for a place for workers that are only to be measured
-MEMORY_WINDOWS = 120  # then a measurement is made again: an hour with windows of 30 s
-MINIBATCHES = 2  # of each worker that a sample has at least
-_QUANTILE = 3.0  # of the normal distribution: of noise alone 0.3 % counts, and it is asked after each sample
-_CHANGE_QUANTILE = 5.0  # of a rate that is compared again and again, for hours
-_CHANGE = 0.2  # of the rate; less is no other curve
-_DISTURBED = 0.1  # of the workers' time: a sample in which they start or recover for longer says nothing
+SAMPLES = 10  # per window
+QUICK_SAMPLES = 2  # enough to show what workers wait for
+MAX_SAMPLES = 4 * SAMPLES  # with so many, the sign of a difference decides
+PATIENCE_WINDOWS = 10  # how long to wait for room for workers that are needed only for a measurement
+MEMORY_WINDOWS = 120  # after these a measurement is repeated: an hour with windows of 30 s
+MINIBATCHES = 2  # of each worker in a sample, at least
+_QUANTILE = 3.0  # of the normal distribution: noise alone exceeds it in 0.3 % of tests, and each sample is a test
+_CHANGE_QUANTILE = 5.0  # for the rate at one number, which is tested again and again, for hours
+_CHANGE = 0.2  # of the rate; a smaller change does not mean another curve
+_DISTURBED = 0.1  # of the workers' time: a sample with more time in start or recovery is dropped
 _RISE = 0.1  # of the workers' time: waiting that has grown by less is not the bottleneck
-_SUDDEN_RISE = 0.25  # the same while the number of workers stays
-_MOST_LIKENESS = 0.9  # of a sample and the next: then a window is worth half a sample
-_STEADY = 0.1  # of the workers' time: waiting that grows faster from sample to sample has not yet shown its extent
+_SUDDEN_RISE = 0.25  # of the workers' time: the same while the number of workers stays
+_MOST_LIKENESS = 0.9  # bound of the autocorrelation of samples, with which a window is worth half a sample
+_STEADY = 0.1  # of the workers' time: waiting that grows faster from sample to sample has not reached its full extent
 _PRECISION = 8  # numbers of workers are distinguished to an eighth
 
 _WAITS = {
@@ -72,12 +72,12 @@ class Observation:
     """A job at one moment.
 
     Attributes:
-        at: seconds of any clock that only grows.
-        records: computed so far; fewer than before where the model has lost some.
-        num_working: workers that are registered.
-        num_wanted: workers that the job is to have.
-        seconds: of all workers so far, by `goodput.SlotState`.
-        seconds_left: until the job's end at the present rate; None: not known.
+        at: Seconds of any clock that only grows.
+        records: Number of records computed so far; decreases if the model loses some.
+        num_working: Number of registered workers.
+        num_wanted: Number of workers that the job is to have.
+        seconds: Seconds of all workers so far, by `goodput.SlotState`.
+        seconds_left: Seconds until the job's end at the present rate; None if unknown.
     """
 
     at: float
@@ -90,12 +90,12 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many workers a job is to have, and why.
+    """The number of workers that a job is to have, and the reason.
 
     Attributes:
-        gain: of each worker beyond `num_workers`, or of each of the last ones where it is not known; as a share of what
-            one worker computes alone; None: nothing is measured yet.
-        bottleneck: why another worker would add little; None: none is known.
+        gain: Gain of each worker beyond `num_workers`, or of each of the last ones if that is unknown; as a share of
+            what one worker computes alone; None before the first measurement.
+        bottleneck: Why another worker would add little; None if unknown.
     """
 
     num_workers: int
@@ -106,23 +106,23 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Records per second, and the shares of the workers' time that they wait, by bottleneck."""
+    """Records per second, and the shares of their time that workers wait, by bottleneck."""
 
     rate: float
     waits: tuple[float, ...]
 
     @property
     def busy(self) -> float:
-        """The share of their time that workers compute."""
+        """Share of their time that workers compute."""
         return max(0.0, 1.0 - sum(self.waits))
 
 
 @dataclass(slots=True)
 class RatePoint:
-    """The samples at one number of workers; the oldest go.
+    """The newest samples at one number of workers.
 
     Attributes:
-        is_bound: workers have shown by what they wait for that the last of them gain too little.
+        is_bound: The waits of workers have shown that the last of them gain too little.
     """
 
     num_workers: int
@@ -139,7 +139,7 @@ class RatePoint:
 
     @property
     def has_window(self) -> bool:
-        """There are enough samples for a test."""
+        """Whether there are enough samples for a test."""
         return len(self.samples) >= SAMPLES
 
     @property
@@ -148,13 +148,13 @@ class RatePoint:
 
 
 class RateCurve:
-    """Knowledge of a job's rate by its number of workers; the state that a `ScalingPolicy` decides by.
+    """A job's measured rate by its number of workers; the state on which a `ScalingPolicy` decides.
 
     Attributes:
-        is_new: nothing has been found yet that does not gain: the job grows by doubling.
-        changed_at: when the policy has last changed the number.
-        has_grown: the present number of workers is greater than the one before.
-        settled: the result of a search that is over; None: it is not.
+        is_new: No step with too little gain was found yet: the job grows by doubling.
+        changed_at: When the policy last changed the number.
+        has_grown: The present number of workers is greater than the previous one.
+        settled: Result of a finished search; None while it runs.
     """
 
     def __init__(self) -> None:
@@ -167,10 +167,10 @@ class RateCurve:
         self._num_working = 0
         self._begin: Observation | None = None
         self._measured_from = -math.inf
-        self._saved: list[Any] | None = None  # of the points, for the journal, which is written more often
+        self._saved: list[Any] | None = None  # the points for the journal, which is written more often than they change
 
     def observe(self, now: Observation, policy: ScalingPolicy) -> bool:
-        """Take the state of the job in; return whether a sample is complete."""
+        """Add an observation; return whether a sample is complete."""
         begin = self._begin
         if now.num_working != self._num_working:
             self.has_grown, self._num_working = now.num_working > self._num_working, now.num_working
@@ -200,27 +200,27 @@ class RateCurve:
         self._saved = None
         samples = list(point.samples)
         if len(samples) >= 2 * SAMPLES and _is_other_rate(samples[:-SAMPLES], samples[-SAMPLES:]):
-            self.restart(num_workers, QUICK_SAMPLES)  # those before may be of the time before
+            self.restart(num_workers, QUICK_SAMPLES)  # older samples may be from before the change
 
     def restart(self, num_workers: int, num_samples: int) -> None:
-        """Search again, and forget all but the newest samples at one number: the curve may be another one now."""
+        """Restart the search; keep only the newest samples at one number, since the curve may have changed."""
         samples = list(self.points[num_workers].samples)[-num_samples:]
         self.points = {num_workers: RatePoint(num_workers, deque(samples, MAX_SAMPLES))}
         self.is_new, self.settled, self._saved = False, None, None
 
     def settle(self, decision: Decision, at: float) -> None:
-        """The search is over."""
+        """End the search with a result."""
         self.settled, self._settled_at = decision, at
 
     def interrupt(self) -> None:
-        """Begin the present sample anew: no work is handed out."""
+        """Restart the present sample, because no tasks are handed out."""
         self._begin = None
 
     def to_journal(self, now: float) -> dict[str, Any]:
-        """Return what the next master must know; of JSON's types only, and not to be changed.
+        """Return what the next master must know, in JSON types only; the caller must not change it.
 
         Args:
-            now: see `Observation.at`.
+            now: See `Observation.at`.
         """
         if self._saved is None:
             self._saved = [
@@ -234,10 +234,10 @@ class RateCurve:
 
     @classmethod
     def from_journal(cls, saved: Mapping[str, Any], now: float) -> RateCurve:
-        """The inverse of `to_journal`, with another clock."""
+        """Return the curve of a result of `to_journal`; `now` may be of another clock."""
         curve = cls()
         curve.is_new = bool(saved["is_new"])
-        if (age := saved.get("changed")) is not None:  # an older journal does not say it
+        if (age := saved.get("changed")) is not None:  # journals of older versions lack it
             curve.changed_at = now - age
         if saved["settled"] is not None:
             age, number, gain, bottleneck = saved["settled"]
@@ -251,12 +251,12 @@ class RateCurve:
 
 @dataclass(frozen=True, slots=True)
 class ScalingPolicy:
-    """Decides how many workers a job is to have.
+    """Decides the number of workers of a job.
 
     Attributes:
-        min_gain: the least that another worker must add, as a share of what one computes alone.
-        window_s: seconds over which a rate is measured; a change of the number rests on this much at least.
-        sample_records: of each worker in a sample at least; below that a rate is the rounding of whole minibatches.
+        min_gain: The least that another worker must add, as a share of what one computes alone.
+        window_s: Seconds over which a rate is measured; a change of the number rests on at least this much.
+        sample_records: Least number of records of each worker in a sample; below, whole minibatches round the rate.
     """
 
     min_gain: float = 0.3
@@ -265,7 +265,7 @@ class ScalingPolicy:
 
     @property
     def sample_s(self) -> float:
-        """Seconds of a sample at least."""
+        """Least duration of a sample, in seconds."""
         return self.window_s / SAMPLES
 
     @property
@@ -275,16 +275,16 @@ class ScalingPolicy:
 
     @property
     def memory_s(self) -> float:
-        """Seconds after which a search that is over is made again."""
+        """Seconds after which a finished search is repeated."""
         return MEMORY_WINDOWS * self.window_s
 
     def decide(self, curve: RateCurve, now: Observation, bounds: WorkerRange) -> Decision:
-        """Return how many workers the job is to have now; to be called when a sample is complete.
+        """Return the number of workers that the job is to have now; call it when a sample is complete.
 
         Args:
-            curve: with all samples; it forgets what a sudden bottleneck has made wrong.
-            now: the state of the job.
-            bounds: of the number.
+            curve: All samples; what a sudden bottleneck has made wrong is dropped from it.
+            now: The state of the job.
+            bounds: Bounds of the number of workers.
         """
         point = curve.points.get(now.num_working)
         if point is None or now.num_working > now.num_wanted:
@@ -303,7 +303,7 @@ class ScalingPolicy:
                 return Decision(now.num_wanted, Verdict.MEASURING, found.gain)
             if found.verdict is not Verdict.REFINING or now.at < curve.changed_at + PATIENCE_WINDOWS * self.window_s:
                 return Decision(now.num_wanted, Verdict.WAITING, found.gain, Bottleneck.ROOM)
-            found = Decision(now.num_working, Verdict.SETTLED, found.gain, found.bottleneck)  # to measure was all
+            found = Decision(now.num_working, Verdict.SETTLED, found.gain, found.bottleneck)  # it grew only to measure
         if is_growth and now.seconds_left is not None and now.seconds_left < 2 * self.window_s:
             return Decision(now.num_wanted, Verdict.ENDING, found.gain, found.bottleneck)
         is_urgent = found.num_workers < now.num_wanted and found.bottleneck in _SUDDEN
@@ -314,7 +314,7 @@ class ScalingPolicy:
         return found
 
     def _sudden(self, curve: RateCurve, point: RatePoint, now: Observation, bounds: WorkerRange) -> Decision | None:
-        """Shrink to the number that is busy, when workers wait for what they did not wait for before."""
+        """Shrink to the number of busy workers if workers wait for something that they did not wait for before."""
         samples = list(point.samples)
         before, newest = samples[:-QUICK_SAMPLES], samples[-QUICK_SAMPLES:]
         if len(before) < SAMPLES or now.num_working < now.num_wanted:
@@ -334,15 +334,15 @@ class ScalingPolicy:
         return Decision(number, Verdict.SHRINKING, 0.0, bottleneck)
 
     def _search(self, curve: RateCurve, present: RatePoint, bounds: WorkerRange, can_grow: bool) -> Decision | None:
-        """Find the greatest number each of whose steps gains, and what to try next; None: measure on."""
+        """Find the greatest number whose steps all gain, and the next one to try; None: measure longer."""
         points = [curve.points[n] for n in sorted(curve.points) if bounds.least <= n <= bounds.most]
-        if curve.has_grown and not present.is_bound:  # after less, for a while workers still wait
+        if curve.has_grown and not present.is_bound:  # after a shrink, workers still wait for a while
             present.is_bound = self._shows_bottleneck(points, present)
         known = [one for one in points if one.is_known]
         if present not in known:
             return None
         unit = max(one.rate / one.num_workers for one in known)
-        last: _Step | None = None  # that gains
+        last: _Step | None = None  # the last one that gains
         for low, high in pairwise(known):
             step = _Step.between(low, high, unit, before=1.0 if last is None else last.gain)
             is_enough = self._is_enough(step, present)
@@ -360,11 +360,11 @@ class ScalingPolicy:
     def _refine(
         self, curve: RateCurve, lost: _Step, last: _Step | None, bounds: WorkerRange, present: RatePoint
     ) -> Decision:
-        """Choose a number around one after which workers gain too little.
+        """Choose a number near one after which workers gain too little.
 
         Args:
-            lost: the first step that gains too little.
-            last: the step before it; None: there is none.
+            lost: The first step that gains too little.
+            last: The step before it; None if there is none.
         """
         curve.is_new = False
         best, above = lost.low, lost.high
@@ -386,7 +386,7 @@ class ScalingPolicy:
         bounds: WorkerRange,
         present: RatePoint,
     ) -> Decision:
-        """Stay at a number, unless a smaller one may do."""
+        """Stay at a number, unless a smaller one may suffice."""
         number = best.num_workers
         if last is None and number > bounds.least:
             return Decision(bounds.nearest(number - max(1, number // 4)), Verdict.REFINING, gain, bottleneck)
@@ -396,7 +396,7 @@ class ScalingPolicy:
         return Decision(number, verdict, gain, bottleneck)
 
     def _is_enough(self, step: _Step, present: RatePoint) -> bool | None:
-        """Whether the workers of a step gain enough; None: more samples are needed."""
+        """Return whether the workers of a step gain enough; None if more samples are needed."""
         difference = step.gain - self.min_gain
         can_wait = present in (step.low, step.high) and len(present.samples) < MAX_SAMPLES
         if can_wait and step.low.has_window and step.high.has_window:
@@ -406,7 +406,7 @@ class ScalingPolicy:
         return difference > 0
 
     def _shows_bottleneck(self, points: Sequence[RatePoint], high: RatePoint) -> bool:
-        """Whether workers that came last wait, so that few samples show what they gain."""
+        """Return whether the newest workers wait, so that few samples show their gain."""
         lower = [one for one in points if one.num_workers < high.num_workers and one.is_known]
         if not lower or len(high.samples) < QUICK_SAMPLES:
             return False
@@ -420,12 +420,12 @@ class ScalingPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Two numbers of workers that follow each other among those measured.
+    """Two consecutive measured numbers of workers.
 
     Attributes:
-        gain: of each worker between them.
-        error: the standard error of it.
-        before: the gain of the step before; of the first one that of a worker alone.
+        gain: Gain of each worker between them.
+        error: Standard error of `gain`.
+        before: Gain of the step before; for the first step that of a worker alone.
     """
 
     low: RatePoint
@@ -439,10 +439,10 @@ class _Step:
         """Return the step between two points.
 
         Args:
-            low: the smaller number.
-            high: the greater one.
-            unit: records per second of a worker alone.
-            before: see above.
+            low: The smaller number.
+            high: The greater number.
+            unit: Records per second of a worker alone.
+            before: As in the class.
         """
         linear = (high.num_workers - low.num_workers) * unit
         if linear <= 0:
@@ -452,12 +452,12 @@ class _Step:
 
     @property
     def gain_at_end(self) -> float:
-        """The gain of its last worker, if gains fall evenly within it."""
+        """Gain of its last worker, if gains fall evenly within the step."""
         return 2 * self.gain - self.before
 
     @property
     def length(self) -> int:
-        """Workers."""
+        """Number of workers of the step."""
         return self.high.num_workers - self.low.num_workers
 
 
@@ -466,18 +466,18 @@ def _precision(num_workers: int) -> int:
 
 
 def _at_least(num_workers: float) -> int:
-    """Return the next whole number, but for what is rounding."""
+    """Return the next whole number; tolerate rounding errors."""
     return math.ceil(num_workers - 0.05)
 
 
 def _busy(one: RatePoint, other: RatePoint) -> float:
-    """How busy workers are at one number, as a share of how busy they are at another."""
+    """Return how busy workers are at one number, relative to another."""
     busy, before = 1.0 - sum(one.waits), 1.0 - sum(other.waits)
     return max(0.0, busy) / before if before > 0 else 1.0
 
 
 def _bottleneck(low: RatePoint, high: RatePoint) -> Bottleneck:
-    """The reason why workers between two numbers gain little."""
+    """Return the reason why workers between two numbers gain little."""
     rise, found = _greatest_rise(low.waits, high.waits)
     return found if rise >= _RISE else Bottleneck.PROCESSORS
 
@@ -501,17 +501,17 @@ def _variance(values: Sequence[float]) -> float:
 
 
 def _noise_of_waits(samples: Iterable[Sample]) -> float:
-    """The standard deviation of a few samples in a row: they may be of the same tasks, so that more do not lower it."""
+    """Return the standard deviation of a few consecutive samples; more, maybe of the same tasks, do not lower it."""
     return math.sqrt(_variance([one.busy for one in samples]))
 
 
 def _standard_error(some: Collection[Sample], others: Collection[Sample]) -> float:
-    """Of the difference of two means (Welch), each of as many samples as would say the same without autocorrelation."""
+    """Return the standard error of the difference of two means (Welch), corrected for autocorrelation."""
     return math.sqrt(sum(_variance_of_mean([one.rate for one in samples]) for samples in (some, others)))
 
 
 def _variance_of_mean(values: Sequence[float]) -> float:
-    """Rates that follow each other are alike where a task is longer than a sample (lag 1, as of a process AR(1))."""
+    """Return the variance of the mean; consecutive rates are alike if a task is longer than a sample (lag 1, AR(1))."""
     variance = _variance(values)
     if len(values) < SAMPLES or not variance:
         return variance / max(1, len(values))
@@ -522,7 +522,7 @@ def _variance_of_mean(values: Sequence[float]) -> float:
 
 
 def _student(quantile: float, degrees: int) -> float:
-    """A quantile of Student's distribution from that of the normal one (first term of Cornish and Fisher)."""
+    """Return a quantile of Student's distribution from the normal one (first term of Cornish and Fisher)."""
     return quantile + (quantile**3 + quantile) / (4 * degrees)
 
 
