@@ -1,1 +1,1 @@
-"""The API of the user's own modules and scripts, beside the layers."""
+"""The API for the user's own modules and scripts; layers are in `elasticdl.layers`."""

@@ -1,10 +1,10 @@
-"""Hugging Face's `Accelerator`, elastic: in a job its workers train together and come and go; else it is the plain one.
+"""Hugging Face's `Accelerator`, made elastic for the workers of a job; outside of a job it is the plain one.
 
     from elasticdl.api.accelerate import ElasticAccelerator as Accelerator
 
-The first DataLoader that is prepared becomes the elastic loader, and `with accelerator.accumulate(model):` is the step.
-A batch that comes to nothing (the sample on which a new worker gets ready, a step that is lost with a worker) ends that
-block with `sync_gradients` false, as a part of an accumulated update does.
+The first DataLoader passed to `prepare` becomes the elastic loader, and `with accelerator.accumulate(model):` is the
+step.  A batch without an effect (the sample on which a new worker gets ready, a step lost together with a worker) ends
+that block with `sync_gradients` false, like a part of an accumulated update.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _CHECKPOINTS = "a job continues by itself from the newest checkpoint in its --ch
 
 
 class ElasticAccelerator(Accelerator):  # type: ignore[misc]
-    """`accelerate.Accelerator` for the workers of a job; see above, and docs/pytorch_trainers.md for what differs."""
+    """`accelerate.Accelerator` for the workers of a job; docs/pytorch_trainers.md lists the differences."""
 
     def __init__(self, *arguments: Any, num_epochs: int | None = None, **keywords: Any) -> None:
         """
         Args:
-            num_epochs: loops of the script over its training data; None: the job's --num_epochs.
+            num_epochs: Number of loops of the script over its training data; None: the job's --num_epochs.
 
         Raises:
-            JobError: an argument is impossible in a job, or contradicts its flags.
+            JobError: An argument is impossible in a job, or contradicts the job's flags.
         """
         session = join_job()
         self._training: AcceleratorTraining | None = None
@@ -66,13 +66,13 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
     # Before training ------------------------------------------------------------------------------------------------
 
     def prepare_data_loader(self, data_loader: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Return the elastic loader for the first one; others give all of their data to each worker."""
+        """Return the elastic loader for the first DataLoader; others give all of their data to each worker."""
         if self._training is None or self._training.has_loader:
             return super().prepare_data_loader(data_loader, *arguments, **keywords)
         return self._training.take(data_loader)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Register objects that are equal in all workers."""
+        """Register objects that must be equal in all workers."""
         super().register_for_checkpointing(*objects)
         if self._training is not None:
             self._training.registered += objects
@@ -86,7 +86,7 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
         return _Block(self._training)
 
     def backward(self, loss: torch.Tensor, **keywords: Any) -> None:
-        """Compute gradients; of the last part of an update they are summed over all workers."""
+        """Compute gradients; in the last part of an update they are summed over all workers."""
         training = self._training
         if training is None:
             super().backward(loss, **keywords)
@@ -105,42 +105,42 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
 
     @property
     def mean_loss(self) -> torch.Tensor:
-        """Return the loss of the step over all workers, once its last `backward` is done; only in a job."""
+        """The loss of the step over all workers, available after its last `backward`; only in a job."""
         if self._training is None:
             raise JobError("mean_loss is that of a job's workers, and there is no job", "use the loss of the batch")
         return self._training.controller.mean_loss
 
     def gather(self, tensor: Any) -> Any:
-        """Return what this worker has, which is all where it evaluates.
+        """Return this worker's tensor: an evaluation is complete in each worker.
 
         Raises:
-            JobError: in training, where other workers have other batches.
+            JobError: In training: other workers have other batches.
         """
         self._check_evaluates("gather()")
         return super().gather(tensor)
 
     def reduce(self, tensor: Any, *arguments: Any, **keywords: Any) -> Any:
-        """As `gather`."""
+        """Return this worker's tensor, like `gather`."""
         self._check_evaluates("reduce()")
         return super().reduce(tensor, *arguments, **keywords)
 
     def set_trigger(self) -> None:
-        """Let the next `check_trigger` of all workers return True."""
+        """Make the next `check_trigger` of all workers return True."""
         if self._training is None:
             super().set_trigger()
         else:
             self._training.open().set_trigger()
 
     def check_trigger(self) -> bool:
-        """Return whether a worker has set the trigger; True in all of them after the same update."""
+        """Return whether any worker has set the trigger; all workers get True after the same update."""
         if self._training is None:
             return bool(super().check_trigger())
         return self._training.open().check_trigger()
 
     def end_training(self) -> None:
-        """End training and trackers; where the script has left its loop before the end of the data, stop the job.
+        """End training and trackers; if the script left its loop before the end of the data, stop the job.
 
-        An error on its way out of the script is this worker's alone: a successor takes its place.
+        An exception that ends the script concerns only this worker: a new worker replaces it.
         """
         if self._training is not None:
             if sys.exc_info()[0] is None:
@@ -160,12 +160,12 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
 
     @property
     def is_main_process(self) -> bool:
-        """Return whether this worker has rank 0 at the moment."""
+        """Whether this worker currently has rank 0."""
         return bool(super().is_main_process) if self._training is None else self._training.session.rank == 0
 
     @property
     def is_local_main_process(self) -> bool:
-        """The same."""
+        """Whether this worker currently has rank 0."""
         return bool(super().is_local_main_process) if self._training is None else self.is_main_process
 
     def print(self, *arguments: Any, **keywords: Any) -> None:
@@ -187,11 +187,11 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
         self._save(super().save_model, *arguments, **keywords)
 
     def save_state(self, *arguments: Any, **keywords: Any) -> Any:
-        """Save all that is prepared, in the worker with rank 0, for use after the job."""
+        """Save all prepared objects in the worker with rank 0, for use after the job."""
         return self._save(super().save_state, *arguments, **keywords)
 
     def _save(self, save: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Save; outside of a job Accelerate decides in which process."""
+        """Save in the worker with rank 0; outside of a job Accelerate decides which process saves."""
         if self._training is None:
             return save(*arguments, **keywords)
         if not self.is_main_process:
@@ -200,10 +200,10 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
             return save(*arguments, **keywords)
 
     def load_state(self, *arguments: Any, **keywords: Any) -> None:
-        """Load what `save_state` has saved.
+        """Load a state written by `save_state`.
 
         Raises:
-            JobError: in a job.
+            JobError: In a job.
         """
         if self._training is not None:
             raise JobError("load_state() is impossible in a job", f"leave it out: {_CHECKPOINTS}")
@@ -212,12 +212,12 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class UpdatePart:
-    """Where a batch of the script stands in its update.
+    """The position of a batch of the script in its update.
 
     Attributes:
-        weight: by its records; those of an update sum up to 1.
-        is_first: it begins the update.
-        is_last: its backward completes the gradient.
+        weight: Its share of the update's records; the weights of an update sum up to 1.
+        is_first: It begins the update.
+        is_last: Its backward completes the gradient.
     """
 
     weight: float
@@ -226,14 +226,14 @@ class UpdatePart:
 
 
 class AcceleratorTraining:
-    """The work of an `ElasticAccelerator` in a job.
+    """The part of an `ElasticAccelerator` that works in a job.
 
     Attributes:
-        session: this worker's place in its job.
-        registered: the script's own objects.
-        part: the present batch; None: there is none.
-        is_inside: the script is in the block of `accumulate`.
-        was_inside: it has been there with the present batch.
+        session: This worker's place in its job.
+        registered: Objects that the script has registered.
+        part: Position of the current batch; None: there is no batch.
+        is_inside: The script is inside the block of `accumulate`.
+        was_inside: The script has entered that block with the current batch.
     """
 
     controller: ElasticController
@@ -241,7 +241,7 @@ class AcceleratorTraining:
     def __init__(self, accelerator: Any, session: Any, num_epochs: int | None) -> None:
         """
         Args:
-            num_epochs: of the script; None: of the job.
+            num_epochs: Epochs that the script states; None: the job's flag holds.
         """
         self.registered: tuple[Any, ...] = ()
         self.part: UpdatePart | None = None
@@ -257,24 +257,24 @@ class AcceleratorTraining:
 
     @property
     def has_loader(self) -> bool:
-        """Return whether there is a DataLoader for training."""
+        """Whether a DataLoader for training was prepared."""
         return self._plain is not None
 
     @property
     def has_begun(self) -> bool:
-        """Return whether there is a controller."""
+        """Whether the controller exists."""
         return self._loader is not None
 
     @property
     def num_parts(self) -> int:
-        """Return the batches of an update."""
+        """The number of batches in an update."""
         return int(self._accelerator.gradient_accumulation_steps)
 
     def take(self, plain: Any) -> AcceleratorLoader:
-        """Return the elastic loader in the place of a DataLoader.
+        """Return the elastic loader that replaces a DataLoader.
 
         Raises:
-            JobError: its batches cannot be made by the job's ledger.
+            JobError: The job's ledger cannot make its batches.
         """
         if not isinstance(plain, DataLoader) or plain.batch_size is None:
             raise JobError(
@@ -292,7 +292,7 @@ class AcceleratorTraining:
         return AcceleratorLoader(self, plain)
 
     def open(self) -> ElasticController:
-        """Return the controller; it is made when the first loop begins, or asks for its length."""
+        """Return the controller; it is made when the first loop begins or its length is read."""
         if not self.has_begun:
             accelerator, plain = self._accelerator, self._plain
             if plain is None:
@@ -313,11 +313,11 @@ class AcceleratorTraining:
 
     @property
     def _has_data_left(self) -> bool:
-        """Return whether data are left of those that the script has begun to train on."""
+        """Whether the script has begun to train and data are left."""
         return self._num_loops > 0 and bool(self.controller.num_steps_left) and not self.controller.is_over
 
     def warn_of_error(self) -> None:
-        """Say that nothing is stopped where data are left."""
+        """Log that an error does not stop the job while data are left."""
         if self._has_data_left:
             _log.warning(
                 "accelerator.end_training() does not stop the job, for an exception is being handled. To stop it, "
@@ -325,7 +325,7 @@ class AcceleratorTraining:
             )
 
     def end(self) -> None:
-        """Stop the job where data are left; nothing is left early before the first loop."""
+        """Stop the job if data are left; do nothing before the first loop."""
         if not self._num_loops:
             return
         controller, planned = self.controller, self._num_epochs
@@ -341,7 +341,7 @@ class AcceleratorTraining:
     # In the loop ----------------------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[Any]:
-        """Yield the batches of an epoch, or of what is left of it."""
+        """Yield the remaining batches of the current epoch."""
         controller, accelerator = self.open(), self._accelerator
         self._num_loops += 1
         if 0 < self._num_epochs < self._num_loops:
@@ -368,7 +368,7 @@ class AcceleratorTraining:
         self.part = None
 
     def begin_batch(self) -> None:
-        """Enter the block."""
+        """Enter the block of `accumulate`."""
         if self.part is None or self.was_inside:
             raise JobError(
                 "`with accelerator.accumulate(model):` stands where there is no batch",
@@ -384,7 +384,7 @@ class AcceleratorTraining:
     def end_batch(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Leave the block; returns whether its exception is ours."""
+        """Leave the block of `accumulate`; return whether its exception was raised by us, so that it is suppressed."""
         step, part, self.is_inside = self._step, self.part, False
         assert step is not None
         assert part is not None
@@ -399,10 +399,10 @@ class AcceleratorTraining:
         return is_ours
 
     def _advance(self) -> None:
-        """Let the schedules count minibatches of all workers, as those of Accelerate do."""
+        """Advance the learning-rate schedulers by the minibatches of all workers, as Accelerate's own wrapper does."""
         for wrapped, count in zip(self._accelerator._schedulers, self._counts, strict=True):
             schedule = wrapped.scheduler
-            end = getattr(schedule, "total_steps", math.inf)  # OneCycleLR raises after it
+            end = getattr(schedule, "total_steps", math.inf)  # OneCycleLR raises when stepped beyond it
             if schedule.last_epoch > count:
                 for _ in range(self.controller.num_minibatches_in_step - 1):
                     if schedule.last_epoch < end:
@@ -423,22 +423,22 @@ class _Block(AbstractContextManager[None]):
 
 
 class AcceleratorLoader:
-    """In the place of the DataLoader for training.
+    """Replaces the DataLoader for training.
 
     Attributes:
-        dataset: that of the DataLoader.
-        batch_size: likewise.
+        dataset: The DataLoader's data set.
+        batch_size: The DataLoader's batch size.
     """
 
     def __init__(self, training: AcceleratorTraining, plain: Any) -> None:
         self._training, self.dataset, self.batch_size = training, plain.dataset, plain.batch_size
 
     def __len__(self) -> int:
-        """Return the batches of an epoch, of all workers together."""
+        """Return the number of batches in an epoch, over all workers."""
         return self._training.open().num_minibatches_per_epoch * self._training.num_parts
 
     def __iter__(self) -> Iterator[Any]:
         return self._training.batches()
 
     def set_epoch(self, epoch: int) -> None:
-        """Do nothing: the job's ledger has an order for each epoch."""
+        """Do nothing: the job's ledger defines the order of each epoch."""

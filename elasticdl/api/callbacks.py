@@ -1,6 +1,6 @@
-"""Callbacks for a module's `callbacks()`, of every framework; docs/callbacks.md says what each does in a job.
+"""Callbacks for a module's `callbacks()`, for every framework; docs/callbacks.md describes their effect in a job.
 
-The master takes their decisions, once for all workers, from the settings of these objects.
+The master makes their decisions, once for all workers, from the settings of these objects.
 A Keras module may use Keras's own `EarlyStopping`, `ModelCheckpoint`, `TerminateOnNaN` instead.
 """
 
@@ -13,38 +13,38 @@ __all__ = ["Callback", "EarlyStopping", "MaxStepsStopping", "ModelCheckpoint", "
 
 
 class Callback:
-    """Base class of a PyTorch module's own callbacks: override the hooks that you need.  Keras has its own base class.
+    """Base class for a PyTorch module's own callbacks: override the hooks that you need.  Keras has its own base class.
 
-    `model` is the worker's module in evaluation mode; changes by a hook do not reach other workers.
+    `model` is the worker's module in evaluation mode; changes made by a hook do not reach other workers.
     """
 
     def on_train_begin(self, model: Any) -> None:
-        """In every worker, before its first minibatch."""
+        """Called in every worker, before its first minibatch."""
 
     def on_epoch_end(self, model: Any, epoch: int, logs: Mapping[str, float]) -> None:
-        """In one worker, once an epoch, from 0, is in the model; `logs`: `loss`, and `val_NAME` of each metric."""
+        """Called in one worker after each epoch (counted from 0); `logs`: `loss`, and `val_NAME` for each metric."""
 
     def on_evaluation_end(self, model: Any, step: int, metrics: Mapping[str, float]) -> None:
-        """In one worker, after each evaluation; `step` is the model version, `metrics` are by name."""
+        """Called in one worker after each evaluation; `step` is the model version, `metrics` maps names to values."""
 
     def on_train_end(self, model: Any, output: str) -> None:
-        """In one worker, at the end; `output` is the directory of `--output`, which may be empty."""
+        """Called in one worker at the end; `output` is the directory of `--output`; it may be empty."""
 
 
 class Decided:
-    """Decided by the master: nothing of it is called."""
+    """A callback whose settings the master reads; none of its hooks is called."""
 
 
 class EarlyStopping(Decided):
     """End training once a metric of the evaluation has stopped improving.
 
     Args:
-        monitor: a metric of `eval_metrics_fn`, with or without `val_` before its name; `val_loss` is always there.
-        min_delta: a change has to be larger to be an improvement.
-        patience: evaluations in a row without an improvement that end training.
+        monitor: A metric of `eval_metrics_fn`, with or without `val_` before its name; `val_loss` always exists.
+        min_delta: Only a change larger than this is an improvement.
+        patience: Number of evaluations in a row without an improvement after which training ends.
         mode: min, max or auto: min for losses, max for names with acc or auc.
-        baseline: improvements do not count for the patience before this value is bettered.
-        start_from_epoch: the number of first evaluations that do not count.
+        baseline: Improvements reset the patience only once the metric is better than this value.
+        start_from_epoch: Number of initial evaluations to ignore.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class ModelCheckpoint(Decided):
     """Save the whole model during training.
 
     Args:
-        filepath: a directory, which gets what `--output` gets, or a file: `.keras` of a Keras model, `.pt` (the
-            state_dict) of a PyTorch model.  `{epoch}`, `{step}` and metrics, `{val_accuracy:.3f}`, are filled in.
-            A relative one lies in `--checkpoint_dir`.
-        monitor: see `EarlyStopping`.
-        save_best_only: only after an evaluation that is better than all before.
-        mode: see `EarlyStopping`.
+        filepath: A directory, written like that of `--output`, or a file: `.keras` for a Keras model, `.pt` (the
+            state_dict) for a PyTorch model.  May contain the fields `{epoch}`, `{step}` and metrics, such as
+            `{val_accuracy:.3f}`.  A relative path is below `--checkpoint_dir`.
+        monitor: See `EarlyStopping`.
+        save_best_only: Save only after an evaluation with a better result than all before.
+        mode: See `EarlyStopping`.
         save_freq: "epoch", or a number of model versions.
-        initial_value_threshold: the first saved model must be better than this.
+        initial_value_threshold: The first saved model must be better than this.
     """
 
     def __init__(
@@ -96,18 +96,18 @@ class ModelCheckpoint(Decided):
 
 
 class MaxStepsStopping(Decided):
-    """Limit the number of minibatches, like `--max_step`; of both the smaller one counts."""
+    """Limit the number of minibatches, like `--max_step`; the smaller of the two limits applies."""
 
     def __init__(self, max_steps: int) -> None:
         self.max_steps = max_steps
 
 
 class SavedModelExporter(Decided):
-    """Export the trained model to a directory at the end, beside `--output`, in the same form."""
+    """Export the trained model at the end to another directory than `--output`, in the same form."""
 
     def __init__(self, path: str) -> None:
         self.path = str(path)
 
 
 class TerminateOnNaN(Decided):
-    """Training ends at the first loss or gradient that is not finite: like `--nan_policy=fail`, the default."""
+    """End training at the first loss or gradient that is not finite: like `--nan_policy=fail`, the default."""

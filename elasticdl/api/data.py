@@ -1,17 +1,17 @@
-"""The data of a user's own script: handed out by the job's master, each minibatch once, with any changes of workers.
+"""The data of a user's own script: the master assigns each minibatch once, even when workers come and go.
 
     data = DataShardService(batch_size=64, dataset_size=60_000, num_epochs=3)
     for minibatch in data:
         train(images[minibatch.indices], labels[minibatch.indices])
 
-The same script runs alone, without a master, over all of the data.  A minibatch counts once it was reported: by asking
-for the next one, as above, or by `done`.  Another worker gets the unreported minibatches of a lost one.
+Without a master the same script runs alone, over all of the data.  A minibatch counts once it has been reported: by
+requesting the next one, as above, or by `done`.  The unreported minibatches of a lost worker go to another worker.
 
-The data are either known by their size alone (`dataset_size`; the script holds them) or are files that ElasticDL reads
-(`training_data`, or the job's flag --training_data; each minibatch then brings its records).  The first script that
-reports says for all what is trained on, and in minibatches of what size.
+The script either holds the data itself and states only their size (`dataset_size`), or ElasticDL reads files
+(`training_data`, or the job's flag --training_data) and each minibatch contains its records.  The first script that
+reports decides for all scripts on the data and the size of minibatches.
 
-`OutstandingMinibatches`: those that a script has drawn and not reported yet, oldest first.
+`OutstandingMinibatches`: minibatches that a script has drawn and not reported yet, oldest first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LAST_REPORTS_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TaskShard:
-    """A task as `fetch_shard` gives it: records `start` to `end` - 1 of a part, `indices` in the order to take."""
+    """A task returned by `fetch_shard`: records `start` to `end` - 1 of a shard; `indices` is their order."""
 
     name: str
     start: int
@@ -58,15 +58,15 @@ class TaskShard:
 
 @dataclass(slots=True)
 class _Task:
-    """A lease being worked off."""
+    """A lease in progress."""
 
     held: HeldLease
-    sizes: list[int]  # of its minibatches
+    sizes: list[int]  # records of each of its minibatches
     done: set[int]
 
 
 def _warn_of_unused_flags(spec: JobSpec, plan: pb.Plan) -> None:
-    """Log the flags of the job that a script contradicts: the script's numbers hold."""
+    """Log the job's flags that the script overrides."""
     defaults = JobSpec()
     for flag, given, default, used in (
         ("num_epochs", spec.num_epochs, defaults.num_epochs, plan.num_epochs),
@@ -77,12 +77,12 @@ def _warn_of_unused_flags(spec: JobSpec, plan: pb.Plan) -> None:
 
 
 def _take_over(held: HeldLease) -> None:
-    """Keep the minibatches of a task that other workers have trained."""
+    """Mark the minibatches of a task that other workers have trained as done."""
     held.committed.update(held.lease.committed)
 
 
 class DataShardService:
-    """The ledger as a script sees it; one in a process.  Thread-safe."""
+    """The script's view of the ledger; one instance per process.  Thread-safe."""
 
     def __init__(
         self,
@@ -95,26 +95,26 @@ class DataShardService:
         data_reader_params: dict[str, object] | None = None,
         session: ScriptSession | None = None,
     ) -> None:
-        """Join the job and report what the data are; the first report of a script holds for all.
+        """Join the job and report what the data are; the first report of any script holds for all.
 
         Args:
-            batch_size: records of a minibatch; 0: --minibatch_size.
+            batch_size: Records per minibatch; 0: --minibatch_size.
             num_epochs: None: --num_epochs; 0: endless.
-            dataset_size: number of records that the script holds itself.
-            shuffle: permute records within each task (tasks always are); None: --shuffle.
-            num_minibatches_per_shard: minibatches of a task; 0: --num_minibatches_per_task.
-            training_data: files to read; empty: --training_data.
-            data_reader_params: parameters of their reader; None: --data_reader_params.
-            session: of the elastic controller that draws from this service; None: the script itself draws.
+            dataset_size: Number of records that the script holds itself.
+            shuffle: Permute records within each task (tasks always are permuted); None: --shuffle.
+            num_minibatches_per_shard: Minibatches per task; 0: --num_minibatches_per_task.
+            training_data: Files to read; empty: --training_data.
+            data_reader_params: Parameters of their reader; None: --data_reader_params.
+            session: Session of the elastic controller that draws from this service; None: the script itself draws.
 
         Raises:
-            DataError: there are no data, or none like this.
-            JobError: the master cannot be reached, or the script has another service, or a controller.
+            DataError: There are no data, or not the requested ones.
+            JobError: The master cannot be reached, or the script already has another service or a controller.
         """
         self._is_of_controller, self._process_id = session is not None, process_of_script()
         self.session = session or ScriptSession.join()
         self._lock = threading.Lock()
-        self._trained = AppliedSet()  # by this process
+        self._trained = AppliedSet()  # reported by this process
         spec = self.session.spec
         self._source = _source_of(self.session, training_data, dataset_size, data_reader_params)
         wanted = pb.Plan(
@@ -130,7 +130,7 @@ class DataShardService:
             self._link, lambda kind: self._source.reader, _take_over, spec.seed, self.shuffles, clock
         )
         self.reporter = Reporter(self._link, spec.log_loss_steps)
-        self._open: dict[int, _Task] = {}  # by lease
+        self._open: dict[int, _Task] = {}  # tasks in progress, by lease
         self._drawn = OutstandingMinibatches()
         self._fetching: Iterator[TaskRecords] | None = None
         self._one_fetches = threading.Lock()
@@ -143,24 +143,25 @@ class DataShardService:
     # The data ---------------------------------------------------------------------------------------------------
 
     def minibatches(self, waits: bool = True) -> Generator[Minibatch, None, None]:
-        """Minibatches in order; each is to be reported by `done` when it is in the model.
+        """Yield minibatches in order; report each by `done` once it is in the model.
 
-        The next iterator yields again the minibatches of an abandoned one that were not reported.  It may
-        be drawn ahead of the reports, in another thread, too: but not farther than two tasks, where it waits.
+        After an iterator is abandoned, the next one yields its unreported minibatches again.  An iterator may run ahead
+        of the reports, also in another thread, by at most two tasks; then it blocks.
 
         Args:
-            waits: False: where nothing can be had before minibatches that were drawn are reported, it ends; ask again
-                after that.  It is at its true end when `is_over`.
+            waits: False: end the iteration instead of blocking until drawn minibatches are reported; report, then
+                iterate again.  The data are exhausted when `is_over`.
 
         Raises:
-            JobError: the job trains by AllReduce, and no elastic controller draws; or this is another process.
+            JobError: The job trains by AllReduce but no elastic controller draws, or this is not the process that made
+                the service.
         """
         self._check_draws()
         for task in self.tasks.records(pb.TRAINING, lambda: waits or not self._has_open()):
             yield from self._minibatches_of(task)
 
     def __iter__(self) -> Iterator[Minibatch]:
-        """Minibatches, each reported when the next one is asked for, unless `done` was called before."""
+        """Yield minibatches; each is reported when the next one is requested, unless `done` was called before."""
         minibatches = self.minibatches()
         while True:
             with self.session.clock.during(Activity.INPUT):
@@ -174,10 +175,10 @@ class DataShardService:
         """Report that a minibatch is in the model.
 
         Args:
-            loss: its mean loss, for the log.
+            loss: Its mean loss, for the log.
 
         Returns:
-            Whether its task is complete by that; False, too, when its lease is lost and others compute it again.
+            Whether this completes its task.  Also False if its lease was lost; another worker then trains it again.
         """
         with self._lock:
             task = self._open.get(minibatch.lease)
@@ -195,10 +196,10 @@ class DataShardService:
         return is_complete
 
     def failed(self, minibatch: Minibatch, error: str, details: str = "") -> None:
-        """Report that a minibatch cannot be computed: its task goes to another worker, and is charged to the job.
+        """Report that a minibatch cannot be computed: its task goes to another worker and uses up a retry of the job.
 
         Raises:
-            JobError: there is no other worker: this process is alone.
+            JobError: This process runs without a master, so there is no other worker.
         """
         self.reporter.drain()
         self._link.fail(minibatch.lease, minibatch.n, error, details, [])
@@ -209,10 +210,10 @@ class DataShardService:
             self.tasks.close(task.held)
 
     def undone(self, minibatch: Minibatch) -> bool:
-        """Take back `done`: the model is an older one now.
+        """Revert `done`, because the model has been rolled back.
 
         Returns:
-            Whether it is still to be trained here; False: its lease is lost, or its task was complete.
+            Whether this worker still has to train it; False: its lease is lost, or its task was complete.
         """
         self.reporter.drain()
         held = self._link.leases.get(minibatch.lease)
@@ -225,53 +226,53 @@ class DataShardService:
         return True
 
     def holds(self, minibatch: Minibatch) -> bool:
-        """Whether its lease is still this worker's."""
+        """Return whether this worker still holds the minibatch's lease."""
         return self._link.leases.get(minibatch.lease) is not None
 
     def records_of(self, shard: str, indices: Sequence[int], identity: str = "") -> list[bytes]:
-        """Records by their numbers in a part of files that ElasticDL reads; none where the script holds the data.
+        """Return records of a shard that ElasticDL reads, by number; none if the script holds the data.
 
         Args:
-            identity: of the part, which must still have it; empty: any.
+            identity: Identity that the shard must still have; empty: any.
 
         Raises:
-            DataError: they cannot be read.
+            DataError: The records cannot be read.
         """
         return self._source.records(shard, indices, identity)
 
     @property
     def is_over(self) -> bool:
-        """There are no more data in this job."""
+        """Whether this job has no more data."""
         return self.tasks.is_over
 
     def get_minibatch_count_per_epoch(self) -> int:
-        """Return the minibatches of an epoch, of all workers together."""
+        """Return the number of minibatches in an epoch, over all workers."""
         return int(self.plan.num_minibatches)
 
     def has_rest_of(self, epoch: int, newest_lease: int) -> bool:
-        """With a fixed global batch: see `MasterLink.has_rest_of`."""
+        """See `MasterLink.has_rest_of`; for a fixed global batch."""
         link = self.session.link
         return link is not None and link.has_rest_of(epoch, newest_lease)
 
     def metadata(self) -> Metadata:
-        """Column names and the like, of files that ElasticDL reads."""
+        """Return column names and more, for files that ElasticDL reads."""
         return self._source.reader.metadata()
 
     @property
     def has_records(self) -> bool:
-        """Minibatches bring their records."""
+        """Whether minibatches contain their records."""
         return self._source.has_records
 
     def is_training_over(self) -> bool:
-        """For a pod that only evaluates: whether all commands that train have ended."""
+        """Return whether all commands that train have ended; for a pod that only evaluates."""
         link = self.session.link
         return link is None or link.is_over()
 
     def report_session(self, event: pb.SessionEvent) -> None:
-        """From the chief of TensorFlow's own servers: report events of the model that they hold.
+        """Report an event of the model on TensorFlow's own parameter servers; only for the chief.
 
         Raises:
-            JobError: this worker is not the chief.
+            JobError: This worker is not the chief.
         """
         link = self.session.link
         if link is None:
@@ -281,22 +282,22 @@ class DataShardService:
         ack = link.report_session(event)
         if not ack.accepted:
             raise JobError(f"the master rejected a report of TensorFlow's session: {ack.reason}")
-        if event == pb.RESTORED:  # the master has taken all leases back; another thread may have got a new one by now
+        if event == pb.RESTORED:  # the master has revoked all leases; another thread may hold a new one by now
             link.leases.revoke(before)
             with self._lock:
                 for lease in before:
                     self._open.pop(lease, None)
 
     def stop_training(self, reason: str) -> None:
-        """End training early, on purpose: no worker of the job is given more data than it has begun with.
+        """End training early, on purpose: workers finish their current data and get no more.
 
-        Without it a job whose scripts end before the end of the data has failed.
+        If scripts end before the end of the data without this call, the job has failed.
 
         Args:
-            reason: for the log.
+            reason: For the log.
 
         Raises:
-            JobError: the master cannot be reached.
+            JobError: The master cannot be reached.
         """
         if self.session.is_server:
             return
@@ -306,7 +307,7 @@ class DataShardService:
             raise JobError(f"the master does not stop training: {ack.reason}")
 
     def close(self) -> None:
-        """Wait until the master has all reports; also done at the end of the process."""
+        """Wait until the master has received all reports; called automatically when the process ends."""
         self.reporter.drain(_LAST_REPORTS_S)
         if self.session.link is not None:
             self.session.link.report_time()
@@ -314,9 +315,9 @@ class DataShardService:
     # The original's calls ---------------------------------------------------------------------------------------
 
     def stream(self) -> Iterator[Minibatch]:
-        """Minibatches for an input pipeline in another thread, to be reported by `report_batch_done` in order.
+        """Yield minibatches for an input pipeline in another thread; report them in order by `report_batch_done`.
 
-        A new stream takes the place of the one before, and begins with what that one has not got reported.
+        A new stream replaces the previous one, and begins with its unreported minibatches.
         """
         number = self._drawn.begin_stream()
         for minibatch in self.minibatches():
@@ -325,10 +326,10 @@ class DataShardService:
             yield minibatch
 
     def fetch_shard(self) -> TaskShard | None:
-        """The next task, waiting for one if need be; None when there are no more data.
+        """Return the next task, waiting if necessary; None when there are no more data.
 
         Raises:
-            JobError: the job trains by AllReduce, whose data come by an elastic controller.
+            JobError: The job trains by AllReduce, with data assigned by an elastic controller.
         """
         self._check_draws()
         with self._one_fetches, self._waiting_for_input():
@@ -336,7 +337,7 @@ class DataShardService:
             for task in self._fetching:
                 minibatches = list(self._minibatches_of(task))
                 held = self._link.leases.get(task.lease)
-                if minibatches and held is not None:  # else it is done, or was taken back at this moment
+                if minibatches and held is not None:  # else it is done, or was revoked a moment ago
                     self._drawn.add(minibatches)
                     indices = [index for minibatch in minibatches for index in minibatch.indices]
                     return TaskShard(held.lease.shard.name, held.lease.shard.start, held.lease.shard.end, indices)
@@ -346,11 +347,11 @@ class DataShardService:
         """Report that records of fetched shards are in the model, oldest first.
 
         Args:
-            batch_size: number of records; None: one minibatch, whatever its size.
-            err_msg: why the oldest task has failed, in the place of such a report.
+            batch_size: Number of records; None: one minibatch, whatever its size.
+            err_msg: If set, reports instead that the oldest task has failed, with this reason.
 
         Returns:
-            Whether a task is complete by that.
+            Whether this completes a task.
         """
         if err_msg:
             oldest = self._drawn.drop_oldest_task()
@@ -363,19 +364,19 @@ class DataShardService:
         return completes
 
     def get_current_task(self) -> HeldLease | None:
-        """The lease of the oldest minibatch that was fetched and not reported."""
+        """Return the lease of the oldest fetched minibatch that is not reported."""
         oldest = self._drawn.oldest()
         return None if oldest is None else self._link.leases.get(oldest.lease)
 
     def _ledger(self) -> pb.AppliedSet:
-        """Return the reports of this process: a killed master may have lost those of its last second."""
+        """Return the reports of this process: a killed master may have lost the reports of its last second."""
         with self._lock:
             return self._trained.to_message()
 
     # Behind them ------------------------------------------------------------------------------------------------
 
     def _agree(self, wanted: pb.Plan) -> tuple[pb.Plan, MasterLink | AloneLink]:
-        """Return the plan in force, and what hands out its tasks."""
+        """Return the plan in force, and the link that assigns its tasks."""
         link, spec = self.session.link, self.session.spec
         if link is None:
             plan = self._source.plan_alone(wanted)
@@ -386,11 +387,11 @@ class DataShardService:
         return plan, link
 
     def _check_draws(self) -> None:
-        """Check that data can come to this process: under AllReduce the master hands out none before a group stands.
+        """Check that this process can get data: under AllReduce the master assigns none before a group is formed.
 
         Raises:
-            JobError: no group will; or this process is a copy of that which has made the service, or has imported its
-                script.
+            JobError: No group will form; or this process is a fork of the one that made the service, or has imported
+                its script.
         """
         if os.getpid() != self._process_id:
             raise _of_another_process(self._process_id)
@@ -404,7 +405,7 @@ class DataShardService:
             )
 
     def _waiting_for_input(self) -> AbstractContextManager[None]:
-        """Count the block's time as input, if it is in the thread whose time is reported; others draw ahead of it."""
+        """Count the block's time as input if this is the reported thread; other threads draw ahead of it."""
         is_main = threading.current_thread() is threading.main_thread()
         return self.session.clock.during(Activity.INPUT) if is_main else nullcontext()
 
@@ -413,7 +414,7 @@ class DataShardService:
             return bool(self._open)
 
     def _minibatches_of(self, task: TaskRecords) -> Iterator[Minibatch]:
-        """Those of a task that are not reported."""
+        """Yield the unreported minibatches of a task."""
         held = self._link.leases.get(task.lease)
         if held is None:
             return
@@ -447,7 +448,7 @@ class DataShardService:
 
 
 class RecordIndexService(DataShardService):
-    """Record by record: for map-style data sets with an order of their own.
+    """Gives single records, for map-style data sets with their own order.
 
     Report by `report_batch_done(number of records)`, in the order in which records were fetched.
     """
@@ -458,10 +459,10 @@ class RecordIndexService(DataShardService):
         self._fetch_lock = threading.Lock()
 
     def fetch_record_index(self) -> int:
-        """The number of the next record.
+        """Return the number of the next record.
 
         Raises:
-            StopIteration: there are no more data.
+            StopIteration: There are no more data.
         """
         with self._fetch_lock:
             while not self._indices:
@@ -484,7 +485,7 @@ def _of_another_process(process_id: int) -> JobError:
 def _source_of(
     session: ScriptSession, training_data: str, dataset_size: int, data_reader_params: dict[str, object] | None
 ) -> ScriptSource:
-    """Return the data source of the script, or else of the job's flags; TensorFlow's servers take none."""
+    """Return the data source given by the script, or by the job's flags; parameter servers have none."""
     if session.is_server:
         return ScriptSource.none()
     says_itself = bool(dataset_size or training_data) or data_reader_params is not None
@@ -500,15 +501,15 @@ class Minibatch:
     """The n-th minibatch of a task: the same records in every worker.
 
     Attributes:
-        lease: under which it was handed out.
-        epoch: from 0.
-        task: its number in the epoch.
-        n: its number in the task.
-        shard: name of the part of the source; empty where only a size is known.
-        indices: numbers of its records in that part.
-        records: the records themselves, where ElasticDL reads them.
-        ends_lease: the last one under its lease.
-        identity: of the part; see `Shard`.
+        lease: The lease that it belongs to.
+        epoch: Counted from 0.
+        task: Number of its task in the epoch.
+        n: Its number in the task.
+        shard: Name of the shard; empty if only the size of the data is known.
+        indices: Numbers of its records in the shard.
+        records: The records themselves, if ElasticDL reads them.
+        ends_lease: It is the last minibatch of its lease.
+        identity: Identity of the shard; see `Shard`.
     """
 
     lease: int
@@ -523,7 +524,7 @@ class Minibatch:
 
     @property
     def name(self) -> Name:
-        """Unique in the job."""
+        """A name that is unique in the job."""
         return (self.epoch, self.task, self.n)
 
     def __len__(self) -> int:
@@ -531,16 +532,16 @@ class Minibatch:
 
 
 class OutstandingMinibatches:
-    """Minibatches that are reported in order, by number or by records.  Thread-safe."""
+    """Minibatches that are reported in order, by minibatch or by number of records.  Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._minibatches: deque[Minibatch] = deque()
-        self._records = 0  # reported, beyond the minibatches that were taken
-        self._stream = 0  # number of the newest one
+        self._records = 0  # reported records that do not complete a minibatch yet
+        self._stream = 0  # number of the newest stream
 
     def begin_stream(self) -> int:
-        """Forgets all; only the stream of this number may add from now on."""
+        """Clear the queue and return the number of a new stream; only that stream can add minibatches from now on."""
         with self._lock:
             self._stream += 1
             self._minibatches.clear()
@@ -548,7 +549,7 @@ class OutstandingMinibatches:
             return self._stream
 
     def add(self, minibatches: Iterable[Minibatch], stream: int | None = None) -> bool:
-        """Whether they were added: False if a newer stream has begun."""
+        """Add minibatches; return False, without adding them, if a newer stream has begun."""
         with self._lock:
             if stream not in (None, self._stream):
                 return False
@@ -560,7 +561,7 @@ class OutstandingMinibatches:
             return self._minibatches[0] if self._minibatches else None
 
     def take_reported(self, num_records: int | None) -> list[Minibatch]:
-        """Take the minibatches that a number of further records completes; None: the oldest one, of any size."""
+        """Remove and return the minibatches completed by this number of records; None: the oldest one, of any size."""
         with self._lock:
             if num_records is None:
                 return [self._minibatches.popleft()] if self._minibatches else []
@@ -572,7 +573,7 @@ class OutstandingMinibatches:
             return found
 
     def drop_oldest_task(self) -> Minibatch | None:
-        """Takes all of the oldest one's lease; gives that one."""
+        """Remove all minibatches of the oldest one's lease; return the oldest one."""
         with self._lock:
             if not self._minibatches:
                 return None

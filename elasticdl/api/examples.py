@@ -1,4 +1,4 @@
-"""For a `feed` without TensorFlow: reads records that are tf.train.Example."""
+"""Parse tf.train.Example records in a `feed` without TensorFlow."""
 
 from elasticdl.data.example import parse_examples
 

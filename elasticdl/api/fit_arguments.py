@@ -1,4 +1,4 @@
-"""Arguments of `elasticdl.fit` that Keras's `fit` has: weights of classes, a part for validation, callbacks."""
+"""Arguments that `elasticdl.fit` shares with Keras's `fit`: class weights, the validation split, callbacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def as_fitted(x: Any, y: Any, sample_weight: Any, class_weight: Mapping[int, flo
     """Return the training data as one object.
 
     Raises:
-        FlagError: the arguments contradict each other.
+        FlagError: The arguments contradict each other.
     """
     if x is None:
         raise FlagError("fit was given no data.", "Give x and y, a PyDataset or a tf.data.Dataset.")
@@ -45,7 +45,7 @@ def as_fitted(x: Any, y: Any, sample_weight: Any, class_weight: Mapping[int, flo
 
 
 def _weights_of(y: Any, class_weight: Mapping[int, float]) -> Any:
-    """The weight of each sample: that of its class, 1 where none is given."""
+    """Return the weight of each sample: the weight of its class, or 1 if the class has none."""
     if tf.nest.is_nested(y):
         raise FlagError(
             f"class_weight is for a single array of labels, and y is a {type(y).__name__}.",
@@ -59,7 +59,7 @@ def _weights_of(y: Any, class_weight: Mapping[int, float]) -> Any:
             f"class_weight is for labels of one class a sample, and y has the shape {np.shape(y)}.",
             "Give sample_weight.",
         )
-    labels = np.round(labels).astype("int32")  # as Keras does: smoothed ones, too, are of a class
+    labels = np.round(labels).astype("int32")  # as in Keras: a smoothed label also belongs to a class
     weights = np.ones(len(labels), keras.config.floatx())
     for one, weight in class_weight.items():
         weights[labels == one] = weight
@@ -67,13 +67,13 @@ def _weights_of(y: Any, class_weight: Mapping[int, float]) -> Any:
 
 
 def split(training: Any, share: float) -> tuple[Any, Any]:
-    """Return arrays without their last part, which is for validation, and that part.
+    """Split arrays into the training part and the last part, for validation.
 
     Args:
-        share: of the samples, in (0, 1).
+        share: Fraction of the samples for validation, in (0, 1).
 
     Raises:
-        FlagError: a part would be empty, or the data are no arrays.
+        FlagError: A part would be empty, or the data are not arrays.
     """
     if not isinstance(training, tuple):
         raise FlagError(
@@ -92,7 +92,7 @@ def split(training: Any, share: float) -> tuple[Any, Any]:
 
 
 def _sliceable(leaf: Any) -> Any:
-    """An array of which rows can be cut; one of pandas by place, whatever its index."""
+    """Return an array with sliceable rows; pandas objects are sliced by position, whatever their index."""
     leaf = getattr(leaf, "iloc", leaf)
     leaf = leaf.obj.to_numpy() if hasattr(leaf, "obj") else leaf
     if not np.ndim(leaf):
@@ -103,17 +103,18 @@ def _sliceable(leaf: Any) -> Any:
 
 
 def write_callbacks(callbacks: Iterable[Any] | Any, path: Path, results: Path) -> list[Any]:
-    """Write callbacks for the workers, their relative paths as those of this process.
+    """Write callbacks for the workers; their relative paths are resolved in this process.
 
     Args:
-        callbacks: as in Keras, a single one or None, too.
-        results: the directory for what `fit` takes back.
+        callbacks: As in Keras, including a single one or None.
+        results: The directory for results that `fit` reads after the job.
 
     Returns:
-        Those that are written; behind an EarlyStopping that restores the best weights the one that keeps them.
+        The written callbacks; an EarlyStopping that restores the best weights is followed by a callback that saves
+        them.
 
     Raises:
-        ModelDefinitionError: one has no place in a job, or cannot be sent to another process.
+        ModelDefinitionError: A callback cannot work in a job, or cannot be sent to another process.
     """
     is_single = callbacks is not None and not isinstance(callbacks, Iterable)
     given = [callbacks] if is_single else list(callbacks or ())
@@ -139,11 +140,11 @@ def write_callbacks(callbacks: Iterable[Any] | Any, path: Path, results: Path) -
 
 
 class _OfScriptError(Exception):
-    """A class or function that no other process can import."""
+    """A class or function that another process cannot import."""
 
 
 class _Checked(pickle.Pickler):
-    """Refuses what is written as the name of something in `__main__`."""
+    """A pickler that refuses references to names in `__main__`."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
@@ -152,13 +153,13 @@ class _Checked(pickle.Pickler):
 
 
 def read_callbacks(path: Path) -> list[Any]:
-    """The inverse of `write_callbacks`."""
+    """Read callbacks written by `write_callbacks`."""
     found: list[Any] = pickle.loads(path.read_bytes())
     return found
 
 
 def _restoring_apart(callback: Any, number: int, results: Path) -> list[Any]:
-    """Return an EarlyStopping that restores the best weights as one that stops, and one that keeps the weights."""
+    """Split an EarlyStopping that restores the best weights: one callback stops, another saves the weights."""
     if not isinstance(callback, keras.callbacks.EarlyStopping) or not callback.restore_best_weights:
         return [callback]
     stopping = copy.copy(callback)

@@ -1,6 +1,6 @@
-"""What workers write for `elasticdl.fit`, and what it takes back: the history, and the newest or the best weights.
+"""Results that workers write for `elasticdl.fit`: the history, and the newest or the best weights.
 
-Each file may be written twice, when a worker is lost.
+Each file may be written twice if a worker is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WEIGHTS = "weights.npz"
 
 
 class WriteBack(keras.callbacks.Callback):  # type: ignore[misc]
-    """Writes the numbers of each epoch, and the newest weights."""
+    """Writes the logs of each epoch, and the newest weights."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -39,13 +39,13 @@ class WriteBack(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class BestWeights(keras.callbacks.Callback):  # type: ignore[misc]
-    """Writes the weights that an `EarlyStopping` restores, each time that an epoch is the best one yet."""
+    """Writes the weights that an `EarlyStopping` restores, after each epoch that is the best so far."""
 
     def __init__(self, stopping: keras.callbacks.EarlyStopping, number: int, directory: Path) -> None:
         """
         Args:
-            number: among the callbacks; of several the last one that has best weights restores them.
-            directory: of `WriteBack`.
+            number: Position among the callbacks; of several with best weights the last one restores them.
+            directory: The directory of `WriteBack`.
         """
         super().__init__()
         self._stopping = stopping
@@ -63,12 +63,12 @@ class BestWeights(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def best_epoch(stopping: keras.callbacks.EarlyStopping, epochs: Sequence[Mapping[str, float]]) -> int | None:
-    """Return the epoch, from 0, of which Keras's `EarlyStopping` keeps the weights; None: of none.
+    """Return the epoch, from 0, whose weights Keras's `EarlyStopping` keeps; None: no epoch.
 
-    An epoch with a NaN is never the best, as for the master; Keras keeps a first one for good.
+    An epoch with a NaN is never the best, as for the master; in Keras a NaN in the first epoch stays the best.
 
     Args:
-        epochs: the logs of each.
+        epochs: The logs of each epoch.
     """
     of_keras = copy.copy(stopping)
     of_keras.restore_best_weights = True
@@ -81,10 +81,10 @@ def best_epoch(stopping: keras.callbacks.EarlyStopping, epochs: Sequence[Mapping
 
 
 def take_back(model: Any, directory: Path) -> keras.callbacks.History:
-    """Give a model the weights that a job has left in a directory, and return its history.
+    """Set the weights of a model from the results of a job, and return its history.
 
     Raises:
-        ElasticDLError: there are none.
+        ElasticDLError: The directory has no weights.
     """
     best = max(directory.glob("best-*.npz"), key=_numbers_in, default=None)
     weights = best or directory / _WEIGHTS
@@ -113,14 +113,14 @@ def _numbers_in(path: Path) -> list[int]:
 
 def _write_weights(path: Path, model: Any) -> None:
     weights = model.get_weights()
-    known = [one.astype("float32") if one.dtype.kind == "V" else one for one in weights]  # files have no bfloat16
+    known = [one.astype("float32") if one.dtype.kind == "V" else one for one in weights]  # .npz has no bfloat16
     with _published(path) as file:
         np.savez(file, *known)
 
 
 @contextmanager
 def _published(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name once it is whole."""
+    """Open a temporary file that gets its final name when it is complete."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("wb") as file:
         yield file

@@ -1,6 +1,6 @@
 """`elasticdl.fit`: `model.fit` by a local job of several worker processes.
 
-Hands the model and its data to the workers by files, and takes the weights and the history back; the job is that of
+Writes the model and its data to files for the workers, and reads the weights and the history back; the job is that of
 `elasticdl.train`.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.models.functional import Functional  # the class of all functional models has no public name
+from keras.src.models.functional import Functional  # the base class of functional models has no public name
 
 from elasticdl.api.callbacks import SavedModelExporter
 from elasticdl.api.fit_arguments import as_fitted, read_callbacks, split, write_callbacks
@@ -47,10 +47,10 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.sdk import FlagValue, JobHandle
 from elasticdl_client.sdk import start as sdk
 
-_BLOCK = 4096  # rows copied at once
+_BLOCK = 4096  # number of rows to copy at a time
 _MODEL, _MODULE = "model.keras", "fitted"
 _MODULE_DIRECTORY, _CALLBACKS, _JOB = "module", "callbacks.pickle", "job"  # below the directory of `fit`
-_OWN_FLAGS = {  # flag → the argument of `fit` that it follows from
+_OWN_FLAGS = {  # flag → the argument of `fit` that sets it
     "model_zoo": "model",
     "model_def": "model",
     "training_data": "x and y",
@@ -64,14 +64,15 @@ _OWN_FLAGS = {  # flag → the argument of `fit` that it follows from
     "job_dir": "directory",
     "precision": "the dtype policy that the model was made under",
 }
-_OF_KERAS = {  # arguments of Keras's `fit` that have no place here → what to do
+_OF_KERAS = {  # unsupported arguments of Keras's `fit` → what to do instead
     "initial_epoch": "A job counts its epochs from 0; the model's weights are those that it has now.",
     "steps_per_epoch": "An epoch is one pass over the data; max_step=N ends the job after N minibatches.",
     "validation_steps": "All of the validation data are evaluated: give fewer.",
     "validation_batch_size": "Validation takes the minibatches of the workers, of which a step of batch_size consists.",
     "validation_freq": "The validation data are evaluated after each epoch; evaluation_steps=N says otherwise.",
 }
-_WITHOUT_POLICY = (keras.layers.InputLayer, keras.Sequential, Functional)  # in files; they only pass tensors on
+# Saved without a dtype policy, because they only pass tensors on.
+_WITHOUT_POLICY = (keras.layers.InputLayer, keras.Sequential, Functional)
 _KNOWN_PACKAGES = ("keras", "builtins", "elasticdl", "elasticdl_preprocessing")
 _SOURCE = '''"""Written by elasticdl.fit."""
 
@@ -118,37 +119,37 @@ def fit(
     verbose: int | str = "auto",
     **flags: FlagValue,
 ) -> Any:
-    """Train a compiled model by a local job; its weights become those that the job has trained.
+    """Train a compiled model by a local job, and give it the trained weights.
 
     Args:
-        model: a compiled `keras.Model`.  Classes and functions of your own must be in a module, and registered
-            (`keras.saving.register_keras_serializable`), for workers load the model from a file.
-        x: arrays as for `model.fit`, or a `keras.utils.PyDataset` or `tf.data.Dataset` that holds the labels, too; one
-            pass over these is written to the directory.
-        y: labels of arrays.
-        sample_weight: of arrays, a weight for each sample.
-        class_weight: of arrays with one class a sample, a weight for each class instead; 1 for those left out.
-        batch_size: samples of a step, of all workers together; the losses do not depend on their number.
-        epochs: passes over the data.
-        validation_data: (x, y), (x, y, sample_weight), a `PyDataset` or a `tf.data.Dataset`, for the metrics of each
+        model: A compiled `keras.Model`.  Your own classes and functions must be in a module and registered
+            (`keras.saving.register_keras_serializable`), because workers load the model from a file.
+        x: Arrays as for `model.fit`, or a `keras.utils.PyDataset` or `tf.data.Dataset` that also contains the labels;
+            one pass over such a data set is written to the directory.
+        y: Labels, if `x` is arrays.
+        sample_weight: A weight for each sample, if `x` is arrays.
+        class_weight: Instead, a weight for each class, if each sample has one class; missing classes have weight 1.
+        batch_size: Samples per step, over all workers; the losses do not depend on the number of workers.
+        epochs: Passes over the data.
+        validation_data: (x, y), (x, y, sample_weight), a `PyDataset` or a `tf.data.Dataset`, for the metrics after each
             epoch.
-        validation_split: the share of the arrays, their end, that is used so instead of for training.
-        callbacks: those that work in a job, see docs/callbacks.md; they run in workers, so their objects here do not
-            change.  A relative path is one of this process.
-        shuffle: permute the samples anew in each epoch.
-        num_workers: processes that train.
-        directory: a new one, for the model, the data and the job, which stays; empty: a temporary one.
-        progress: show the job.
-        verbose: as in Keras: 0 shows nothing of the job.
-        **flags: other flags of `elasticdl train`.
+        validation_split: Fraction of the arrays, taken from their end, to validate on instead of training.
+        callbacks: Callbacks that work in a job, see docs/callbacks.md.  They run in workers, so the objects in this
+            process do not change.  A relative path is relative to this process.
+        shuffle: Permute the samples anew in each epoch.
+        num_workers: Number of processes that train.
+        directory: A new directory for the model, the data and the job, which is kept; empty: a temporary one.
+        progress: Show the job's progress.
+        verbose: As in Keras; 0 shows nothing of the job.
+        **flags: Other flags of `elasticdl train`.
 
     Returns:
-        A `keras.callbacks.History`: by epoch `loss`, that of the newest minibatch, and as `val_NAME` the metrics
-        of the validation data.
+        A `keras.callbacks.History`: per epoch `loss` (of the newest minibatch) and, as `val_NAME`, the metrics of the
+        validation data.
 
     Raises:
-        ElasticDLError: the model, the data or a flag cannot be used, or the job has failed; its directory stays then.
-        KeyboardInterrupt: Ctrl-C, which ends the job, as the end of this process does.
+        ElasticDLError: The model, the data or a flag cannot be used, or the job has failed; its directory is then kept.
+        KeyboardInterrupt: Ctrl-C; it ends the job, as does the end of this process.
     """
     _check_flags(flags)
     flags |= _flags_of_steps(batch_size, epochs, num_workers) | {"shuffle": shuffle}
@@ -156,7 +157,7 @@ def fit(
     given = as_fitted(x, y, sample_weight, class_weight)
     if validation_data is None and validation_split:
         given, held = split(given, validation_split)
-        validation_data = held if class_weight is None else held[:2]  # classes have weights in training alone
+        validation_data = held if class_weight is None else held[:2]  # class weights are for training only
     training = _opened(definition, given, Mode.TRAINING)
     _build(model, training)
     check_trainable(definition, model.trainable_variables)
@@ -164,7 +165,8 @@ def fit(
     with _new_directory(directory) as place:
         of_job = write_callbacks(callbacks, place / _CALLBACKS, place / _MODULE_DIRECTORY)
         of_fit = _flags_of(place, validation) | flags
-        _check_restores(of_job, sdk.spec_of(JobType.TRAIN, of_fit, lambda note: None))  # before the data are written
+        # Fail before the data are written.
+        _check_restores(of_job, sdk.spec_of(JobType.TRAIN, of_fit, lambda note: None))
         _hand_over(model, training, validation, place / _MODULE_DIRECTORY)
         job = sdk.start(JobType.TRAIN, of_fit, progress=progress and verbose != 0, ends_with_caller=True)
     job.is_kept = bool(directory)
@@ -172,27 +174,27 @@ def fit(
 
 
 class HandedOver:
-    """The workers' side: the content of the directory that `fit` has written."""
+    """The workers' view of the directory that `fit` has written."""
 
     def __init__(self, directory: str, policy: str) -> None:
         """
         Args:
-            policy: the name of the model's dtype policy.
+            policy: Name of the model's dtype policy.
         """
         self._directory = Path(directory)
         self._policy = policy
 
     def load_model(self) -> Any:
-        """Load the model as it was given."""
+        """Load the model as it was passed to `fit`."""
         return _loaded_model(self._directory / _MODEL, self._policy)
 
     def arrays(self, mode: str) -> Any:
-        """Return the data of a mode, as `dataset` does; arrays stay on disk."""
+        """Return the data of a mode, as for a module's `dataset`; arrays stay on disk."""
         saved = json.loads((self._directory / f"{mode}.json").read_text())
         return _loaded(saved, self._directory, mode)
 
     def callbacks(self) -> list[Any]:
-        """Return the user's callbacks, and the one that writes the history and the weights."""
+        """Return the user's callbacks, and the callback that writes the history and the weights."""
         return [*read_callbacks(self._directory.parent / _CALLBACKS), WriteBack(self._directory)]
 
 
@@ -205,7 +207,7 @@ def _check_flags(flags: Mapping[str, FlagValue]) -> None:
 
 
 def _check_restores(callbacks: Sequence[Any], spec: JobSpec) -> None:
-    """Refuse what does not go with EarlyStopping(restore_best_weights=True), defaults of the environment, too."""
+    """Refuse flags, including defaults of the environment, that contradict EarlyStopping(restore_best_weights=True)."""
     if not any(isinstance(one, BestWeights) for one in callbacks):
         return
     with_it = "fit with EarlyStopping(restore_best_weights=True)"
@@ -224,10 +226,10 @@ def _check_restores(callbacks: Sequence[Any], spec: JobSpec) -> None:
 
 
 def _flags_of_steps(batch_size: int, epochs: int, num_workers: int) -> dict[str, FlagValue]:
-    """Return the flags by which the job's steps are those of Keras's `fit`.
+    """Return the flags that give the job the same steps as Keras's `fit`.
 
     Raises:
-        FlagError: there would be none, or a worker would have no sample of one.
+        FlagError: There would be no step, or a step without a sample for some worker.
     """
     if epochs < 1:
         raise FlagError(
@@ -243,7 +245,7 @@ def _flags_of_steps(batch_size: int, epochs: int, num_workers: int) -> dict[str,
 
 
 def _minibatch_size(batch_size: int, num_workers: int) -> int:
-    """Return the largest minibatch of a worker of which a step of the batch size consists."""
+    """Return the largest minibatch per worker that divides a step of the batch size."""
     if num_workers < 1 or batch_size < num_workers:
         raise FlagError(
             f"batch_size={batch_size} with num_workers={num_workers}: a worker would have no sample of a step.",
@@ -263,7 +265,7 @@ def _checked(model: Any) -> ModelDefinition:
     bare = ModelDefinition("elasticdl.fit", "the model", lambda: model)
     check_overrides(bare.path, model, Mode.TRAINING)
     definition = completed(bare, model)
-    # A worker traces the user's layers, and finds out whether they add the loss.
+    # Whether the user's layers add the loss is known only once a worker traces them.
     may_add_loss = may_do_without_loss(definition, model) and has_own_code(model)
     check_complete(definition, ("optimizer",) if may_add_loss else ("loss", "optimizer"))
     check_compiled(bare, model, None, ())
@@ -272,7 +274,7 @@ def _checked(model: Any) -> ModelDefinition:
 
 
 def _build(model: Any, data: ModuleData) -> None:
-    """Give a model that begins without keras.Input the shapes of its data, as Keras does."""
+    """Build a model without keras.Input for the shapes of its data, as Keras does."""
     if model.built:
         return
     inputs = [
@@ -296,9 +298,9 @@ def _opened(definition: ModelDefinition, given: Any, mode: Mode) -> ModuleData:
 
 @contextmanager
 def _new_directory(directory: str | os.PathLike[str]) -> Iterator[Path]:
-    """Make a directory, without a name a temporary one; remove what is in it if the block raises.
+    """Make a directory (a temporary one for an empty name); remove its contents if the block raises.
 
-    A named one stays where a job has begun in it.
+    A named directory is kept once a job has begun in it.
     """
     place = Path(directory).absolute() if directory else Path(tempfile.mkdtemp(prefix="elasticdl-fit-"))
     is_new = not directory or not place.exists()
@@ -317,7 +319,7 @@ def _new_directory(directory: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _flags_of(place: Path, validation: ModuleData | None) -> dict[str, FlagValue]:
-    """Return the flags of a local job whose model and data `_hand_over` writes."""
+    """Return the flags of a local job that uses the model and data written by `_hand_over`."""
     flags: dict[str, FlagValue] = {
         "job_name": f"fit-{token_hex(3)}",
         "job_dir": place / _JOB,
@@ -326,7 +328,7 @@ def _flags_of(place: Path, validation: ModuleData | None) -> dict[str, FlagValue
         "training_data": OF_MODULE,
         "distribution_strategy": "AllReduceStrategy",
         "runtime": "local",
-        "precision": "fp32",  # whatever the environment asks for: the layers have their policies
+        "precision": "fp32",  # overrides the environment: each layer has its own policy
     }
     return flags if validation is None else flags | {"validation_data": OF_MODULE}
 
@@ -341,10 +343,10 @@ def _hand_over(model: Any, training: ModuleData, validation: ModuleData | None, 
 
 
 def write_module(model: Any, module: Path) -> None:
-    """Write the model, and the module by which workers load it.
+    """Write the model, and the module with which workers load it.
 
     Raises:
-        ModelDefinitionError: they cannot, or would load another one.
+        ModelDefinitionError: Workers could not load the model, or would load a different one.
     """
     if type(model).__module__ == "__main__":
         raise _of_script(f"The model of fit is a {type(model).__name__}, a class")
@@ -376,11 +378,11 @@ def _of_script(what: str) -> ModelDefinitionError:
 
 
 def _loaded_model(path: Path, policy: str) -> Any:
-    """Load a model under its dtype policy, which the files of most models leave out."""
+    """Load a model under its dtype policy, which most model files do not contain."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
-        with warnings.catch_warnings():  # of a model that has not been trained the file holds no state of the optimizer
+        with warnings.catch_warnings():  # an untrained model's file has no optimizer state
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             return keras.saving.load_model(path)
     finally:
@@ -388,7 +390,7 @@ def _loaded_model(path: Path, policy: str) -> Any:
 
 
 def _check_same(model: Any, loaded: Any) -> None:
-    """Refuse a model with settings that its class does not restore."""
+    """Refuse a model with settings that its class does not restore on loading."""
     lost = [
         f"{name} {setting}, and {other} in the loaded model"
         for (name, setting), (_, other) in zip(_settings(model), _settings(loaded), strict=False)
@@ -404,7 +406,7 @@ def _check_same(model: Any, loaded: Any) -> None:
 
 
 def _settings(model: Any) -> list[tuple[str, str]]:
-    """Return which weights are trained, and in what precision layers compute, by name."""
+    """Return, by name, which weights are trained and in which precision layers compute."""
     trained = {id(variable) for variable in model.trainable_variables}
     weights = [(one.path, "is trained" if id(one) in trained else "is frozen") for one in model.weights]
     layers = [layer for layer in model._flatten_layers() if not isinstance(layer, _WITHOUT_POLICY)]
@@ -412,7 +414,7 @@ def _settings(model: Any) -> list[tuple[str, str]]:
 
 
 def modules_of(path: Path) -> list[str]:
-    """Return the modules of the classes and functions of a saved model that are not Keras's."""
+    """Return the modules of the classes and functions of a saved model, except Keras's own."""
     with zipfile.ZipFile(path) as file:
         config = json.loads(file.read("config.json"))
     registered = {name.rpartition(">")[2]: one for name, one in keras.saving.get_custom_objects().items()}
@@ -471,7 +473,7 @@ def _loaded(saved: Any, directory: Path, mode: str) -> Any:
 
 
 def _result(job: JobHandle, model: Any, place: Path) -> Any:
-    """Wait for the job, give the model its weights, and return the history; remove the job, if it is not to stay."""
+    """Wait for the job, set the model's weights, and return the history; remove the job unless it is to be kept."""
     try:
         job.wait()
     except KeyboardInterrupt:

@@ -1,10 +1,10 @@
-"""Lightning's strategy for the workers of a job, which come and go; elsewhere it is the one of a single device.
+"""Lightning's strategy for the workers of a job, which come and go; outside of a job it is the single-device strategy.
 
     from elasticdl.api.lightning import ElasticStrategy
 
     Trainer(strategy=ElasticStrategy(), max_epochs=3).fit(model, DataLoader(…), …)
 
-The DataLoader for training becomes the elastic one, and each step of the optimizer a step of all workers.  The
+The DataLoader for training becomes the elastic one, and each optimizer step becomes a step of all workers.  The
 Trainer's counters follow the ledger: see elasticdl/api/pytorch/trainers.py.
 """
 
@@ -24,32 +24,32 @@ from elasticdl_client.errors import JobError
 
 
 class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
-    """See above, and docs/pytorch_trainers.md for what differs from other strategies."""
+    """Trains in all workers of a job; docs/pytorch_trainers.md lists differences to other strategies."""
 
     def __init__(self, device: str | torch.device = "", **keywords: Any) -> None:
         """
         Args:
-            device: empty: the GPU of this worker if it has one, else its CPU.
-            keywords: of `SingleDeviceStrategy`.
+            device: Empty: the GPU of this worker if it has one, else its CPU.
+            keywords: Arguments of `SingleDeviceStrategy`.
 
         Raises:
-            JobError: the master cannot be reached, or another launcher has started this process.
+            JobError: The master cannot be reached, or another launcher has started this process.
         """
         super().__init__(device or ("cuda:0" if torch.cuda.is_available() else "cpu"), **keywords)
         session = join_job()
         self._session = session if session.link is not None else None
         self._controller: ElasticController | None = None
-        self._has_stepped = False  # Lightning reduces lengths before
+        self._has_stepped = False  # before the first step Lightning may reduce: lengths of loaders
         self._has_ended = False
-        self._validation: AbstractContextManager[Any] = nullcontext()  # under way
+        self._validation: AbstractContextManager[Any] = nullcontext()  # context of the validation in progress
         if self._session is None:
             say_plain("ElasticStrategy", "SingleDeviceStrategy of Lightning")
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Return the elastic loader for training; validation has all of its data in each worker."""
+        """Return the elastic loader for training; a validation loader gives all of its data to each worker."""
         if self._session is None or not self.lightning_module.trainer.training:
             return super().process_dataloader(dataloader)
-        self._has_stepped = False  # Lightning reduces the length of a loader that it has made anew
+        self._has_stepped = False  # Lightning reduces the length of a newly made loader
         trainer, module = self.lightning_module.trainer, self.lightning_module
         if not module.automatic_optimization:
             raise JobError(
@@ -67,7 +67,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
                 "train in one call, or start another job that begins with the saved model",
             )
         if self._controller is not None:
-            return self._controller.loader(dataloader)  # of reload_dataloaders_every_n_epochs; refuses another data set
+            return self._controller.loader(dataloader)  # reload_dataloaders_every_n_epochs; refuses another data set
         num_epochs = max(0, trainer.max_epochs or 0)
         check_epochs(self._session.spec, num_epochs, "Trainer(max_epochs=…)")
         check_minibatch_size(self._session.spec, dataloader.batch_size, "batch_size of the DataLoader")
@@ -81,7 +81,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return self._controller.loader(dataloader)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **keywords: Any) -> Any:
-        """Make a step of all workers: forward, backward and the update."""
+        """Take a step with all workers: forward, backward and the update."""
         if self._controller is None:
             return super().optimizer_step(optimizer, closure, model, **keywords)
         self._has_stepped = True
@@ -90,19 +90,19 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return None
 
     def on_validation_start(self) -> None:
-        """Count the time of validation as that of an evaluation."""
+        """Start to count the time as evaluation."""
         if self._session is not None:
             self._validation = evaluating(self._session)
             self._validation.__enter__()
         super().on_validation_start()
 
     def on_validation_end(self) -> None:
-        """Count time as before it."""
+        """Stop counting the time as evaluation."""
         super().on_validation_end()
         self._validation.__exit__(None, None, None)
 
     def on_train_end(self) -> None:
-        """Leave the group; stop the job where the Trainer stops before the end of the data."""
+        """Leave the group; stop the job if the Trainer stops before the end of the data."""
         controller = self._controller
         if controller is not None:
             self._has_ended = True
@@ -116,20 +116,20 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
     @property
     def is_global_zero(self) -> bool:
-        """Return whether this worker has rank 0 at the moment: it writes checkpoints."""
+        """Whether this worker currently has rank 0 and therefore writes checkpoints."""
         return self._session is None or self._session.rank == 0
 
     def reduce(self, tensor: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Return what this worker has, which is all where it validates.
+        """Return this worker's tensor: a validation is complete in each worker.
 
         Raises:
-            JobError: in training, where other workers have other batches.
+            JobError: In training: other workers have other batches.
         """
         self._check_validates("sync_dist=True")
         return super().reduce(tensor, *arguments, **keywords)
 
     def all_gather(self, tensor: Any, *arguments: Any, **keywords: Any) -> Any:
-        """As `reduce`."""
+        """Return this worker's tensor, like `reduce`."""
         self._check_validates("all_gather()")
         return super().all_gather(tensor, *arguments, **keywords)
 

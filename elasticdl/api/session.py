@@ -1,10 +1,9 @@
-"""A script's place in its job: the link to the master, and the job's flags; or no job at all, when it runs by itself.
+"""A script's place in its job: the link to the master and the job's flags, or neither if the script runs by itself.
 
-There is one session in a process.  Nothing here knows of a framework.
+There is one session per process.  It does not depend on a framework.
 
-`AloneLink`: a job of one process without a master, the same tasks in the same order, granted and counted in memory.
-
-It stands in for the link to a master, so that a script that knows of ElasticDL runs by itself, too.
+`AloneLink`: a job of one process without a master, with the same tasks in the same order, assigned and counted in
+memory.  It replaces the link to a master, so that a script written for ElasticDL also runs by itself.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
 
 _OUR_THREADS = ("heartbeat", "reporter", "group watch")
-_HOLDER = "ELASTICDL_HOLDER"  # of a place in a job, and the process that has it; inherited by those that it starts
-_joined: tuple[str, ScriptSession] | None = None  # and its `_HOLDER`: a worker that registers again loses its place
+_HOLDER = "ELASTICDL_HOLDER"  # a place in a job, and the process that holds it; child processes inherit it
+_joined: tuple[str, ScriptSession] | None = None  # with its `_HOLDER`: a worker that registers again loses its place
 
 
 @dataclass(slots=True)
@@ -41,11 +40,11 @@ class ScriptSession:
 
     Attributes:
         link: None: this process runs by itself.
-        spec: of the job; defaults when there is none.
-        clock: where the time goes; the heartbeat carries it.
-        is_server: this pod is one of TensorFlow's parameter servers: it runs the script and takes no data.
-        takes_data: the script has said what it trains on.
-        rank: of this process in its group, or in the last one; 0 before there is one.
+        spec: The job's flags; defaults without a job.
+        clock: Counts the time per activity; the heartbeat sends it.
+        is_server: This pod is one of TensorFlow's parameter servers: it runs the script and takes no data.
+        takes_data: The script has stated its training data.
+        rank: The rank of this process in its current or last group; 0 before the first one.
     """
 
     link: MasterLink | None
@@ -61,13 +60,13 @@ class ScriptSession:
 
     @classmethod
     def join(cls) -> ScriptSession:
-        """Registers with the master that the environment names, once in a process; without one it is alone.
+        """Register with the master named by the environment, once per process; the link is None without a master.
 
         Raises:
-            JobError: the master cannot be reached, has replaced this worker, or has registered it for the process that
-                has started this one, or will, since this one imports that one's script.
+            JobError: The master cannot be reached, or has replaced this worker; or the place in the job belongs to the
+                parent process: it has registered already, or this child only imports its script.
         """
-        global _joined  # one in a process
+        global _joined  # one per process
         clock, address = ActivityClock(), os.environ.get("MASTER_ADDR", "")
         if address and "PS_ID" in os.environ:
             return cls(None, JobSpec(), clock, is_server=True)
@@ -103,10 +102,10 @@ class ScriptSession:
         return _joined[1]
 
     def take_data(self) -> None:
-        """Note that the script trains on data of the job, which are dealt once.
+        """Record that the script trains on data of the job; the job assigns them only once.
 
         Raises:
-            JobError: it does so already; a process that is alone is warned.
+            JobError: The script has called this before; a process without a job only gets a warning.
         """
         if self.takes_data:
             error = JobError(
@@ -122,14 +121,14 @@ class ScriptSession:
 
 def process_of_script() -> int:
     """Return the id of this process, or of its parent while `multiprocessing` imports the script again in a child."""
-    # The script's module has this name in a child, and in no other process; the child knows its parent afterwards.
+    # `multiprocessing` gives the script's module this name only in a child; `parent_process()` is set later.
     is_imported = getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__"
     is_importing = is_imported and multiprocessing.parent_process() is None
     return os.getppid() if is_importing else os.getpid()
 
 
 def at_exit(function: Callable[[], object]) -> None:
-    """Have a function called at the end of this process, but not of those that it forks, which inherit the call."""
+    """Register a function for the end of this process; forked children inherit the registration but do not call it."""
     process_id = os.getpid()
 
     def call() -> None:
@@ -148,28 +147,28 @@ def _second_process(who: str) -> JobError:
 
 
 class _ScriptExit(SystemExit):
-    """The failure of a script by `sys.exit`: the interpreter reads its code when it ends the process with it."""
+    """A script that fails by `sys.exit`: the interpreter reads `code` when it ends the process with this exception."""
 
     def __init__(self, status: object, failures: list[object]) -> None:
         """
         Args:
-            failures: gets the code when it is read.
+            failures: The exit code is appended to it when it is read.
         """
         super().__init__(status)
         self._status, self._failures = status, failures
 
     @property
-    def code(self) -> Any:  # type: ignore[override]  # SystemExit keeps a value
+    def code(self) -> Any:  # type: ignore[override]  # an attribute in SystemExit
         """See `SystemExit`."""
         self._failures.append(self._status)
         return self._status
 
 
 def _report_end(link: MasterLink) -> None:
-    """Report the end of a script at the end of the process, unless it has failed.
+    """At the end of the process, report the end of the script to the master, unless the script has failed.
 
-    A failed one has an exit code, which is that of the pod: the supervisor of its processes ends the others.  That of a
-    SystemExit which the script raises itself is not known here.
+    A failed script has an exit code, which becomes that of the pod, and the supervisor of its processes ends the
+    others. The code of a SystemExit that the script raises itself is unknown here.
     """
     end, failures = sys.exit, list[object]()
 
@@ -177,21 +176,21 @@ def _report_end(link: MasterLink) -> None:
         has_failed = status is not None and status != 0
         if has_failed and threading.current_thread() is threading.main_thread():
             raise _ScriptExit(status, failures)
-        end(status)  # in another thread it ends that thread
+        end(status)  # outside the main thread it only ends that thread
 
     def report() -> None:
         has_raised = getattr(sys, "last_value", None) is not None  # set when the interpreter prints an exception
         if not has_raised and not failures:
             link.report_end()
 
-    # The interpreter leaves no trace of the exit code to functions of atexit.
+    # atexit functions cannot see the exit code.
     for place, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
         setattr(place, name, exit_with)
     at_exit(report)  # the first registered, so the last to be called
 
 
 def _end_with_our_threads() -> None:
-    """A script whose heartbeat or reporter has died would work for nothing: it ends, with the reason in its log."""
+    """End the script if the heartbeat or reporter thread dies, with the reason in its log: its work would be lost."""
     before = threading.excepthook
 
     def end(args: threading.ExceptHookArgs) -> None:
@@ -210,7 +209,7 @@ def _end_with_our_threads() -> None:
 
 
 class AloneLink:
-    """Grants every task of the plan once per epoch; a failure ends the script, as no other process could retry it."""
+    """Assigns every task of the plan once per epoch; a failure ends the script, as no other process could retry it."""
 
     def __init__(self, shards: Sequence[Shard], plan: pb.Plan, seed: int) -> None:
         self.leases = LeaseBook()
@@ -257,7 +256,7 @@ class AloneLink:
 
 
 def tasks_of(shards: Sequence[Shard], plan: pb.Plan) -> list[Shard]:
-    """The tasks of an epoch, as a master cuts them."""
+    """Return the tasks of an epoch, cut as the master does."""
     size = plan.minibatch_size * plan.num_minibatches_per_task
     return [
         Shard(shard.name, start, min(start + size, shard.end), shard.identity)

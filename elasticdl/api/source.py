@@ -1,6 +1,6 @@
-"""The data of a script: files that ElasticDL reads, or numbers of records that the script holds itself.
+"""The data of a script: files that ElasticDL reads, or the numbers of records that the script holds itself.
 
-All scripts of a job train on the same data, in minibatches of the same size: as the first one said that reported.
+All scripts of a job train on the same data, in minibatches of the same size: the first report decides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger("elasticdl.api")
 
 
 class _Numbers:
-    """The `Reader` of data that the script holds: a record is its number."""
+    """The `Reader` for data that the script holds: a record is its number."""
 
     def shards(self) -> list[Shard]:
         return []
@@ -40,8 +40,8 @@ class ScriptSource:
     """The data of this script.
 
     Attributes:
-        reader: of their records, or of their numbers.
-        shards: their parts, where this script says what they are.
+        reader: Reads records, or their numbers.
+        shards: The shards, if this script defines the data.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class ScriptSource:
     ) -> None:
         """
         Args:
-            origin: files to read.
-            dataset_size: number of records that the script holds itself.
+            origin: Files to read.
+            dataset_size: Number of records that the script holds itself.
             reader_params: None: those of the job.
-            is_our_own: this script says what the data are.
+            is_our_own: This script defines the data.
 
         Raises:
-            DataError: there are none, or none like this.
+            DataError: There are no data, or not the requested ones.
         """
         if dataset_size < 0:
             raise DataError(f"dataset_size is {dataset_size}.", "Give the number of records.")
@@ -76,22 +76,22 @@ class ScriptSource:
 
     @classmethod
     def none(cls) -> ScriptSource:
-        """No data at all, for a pod that takes none."""
+        """Return a source without data, for a pod that takes none."""
         return cls("", 1, None, JobSpec(), is_our_own=False)
 
     @property
     def has_records(self) -> bool:
-        """Minibatches bring their records."""
+        """Whether minibatches contain their records."""
         return not isinstance(self.reader, _Numbers)
 
     def records(self, shard: str, indices: Sequence[int], identity: str) -> list[bytes]:
-        """Records by their numbers in a part; none where the script holds the data.
+        """Return records of a shard by number; none if the script holds the data.
 
         Args:
-            identity: of the part; see `Shard`.
+            identity: Identity of the shard; see `Shard`.
 
         Raises:
-            DataError: they cannot be read.
+            DataError: The records cannot be read.
         """
         if not self.has_records or not indices:
             return []
@@ -106,11 +106,11 @@ class ScriptSource:
         return wanted
 
     def agree(self, link: MasterLink, wanted: pb.Plan) -> pb.Plan:
-        """Tells the master, and waits until it says what is in force.
+        """Report the plan to the master, and wait for the plan in force.
 
         Raises:
-            DataError: this script said another number of records than the first.
-            JobError: the master cannot be reached.
+            DataError: This script reported another number of records than the first one.
+            JobError: The master cannot be reached.
         """
         shards = [pb.ShardMessage(name=s.name, start=s.start, end=s.end, identity=s.identity) for s in self.shards]
         report = pb.ModelReport(plan=wanted, has_training_shards=bool(shards), training_shards=shards)
@@ -124,7 +124,7 @@ class ScriptSource:
         return reply.plan
 
     def _compare(self, wanted: pb.Plan, found: pb.Plan) -> None:
-        """The data of the first report hold; those that this script cannot have are an error."""
+        """Compare this script's plan with the one in force, which is the first reported; raise if the data differ."""
         size = sum(len(shard) for shard in self.shards)
         if size and found.num_records != size:
             raise DataError(
@@ -139,15 +139,15 @@ class ScriptSource:
 def read_records(
     origin: str, data_reader_params: dict[str, object] | None = None, columns: Sequence[str] = ()
 ) -> list[bytes]:
-    """All records of a source that ElasticDL reads, outside of the ledger: for validation data that fit into memory.
+    """Return all records of a source, without the ledger: for validation data that fit into memory.
 
     Args:
-        origin: files, a table or several of them, as --training_data takes them.
-        data_reader_params: of the reader.
-        columns: to read; empty: all.
+        origin: Files, a table or several of them, in the form of --training_data.
+        data_reader_params: Parameters of the reader.
+        columns: Columns to read; empty: all.
 
     Raises:
-        DataError: they cannot be read.
+        DataError: The records cannot be read.
     """
     reader = create_reader(origin, data_reader_params, columns=columns, is_raw=True)
     return [record for shard in reader.shards() for record in reader.read(shard)]

@@ -1,12 +1,12 @@
-"""The API of a user's TensorFlow code: a callback, and the elastic input of Estimators and of one's own loops.
+"""The API for TensorFlow code: a callback, and elastic input for Estimators and custom training loops.
 
     data = DataShardService(batch_size=32, training_data="iris.csv")
     train_spec = tf.estimator.TrainSpec(input_fn(data, parse))
     train_and_evaluate(estimator, train_spec, eval_spec, data)
 
-An Estimator trains on TensorFlow's own parameter servers (--need_tf_config).  They cannot say which minibatches they
-hold, so every record is trained at least once, and the coverage bounds what was trained twice.  Estimators are part
-of TensorFlow up to 2.15; everything else in here runs on newer ones, too.
+An Estimator trains on TensorFlow's own parameter servers (--need_tf_config).  They cannot report which minibatches
+they contain, so every record is trained at least once, and the coverage line bounds the number trained twice.
+Estimators exist up to TensorFlow 2.15; everything else in this module also works with newer versions.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _log = logging.getLogger("elasticdl.api")
 class LearningRateScheduler(keras.callbacks.Callback):  # type: ignore[misc]
     """Sets the learning rate by model version: the number of minibatches in the model so far.
     Synchronous parameter servers count rounds, and AllReduce with --fixed_global_batch counts steps.
-    The rate holds for a minibatch that is computed on that version.  By epoch: `keras.callbacks.LearningRateScheduler`.
+    The rate applies to a minibatch computed on that version.  By epoch: `keras.callbacks.LearningRateScheduler`.
 
     Args:
-        schedule: model version to learning rate.
+        schedule: Maps a model version to a learning rate.
     """
 
     def __init__(self, schedule: Callable[[int], float]) -> None:
@@ -57,13 +57,13 @@ class LearningRateScheduler(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def dataset_of(data: DataShardService, parse: Callable[..., Any] | None = None) -> tf.data.Dataset:
-    """The minibatches of the ledger as a `tf.data.Dataset`, one element each, which is to be reported in order.
+    """Return the ledger's minibatches as a `tf.data.Dataset`, one element each; report them in order.
 
-    Shuffling, batching or repeating it again would break the order; mapping and prefetching do not.
+    Do not shuffle, batch or repeat it, since this would break the order; mapping and prefetching are safe.
 
     Args:
-        data: where they come from.
-        parse: maps an element, in the graph: the records [n] as strings, or their numbers [n] as int64 where the script
+        data: The service that assigns the minibatches.
+        parse: Maps an element, in the graph: the records [n] as strings, or their numbers [n] as int64 if the script
             holds the data itself.
     """
     dtype = tf.string if data.has_records else tf.int64
@@ -77,28 +77,28 @@ def dataset_of(data: DataShardService, parse: Callable[..., Any] | None = None) 
 
 
 def input_fn(data: DataShardService, parse: Callable[..., Any] | None = None) -> Callable[[], tf.data.Dataset]:
-    """The input function of a `TrainSpec`; see `dataset_of`.  It goes with an `ElasticDataShardReportHook`."""
+    """Return the input function of a `TrainSpec`; see `dataset_of`.  Use it with an `ElasticDataShardReportHook`."""
     return lambda: dataset_of(data, parse)
 
 
 def steps(data: DataShardService, parse: Callable[..., Any] | None = None) -> Iterator[Any]:
-    """Elements for a loop of one's own (GradientTape): each is reported when the next one is asked for."""
+    """Yield elements for a custom loop (GradientTape): each is reported when the next one is requested."""
     for element in dataset_of(data, parse):
         yield element
         data.report_batch_done()
 
 
 class ElasticDataShardReportHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Reports a minibatch after each step; on the chief also which model the servers hold.
+    """Reports a minibatch after each step; on the chief it also reports which model the servers hold.
 
-    Give the chief's `TrainSpec` the hook's `listener`, too; `train_and_evaluate` does.  Without it the content of a
-    checkpoint is unknown, and after the loss of a server or of the chief all data are trained again.
+    Also give the hook's `listener` to the chief's `TrainSpec`, as `train_and_evaluate` does.  Without it the content of
+    a checkpoint is unknown, and after the loss of a server or of the chief all data are trained again.
     """
 
     def __init__(self, data: DataShardService, model_dir: str = "") -> None:
         """
         Args:
-            model_dir: of the checkpoints; `train_and_evaluate` knows it.
+            model_dir: Directory of the checkpoints; `train_and_evaluate` sets it.
         """
         self.model_dir = model_dir
         self._data = data
@@ -112,16 +112,16 @@ class ElasticDataShardReportHook(tf.compat.v1.train.SessionRunHook):  # type: ig
         self._data.report_batch_done()
 
     def end(self, session: Any) -> None:
-        """The loop has ended without an error: with the data, or since `max_steps` or another hook asked for it."""
+        """Handle the end of the loop without an error: no more data, or a stop by `max_steps` or another hook."""
         if not self._data.is_over and _role() in ("chief", ""):
             self._data.stop_training("TensorFlow's session was asked to stop (max_steps, or a hook)")
         self._data.close()
 
     def note(self, session: Any) -> None:
-        """In a new session the chief has restored the newest checkpoint, or has set initial values.
+        """Report a new session to the master: the chief has restored the newest checkpoint, or has set initial values.
 
         Raises:
-            CheckpointError: it has set initial values since it could not read which checkpoint is the newest.
+            CheckpointError: The chief has set initial values because it could not find out the newest checkpoint.
         """
         if session is not self._session:
             self._session = session
@@ -130,17 +130,17 @@ class ElasticDataShardReportHook(tf.compat.v1.train.SessionRunHook):  # type: ig
                 self._data.report_session(pb.RESTORED)
 
     def saves(self, session: Any) -> None:
-        """A checkpoint is about to be written."""
+        """Report that a checkpoint is about to be written."""
         self.note(session)
         self._data.report_session(pb.SAVING)
 
     def has_saved(self) -> None:
-        """It is whole."""
+        """Report that the checkpoint is complete."""
         self._data.report_session(pb.SAVED)
 
 
 class ElasticCheckpointListener(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
-    """Tells the job's master, on the chief, between which minibatches a checkpoint was written."""
+    """Reports to the job's master, on the chief, between which minibatches a checkpoint was written."""
 
     def __init__(self, hook: ElasticDataShardReportHook) -> None:
         self._hook = hook
@@ -158,16 +158,16 @@ def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any, data: Da
     """`tf.estimator.train_and_evaluate` over the ledger: adds the hook and its listener, and ends the evaluator.
 
     Args:
-        train_spec: its input function is one of `input_fn`.
-        eval_spec: the evaluator (with --validation_data there is one) evaluates each new checkpoint that it meets, and
-            always the last one; a process that is alone evaluates at the end.
-        data: of that input function.
+        train_spec: Its input function must come from `input_fn`.
+        eval_spec: The evaluator (there is one with --validation_data) evaluates new checkpoints when it sees them, and
+            always the last one; a process without a job evaluates at the end.
+        data: The service passed to `input_fn`.
     """
     if _role() == "evaluator":
         return _evaluate_to_the_end(estimator, eval_spec, data)
     _look_often_whether_the_model_is_ready()
     if _role() == "worker":
-        data.tasks.peek()  # nothing is handed out before the chief has made the model
+        data.tasks.peek()  # blocks until the chief has made the model
     hooks, listeners = list(train_spec.hooks), list(train_spec.saving_listeners)
     hook = next((found for found in hooks if isinstance(found, ElasticDataShardReportHook)), None)
     if hook is None:
@@ -182,7 +182,7 @@ def _evaluate_to_the_end(estimator: Any, eval_spec: Any, data: DataShardService)
     pause, evaluated = threading.Event(), ""
     metrics: dict[str, Any] = {}
     while True:
-        is_last = data.is_training_over()  # before looking for a checkpoint: the chief has then written its last
+        is_last = data.is_training_over()  # asked before looking for a checkpoint: if True, the last one exists
         newest = estimator.latest_checkpoint() or ""
         is_new = bool(newest) and newest != evaluated
         if is_new:
@@ -198,7 +198,7 @@ def _evaluate_to_the_end(estimator: Any, eval_spec: Any, data: DataShardService)
 
 
 def _evaluate(estimator: Any, eval_spec: Any, checkpoint: str) -> dict[str, Any] | None:
-    """None: the chief, which keeps the newest few, has removed that checkpoint meanwhile."""
+    """Return the metrics; None: the chief, which keeps only the newest checkpoints, has removed this one."""
     try:
         metrics: dict[str, Any] = estimator.evaluate(
             eval_spec.input_fn, eval_spec.steps, eval_spec.hooks, checkpoint_path=checkpoint, name=eval_spec.name
@@ -220,7 +220,7 @@ def _export(estimator: Any, eval_spec: Any, checkpoint: str, metrics: dict[str, 
 
 
 def _look_often_whether_the_model_is_ready() -> None:
-    """After the loss of a server, TensorFlow's workers would look only every 30 s whether the chief has restored it."""
+    """Shorten the 30 s between two checks of TensorFlow's workers, after the loss of a server, for a restored model."""
     manager = tf.compat.v1.train.SessionManager
     initialize = manager.__init__
 
@@ -231,7 +231,7 @@ def _look_often_whether_the_model_is_ready() -> None:
 
 
 def _check_newest_is_known(model_dir: str) -> None:
-    """TensorFlow only warns: the job would count the data of the newest checkpoint as trained."""
+    """Raise where TensorFlow only warns: the job would count the data of the newest checkpoint as trained."""
     path = os.path.join(model_dir, "checkpoint")
     if model_dir and tf.io.gfile.exists(path) and tf.train.get_checkpoint_state(model_dir) is None:
         raise CheckpointError(
@@ -241,6 +241,6 @@ def _check_newest_is_known(model_dir: str) -> None:
 
 
 def _role() -> str:
-    """Of this process among TensorFlow's own: chief, worker, ps, evaluator; empty: it is alone."""
+    """Return the role of this process in TensorFlow's own cluster: chief, worker, ps, evaluator; empty: no cluster."""
     config = json.loads(os.environ.get("TF_CONFIG") or "{}")
     return str(config.get("task", {}).get("type", ""))

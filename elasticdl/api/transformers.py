@@ -1,10 +1,10 @@
-"""Hugging Face's `Trainer`, elastic: a job's workers train together and come and go; elsewhere it is the plain one.
+"""Hugging Face's `Trainer`, made elastic for the workers of a job; outside of a job it is the plain one.
 
     from elasticdl.api.transformers import ElasticTrainer as Trainer
 
-The Trainer keeps its loop.  One iteration of it is one update of the model by all workers: one without an update (the
-sample on which a new worker gets ready, a step that is lost with a worker) is done again inside of `training_step`, so
-that callbacks, logs and schedulers see each update once.  Its counters are those of the job's ledger.
+The Trainer keeps its loop.  One iteration of it is one update of the model by all workers.  An iteration without an
+update (the sample on which a new worker gets ready, a step lost together with a worker) is repeated inside
+`training_step`, so that callbacks, logs and schedulers see each update once.  Its counters are those of the ledger.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ _NO_BEST = (
 _METRIC_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 _NO_SIGNALS = "leave it out: on SIGTERM a job saves its own checkpoint, and one worker's end would end training"
 _BY_LEDGER = "leave it out: the job's ledger decides which records come, so that none is left out or repeated"
-_SHARED = ("log_history", "best_metric", "best_global_step", "best_model_checkpoint")  # of TrainerState
+# Attributes of TrainerState that are equal in all workers.
+_SHARED = ("log_history", "best_metric", "best_global_step", "best_model_checkpoint")
 
 Compute = Callable[[Any, Any, Any], torch.Tensor]
 
 
 class ElasticTrainer(Trainer):  # type: ignore[misc]
-    """`transformers.Trainer` for the workers of a job; see above, and docs/pytorch_trainers.md for what differs.
+    """`transformers.Trainer` for the workers of a job; docs/pytorch_trainers.md lists the differences.
 
     Raises:
-        JobError: an argument is impossible in a job, or contradicts its flags.
+        JobError: An argument is impossible in a job, or contradicts the job's flags.
     """
 
     args: Any
@@ -80,17 +81,16 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
         )
         self.args = copy.copy(self.args)
         self.args.gradient_accumulation_steps = 1  # the parts of an update are one batch to the Trainer's loop
-        self.accelerator.gradient_accumulation_steps = 1  # transformers 5.3 lets it divide the loss once more
+        self.accelerator.gradient_accumulation_steps = 1  # else it divides the loss once more in transformers 5.3
         self._training = ElasticTraining(self, num_parts, session, super().training_step)
         self.callback_handler = ElasticCallbacks(self.callback_handler, self._training)
         self.state.is_world_process_zero = self.state.is_local_process_zero = self.is_world_process_zero()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, **keywords: Any) -> Any:
-        """Train as the plain one; in a job it continues from the job's own checkpoint.
+        """Train like the plain Trainer; in a job, continue from the job's own checkpoint.
 
         Raises:
-            JobError: it is to begin with a checkpoint of the Trainer's, or to search hyperparameters; or it is called
-                a second time.
+            JobError: Called with a checkpoint of the Trainer or for a hyperparameter search, or called a second time.
         """
         training = self._training
         if training is None:
@@ -109,7 +109,7 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
             return super().train(None, None, **keywords)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Make the Accelerator; losses given to its `backward` count in the mean loss of the step."""
+        """Make the Accelerator; each loss passed to its `backward` counts in the mean loss of the step."""
         super().create_accelerator_and_postprocess()
         backward = self.accelerator.backward
 
@@ -123,39 +123,39 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
     # Data and schedule ----------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> Any:
-        """Return the elastic loader; data set, `data_collator` and `dataloader_…` arguments hold."""
+        """Return the elastic loader; the data set, `data_collator` and `dataloader_…` arguments apply."""
         plain = super().get_train_dataloader()
         return plain if self._training is None else self._training.open(plain)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Return the parts of one update as one batch, and the number of items in them."""
+        """Return the parts of one update as one batch, and their number of items."""
         if self._training is None or not isinstance(epoch_iterator, Batches):
             return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[no-any-return]
         batch = next(epoch_iterator, None)
         return ([batch], self.count_items(batch)) if batch is not None else ([], None)
 
     def count_items(self, batch: UpdateParts) -> Any:
-        """Return what the model's loss is divided by over all parts of an update, None: by the records of each."""
+        """Return the divisor of the model's loss over all parts of an update; None: the records of each part."""
         return super().get_batch_samples(iter(batch.parts), len(batch.parts), self.args.device)[1]
 
     def divisor(self, num_items: Any) -> Any:
-        """Return the number of items that the loss of an update is divided by; None: it is a mean over records.
+        """Return the number of items by which the loss of an update is divided; None: it is a mean over records.
 
         Args:
-            num_items: in the update; the Trainer may have counted them for a loss that does without.
+            num_items: Items in the update; the Trainer may have counted them although the loss does not need them.
         """
-        is_divided = getattr(self, "loss_is_scaled_for_ga", None)  # the user's word, in transformers that know it
+        is_divided = getattr(self, "loss_is_scaled_for_ga", None)  # set by the user, if transformers supports it
         if is_divided is None:
             is_divided = self.compute_loss_func is not None or self.model_accepts_loss_kwargs
         return num_items if is_divided and self.args.average_tokens_across_devices else None
 
     def set_initial_training_values(self, *arguments: Any, **keywords: Any) -> Any:
-        """Return the plain ones; where `max_steps` ends training, epochs do not."""
+        """Return the plain values, except that epochs do not end training if `max_steps` does."""
         values = super().set_initial_training_values(*arguments, **keywords)
         return (sys.maxsize, *values[1:]) if self._training is not None and self.args.max_steps > 0 else values
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Make a scheduler that reaches its end with the data, however many workers there will be."""
+        """Make a scheduler that ends with the data, for any number of workers."""
         if self._training is not None:
             num_training_steps = self._training.schedule(num_training_steps)
         return super().create_scheduler(num_training_steps, optimizer)
@@ -163,13 +163,13 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
     # A step ---------------------------------------------------------------------------------------------------------
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Return the loss of a step over all workers, whose gradient stands at the parameters."""
+        """Return the loss of a step over all workers; its gradient is set in the parameters."""
         if self._training is None:
             return super().training_step(model, inputs, num_items_in_batch)  # type: ignore[no-any-return]
         return self._training.step(model, inputs, num_items_in_batch)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Return those of a batch, over all its parts."""
+        """Return the operations of a batch, over all its parts."""
         return sum(super(ElasticTrainer, self).floating_point_ops(part) for part in parts_of(inputs))
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
@@ -179,15 +179,15 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
     # Rank 0 of the moment -------------------------------------------------------------------------------------------
 
     def is_world_process_zero(self) -> bool:
-        """Return whether this worker has rank 0 at the moment."""
+        """Return whether this worker currently has rank 0."""
         return bool(super().is_world_process_zero()) if self._training is None else self._training.session.rank == 0
 
     def is_local_process_zero(self) -> bool:
-        """The same: one worker of the job logs messages that are logged once."""
+        """Return whether this worker currently has rank 0: only one worker of the job logs such messages."""
         return bool(super().is_local_process_zero()) if self._training is None else self.is_world_process_zero()
 
     def _finalize_training(self, *arguments: Any, **keywords: Any) -> Any:
-        """Remove no checkpoints but in the worker with rank 0, which may be writing one."""
+        """Remove old checkpoints only in the worker with rank 0: it may be writing one."""
         limit = self.args.save_total_limit
         if not self.is_world_process_zero():
             self.args.save_total_limit = None
@@ -204,7 +204,7 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
         self._save_by_rank_0(super()._save_checkpoint, *arguments, **keywords)
 
     def _save_by_rank_0(self, save: Callable[..., None], *arguments: Any, **keywords: Any) -> None:
-        """Save; outside of a job the Trainer decides in which process."""
+        """Save in the worker with rank 0; outside of a job the Trainer decides which process saves."""
         if self._training is None:
             save(*arguments, **keywords)
         elif self.is_world_process_zero():
@@ -212,7 +212,7 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
                 save(*arguments, **keywords)
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
-        """Evaluate; rank 0 runs the evaluations due by `eval_strategy`, and the others are given its metrics."""
+        """Evaluate; rank 0 runs the evaluations scheduled by `eval_strategy` and shares their metrics."""
         training = self._training
         if training is None:
             return super().evaluate(*arguments, **keywords)  # type: ignore[no-any-return]
@@ -234,10 +234,10 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
 
 
 class UpdateParts(dict[str, Any]):
-    """The minibatch of a worker as the Trainer's loop sees it: its first part, with all of them in `parts`.
+    """A worker's minibatch as the Trainer's loop sees it: the dictionary of its first part, and all parts in `parts`.
 
     Attributes:
-        weights: of the parts, by their records; their sum is 1.
+        weights: Share of the records of each part; their sum is 1.
     """
 
     def __init__(self, parts: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> None:
@@ -246,12 +246,12 @@ class UpdateParts(dict[str, Any]):
 
 
 def parts_of(inputs: Any) -> Sequence[Any]:
-    """Return the parts of a batch, or the batch where it has none."""
+    """Return the parts of a batch, or the batch as its only part."""
     return inputs.parts if isinstance(inputs, UpdateParts) else [inputs]
 
 
 class Batches(Iterator[Any]):
-    """The Trainer's iterator over an epoch: batches of steps in which this worker takes part, none of a rehearsal."""
+    """The Trainer's iterator over an epoch: only batches of steps with this worker, not those of a rehearsal."""
 
     def __init__(self, training: ElasticTraining) -> None:
         self._training = training
@@ -264,17 +264,17 @@ class Batches(Iterator[Any]):
 
 
 class TrainerLoader:
-    """In the place of the Trainer's DataLoader.
+    """Replaces the Trainer's DataLoader.
 
     Attributes:
-        dataset: the one to train on.
+        dataset: The training data set.
     """
 
     def __init__(self, training: ElasticTraining, dataset: Any) -> None:
         self._training, self.dataset = training, dataset
 
     def __len__(self) -> int:
-        """Return the minibatches of an epoch, of all workers together: the most updates that it can have."""
+        """Return the number of minibatches in an epoch, over all workers: the maximum number of updates."""
         return self._training.controller.num_minibatches_per_epoch
 
     def __iter__(self) -> Batches:
@@ -283,14 +283,14 @@ class TrainerLoader:
 
 
 class ElasticTraining:
-    """The work of an `ElasticTrainer` in a job.
+    """The part of an `ElasticTrainer` that works in a job.
 
     Attributes:
-        session: this worker's place in its job.
-        is_open: it has data.
-        shares_metrics: the next evaluation is due in all workers after the same step.
-        is_void: the Trainer's present iteration makes no step: the data ended after its batch was lost.
-        is_aligned: all workers of the group have come to this place with this worker, by the same step.
+        session: This worker's place in its job.
+        is_open: It has data.
+        shares_metrics: The next evaluation is due in all workers after the same step.
+        is_void: The Trainer's current iteration makes no step: the data ended after its batch was lost.
+        is_aligned: All workers of the group have reached this point after the same step.
     """
 
     controller: ElasticController
@@ -298,8 +298,8 @@ class ElasticTraining:
     def __init__(self, trainer: Any, num_parts: int, session: Any, compute: Compute) -> None:
         """
         Args:
-            num_parts: parts of an update, each with its backward.
-            compute: the plain `training_step`.
+            num_parts: Parts of an update, each with its own backward.
+            compute: The plain `training_step`.
         """
         self.shares_metrics = self.is_void = self.is_aligned = False
         self._trainer, self._num_parts, self.session, self._compute = trainer, num_parts, session, compute
@@ -309,12 +309,12 @@ class ElasticTraining:
         self._first: UpdateParts | None = None
         self._before_void: Any = None
         self._step: AbstractContextManager[None] | None = None
-        self._by_minibatch = False  # the schedule advances by one for each minibatch
+        self._by_minibatch = False  # the scheduler is stepped once for each minibatch
 
     # Before training ------------------------------------------------------------------------------------------------
 
     def open(self, plain: Any) -> TrainerLoader:
-        """Return the elastic loader in the place of a DataLoader."""
+        """Return the elastic loader that replaces a DataLoader."""
         args = self._trainer.args
         strategy = getattr(args, "train_sampling_strategy", "random")
         size = args.per_device_train_batch_size * self._num_parts
@@ -332,16 +332,16 @@ class ElasticTraining:
         return TrainerLoader(self, self._loader.dataset)
 
     def schedule(self, num_steps: int) -> int:
-        """Return the steps of a schedule of `num_steps`, which are minibatches where it follows the data."""
+        """Return the length of a schedule of `num_steps`, in minibatches if it follows the data."""
         left = self.controller.num_steps_left
         self._by_minibatch = left is not None and not self.controller.has_fixed_global_batch
         return num_steps if left is None or self._by_minibatch else left
 
     def join(self, state: TrainerState) -> None:
-        """Register the rest, get ready, enter the group, and take over where it is.
+        """Register the remaining objects, rehearse, enter the group, and take over its state.
 
         Raises:
-            JobError: the Trainer does not train with the elastic loader.
+            JobError: The Trainer does not train with the elastic loader.
         """
         if not self.is_open:
             raise JobError(
@@ -359,12 +359,12 @@ class ElasticTraining:
     # A step ---------------------------------------------------------------------------------------------------------
 
     def begin_epoch(self) -> None:
-        """The next batches are those of an epoch, or of what is left of it."""
+        """Start the epoch of the next batches, or its remaining part."""
         if self._first is None:
             self._batches = iter(self._loader)
 
     def next_batch(self) -> UpdateParts | None:
-        """Return the batch of the next step in which this worker takes part; None: the epoch is over."""
+        """Return the batch of the next step with this worker; None: the epoch is over."""
         if self._first is not None:
             first, self._first = self._first, None
             return first
@@ -381,7 +381,7 @@ class ElasticTraining:
         return None
 
     def step(self, model: Any, batch: UpdateParts, num_items: Any) -> torch.Tensor:
-        """Compute batches until the gradient of a step of all workers is complete; returns its loss."""
+        """Compute batches until the gradient of a step of all workers is complete; return its loss."""
         while True:
             step = self.controller.step(self._trainer.divisor(num_items))
             step.__enter__()
@@ -399,7 +399,7 @@ class ElasticTraining:
             batch, num_items = found, self._trainer.count_items(found)
 
     def end_step(self, state: TrainerState) -> None:
-        """The model is updated: commit the step, and set the Trainer's counters."""
+        """Commit the step after the update of the model, and set the Trainer's counters."""
         controller, step, self._step = self.controller, self._step, None
         assert step is not None
         if self._by_minibatch and self._trainer._created_lr_scheduler:
@@ -411,13 +411,13 @@ class ElasticTraining:
         self._follow(state)
 
     def end_void(self, state: TrainerState) -> None:
-        """Take back what the Trainer has done without a step."""
+        """Revert the changes of the Trainer in an iteration without a step."""
         self.is_void = False
         self.controller.state.load_state(self._before_void)
         self._follow(state)
 
     def settle(self, control: TrainerControl, state: TrainerState) -> None:
-        """Stop the job where the Trainer stops before the end of the data, and the Trainer where they end."""
+        """Stop the job if the Trainer stops before the end of the data, and the Trainer if the data end."""
         left = self.controller.num_steps_left
         if control.should_training_stop and left != 0 and not self.controller.is_over:
             self.controller.stop_training(f"the Trainer stops at step {state.global_step}: max_steps or a callback")
@@ -425,7 +425,7 @@ class ElasticTraining:
             control.should_training_stop = True
 
     def abandoned_by_error(self) -> AbstractContextManager[Any]:
-        """An error ends the step that is being made: the others make it again."""
+        """Return a context in which an error ends the current step; the other workers repeat it."""
         stack = ExitStack()
 
         def end(kind: Any, error: BaseException | None, trace: Any) -> bool:
@@ -438,7 +438,7 @@ class ElasticTraining:
     def _compute_parts(self, model: Any, batch: UpdateParts, num_items: Any) -> None:
         trainer = self._trainer
         for number, (part, weight) in enumerate(zip(batch.parts, batch.weights, strict=True), 1):
-            trainer.current_gradient_accumulation_steps = 1 / weight  # divides a part's mean loss
+            trainer.current_gradient_accumulation_steps = 1 / weight  # the Trainer divides a part's mean loss by it
             with ExitStack() as stack:
                 if number < len(batch.parts):
                     stack.enter_context(self.controller.no_sync())
@@ -448,18 +448,19 @@ class ElasticTraining:
     def _make_void(self) -> torch.Tensor:
         self.is_void, self.is_aligned = True, False
         self._before_void = self.controller.state.state()
-        self._trainer.accelerator.gradient_state._set_sync_gradients(False)  # its optimizer does nothing
+        self._trainer.accelerator.gradient_state._set_sync_gradients(False)  # makes its optimizer skip the step
         return torch.zeros((), device=self._trainer.args.device)
 
     def _follow(self, state: TrainerState) -> None:
-        """The Trainer's counters are those of the ledger."""
+        """Set the Trainer's counters to those of the ledger."""
         controller = self.controller
         state.global_step, state.epoch = controller.num_steps, controller.epochs_trained
         state.is_world_process_zero = state.is_local_process_zero = controller.rank == 0
         left = controller.num_steps_left
         if left is not None:
             state.max_steps = state.global_step + left + (controller.num_minibatches_in_step > 0)
-            state.compute_steps(self._trainer.args, state.max_steps)  # those that are a part of all
+            # Resolves intervals that are given as a fraction of all steps.
+            state.compute_steps(self._trainer.args, state.max_steps)
         for callback in self._trainer.callback_handler.callbacks:
             bar = getattr(callback, "training_bar", None)
             if bar is not None:
@@ -467,13 +468,13 @@ class ElasticTraining:
 
 
 class TrainerProgress:
-    """The Trainer's counters and logs, for workers that join later: equal in all workers."""
+    """The Trainer's counters and logs, equal in all workers, for workers that join later."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the log, the best metric, the losses that are not logged yet and the state of callbacks."""
+        """Return the log, the best metric, the losses not logged yet and the state of callbacks."""
         trainer = self._trainer
         known = {name: getattr(trainer.state, name) for name in _SHARED}
         return {
@@ -486,44 +487,44 @@ class TrainerProgress:
 
     @property
     def _callbacks(self) -> list[ExportableState]:
-        """Return those that count, such as for early stopping."""
+        """The callbacks with a state, such as for early stopping."""
         return [one for one in self._trainer.callback_handler.callbacks if isinstance(one, ExportableState)]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Load a state returned by `state_dict`."""
         trainer = self._trainer
         for name, value in json.loads(state["state"]).items():
             setattr(trainer.state, name, value)
         trainer._tr_loss = torch.tensor(state["loss"], device=trainer.args.device)
         trainer._total_loss_scalar, trainer._globalstep_last_logged = state["total_loss"], state["logged"]
-        known_of_callbacks = json.loads(state.get("callbacks", "[]"))  # of a checkpoint before there were any
+        known_of_callbacks = json.loads(state.get("callbacks", "[]"))  # absent in old checkpoints
         for callback, known in zip(self._callbacks, known_of_callbacks, strict=False):
             for name, value in known.items():
                 setattr(callback, name, value)
 
 
 class ElasticCallbacks(CallbackHandler):  # type: ignore[misc]
-    """The Trainer's events, each once for a step of the job, with the ledger's counters."""
+    """The Trainer's events, each once per step of the job, with the ledger's counters."""
 
     def __init__(self, plain: CallbackHandler, training: ElasticTraining) -> None:
         self.__dict__.update(plain.__dict__)
         self._training = training
-        self._trains = False  # there are batches in the present epoch
+        self._trains = False  # the current epoch has batches
 
     def call_event(self, event: Any, args: Any, state: Any, *arguments: Any, **keywords: Any) -> Any:
-        """A Trainer that does not train follows the rank that another one of the script has got."""
+        """Call an event; a Trainer that does not train first takes over the rank of the script's training Trainer."""
         if not self._training.is_open:
             state.is_world_process_zero = state.is_local_process_zero = self._training.session.rank == 0
         return super().call_event(event, args, state, *arguments, **keywords)
 
     def on_train_begin(self, args: Any, state: Any, control: Any) -> Any:
-        """The worker joins first."""
+        """Join the job first."""
         self._training.join(state)
-        args.eval_on_start &= not state.global_step  # the others would wait for the evaluation of one that joins
+        args.eval_on_start &= not state.global_step  # else others wait for a joining worker's evaluation
         return super().on_train_begin(args, state, control)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any) -> Any:
-        """Nothing begins where the data are over."""
+        """Skip the event if there are no more data."""
         self._trains = not self._training.controller.is_over
         if self._trains:
             return super().on_epoch_begin(args, state, control)
@@ -531,15 +532,15 @@ class ElasticCallbacks(CallbackHandler):  # type: ignore[misc]
         return control
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any) -> Any:
-        """Not without a step."""
+        """Skip the event if there is no step."""
         return control if self._training.is_void else super().on_pre_optimizer_step(args, state, control)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any) -> Any:
-        """Not without a step."""
+        """Skip the event if there is no step."""
         return control if self._training.is_void else super().on_optimizer_step(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any) -> Any:
-        """The step is committed, and its number is the ledger's."""
+        """Commit the step and set its number from the ledger first."""
         training = self._training
         if training.is_void:
             training.end_void(state)
@@ -552,7 +553,7 @@ class ElasticCallbacks(CallbackHandler):  # type: ignore[misc]
         return control
 
     def on_epoch_end(self, args: Any, state: Any, control: Any) -> Any:
-        """Not of an epoch that had no batches."""
+        """Skip the event for an epoch without batches."""
         if not self._trains:
             return control
         control = super().on_epoch_end(args, state, control)
@@ -562,13 +563,13 @@ class ElasticCallbacks(CallbackHandler):  # type: ignore[misc]
         return control
 
     def on_train_end(self, args: Any, state: Any, control: Any) -> Any:
-        """The worker leaves its group first; the evaluation after an epoch may have stopped the Trainer."""
+        """Leave the group first; the evaluation after an epoch may have stopped the Trainer."""
         self._training.settle(control, state)
         self._training.controller.close()
         return super().on_train_end(args, state, control)
 
     def _show_progress(self, args: Any, state: Any, control: Any) -> None:
-        """A worker that comes to have rank 0 begins to show what it has not shown before."""
+        """Show the progress bar in a worker that has just got rank 0."""
         for callback in self.callbacks:
             if state.is_world_process_zero and isinstance(callback, ProgressCallback) and callback.training_bar is None:
                 callback.on_train_begin(args, state, control)
@@ -582,10 +583,10 @@ def _is_due(args: Any, state: TrainerState) -> bool:
 
 
 def check_version() -> None:
-    """Refuse a Trainer whose loop is another one.
+    """Refuse versions of transformers whose Trainer has a different loop.
 
     Raises:
-        JobError: it is older than 5.3.
+        JobError: The version is older than 5.3.
     """
     if not hasattr(Trainer, "_run_epoch"):
         raise JobError(
@@ -595,13 +596,13 @@ def check_version() -> None:
 
 
 def check_arguments(args: Any) -> None:
-    """Refuse what cannot be done in a job.
+    """Refuse arguments that are impossible in a job.
 
     Args:
         args: TrainingArguments; None: their defaults.
 
     Raises:
-        JobError: an argument is impossible.
+        JobError: An argument is impossible.
     """
     if args is None:
         return
