@@ -1,6 +1,6 @@
-"""The master's decisions for the user's callbacks, from their settings, for every framework.
+"""Turn the settings of the user's callbacks into rules for the master, for every framework.
 
-master/core/plan/callbacks.py reads `Rules.to_json`.  Rules that cannot be kept are refused here, by name.
+master/core/plan/callbacks.py reads `Rules.to_json`.  A setting that the master cannot follow is refused here, by name.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ LOSS = "loss"
 
 @dataclass(slots=True)
 class Rules:
-    """Of all callbacks of a module.
+    """The rules of all callbacks of a module.
 
     Attributes:
-        stopping: of each EarlyStopping: metric, maximize, min_delta, patience, baseline, start_from.
-        saving: of each ModelCheckpoint: path, metric (empty: every time), maximize, min_delta, threshold, every_steps.
-        max_steps: 0: no limit.
-        calls_epoch_end: some callback has that hook.
-        export_paths: of each SavedModelExporter.
-        stops_at_nan: there is a TerminateOnNaN.
+        stopping: One per EarlyStopping: metric, maximize, min_delta, patience, baseline, start_from.
+        saving: One per ModelCheckpoint: path, metric (empty: always save), maximize, min_delta, threshold, every_steps.
+        max_steps: Limit on training steps; 0: no limit.
+        calls_epoch_end: Some callback overrides that hook.
+        export_paths: One per SavedModelExporter.
+        stops_at_nan: There is a TerminateOnNaN.
     """
 
     stopping: list[dict[str, Any]] = field(default_factory=list)
@@ -43,24 +43,24 @@ class Rules:
 
     @property
     def watches(self) -> str:
-        """Describe the rules that need evaluations; empty: none does."""
+        """The rules that need evaluations, for messages; empty: no rule needs them."""
         if self.stopping:
             return "EarlyStopping"
         return "ModelCheckpoint(save_best_only=True)" if any(rule["metric"] for rule in self.saving) else ""
 
     def can_name(self, path: str) -> bool:
-        """Whether a ModelCheckpoint's path, its fields filled in, may be this one."""
+        """Return whether the path of a ModelCheckpoint, with its fields filled in, can be this path."""
         return any(_filled_in(rule["path"]).fullmatch(path) for rule in self.saving)
 
     def to_json(self) -> str:
-        """Return the rules as JSON for the master; empty: there are none."""
-        told = {
+        """Return the rules as JSON for the master; empty if there are none."""
+        rules = {
             "stopping": self.stopping,
             "saving": self.saving,
             "max_steps": self.max_steps,
             "calls_epoch_end": self.calls_epoch_end,
         }
-        return json.dumps(told) if any(told.values()) else ""
+        return json.dumps(rules) if any(rules.values()) else ""
 
 
 def _filled_in(pattern: str) -> re.Pattern[str]:
@@ -69,23 +69,23 @@ def _filled_in(pattern: str) -> re.Pattern[str]:
 
 
 class RuleMaker:
-    """Adds callbacks to `rules`, one after the other."""
+    """Collects the rules of callbacks, added one by one, in `rules`."""
 
     def __init__(self, path: str, metrics: Mapping[str, bool | None]) -> None:
         """
         Args:
-            path: of the user's module, for messages.
-            metrics: of the evaluation, by name: whether more is better; None: not known.
+            path: Path of the user's module, for messages.
+            metrics: Maps the name of each evaluation metric to whether higher is better; None: unknown.
         """
         self.rules = Rules()
         self._path = path
         self._metrics = metrics
 
     def add(self, callback: Any) -> None:
-        """One of `elasticdl.api.callbacks`; any other is passed over.
+        """Add one of `elasticdl.api.callbacks`; ignore any other callback.
 
         Raises:
-            ModelDefinitionError: a setting of it cannot be kept.
+            ModelDefinitionError: The callback has a setting that the master cannot follow.
         """
         match callback:
             case ours.EarlyStopping():
@@ -100,10 +100,10 @@ class RuleMaker:
                 self.rules.stops_at_nan = True
 
     def add_early_stopping(self, callback: Any) -> None:
-        """Keras's or ours.
+        """Add an EarlyStopping, Keras's or ours.
 
         Raises:
-            ModelDefinitionError: something of it cannot be kept.
+            ModelDefinitionError: The callback has a setting that the master cannot follow.
         """
         metric, maximize = self._monitored(callback)
         patience, start = int(callback.patience), int(callback.start_from_epoch)
@@ -119,10 +119,10 @@ class RuleMaker:
         )
 
     def add_model_checkpoint(self, callback: Any, threshold: float | None) -> None:
-        """Keras's or ours.
+        """Add a ModelCheckpoint, Keras's or ours.
 
         Raises:
-            ModelDefinitionError: something of it cannot be kept.
+            ModelDefinitionError: The callback has a setting that the master cannot follow.
         """
         every = 0 if callback.save_freq == "epoch" else callback.save_freq
         if not isinstance(every, int) or every < 0 or (every == 0 and callback.save_freq != "epoch"):
@@ -157,7 +157,7 @@ class RuleMaker:
         self.rules.max_steps = min(known, max_steps) if known else max_steps
 
     def _monitored(self, callback: Any) -> tuple[str, bool]:
-        """The metric that a callback monitors, and whether more is better."""
+        """Return the metric that a callback monitors, and whether higher is better."""
         who, monitor = type(callback).__name__, callback.monitor
         if monitor == LOSS:
             raise self._refused(
@@ -204,10 +204,10 @@ class RuleMaker:
 
 
 def check_job(path: str, rules: Rules, has_validation_data: bool, skips_nan: bool, checkpoint_dir: str) -> None:
-    """Refuses callbacks that the flags of the job leave without effect.
+    """Refuse callbacks that have no effect with the flags of this job.
 
     Raises:
-        ModelDefinitionError: naming the callback.
+        ModelDefinitionError: The message names the callback.
     """
     if rules.watches and not has_validation_data:
         raise ModelDefinitionError(

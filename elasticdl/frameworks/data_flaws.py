@@ -1,8 +1,8 @@
-"""Flaws of the data of a minibatch: columns and labels that explain a loss or gradient that fails or is not finite.
+"""Find flaws in the data of a minibatch: the columns or labels behind a failed or non-finite loss or gradient.
 
-Labels that no loss takes are texts, class numbers that the model has no output for, and no probabilities. Asked only
-after a loss has failed or is not finite, where labels cost nothing that are right; binary crossentropy alone is finite,
-and wrong, for a label that is no probability, so that those are looked at before each step.
+Wrong labels are texts, class numbers beyond the model's outputs, and values that are not probabilities. Correct labels
+cost nothing: they are checked only after a loss failed or is not finite. The exception is binary crossentropy, whose
+loss is finite but wrong for a label outside [0, 1]; its labels are checked before each step.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import numpy.typing as npt
 
 from elasticdl.frameworks.framework import Batch, LabelError
 
-_SHOWN = 60  # characters of a text
-_SAID = 100  # characters of a framework's error
-_NODE = "[["  # in lines of TensorFlow's errors that name a node of the graph
-_ROUNDING = 1e-3  # of probabilities that were computed, such as the values of pictures
+_SHOWN = 60  # longest quoted text, in characters
+_SAID = 100  # longest quoted error of a framework, in characters
+_NODE = "[["  # marks the lines of a TensorFlow error that name a node of the graph
+_ROUNDING = 1e-3  # tolerance for computed probabilities, such as pixel values
 _NUM_TEXTS = 3  # shown in a hint
 _LEAVES_OUT = "--max_bad_records=N leaves such records out"
 
 
 @dataclass(frozen=True, slots=True)
 class ClassLabels:
-    """Labels that are numbers of classes, as a loss takes them.
+    """The labels that a loss accepts: class numbers.
 
     Attributes:
-        count: of the classes, numbered from 0.
-        ignored: a label that it passes over; None: there is none.
-        takes_fractions: labels may be of a floating type.
+        count: Number of classes; labels are in [0, count).
+        ignored: The label that the loss ignores; None: there is none.
+        takes_fractions: Labels may have a floating-point type.
     """
 
     count: int
@@ -43,7 +43,7 @@ class ClassLabels:
 
 @dataclass(frozen=True, slots=True)
 class ProbabilityLabels:
-    """Labels of binary crossentropy: numbers from 0 to 1."""
+    """The labels that binary crossentropy accepts: numbers from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class LabelFlaw:
     """The first wrong label of a minibatch.
 
     Attributes:
-        position: of its sample in the minibatch; None: it is not one sample alone.
+        position: Index of its sample in the minibatch; None: more than one sample is affected.
     """
 
     what: str
@@ -59,18 +59,18 @@ class LabelFlaw:
     position: int | None
 
     def error(self, first_sample: int | None, cause: Exception | None) -> LabelError:
-        """As an exception.
+        """Return the flaw as an exception.
 
         Args:
-            first_sample: of the minibatch, in its task; None: samples are not records.
-            cause: the framework's exception; None: none.
+            first_sample: Index of the minibatch's first sample in its task; None: samples are not records.
+            cause: The framework's exception, if there was one.
         """
         raised = "" if cause is None else f" ({type(cause).__name__}: {_last_line(cause)})"
         sample = None if first_sample is None or self.position is None else first_sample + self.position
         return LabelError(f"{self.what}{raised}\n  → {self.hint}", sample)
 
     def explained(self) -> str:
-        """The end of a message that says what is not finite."""
+        """Return the end of a message about a value that is not finite."""
         where = "" if self.position is None else f", first in sample {self.position}"
         return f": {self.what}{where}\n  → {self.hint}"
 
@@ -85,11 +85,11 @@ def label_flaw(
     """Return the flaw of labels that a loss rejected; None if it is unknown.
 
     Args:
-        labels: of a minibatch.
-        taken: labels that the loss takes; None: that is not known.
-        column: of the labels; empty: there is no name.
-        lookup: the name of what maps texts to numbers, with `{}` for a JSON list of them.
-        array: the values of a leaf; None: it is no ordinary tensor.
+        labels: The labels of a minibatch.
+        taken: The labels that the loss accepts; None: unknown.
+        column: The label column; empty: it has no name.
+        lookup: The layer or function that maps texts to numbers, with `{}` for a JSON list of the texts.
+        array: Returns the values of a leaf; None: it is not an ordinary tensor.
     """
     if _is_texts(labels):
         return _text_flaw(labels, _called(column), column, lookup)
@@ -114,16 +114,16 @@ def labels_blamed(
     samples_per_batch: int | None,
     at_once: bool,
 ) -> Iterator[None]:
-    """Explain an error of a step that is the fault of labels, with the column.
+    """Return the context of a step: an error caused by wrong labels is raised with their column.
 
     Args:
-        batches: of the step.
-        flaw_of: returns the flaw in the labels of one of them.
+        batches: The minibatches of the step.
+        flaw_of: Returns the flaw in the labels of a minibatch, if any.
         samples_per_batch: None: samples are not records.
-        at_once: some labels are wrong, and the step would not raise for that.
+        at_once: Labels are known to be wrong, but the step itself would not fail: raise before it.
 
     Raises:
-        LabelError: they are.
+        LabelError: The labels are wrong.
     """
 
     def blame(cause: Exception | None) -> None:
@@ -157,7 +157,7 @@ def _is_texts(part: Any) -> bool:
 def _text_flaw(texts: Sequence[Any], name: str, column: str, lookup: str) -> LabelFlaw:
     decoded = [one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in texts]
     what = f"{name[:1].upper()}{name[1:]} holds texts, such as {decoded[0][:_SHOWN]!r}, and the loss takes numbers"
-    # As classes are numbered elsewhere: False 0, True 1; a missing cell is none.
+    # Same order as everywhere else (False 0, True 1); an empty cell is not a class.
     kinds = sorted({text[:_SHOWN] for text in decoded if text.strip()})
     if column and all(_is_number(kind) for kind in kinds):
         hint = f'Read it as numbers: --data_reader_params=\'column_dtypes={{"{column}": "int64"}}\'; {_LEAVES_OUT}.'
@@ -195,7 +195,7 @@ def _class_flaw(values: npt.NDArray[Any], classes: ClassLabels, name: str, colum
 
 
 def are_probabilities(values: npt.NDArray[Any] | None) -> bool:
-    """Whether labels are what binary crossentropy takes; those that are no ordinary tensor (None) are."""
+    """Return whether binary crossentropy accepts these labels; True for None (not an ordinary tensor)."""
     if values is None or values.dtype.kind not in "iuf" or not values.size:
         return True
     return bool(values.min() >= -_ROUNDING and values.max() <= 1 + _ROUNDING)
@@ -204,7 +204,7 @@ def are_probabilities(values: npt.NDArray[Any] | None) -> bool:
 def _probability_flaw(values: npt.NDArray[Any], name: str) -> LabelFlaw | None:
     flat = values.reshape(len(values), -1)
     is_wrong = (flat < -_ROUNDING) | (flat > 1 + _ROUNDING)
-    if not is_wrong.any():  # some are NaN, which is said where the loss is
+    if not is_wrong.any():  # some are NaN, which the message about the loss reports
         return None
     what = f"{name[:1].upper()}{name[1:]} holds {_numbers(flat[is_wrong])}, and binary crossentropy takes 0 to 1"
     kinds = {float(kind) for kind in np.unique(flat)}
@@ -250,12 +250,12 @@ _HINT = "Fill them in, in the data or in feed; --nan_policy=skip leaves such min
 def data_flaws(
     features: Any, labels: Any, array: Callable[[Any], npt.NDArray[Any] | None], label_column: str = ""
 ) -> str:
-    """The end of a message: which features hold NaN or infinity, in how many samples; empty: none.
+    """Return the end of a message: the features with NaN or infinity, and in how many samples; empty if all are finite.
 
     Args:
-        features: of a minibatch; a dictionary names them.
-        array: the values of a leaf; None: it is no ordinary tensor.
-        label_column: empty: it has no name.
+        features: The features of a minibatch; the keys of a dictionary are their names.
+        array: Returns the values of a leaf; None: it is not an ordinary tensor.
+        label_column: Empty: the label column has no name.
     """
     columns = named_parts(features, "the features") | named_parts(labels, label_column or "the label")
     found = [words for name, part in columns.items() if (words := _flaw(name, array(part)))]
@@ -266,7 +266,7 @@ def data_flaws(
 
 
 def named_parts(parts: Any, name: str) -> dict[str, Any]:
-    """The leaves of features or labels, by what to call them."""
+    """Return the leaves of features or labels, by the name to use in messages."""
     if isinstance(parts, Mapping):
         return {str(key): part for key, part in parts.items()}
     if isinstance(parts, list | tuple):

@@ -1,8 +1,8 @@
-"""`DeviceMeter`: the device that a model is on, and how much of its memory the process takes; imports no framework.
+"""`DeviceMeter`: the device of a model and the memory that this process uses on it; imports no framework.
 
-The part of each framework makes one: torch/computation.py, keras/computation.py.
+Each framework makes its own: torch/computation.py, keras/computation.py.
 
-`num_processors`: how many this process may use, by its container's limit, not by the size of the machine.
+`num_processors`: the CPUs that this process may use, by its container's limit, not by the size of the machine.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from pathlib import Path
 from elasticdl.protocol import Device
 from elasticdl_client.choices import NUM_PROCESSES_VARIABLE
 
-_INTERVAL_S = 1.0  # that of heartbeats
+_INTERVAL_S = 1.0  # same as between heartbeats
 
 
 def cpu_text(num_threads: int) -> str:
-    """Return how the log names a CPU and the threads of one operation."""
+    """Return the description of a CPU for the log, with the threads per operation."""
     return f"the CPU ({num_threads} thread{'' if num_threads == 1 else 's'})"
 
 
 class DeviceMeter:
-    """Reads the device in the thread that computes; every other thread gets the last reading.
+    """Reads the device in the compute thread; all other threads get the last reading.
 
-    The numbers are behind the lock of the framework's allocator, and reading them keeps the interpreter's.  A thread
-    that waits for the device holds the first and may need the second to end: a heartbeat that reads would block both.
+    Reading takes the lock of the framework's allocator while holding the interpreter's lock (GIL).  A thread that waits
+    for the device holds the allocator's lock and may need the GIL to finish: a heartbeat that reads would deadlock with
+    it.
 
     Attributes:
-        text: the device and its settings, for people.
+        text: The device and its settings, for people.
     """
 
     def __init__(
@@ -39,9 +40,9 @@ class DeviceMeter:
     ) -> None:
         """
         Args:
-            text: the device and its settings, for people.
-            read: the device as it is now; None: it is no accelerator, and `read` is not called again.
-            clock: seconds.
+            text: The device and its settings, for people.
+            read: Returns the current reading; None: it is not an accelerator, and `read` is not called again.
+            clock: Returns a time in seconds.
         """
         self.text = text
         self._read = read
@@ -50,23 +51,23 @@ class DeviceMeter:
         self._last = read()
 
     def sample(self) -> None:
-        """Read the device if the last reading is older than a heartbeat; between steps, in the thread that computes."""
+        """Read the device if the last reading is older than a heartbeat; call it in the compute thread."""
         if self._last is not None and self._clock() - self._read_at >= _INTERVAL_S:
             self._read_at = self._clock()
             self._last = self._read()
 
     def last(self) -> Device | None:
-        """Return the last reading; None: the model is on no accelerator.  From any thread."""
+        """Return the last reading; None: the model is not on an accelerator.  Thread-safe."""
         return self._last
 
 
 def num_processors(root: Path = Path("/")) -> int:
-    """Processors that this process may use, at least 1: by its affinity and the limits of its control groups.
+    """Return the CPUs that this process may use, at least 1: by its affinity and the limits of its control groups.
 
-    The processes of a worker that has several share them out.
+    The processes of one worker divide them among themselves.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: The directory that contains `proc` and `sys`.
     """
     of_pod = min(len(os.sched_getaffinity(0)), *(math.ceil(limit) for limit in _limits(root)))
     return max(1, of_pod // int(os.environ.get(NUM_PROCESSES_VARIABLE, "1")))
@@ -84,7 +85,7 @@ def _limits(root: Path) -> list[float]:
 
 
 def _above(mount: Path, group: str) -> list[Path]:
-    """A group's directory and those above it; where its own cannot be seen, the mounted one."""
+    """Return a group's directory and its parents; only the mounted one if its own is not visible."""
     inner = mount / group.lstrip("/")
     return [directory for directory in (inner, *inner.parents) if directory == mount or mount in directory.parents]
 

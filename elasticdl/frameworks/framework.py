@@ -1,6 +1,6 @@
-"""The port `Framework`: a worker's requirements of TensorFlow or PyTorch, and nothing else.
+"""The port `Framework`: everything that a worker needs from TensorFlow or PyTorch, and nothing else.
 
-Below this port is everything that imports a framework; above it only NumPy.  Dense variables cross it as two flat
+Only code below this port imports a framework; code above it uses NumPy.  Dense variables cross it as two flat
 float32 vectors, trainable and non-trainable, each variable raveled in C order, in the order of `ModelReport`.
 Embedding rows that live on the parameter servers cross it as one array of unique rows per table.
 """
@@ -21,7 +21,7 @@ from elasticdl.frameworks.devices import DeviceMeter
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
-Ranges = tuple[tuple[int, int], ...]  # of a flat vector, [start, end), ascending
+Ranges = tuple[tuple[int, int], ...]  # ranges [start, end) of a flat vector, ascending
 
 
 class Mode(StrEnum):
@@ -45,8 +45,8 @@ class Table:
 
     Attributes:
         initializer: Keras config as JSON, ``{"class_name": …, "config": {…}}``.
-        input_dim: ids are in [0, input_dim); 0: any int64.
-        constraint: Keras config of `embeddings_constraint` as JSON, for touched rows; empty: none.
+        input_dim: Ids are in [0, input_dim); 0: any int64.
+        constraint: Keras config of `embeddings_constraint` as JSON, applied to updated rows; empty: none.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """The definitions of the user's module.
+    """What the user's module defines.
 
     Attributes:
-        optimizer: a Keras config as JSON.
+        optimizer: Keras config as JSON.
         has_callbacks: `Framework.end_training` has something to do.
-        rules: the master's decisions for the user's callbacks.
+        rules: What the master decides for the user's callbacks.
     """
 
     variables: tuple[Variable, ...]
@@ -87,9 +87,9 @@ class TaskRecords:
     """The records of one lease, as the input pipeline takes them.
 
     Attributes:
-        seed: of (job seed, epoch, task): the seed of every shuffle inside this task.
-        shard: that they are of.
-        numbers: of the records in it; may be empty.
+        seed: Derived from (job seed, epoch, task): the seed of every shuffle inside this task.
+        shard: The shard of the records.
+        numbers: Indices of the records in the shard; may be empty.
     """
 
     lease: int
@@ -101,11 +101,11 @@ class TaskRecords:
 
 @dataclass(frozen=True, slots=True)
 class Surplus:
-    """Samples that `feed` has made of a task beyond one a record.
+    """The samples that `feed` made of a task beyond one per record.
 
     Attributes:
-        count: negative: as many fewer samples than records.
-        made_by: the operations of `feed` that make it, for people; empty: not known.
+        count: Negative: fewer samples than records.
+        made_by: The operations in `feed` that cause it, for people; empty: unknown.
     """
 
     count: int = 0
@@ -122,13 +122,13 @@ NO_SURPLUS = Surplus()
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The n-th minibatch of a lease; with `end`, no minibatch but the end of the task: it has n of them.
+    """The n-th minibatch of a lease; with `end`, the end marker of a task that has n minibatches.
 
     Attributes:
-        size: samples in it (after the user's `filter`).
-        surplus: with `end`: of the whole task.
-        ids: table name to the ids [n] that the model looks up, as they come: they may repeat; empty without tables.
-        data: the framework's own; only the framework looks inside.
+        size: Number of samples (after the user's `filter`).
+        surplus: With `end`: the surplus of the whole task.
+        ids: Maps each table to the ids [n] that the model looks up, in order, with repetitions; empty without tables.
+        data: The framework's own representation; only the framework reads it.
     """
 
     lease: int
@@ -145,11 +145,11 @@ class Step:
     """The result of a minibatch: mean loss with regularisation, gradients, the change of non-trainable variables.
 
     Attributes:
-        row_gradients: table to [n, dim], in the order of Batch.ids; repeated ids are not summed.  A table that the loss
-            does not depend on is left out: its rows stay as they are.
-        not_finite: describes for the user which of loss and gradients are not finite; empty: none.
-        unreached: elements [start, end) of the trainable vector that stay as they are, ascending: a variable that the
-            loss does not depend on has no gradient, so it does not decay, either.
+        row_gradients: Maps each table to [n, dim], in the order of Batch.ids; repeated ids are not summed.  A table
+            that the loss does not depend on is absent: its rows stay unchanged.
+        not_finite: Describes for the user which of loss and gradients are not finite; empty: all are finite.
+        unreached: Ranges [start, end) of the trainable vector that stay unchanged, ascending: a variable that the
+            loss does not depend on has no gradient and therefore no weight decay.
     """
 
     loss: float
@@ -161,18 +161,18 @@ class Step:
 
 
 class NotFiniteStep(ArithmeticError):
-    """Local strategy: the loss or a gradient is not finite, as the text says, and the model has taken the step."""
+    """Local strategy: the loss or a gradient is not finite (see the message); the model has been updated with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """AllReduce: a minibatch that this member adds to a step.
+    """AllReduce: a minibatch that this member contributes to a step.
 
     Attributes:
-        seed: of (job seed, epoch, task, n): dropout and the like depend on it alone.
-        scale: its records / all records of the step.
-        is_alone: the step is this minibatch alone and the group this member: nothing is summed.  Then the change of
-            non-trainable variables may be in the model before `Framework.apply_gradient`, unless it is not finite.
+        seed: Derived from (job seed, epoch, task, n); dropout and the like depend on it alone.
+        scale: Its records / all records of the step.
+        is_alone: The step has only this minibatch and the group only this member, so nothing is summed.  The change of
+            non-trainable variables may then be in the model before `Framework.apply_gradient`, unless it is not finite.
     """
 
     batch: Batch
@@ -183,34 +183,34 @@ class Share:
 
 ComputeGradient = Callable[[Sequence[Share], Callable[[Any], None]], "LocalGradient"]
 """See `Framework.local_gradient`."""
-NUM_TOLD = 3  # numbers at the end of the last buffer of a `LocalGradient`
+NUM_TOLD = 3  # statistics at the end of the last buffer of a `LocalGradient`
 
 
 def _is_done() -> None:
-    """No gradient overflows."""
+    """Do nothing."""
 
 
 @dataclass(slots=True)
 class LocalGradient:
     """AllReduce: a member's part of a step.  Its buffers are summed over all members in place.
 
-    A share that is not finite adds nothing but 1 to the count of those.
+    A share that is not finite adds only 1 to the number of such shares.
 
     Attributes:
-        buffers: float32, one dimension, contiguous, writable; NumPy arrays or objects with `__dlpack__`.  Equal in
-            number and length in every process.  The last one ends with the changes of variables that the model itself
-            assigns (of all shares, each times its scale), and then `NUM_TOLD` numbers: the sum of the losses (each
-            times its scale), the sum of the scales of the finite shares, the number of shares that are not finite.
-            Empty: nothing is to be reduced, the one share of the step being alone.
-        told: reads those numbers as they are now: of this member before the reduction, of the step after it.
-        not_finite: of this member's own shares, by their position: describes for the user what is not finite; complete
-            once `told` has been called.
+        buffers: float32, one dimension, contiguous, writable; NumPy arrays or objects with `__dlpack__`.  Number and
+            lengths are the same in every process.  The last one ends with the changes of variables that the model
+            itself assigns (of all shares, each times its scale), and then `NUM_TOLD` statistics: the sum of the losses
+            (each times its scale), the sum of the scales of the finite shares, the number of shares that are not
+            finite.  Empty: nothing has to be reduced, because the step has a single share (see `Share.is_alone`).
+        told: Returns the current statistics: of this member before the reduction, of the step after it.
+        not_finite: Maps the position of each own share that is not finite to a description for the user; complete
+            after the first call of `told`.
         rescale: `Framework.apply_gradient` multiplies all buffers by it (1 / the sum of the scales, if it is not 1).
-        repeat: asked after the reduction, with the same answer in every member: computes the step again instead of
-            `Framework.local_gradient`, as its gradient has overflowed; None: it has not.
-        run_ahead: for a share that is alone, before `told`: update the model with the learning rate that
-            `Framework.apply_gradient` will be given, which must follow, and begin the next step, of the share given.
-            `told` takes both back if this one is not finite.  None: the framework gains nothing by it.
+        repeat: Call it after the reduction.  Returns the gradient of the same step, computed again, if this one
+            overflowed, else None; the answer is the same in every member.
+        run_ahead: For a share that is alone, called before `told`: update the model with the learning rate that will be
+            passed to `Framework.apply_gradient`, and start the next step with the given share.  `told` reverts both if
+            this share is not finite.  None: the framework gains nothing by it.
     """
 
     buffers: list[Any]
@@ -223,7 +223,7 @@ class LocalGradient:
 
 @dataclass(frozen=True, slots=True)
 class MetricState:
-    """One metric's variables as float64; see the proto message of the same name."""
+    """The variables of one metric as float64; see the proto message of the same name."""
 
     name: str
     arrays: tuple[npt.NDArray[np.float64], ...]
@@ -233,11 +233,11 @@ class MetricState:
 
 @dataclass(frozen=True, slots=True)
 class InitialRow:
-    """How the initial row of an id is made, the same in every process.
+    """How to make the initial row of an id; the result is the same in every process.
 
     Attributes:
         kind: constant (a), uniform (in [a, b)), normal or truncated_normal (mean a, standard deviation b).
-        key: values drawn depend on it, the id and the column alone.
+        key: Random seed; values depend only on it, the id and the column.
     """
 
     kind: str = "constant"
@@ -248,11 +248,11 @@ class InitialRow:
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """The rows of one table, for export.  With an `input_dim` all of them, in order of id.
+    """The rows of one table, for export; all rows, in order of id, if the table has an `input_dim`.
 
     Attributes:
-        chunks: ids [n] and rows [n, dim], `num_rows` ids in all; read once, before the next table.
-        initial: the row of any other id.
+        chunks: Ids [n] and rows [n, dim], `num_rows` ids in all; can be read once, before the next table.
+        initial: The row of any other id.
     """
 
     name: str
@@ -266,20 +266,20 @@ FEATURES_ALONE = "In mode PREDICTION `feed` returns the features alone, without 
 
 
 class FeedError(Exception):
-    """User code raised while a minibatch was made; the cause is ``__cause__``.
+    """User code raised while a minibatch was made; ``__cause__`` is its exception.
 
-    The pipeline is thrown away; `Framework.batches` must be called again for what comes after.
+    The pipeline cannot be used again: call `Framework.batches` for the remaining tasks.
 
     Attributes:
-        bad_records: the records of the lease to blame, by their numbers in the shard, where they were looked for.
-        details: the traceback of the user's code; empty: nothing was raised there, or the message says it all.
+        bad_records: The records of the lease that cause the error, as numbers in the shard, if they were searched for.
+        details: The traceback of the user's code; empty: no user code raised, or the message is complete without it.
     """
 
     def __init__(self, lease: int, n: int, message: str, is_explained: bool = False, frames: str = "") -> None:
         """
         Args:
-            is_explained: the message says it all.
-            frames: of the user's code, as in a traceback, where the cause has none.
+            is_explained: The message is complete without a traceback.
+            frames: Traceback of the user's code, for a cause without its own.
         """
         super().__init__(message)
         self.lease = lease
@@ -297,10 +297,10 @@ class FeedError(Exception):
 
 
 class LabelError(Exception):
-    """The labels of a minibatch are none that the loss takes.
+    """The labels of a minibatch are not accepted by the loss.
 
     Attributes:
-        sample: the first wrong one, by its place in its task; None: not known, as the user's `feed` made it.
+        sample: Index of the first wrong sample in its task; None: unknown, since the user's `feed` made the samples.
     """
 
     def __init__(self, message: str, sample: int | None) -> None:
@@ -309,56 +309,59 @@ class LabelError(Exception):
 
 
 class Inference(Protocol):
-    """Operations on a model that is not trained, and all that a loaded export can do."""
+    """Operations that need no training; a loaded export supports only these."""
 
     @property
     def device_meter(self) -> DeviceMeter:
-        """The device that the model is on; builds the model if need be."""
+        """The meter of the model's device; builds the model if necessary."""
         ...
 
     def report(self) -> ModelReport:
-        """Builds the model if need be.
+        """Return what the user's module defines; builds the model if necessary.
 
         Raises:
-            ModelDefinitionError: something in it is unsupported, by name.
+            ModelDefinitionError: The model uses something unsupported; the message names it.
         """
         ...
 
     def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
-        """Minibatches of the tasks in order, each task closed by a `Batch` with `end`.
+        """Yield the minibatches of the tasks in order, and after each task a `Batch` with `end`.
 
-        `tasks` is advanced from another thread, at most one task ahead of the one being yielded, or one for each
-        process that makes minibatches.  The compiled pipeline of a mode is kept for the life of the process.
+        `tasks` is advanced in another thread, ahead of the yielded task by at most one task, or by one per process
+        that makes minibatches.  The compiled pipeline of a mode is kept until the process ends.
 
         Raises:
-            FeedError: user code raised, or an endless `feed`.
+            FeedError: User code raised, or `feed` is endless.
         """
         ...
 
     def predict(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
-        """The model's outputs for a minibatch: arrays of [batch.size, …], or tuples and dictionaries of them.
+        """Return the model's outputs for a minibatch: arrays [batch.size, …], or tuples and dictionaries of them.
 
         `parameters` and `rows` as in `Evaluation.update`.
         """
         ...
 
     def evaluation(self) -> Evaluation:
-        """Freshly reset metrics."""
+        """Return a new evaluation with reset metrics."""
         ...
 
 
 @runtime_checkable
 class TakesSnapshots(Protocol):
-    """A framework that can copy its state where the model is, in less time than `Framework.state` takes."""
+    """A framework that can copy its state on the model's device, faster than `Framework.state`."""
 
     def snapshot(self) -> Callable[[], dict[str, npt.NDArray[Any]]]:
-        """Return a function that gives the present `Framework.state`, once, in any thread, while training continues."""
+        """Copy the state on the device; the returned function converts the copy to a `Framework.state`.
+
+        Call that function once, in any thread, while training continues.
+        """
         ...
 
 
 @runtime_checkable
 class DescribesSums(Protocol):
-    """A framework of which equal names and shapes in `Framework.state` do not say that members sum up the same."""
+    """A framework with sums that can differ although names and shapes in `Framework.state` are equal."""
 
     def sums(self) -> Sequence[str]:
         """Describe the parts of the buffers of `LocalGradient`, in order."""
@@ -367,81 +370,80 @@ class DescribesSums(Protocol):
 
 @runtime_checkable
 class ShardsOptimizer(Protocol):
-    """A framework whose optimizer can keep its state for some of the parameters alone.
+    """A framework whose optimizer can keep the state of a subset of the parameters.
 
-    A shard is what the optimizer keeps for one parameter.  Shards go by number, in an order that is the same in every
-    process.
+    A shard is the optimizer's state of one parameter.  Shards are numbered, in the same order in every process.
     """
 
     def shard_sizes(self) -> list[int]:
-        """Return the elements of each parameter."""
+        """Return the number of elements of each parameter."""
         ...
 
     def keep_shards(self, numbers: Collection[int]) -> None:
-        """Hold these shards alone: drop others, and update no other parameter.  Before the first call: hold none."""
+        """Keep only these shards: drop the others, and update only their parameters.  Initially there are none."""
         ...
 
     def shard(self, number: int) -> dict[str, npt.NDArray[Any]]:
-        """Return one shard, named as in `Framework.state`; copies."""
+        """Return a copy of one shard, with the names of `Framework.state`."""
         ...
 
     def parameter(self, number: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the values of the parameter that a shard is of, under any one name; a copy."""
+        """Return a copy of the values of a shard's parameter, under an arbitrary name."""
         ...
 
     def load_shards(self, shards: Mapping[int, Mapping[str, npt.NDArray[Any]]]) -> None:
-        """Do the inverse of `shard`, unless it is not kept, and of `parameter`, where that is among the arrays.
+        """Load arrays returned by `shard` (ignored unless the shard is kept) and by `parameter` (optional).
 
         A call takes time for all parameters: load many shards at once.
         """
         ...
 
     def shards_of(self, state: Mapping[str, npt.NDArray[Any]]) -> dict[int, dict[str, npt.NDArray[Any]]]:
-        """Return the shards in a whole `Framework.state`."""
+        """Return the shards of a complete `Framework.state`."""
         ...
 
     def shard_bytes(self) -> int:
-        """Return how much memory the shards that are held take."""
+        """Return the memory of the shards that this process keeps, in bytes."""
         ...
 
     def shared_state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything but shards; copies."""
+        """Return a copy of the state without shards."""
         ...
 
     def load_shared_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Do the inverse of `shared_state`; shards stay as they are."""
+        """Load a state returned by `shared_state`; shards stay unchanged."""
         ...
 
     def begin_exchange(self, owner_of: Sequence[int], rank: int) -> list[tuple[int, Any]]:
-        """Return the buffers in which members send updated parameters to all, and the rank of each sender, in order.
+        """Return the buffers that broadcast updated parameters, each with the rank of its sender, in order.
 
         Args:
-            owner_of: the rank that sends each parameter, by number.
-            rank: this process's, whose buffers hold its parameters now.
+            owner_of: Maps the number of each parameter to the rank that sends it.
+            rank: The rank of this process; its buffers already hold its parameters.
         """
         ...
 
     def end_exchange(self) -> None:
-        """Take the parameters from those buffers: all have come."""
+        """Copy the parameters from those buffers, after all of them have been received."""
         ...
 
 
 class KeepsState(Protocol):
-    """Local strategy and AllReduce: the model, with its optimizer, is in this process."""
+    """Local strategy and AllReduce: the model and its optimizer are in this process."""
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Local strategy and AllReduce: variables and optimizer slots, by name; copies."""
+        """Return copies of the variables and optimizer slots, by name."""
         ...
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """The inverse of `state`."""
+        """Load a state returned by `state`."""
         ...
 
     def load_weights(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """The model's part of a `state`; there need be no optimizer.
+        """Load only the model's part of a `state`; no optimizer is required.
 
         Raises:
-            CheckpointError: it is of another model.
+            CheckpointError: The state belongs to another model.
         """
         ...
 
@@ -450,53 +452,53 @@ class TrainsAlone(Protocol):
     """Local strategy: the framework trains its own variables."""
 
     def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
-        """Local strategy: one step with the user's own optimizer on the framework's own variables; the loss.
+        """Take one step with the user's own optimizer on the framework's own variables, and return the loss.
 
         `learning_rate` None: the optimizer's own.
 
         Raises:
-            NotFiniteStep: the loss or a gradient is not finite.
+            NotFiniteStep: The loss or a gradient is not finite.
         """
         ...
 
 
 class TrainsWithServers(Protocol):
-    """ParameterServerStrategy: the variables come with each call."""
+    """ParameterServerStrategy: each call is given the variables."""
 
     def initial(self) -> Parameters:
-        """Initial values: a function of (module, seed) alone, the same in every process."""
+        """Return the initial values: they depend only on (module, seed), so they are the same in every process."""
         ...
 
     def gradients(self, batch: Batch, parameters: Parameters, rows: Mapping[str, Floats], seed: int) -> Step:
-        """Forward and backward at the given values; `rows[table]` is [n, dim] for `batch.ids[table]`.
+        """Compute forward and backward at the given values; `rows[table]` is [n, dim] for `batch.ids[table]`.
 
-        `seed` is that of (job seed, epoch, task, n): dropout and the like depend on it alone.
+        `seed` is derived from (job seed, epoch, task, n); dropout and the like depend on it alone.
         """
         ...
 
 
 class TrainsByAllReduce(Protocol):
-    """AllReduceStrategy: the gradients of all members are summed in between."""
+    """AllReduceStrategy: the gradients of all members are summed between the two calls of a step."""
 
     @property
     def device(self) -> str:
-        """Where the buffers of a `LocalGradient` are: ``cpu``, ``cuda`` or ``cuda:N``."""
+        """The device of the buffers of a `LocalGradient`: ``cpu``, ``cuda`` or ``cuda:N``."""
         ...
 
     def local_gradient(self, shares: Sequence[Share], ready: Callable[[Any], None]) -> LocalGradient:
-        """AllReduce: gradients at the framework's own variables, each share times its scale, summed.
+        """Compute gradients at the framework's own variables, and sum them over the shares, each times its scale.
 
-        Every share starts from the same values of the variables, and leaves them unchanged.
+        Every share starts from the same values of the variables and leaves them unchanged.
 
         Args:
-            shares: may be empty: then everything is zero, of the same shapes.
-            ready: called with every buffer but the last, in order, as soon as it is final; the caller may reduce it
+            shares: May be empty: then all buffers are zero, with the same shapes.
+            ready: Called with every buffer but the last, in order, as soon as it is final; the caller may reduce it
                 while the rest is computed.
         """
         ...
 
     def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
-        """AllReduce: after the reduction, the summed changes, and one update with the user's own optimizer.
+        """Apply the reduced gradient: the summed changes, and one update with the user's own optimizer.
 
         `learning_rate` None: the optimizer's own.
         """
@@ -504,61 +506,61 @@ class TrainsByAllReduce(Protocol):
 
 
 class CallsBack(Protocol):
-    """The user's callbacks in the worker; `Rules` are those that the master decides."""
+    """Calls of the user's callbacks in the worker; `Rules` are the ones that the master decides."""
 
     def begin_training(self) -> None:
-        """Calls the user's callbacks before this process computes its first minibatch.
+        """Call the user's callbacks before this process computes its first minibatch.
 
         Raises:
-            ModelDefinitionError: one raises.
+            ModelDefinitionError: A callback raises.
         """
         ...
 
     def end_epoch(self, parameters: Parameters | None, epoch: int, logs: Mapping[str, float]) -> str | None:
-        """Calls the user's callbacks once an epoch is in the model; `parameters` as for `export`.
+        """Call the user's callbacks after all minibatches of an epoch are in the model; `parameters` as for `export`.
 
         Returns:
-            Why training is to end early, if a callback asks for it.
+            The reason to end training early, if a callback asks for it.
         """
         ...
 
     def end_evaluation(self, step: int, results: Mapping[str, float]) -> str | None:
-        """Calls the user's callbacks with the numbers of an evaluation; returns what `end_epoch` does."""
+        """Call the user's callbacks with the results of an evaluation; returns the same as `end_epoch`."""
         ...
 
     def end_training(self, parameters: Parameters | None, output: str) -> None:
-        """Calls the user's callbacks once, after training; `parameters` as for `export`."""
+        """Call the user's callbacks once, after training; `parameters` as for `export`."""
         ...
 
 
 class Framework(Inference, KeepsState, TrainsAlone, TrainsWithServers, TrainsByAllReduce, CallsBack, Protocol):
-    """One instance per worker process, made from a `ModelDefinition` and the job's seed.
+    """The complete port: one instance per worker process, made from a `ModelDefinition` and the job's seed.
 
-    A job calls one of the three `Trains…`, that of its strategy.
+    A job calls only the `Trains…` protocol of its strategy.
     """
 
     def learning_rate(self, epoch: int, version: int) -> float | None:
-        """Return the `LearningRateScheduler`'s rate; None: there is none.
+        """Return the rate of the `LearningRateScheduler`; None: there is none.
 
         Args:
-            epoch: from 0.
-            version: of the model; with --fixed_global_batch the steps of the group, each of that many records.
+            epoch: Counted from 0.
+            version: Model version; with --fixed_global_batch the number of steps of the group.
         """
         ...
 
     def rate_in_use(self) -> float | None:
-        """For people: the learning rate where `learning_rate` was last asked for; None: not known.  From any thread."""
+        """Return the rate at the last call of `learning_rate`, for people; None: unknown.  Thread-safe."""
         ...
 
     def export(
         self, path: str, parameters: Parameters | None, tables: Iterable[TableRows], model_file: bool = True
     ) -> None:
-        """Writes a SavedModel to the directory `path`.
+        """Write a SavedModel to the directory `path`.
 
         Args:
             parameters: None: the framework's own variables.
-            tables: all rows that live elsewhere.
-            model_file: write the framework's own file of the model beside it, too, if it has one for such a model.
+            tables: All rows on the parameter servers.
+            model_file: Also write the framework's own model file next to it, if it has one for such a model.
         """
         ...
 
@@ -567,11 +569,11 @@ class Evaluation(Protocol):
     """The metrics of one EVALUATION task, or of a merged evaluation."""
 
     def update(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> None:
-        """Adds a minibatch.  `parameters` None: the framework's own variables (Local strategy)."""
+        """Add a minibatch.  `parameters` None: the framework's own variables (Local strategy)."""
         ...
 
     def states(self) -> list[MetricState]: ...
 
     def results(self, merged: Sequence[MetricState]) -> dict[str, float]:
-        """The numbers of merged states; a metric with several values yields ``name_0``, ``name_1`` …"""
+        """Return the results of merged states; a metric with several values yields ``name_0``, ``name_1`` …"""
         ...

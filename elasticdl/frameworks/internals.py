@@ -1,6 +1,6 @@
-"""Checks that the installed TensorFlow and Keras have the non-public names that the adapter uses.
+"""Check that the installed TensorFlow and Keras have the non-public names that the adapter uses.
 
-Imports neither until a check is asked for.  The names of PyTorch are checked in `elasticdl.collective.nccl`.
+A framework is imported only when a check asks for it.  `elasticdl.collective.nccl` checks the names of PyTorch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from operator import attrgetter
 from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ElasticDLError
 
-Name = tuple[str, str]  # a module, and an attribute of it with dots
+Name = tuple[str, str]  # module, and dotted attribute in it
 
 KERAS: tuple[Name, ...] = (
     ("keras", "Model._compute_loss"),
@@ -38,7 +38,7 @@ TENSORFLOW: tuple[Name, ...] = (
 
 
 def missing(names: Iterable[Name]) -> list[str]:
-    """Those of the names that the installed packages do not have, as `module.attribute`."""
+    """Return the names that the installed packages lack, as `module.attribute`."""
     absent = []
     for module, attribute in names:
         try:
@@ -52,9 +52,9 @@ def check_names(package: str, names: Iterable[Name], known_to_work: str) -> None
     """Raise ElasticDLError if an installed package lacks one of the names.
 
     Args:
-        package: the package of the names; importable.
-        names: that are needed.
-        known_to_work: the requirement that installs a version that has them.
+        package: The package of the names; must be importable.
+        names: The required names.
+        known_to_work: The requirement that installs a version with all of them.
     """
     absent = missing(names)
     if absent:

@@ -1,4 +1,4 @@
-"""Files without a name in memory (memfd): they need no room in /dev/shm, and are gone with their last holder."""
+"""Anonymous files in memory (memfd): they use no space in /dev/shm, and the last process to close one frees it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _MFD_CLOEXEC = 1  # linux/memfd.h
 
 
 def create_memory_file(name: str) -> int:
-    """Return the descriptor of a new, empty file, which no other program inherits.
+    """Return the descriptor of a new, empty file; programs started by this process do not inherit it.
 
     Args:
-        name: for people; in /proc/PID/fd.
+        name: Shown in /proc/PID/fd, for people.
 
     Raises:
-        OSError: there is no memory, or there are too many open files.
+        OSError: There is no memory left, or too many files are open.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
-    # A Python that is built for a glibc before 2.27, as Conda's and uv's are, has not the function; libc has.
+    # A Python built for a glibc before 2.27 (Conda's, uv's) lacks os.memfd_create; libc has the function.
     descriptor = int(_LIBC.memfd_create(name.encode(), _MFD_CLOEXEC))
     if descriptor < 0:
         number = ctypes.get_errno()

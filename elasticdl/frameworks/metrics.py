@@ -1,4 +1,4 @@
-"""Metrics of all frameworks: names, outputs of a model, the numbers of merged states."""
+"""Metrics in all frameworks: their names, the model outputs they apply to, the results of merged states."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ M = TypeVar("M")
 
 
 class Measure(Protocol):
-    """One metric of the user's; `maximize`: whether more is better; None: not known."""
+    """One of the user's metrics; `maximize`: whether higher is better; None: unknown."""
 
     name: str
     additive: bool
     maximize: bool | None
 
     def results(self, states: Sequence[State]) -> Any:
-        """The value of merged states: one if additive, else one per task."""
+        """Return the value of merged states: one state if additive, else one per task."""
         ...
 
 
 def make_measures(path: str, defined: Any, make: Callable[[str, str, Any, str | None], M]) -> list[M]:
-    """The metrics of `eval_metrics_fn()`.
+    """Return the metrics of `eval_metrics_fn()`.
 
     Args:
-        path: of the user's module, for messages.
-        defined: {name: metric or function} or {output name: {name: metric or function}}; a config of Keras, which has
-            a class_name, is a metric.
-        make: a measure of (path, name, metric or function, output).
+        path: Path of the user's module, for messages.
+        defined: {name: metric or function} or {output name: {name: metric or function}}; a dictionary with a class_name
+            is the Keras config of a metric.
+        make: Makes a measure from (path, name, metric or function, output).
 
     Raises:
-        ModelDefinitionError: it is something else.
+        ModelDefinitionError: `defined` has another form.
     """
     if not isinstance(defined, Mapping):
         raise ModelDefinitionError(f"{path}: eval_metrics_fn() returned a {type(defined).__name__}, not a dictionary.")
@@ -56,7 +56,7 @@ def make_measures(path: str, defined: Any, make: Callable[[str, str, Any, str | 
 
 
 def select(labels: Any, predictions: Any, output: str | None) -> tuple[Any, Any]:
-    """The labels and predictions of one named output; None: all of them."""
+    """Return the labels and predictions of one named output; None: all of them."""
     if output is None:
         return labels, predictions
     if not isinstance(predictions, Mapping) or output not in predictions:
@@ -67,7 +67,7 @@ def select(labels: Any, predictions: Any, output: str | None) -> tuple[Any, Any]
 
 
 def results_of(measures: Iterable[Measure], merged: Sequence[MetricState]) -> dict[str, float]:
-    """The numbers of merged states, by name; of a metric with several, each under a name of its own."""
+    """Return the results of merged states by name; each value of a metric with several has its own name."""
     by_name = {state.name: state for state in merged}
     results: dict[str, float] = {}
     for measure in measures:

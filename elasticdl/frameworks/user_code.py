@@ -1,4 +1,4 @@
-"""Calling what the user has written."""
+"""Calls of functions that the user has written."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def user_call(function: Callable[[], Any], what: str) -> Any:
     except ElasticDLError:
         raise
     except (Exception, SystemExit) as error:
-        if os.getpid() != process:  # a child that the code has forked ends by it
+        if os.getpid() != process:  # a child forked by the user's code: let it exit
             raise
         message = f"{what} raised {type(error).__name__}: {error}"
         raise ModelDefinitionError(message, details=traceback.format_exc()) from error
 
 
 def num_taken(feed: Callable[..., Any]) -> int:
-    """Return how many of mode and metadata a `feed` takes: feed(dataset) and feed(dataset, mode) are good, too."""
+    """Return how many of mode and metadata a `feed` accepts: feed(dataset) and feed(dataset, mode) are also valid."""
     signature = signature_of(feed)
     while signature is not None and inspect.Parameter.VAR_POSITIONAL in _kinds(signature):
         wrapped: Callable[..., Any] | None = getattr(feed, "__wrapped__", None)
         if wrapped is None:
             return 2
-        feed, signature = wrapped, signature_of(wrapped)  # a decorator passes on what it gets
+        feed, signature = wrapped, signature_of(wrapped)  # a decorator passes its arguments on
     if signature is None:
         return 2
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -45,13 +45,13 @@ def _kinds(signature: inspect.Signature) -> list[inspect._ParameterKind]:
 
 
 def made_callbacks(path: str, callbacks: Callable[[], Any] | None) -> list[Any]:
-    """Return the result of the user's `callbacks()`; an empty list without one.
+    """Return the result of the user's `callbacks()`; an empty list if there is no such function.
 
     Args:
-        path: of the user's module, for messages.
+        path: Path of the user's module, for messages.
 
     Raises:
-        ModelDefinitionError: it raises, or returns no list.
+        ModelDefinitionError: The function raises, or does not return a list.
     """
     if callbacks is None:
         return []
@@ -62,10 +62,10 @@ def made_callbacks(path: str, callbacks: Callable[[], Any] | None) -> list[Any]:
 
 
 def refuse_hooks(path: str, callback: Any, unknown: Sequence[str], called: str) -> None:
-    """Refuse hooks of a callback that are never called.
+    """Refuse a callback with hooks that are never called.
 
     Raises:
-        ModelDefinitionError: there are some.
+        ModelDefinitionError: The callback has such hooks.
     """
     if unknown:
         raise ModelDefinitionError(
