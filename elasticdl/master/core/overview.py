@@ -1,4 +1,4 @@
-"""Overview: a job's status, and the points of its series, gathered from its parts, and the pace of its records."""
+"""Overview: a job's status and the points of its series, made from the core's parts; and the pace of its records."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from elasticdl_client.job_series import SeriesPoint
 from elasticdl_client.job_status import DeviceStatus, JobPhase, JobStatus, UncreatedPods
 
 _ENDED = (JobPhase.SUCCEEDED, JobPhase.FAILED)
-RATE_WINDOW = 30.0  # seconds over which the throughput is taken
-MIN_WINDOW = 20.0  # seconds over which the pace is taken at least, as far as they are there
-MIN_MEASURED = 2.0  # seconds of work before anything is foretold
-MIN_SETTLED, MAX_SETTLED = 3.0, 30.0  # seconds after which another number of workers is no passing loss
-MAX_REASON = 500  # characters of an API server's reason: the status has a limit of its own
-MAX_SAMPLES = 512  # of a whole job; of a long one they are further apart
+RATE_WINDOW = 30.0  # seconds over which the throughput is measured
+MIN_WINDOW = 20.0  # least seconds over which the pace is measured, once so many have passed
+MIN_MEASURED = 2.0  # seconds of work before there is any forecast
+MIN_SETTLED, MAX_SETTLED = 3.0, 30.0  # seconds after which another number of workers counts as lasting
+MAX_REASON = 500  # characters of an API server's reason: the size of the status is limited
+MAX_SAMPLES = 512  # of a whole job; the longer the job, the longer their intervals
 
 
 def with_progress(status: JobStatus, settings: JobSettings, work: Work, pace: Pace, all_have_left: bool) -> JobStatus:
-    """Return the status with the records, tasks and epochs that are done and left.
+    """Return the status with its records, tasks and epochs, done and remaining.
 
     Args:
-        status: with its phase.
-        settings: of the job.
-        work: planned and done.
-        pace: of the records.
-        all_have_left: the commands of all workers have ended: untrained records stay untrained.
+        status: Status that has its phase already.
+        settings: Settings of the job.
+        work: The planned and finished tasks.
+        pace: Pace of the records.
+        all_have_left: The commands of all workers have ended: untrained records stay untrained.
     """
     tasks = work.tasks
     unsettled = tasks.unsettled()
@@ -63,7 +63,7 @@ def with_progress(status: JobStatus, settings: JobSettings, work: Work, pace: Pa
 
 
 def with_model(status: JobStatus, work: Work) -> JobStatus:
-    """Return the status with how good the model is."""
+    """Return the status with the quality of the model."""
     return replace(
         status,
         model_version=work.tasks.model_version,
@@ -119,13 +119,13 @@ def _devices(workers: Workers, settings: JobSettings) -> tuple[DeviceStatus, ...
 
 
 def with_history(status: JobStatus, totals: EventTotals, accounting: Accounting, unix_now: float) -> JobStatus:
-    """Return the status with the sums over all events, and where the time has gone.
+    """Return the status with sums over all events, and the time by state.
 
     Args:
-        status: of the job.
-        totals: of its events.
-        accounting: of its time.
-        unix_now: time is accounted for up to here; seconds since the Unix epoch.
+        status: Status of the job.
+        totals: Sums over the job's events.
+        accounting: Accounting of the job's time.
+        unix_now: End of the accounted time, in seconds since the Unix epoch.
     """
     return replace(
         status,
@@ -140,14 +140,14 @@ def with_history(status: JobStatus, totals: EventTotals, accounting: Accounting,
 
 
 def series_point(state: JobState, work: Work, fleet: Fleet, accounting: Accounting, unix_now: float) -> SeriesPoint:
-    """Return `SeriesPoint.of` the status of this moment, for a fraction of its time: there is a point for each tick.
+    """Return what `SeriesPoint.of` returns for the present status, but much faster: each tick adds a point.
 
     Args:
-        state: of the job.
-        work: planned and done.
-        fleet: its pods.
-        accounting: of its time.
-        unix_now: seconds since the Unix epoch.
+        state: State of the job.
+        work: The planned and finished tasks.
+        fleet: Pods of the job.
+        accounting: Accounting of the job's time.
+        unix_now: Seconds since the Unix epoch.
     """
     return SeriesPoint(
         at=accounting.moment(unix_now),
@@ -164,22 +164,22 @@ def series_point(state: JobState, work: Work, fleet: Fleet, accounting: Accounti
 
 
 def _num_workers(state: JobState) -> int:
-    """Pods that have registered, each of whose processes is a worker."""
+    """Return the number of pods whose processes have all registered."""
     return len({state.settings.pod_of(worker.id) for worker in state.workers.all()})
 
 
 class Pace:
-    """How fast a job takes records in, and how long what is left of it takes.  It decides nothing.
+    """Rate at which a job processes records, and the time that the remaining ones will take.  Informative only.
 
-    The time before the first record is start-up and in neither number.  A record that is computed again counts again:
-    losses do not recur every minute, so the pace is the work computed, and the rest is the work not computed
-    yet.  Times are seconds on any clock that only grows.
+    The time before the first record is start-up and in neither number.  Records that are computed again count again:
+    losses do not recur every minute, so the pace covers all computed records and the forecast only those still missing.
+    Times are seconds on any clock that only grows.
     """
 
     def __init__(self) -> None:
-        self._recent: list[tuple[float, int]] = []  # records done, within `RATE_WINDOW`
-        self._times: list[float] = []  # from the first record of this generation of the master on
-        self._taken: list[int] = []  # records taken in until then
+        self._recent: list[tuple[float, int]] = []  # (time, records done) within `RATE_WINDOW`
+        self._times: list[float] = []  # of the samples, from the first record of this generation of the master on
+        self._taken: list[int] = []  # records computed up to the sample of the same index
         self._spacing = 0.0
         self._records = 0
         self._num_workers = 0
@@ -187,12 +187,12 @@ class Pace:
         self._steady_since = 0.0
 
     def sample(self, now: float, records: int, num_workers: int) -> None:
-        """Take the state of the job in; once a tick.
+        """Add a sample; called at every tick.
 
         Args:
-            now: when.
-            records: done, over all epochs; fewer than before where the model has lost some.
-            num_workers: that have joined.
+            now: Time of the sample.
+            records: Number of records done, over all epochs; decreases if the model loses some.
+            num_workers: Number of registered workers.
         """
         self._recent.append((now, records))
         while now - self._recent[0][0] > RATE_WINDOW:
@@ -202,7 +202,7 @@ class Pace:
             if not taken:
                 return
             self._steady_since, self._num_workers = now, num_workers
-            taken = 0  # records counted by an earlier generation of the master took no time of this one
+            taken = 0  # these records were computed in the time of an earlier generation of the master
         self._follow(now, num_workers)
         self._append(now, taken)
 
@@ -214,7 +214,7 @@ class Pace:
         return max(0, last - first) / (last_at - first_at) if last_at > first_at else 0.0
 
     def seconds_for(self, records: int) -> float | None:
-        """Return how long the job takes for a number of further records; None while that is unknown."""
+        """Return the seconds that a number of further records will take; None while that is unknown."""
         if records <= 0:
             return 0.0
         if not self._times or not self._num_workers:
@@ -226,7 +226,7 @@ class Pace:
         return records * measured / taken if measured >= MIN_MEASURED and taken else None
 
     def _follow(self, now: float, num_workers: int) -> None:
-        """Begin the measuring anew when another number of workers has come to stay."""
+        """Restart the measurement once another number of workers has lasted."""
         if num_workers == self._num_workers:
             self._differs_since = None
         elif self._differs_since is None:

@@ -1,6 +1,6 @@
-"""Load: the work of the parameter servers, from their heartbeats: rates and sums for the status, two lines an epoch.
+"""PsMetrics: load of the parameter servers from their heartbeats: rates and sums for the status, two lines an epoch.
 
-Nothing is decided by it.  The sums are journalled, so that they never fall when a server or the master starts again.
+No decision depends on it.  The sums are journalled, so that they never fall when a server or the master restarts.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 from elasticdl.master.core.values import PsUsage
 from elasticdl_client.job_status import PsStatus
 
-WINDOW = 10.0  # seconds over which a rate is taken
-SPACING = 1.0  # between two samples; heartbeats may come faster
-SHOWN = 8  # servers that are listed one by one
+WINDOW = 10.0  # seconds over which a rate is measured
+SPACING = 1.0  # seconds between two samples; heartbeats may be more frequent
+SHOWN = 8  # up to so many servers are listed one by one
 
 
 @dataclass(slots=True)
 class _Life:
-    """One process, by its heartbeats to this generation of the master."""
+    """Load of one PS process, from its heartbeats to this generation of the master."""
 
     incarnation: int
     newest: PsUsage
     heard_at: float
-    told: tuple[float, PsUsage]  # when an epoch ended, or at its first heartbeat
+    told: tuple[float, PsUsage]  # load at the end of the last epoch, or at its first heartbeat
     samples: deque[tuple[float, PsUsage]] = field(default_factory=deque)
 
     def heard(self, load: PsUsage, clock: float) -> None:
@@ -37,7 +37,7 @@ class _Life:
         self.newest, self.heard_at = load, clock
 
     def rate(self, of: Callable[[PsUsage], float], since: tuple[float, PsUsage] | None = None) -> float:
-        """How fast something grows, since the oldest sample if nothing else is said; 0 of a process that has ended."""
+        """Return the growth per second since `since`, or since the oldest sample; 0 for a process that has ended."""
         if since is None and not self.samples:
             return 0.0
         at, load = since or self.samples[0]
@@ -45,17 +45,17 @@ class _Life:
 
 
 class PsMetrics:
-    """The newest load of every PS, and the work of all of them."""
+    """The newest load of every PS, and their sums."""
 
     def __init__(self) -> None:
         self._lives: dict[int, _Life] = {}
-        self._before: dict[int, tuple[int, PsUsage]] = {}  # incarnation and load, before its first heartbeat
-        self._ended: dict[int, PsUsage] = {}  # sums of the ended incarnations of each PS
-        self._told_staleness: list[int] = []  # when an epoch ended
+        self._before: dict[int, tuple[int, PsUsage]] = {}  # incarnation and load, until its first heartbeat
+        self._ended: dict[int, PsUsage] = {}  # sums over the ended incarnations of each PS
+        self._told_staleness: list[int] = []  # at the end of the last reported epoch
         self._told_refused = 0
 
     def heard(self, ps_id: int, incarnation: int, load: PsUsage, clock: float) -> None:
-        """With a heartbeat."""
+        """Add the load of a heartbeat."""
         life = self._lives.get(ps_id)
         if life is None or life.incarnation != incarnation:
             before = self._before.pop(ps_id, None) if life is None else (life.incarnation, life.newest)
@@ -65,13 +65,13 @@ class PsMetrics:
         life.heard(load, clock)
 
     def lost(self, ps_id: int) -> None:
-        """Its process has ended, or is given up: nothing grows any more."""
+        """Stop the rates of a PS: its process has ended or was given up."""
         if (life := self._lives.get(ps_id)) is not None:
             life.samples.clear()
 
     @property
     def staleness(self) -> tuple[int, ...]:
-        """Gradients taken by the updates that they missed, summed over all PS: 0, 1, 2, 3-4, 5-8, 9-16, …"""
+        """Number of applied gradients by how many updates they had missed, over all PS: 0, 1, 2, 3-4, 5-8, 9-16, …"""
         total: list[int] = []
         for ps_id in self._ids():
             total = _add(total, self._total(ps_id).staleness)
@@ -79,24 +79,24 @@ class PsMetrics:
 
     @property
     def refused(self) -> int:
-        """Gradients refused as too stale or too late."""
+        """Number of gradients rejected as too stale or too late."""
         return sum(self._total(ps_id).refused for ps_id in self._ids())
 
     def _ids(self) -> list[int]:
         return sorted({*self._lives, *self._before, *self._ended})
 
     def _newest(self, ps_id: int) -> PsUsage:
-        """Of the present incarnation, as far as known."""
+        """Return the last known load of a PS's present incarnation."""
         life = self._lives.get(ps_id)
         return life.newest if life is not None else self._before.get(ps_id, (0, PsUsage()))[1]
 
     def _total(self, ps_id: int) -> PsUsage:
-        """Of all incarnations."""
+        """Return the sum over all incarnations of a PS."""
         newest = self._newest(ps_id)
         return _sum(self._ended[ps_id], newest) if ps_id in self._ended else newest
 
     def servers(self) -> tuple[PsStatus, ...]:
-        """In order of id."""
+        """Status of all servers, in order of id."""
         return tuple(self._server(ps_id) for ps_id in self._ids())
 
     def _server(self, ps_id: int) -> PsStatus:
@@ -123,9 +123,9 @@ class PsMetrics:
         )
 
     def lines(self) -> list[str]:
-        """Return the log lines for the end of an epoch: the time since the previous call.
+        """Return the log lines at the end of an epoch, for the time since the previous call.
 
-        Nothing while a heartbeat of some PS is missing since: the lines of the next epoch then cover both.
+        Empty if a PS has sent no newer heartbeat since then: the lines of the next epoch then cover both.
         """
         if any(life.heard_at - life.told[0] < SPACING for life in self._lives.values()):
             return []
@@ -151,7 +151,7 @@ class PsMetrics:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Restore the totals of servers until they report again; rates begin anew."""
+        """Restore the totals, which count until servers report again; rates start anew."""
         self._before = {ps_id: (incarnation, _load(values)) for ps_id, incarnation, values in saved["lives"]}
         self._ended = {ps_id: _load(values) for ps_id, values in saved["ended"]}
         self._told_staleness, self._told_refused = list(self.staleness), self.refused
@@ -169,7 +169,7 @@ class PsMetrics:
 
 
 def _each(values: list[float], text: Callable[[float], str]) -> str:
-    """Every value, or of many the mean and the largest."""
+    """Return every value as text, or the mean and the largest of more than `SHOWN`."""
     if len(values) <= SHOWN:
         return " ".join(map(text, values))
     largest = max(range(len(values)), key=values.__getitem__)
@@ -184,18 +184,18 @@ def _staleness_line(counts: list[int], refused: int) -> str:
 
 
 def _label(position: int) -> str:
-    """Of a place in the histogram: 0, 1, 2, 3-4, 5-8, …"""
+    """Return the label of a bin of the staleness histogram: 0, 1, 2, 3-4, 5-8, …"""
     return str(position) if position < 3 else f"{2 ** (position - 2) + 1}-{2 ** (position - 1)}"
 
 
 def _load(values: Sequence[Any]) -> PsUsage:
-    """The inverse of `astuple`, of which JSON has made lists."""
+    """Return a load from a journalled `astuple`; JSON has turned tuples into lists."""
     plain: list[Any] = [tuple(value) if isinstance(value, list) else value for value in values]
     return PsUsage(*plain)
 
 
 def _sum(ended: PsUsage, newest: PsUsage) -> PsUsage:
-    """Of two incarnations of a PS; its tables are those of the newer one."""
+    """Return the sum over two incarnations of a PS; the sizes of tables are those of the newer one."""
     return PsUsage(
         pushes=ended.pushes + newest.pushes,
         pulls=ended.pulls + newest.pulls,

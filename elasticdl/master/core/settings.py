@@ -11,39 +11,39 @@ from elasticdl_client.choices import DistributionStrategy, NanPolicy, Remedy
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """Fields are named as the flags of `elasticdl` are, times in seconds.
+    """Settings of a job; fields have the names of the flags of `elasticdl`, times are in seconds.
 
     Attributes:
-        has_training_data: and so on: the job has such a source.  An evaluate job has only validation data.
-        processes_per_worker: of each worker's pod.  Each is a worker of the core, with an id and leases of its own;
-            pods and their slots, and `num_workers`, count what the user calls workers.
-        num_epochs: 0 or less: endless, until `max_step`.
-        max_step: 0: no limit.
-        checkpoint_steps: 0: every `checkpoint_interval` seconds.
-        silence_timeout: a worker or PS that is silent for this long beyond `lease_timeout` is deleted and replaced.
-        runs_command: workers run the user's own command (--job_command), whose end is theirs; the data may be known
-            from its report alone.
-        expects_data: of a command: one that has taken no data has not done what the flags say.
-        has_tensorflow_servers: the pods of the role PS run that command, too, and hold the model (TF_CONFIG).
-        has_evaluator: one more worker, in the last slot, trains nothing and evaluates.
-        verb: for the records of the plan, as in the coverage line.
-        model_version: of a job that trains nothing: of the trained model that it loads.
-        has_last_task: a job that trains nothing: TRAIN_END is granted once when all is covered, to put the outputs of
-            all tasks together.
-        collective_timeout: AllReduce: a member that is silent for this long is out of the group.
-        min_workers: AllReduce: the fewest workers of a group, each with all its processes.
-        fixed_global_batch: AllReduce: records of every step, of the whole group; 0: each member brings a minibatch.
-        shard_optimizer: AllReduce: a member may be the only one with a part of the model, so that all are called.
-        input_workers: processes of each worker that make minibatches, each of a task of its own; 0: there are none.
-        hang_timeout: a worker with a history hangs after this long in one minibatch, at the earliest.
-        straggler_window: seconds over which workers are compared; minutes, so that neither one large file nor the
+        has_training_data: The job has training data; likewise the next two.  An evaluate job only has validation data.
+        processes_per_worker: Number of processes of each worker's pod.  Each is a worker of the core, with its own id
+            and leases; pods and their slots, and `num_workers`, count workers of the user.
+        num_epochs: 0 or less means endless, until `max_step`.
+        max_step: 0 means no limit.
+        checkpoint_steps: 0 means every `checkpoint_interval` seconds.
+        silence_timeout: A worker or PS that is silent for this long beyond `lease_timeout` is deleted and replaced.
+        runs_command: Workers run the user's own command (--job_command), which ends by itself; the data may be known
+            only from the command's report.
+        expects_data: For a command: one that has taken no data has failed.
+        has_tensorflow_servers: The PS pods run the same command, as TensorFlow's servers with the model (TF_CONFIG).
+        has_evaluator: One more worker, in the last slot, only evaluates.
+        verb: Verb for the records of the plan in the coverage line.
+        model_version: For a job without training: version of the trained model that it loads.
+        has_last_task: For a job without training: TRAIN_END is granted once when all records are covered, to combine
+            the outputs of all tasks.
+        collective_timeout: AllReduce: a member that is silent for this long is excluded from the group.
+        min_workers: AllReduce: least number of workers in a group, each with all its processes.
+        fixed_global_batch: AllReduce: records of each step of the whole group; 0: one minibatch of each member.
+        shard_optimizer: AllReduce: a member may be the only one with a part of the model, so all join a group.
+        input_workers: Number of processes of each worker that prepare minibatches, each for its own task; 0 for none.
+        hang_timeout: A worker with a history hangs after this long in one minibatch, at the earliest.
+        straggler_window: Seconds over which workers are compared; minutes, so that neither one large file nor the
             checkpoint of a neighbour on its node makes a straggler.
-        max_workers: the number follows the gain from `num_workers` up to this; 0: it is fixed.
-        min_gain: the least that another worker must add, as a share of what one computes alone.
-        scaling_window: seconds over which a rate is measured before the number changes.
-        has_queue: servers and workers are admitted by one queue, in an order of its own.
-        queues_differ: they are not, so the quota of a worker is of no use to a server.
-        long_poll: after this long a request for a lease is answered with `NoLeaseNow`.
+        max_workers: Upper bound for autoscaling from `num_workers`; 0 means a fixed number of workers.
+        min_gain: The least that another worker must add, as a share of what one computes alone.
+        scaling_window: Seconds over which a rate is measured before the number changes.
+        has_queue: Servers and workers are admitted by one queue, in the queue's order.
+        queues_differ: Servers and workers have different queues, so a server cannot use the quota of a worker.
+        long_poll: Seconds after which a lease request is answered with `NoLeaseNow`.
     """
 
     job_name: str
@@ -66,7 +66,7 @@ class JobSettings:
     seed: int = 0
     evaluation_steps: int = 0
     evaluation_start_delay: float = 0.0
-    evaluation_throttle: float = 0.0  # 0: never by time
+    evaluation_throttle: float = 0.0  # 0 means no evaluation by time
     output: str = ""
     checkpoint_dir: str = ""
     checkpoint_steps: int = 0
@@ -84,7 +84,7 @@ class JobSettings:
     fixed_global_batch: int = 0
     shard_optimizer: bool = False
     input_workers: int = 0
-    long_poll: float = 15.0  # below the deadline of the call
+    long_poll: float = 15.0  # less than the deadline of the call
     max_task_failures: int = 3
     max_bad_records: int = 0
     bad_records_dir: str = ""
@@ -99,29 +99,29 @@ class JobSettings:
 
     @property
     def trains(self) -> bool:
-        """The ledger of a job that trains is with its model; of one that makes one pass, with the master."""
+        """Whether the job trains: then the model has the ledger; in a job of one pass the master has it."""
         return self.has_training_data
 
     @property
     def evaluates_alone(self) -> bool:
-        """The plan is one pass over the validation data of a trained model; the metrics are all that comes of it."""
+        """Whether the plan is one pass over the validation data of a trained model, with metrics as the only result."""
         return self.has_validation_data and not (self.has_training_data or self.has_prediction_data)
 
     @property
     def planned_type(self) -> TaskType:
-        """Of the tasks of the plan."""
+        """Type of the plan's tasks."""
         if self.trains:
             return TaskType.TRAINING
         return TaskType.EVALUATION if self.evaluates_alone else TaskType.PREDICTION
 
     @property
     def has_groups(self) -> bool:
-        """The model is with the members of an AllReduce group."""
+        """Whether the model is held by the members of an AllReduce group."""
         return self.has_training_data and self.strategy is DistributionStrategy.ALL_REDUCE
 
     @property
     def holds_model_in_workers(self) -> bool:
-        """The model is with the workers, which write its checkpoints."""
+        """Whether workers hold the model and write its checkpoints."""
         return self.trains and self.strategy is not DistributionStrategy.PARAMETER_SERVER and not self.runs_command
 
     @property
@@ -130,38 +130,38 @@ class JobSettings:
 
     @property
     def num_own_servers(self) -> int:
-        """Parameter servers of ours."""
+        """Number of our own parameter servers, not TensorFlow's."""
         return 0 if self.runs_command else self.num_ps
 
     @property
     def start_timeout(self) -> float:
-        """Seconds after which a worker that runs and has not registered is given up."""
+        """Seconds after which a running worker that has not registered is given up."""
         return self.step_timeout + self.lease_timeout + self.silence_timeout
 
     def pod_name(self, role: str, index: int) -> str:
         return f"elasticdl-{self.job_name}-{role}-{index}"
 
     def ids_in(self, pod_index: int) -> range:
-        """Ids of the processes in a worker's pod."""
+        """Return the ids of the processes in a worker's pod."""
         return range(pod_index * self.processes_per_worker, (pod_index + 1) * self.processes_per_worker)
 
     def pod_of(self, worker_id: int) -> int:
-        """Index of the pod that a process is in."""
+        """Return the index of a process's pod."""
         return pod_and_process(worker_id, self.processes_per_worker)[0]
 
     def number_in_pod(self, worker_id: int) -> int:
-        """Which process of its pod one is, from 0."""
+        """Return the number of a process in its pod, from 0."""
         return pod_and_process(worker_id, self.processes_per_worker)[1]
 
     def subject_of(self, worker_id: int) -> str:
-        """Of the events about a process: its pod."""
+        """Return the subject of events about a process: its pod."""
         return f"worker-{self.pod_of(worker_id)}"
 
     def process_of(self, worker_id: int) -> str:
-        """Return which process of its pod one is, for people; empty where a pod has one."""
+        """Return the name of a process within its pod, for logs; empty if a pod has only one."""
         return f"process {self.number_in_pod(worker_id)}" if self.processes_per_worker > 1 else ""
 
     def name_of(self, worker_id: int) -> str:
-        """Return the name of a process for people, as it follows the word worker."""
+        """Return the name of a process for logs, to be put after the word worker."""
         process = self.process_of(worker_id)
         return f"{self.pod_of(worker_id)} ({process})" if process else str(worker_id)

@@ -1,16 +1,17 @@
-"""SlotTimes: into what the time of every wanted worker is split, without rest; nothing is decided by it.
+"""SlotTimes: splits all the time of every wanted worker into states; no decision depends on it.
 
 A slot is the place of one process of a wanted worker, whatever pod fills it.  Its time is *settled* up to a moment, in
-whole microseconds, so that sums are exact: the settled time of all slots is the sum of all states, after every event.
+whole microseconds, so that sums are exact: after every event, the settled time of all slots equals the sum over all
+states.
 
-* While no process reports, the slot's `SlotUse` says what its time is.
-* A process says in each heartbeat how its time was split since its start; the time since the report before is split
-  in that proportion.  Until the next report the present time is shown as the last one was split.
-* Computing is *pending* until something is committed (`committed`: it was useful) or given up (`lost`: it is computed
-  again).  A model that falls back to an older one moves the average of its lost minibatches from useful to repeated.
-* What is missing because the master was away is filled by the first report after it, and otherwise `master_away`.
+* While no process reports, the slot's `SlotUse` determines the state.
+* Each heartbeat of a process reports how its time since its start was split; the time since the previous report is
+  split in that proportion.  Until the next report, the newest time is shown with the last proportions.
+* Computing time is *pending* until its steps are committed (`committed`: useful) or given up (`lost`: repeated).
+  A model that falls back to an older one moves the average time of its lost minibatches from useful to repeated.
+* Time without a master is filled in by the first report after it, or else counted as `master_away`.
 
-docs/goodput.md says the same for people.
+docs/goodput.md explains this for users.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from elasticdl.protocol import pod_and_process
 from elasticdl_client.goodput import PodTimes, SlotState
 
 SECOND = 1_000_000  # microseconds
-_MOST_SECONDS = 1e10  # that a process may claim; a number, whatever it says
+_MOST_SECONDS = 1e10  # upper bound for a process's report, so that a wrong one does no harm
 _SILENCE = (
     2 * SECOND
 )  # of a lost worker, for which it counts as doing what it did: heartbeats come every one or two seconds
@@ -49,11 +50,11 @@ _STATES: Mapping[str, SlotState] = {
 class SlotUse(StrEnum):
     """The content of a slot; each but `LIVE` determines the state of its time."""
 
-    UNSCHEDULED = "unscheduled"  # no pod, or one that waits for a node
-    LIVE = "live"  # a pod that has a node
-    RECOVERING = "recovering"  # a pod was lost, its successor is not created yet
+    UNSCHEDULED = "unscheduled"  # no pod, or one without a node
+    LIVE = "live"  # a pod with a node
+    RECOVERING = "recovering"  # a pod was lost and its successor is not created yet
     STOPPED = "stopped"  # the pod is terminating, or the job is decided
-    DONE = "done"  # its command has ended well: the slot has no time any more
+    DONE = "done"  # its command has succeeded: the slot accumulates no more time
 
 
 _NAMES = {state: state.value for state in SlotState}
@@ -68,19 +69,19 @@ _UNREPORTED = {
 
 @dataclass(slots=True)
 class _Slot:
-    """All moments and times are microseconds.
+    """State of a slot; all times are in microseconds.
 
     Attributes:
-        began: when it was first wanted.
-        settled: up to here its time is in the sums.
-        worker_id: of the pod that fills it; -1: none is live.
-        has_lost: a live pod was in it before.
-        incarnation: of the process that reported last; 0: none of this pod has.
-        reported: by it, cumulative by activity.
-        mix: how the time before its last report was split.
-        pending: computing that is neither committed nor lost yet.
-        useful_until, repeated_until: computing up to the later of the two has that fate.
-        away_until: unsettled time before this moment passed while the master was away.
+        began: When the slot was first wanted.
+        settled: The sums contain the slot's time up to here.
+        worker_id: Id of the live pod's process; -1 if none is live.
+        has_lost: Whether a live pod filled the slot before.
+        incarnation: Incarnation of the process that reported last; 0 if none of this pod has reported.
+        reported: Its last report: cumulative time by activity.
+        mix: How the time before its last report was split.
+        pending: Computing time that is neither committed nor lost yet.
+        useful_until, repeated_until: Computing time up to the later of the two moments is useful or repeated.
+        away_until: Unsettled time before this moment passed without a master.
     """
 
     began: int = 0
@@ -98,16 +99,16 @@ class _Slot:
 
 
 class SlotTimes:
-    """The time of all worker slots of a job, each by its number.
+    """Time of all worker slots of a job, by slot number.
 
     Args:
-        num_slots: wanted workers at first.
-        evaluates: evaluation is the very work of the job: it counts as computing.
-        processes_per_worker: of each pod; the first one's time stands for that of the pod.
+        num_slots: Initial number of wanted workers.
+        evaluates: Whether evaluation is the purpose of the job, so that it counts as computing.
+        processes_per_worker: Number of processes of each pod; the first one's time stands for the pod's.
 
     Attributes:
-        now: microseconds since the job's beginning, set by the owner before each event; never smaller than before.
-        pods: the same time by pod, as far as it was settled while there was one; only for people.
+        now: Microseconds since the job's beginning, set by the owner before each event; never decreases.
+        pods: The same time by pod, without the time that was settled when there was none; only for the status.
     """
 
     def __init__(self, num_slots: int, evaluates: bool = False, processes_per_worker: int = 1) -> None:
@@ -118,14 +119,14 @@ class SlotTimes:
         self._slots = {number: _Slot() for number in range(num_slots)}
         self._by_worker: dict[int, _Slot] = {}
         self._sums = dict(_NO_TIME)
-        self._dropped = 0  # time of slots that are not wanted any more
+        self._dropped = 0  # time of slots that are no longer wanted
         self._is_complete = False
         self._servers_missed_at = -1
         self._group_broken_at = -1
-        self._pause = (0, 0)  # the newest time in which the job was stopped, from and until
+        self._pause = (0, 0)  # start and end of the newest pause of the job
 
     def want(self, numbers: Set[int]) -> None:
-        """These slots are wanted from now on, and no others."""
+        """Set the wanted slots."""
         for number in self._slots.keys() - numbers:
             self._drop(self._slots.pop(number))
         for number in numbers - self._slots.keys():
@@ -147,19 +148,19 @@ class SlotTimes:
         return len(self._slots)
 
     def content(self, number: int) -> tuple[SlotUse, int]:
-        """As `is_at` was told last."""
+        """Return the last values given to `is_at`."""
         slot = self._slots[number]
         return slot.life, slot.worker_id
 
     def has_lost(self, number: int) -> bool:
-        """A pod was live in this slot; if none is any more, it was lost."""
+        """Return whether a pod was live in this slot; if none is now, it was lost."""
         return self._slots[number].has_lost or self._slots[number].life is SlotUse.LIVE
 
     def is_at(self, number: int, life: SlotUse, worker_id: int = -1) -> None:
-        """A slot has this in it from now on; without effect if that is known.
+        """Set a slot's content from now on; no effect if unchanged.
 
         Args:
-            worker_id: of a live pod.
+            worker_id: Id of the process of a live pod.
         """
         slot = self._slots[number]
         if slot.life is life and slot.worker_id == worker_id:
@@ -173,13 +174,13 @@ class SlotTimes:
             self._by_worker[worker_id] = slot
 
     def _end_pod(self, slot: _Slot, life: SlotUse) -> None:
-        """Settles what the process of a slot has not reported, by what it did last."""
+        """Settle time that the process of a slot has not reported, by its last activity."""
         is_well = self._is_complete or life is SlotUse.DONE
         if is_well:
             self._commit(slot)
         else:
             self._lose(slot)
-        if life is SlotUse.DONE and not slot.incarnation:  # a command that has spoken to no master
+        if life is SlotUse.DONE and not slot.incarnation:  # a command that never called the master
             self._add(slot, {SlotState.USEFUL: self.now - slot.settled}, self.now)
         known = self.now
         if not is_well and slot.incarnation:
@@ -203,20 +204,20 @@ class SlotTimes:
     # Events of the job ----------------------------------------------------------------------------------------------
 
     def miss_servers(self) -> None:
-        """Parameter servers are missing from now on: workers without a task wait for them."""
+        """Note that parameter servers are missing from now on: workers without a task wait for them."""
         self._servers_missed_at = self.now
 
     def miss_group(self) -> None:
-        """A group has broken and the next one has not formed: workers without one recover."""
+        """Note that the group has broken and the next has not formed: workers without a group recover."""
         self._group_broken_at = self.now
 
     # Reports of processes -------------------------------------------------------------------------------------------
 
     def report(self, worker_id: int, incarnation: int, seconds: Mapping[str, float]) -> None:
-        """A process says how its time was split since its start.
+        """Settle time by a process's report.
 
         Args:
-            seconds: cumulative, by activity; empty: it says nothing.
+            seconds: Cumulative seconds since its start by activity; empty if unknown.
         """
         slot = self._by_worker.get(worker_id)
         if slot is None or not seconds:
@@ -227,7 +228,7 @@ class SlotTimes:
         weights = self._weights(slot, {name: us - before.get(name, 0) for name, us in microseconds.items()})
         length = self.now - slot.settled
         covered = sum(weights.values())
-        if is_first and covered > length:  # the beginning of the process is settled already
+        if is_first and covered > length:  # the process's first time is settled already
             known = min(covered - length, weights.get(SlotState.STARTING, 0))
             weights[SlotState.STARTING] = weights.get(SlotState.STARTING, 0) - known
             covered -= known
@@ -235,7 +236,7 @@ class SlotTimes:
         unseen = max(0, min(self.now, slot.away_until) - slot.settled)
         absence = self._absence(slot, min(unseen, max(0, length - covered)))
         away = sum(absence.values())
-        idle = min(unseen - away, weights.get(SlotState.IDLE, 0))  # nothing could be asked for
+        idle = min(unseen - away, weights.get(SlotState.IDLE, 0))  # without a master there was no task to request
         weights[SlotState.IDLE] = weights.get(SlotState.IDLE, 0) - idle
         weights[SlotState.MASTER_AWAY] = weights.get(SlotState.MASTER_AWAY, 0) + idle
         for state, us in absence.items():
@@ -267,27 +268,27 @@ class SlotTimes:
     # Fate of computed time ------------------------------------------------------------------------------------------
 
     def committed(self, worker_id: int) -> None:
-        """The model holds all that a worker has computed so far."""
+        """Count all pending time of a worker as useful: the model contains its steps."""
         if (slot := self._by_worker.get(worker_id)) is not None:
             self._commit(slot)
 
     def lost(self, worker_id: int) -> None:
-        """No model holds the steps of a worker since its last commit."""
+        """Count the pending time of a worker as repeated: no model contains its steps since its last commit."""
         if (slot := self._by_worker.get(worker_id)) is not None:
             self._lose(slot)
 
     def complete(self) -> None:
-        """The job has reached its end: all that was computed is in what it leaves."""
+        """Count all pending time as useful: the job's result contains it."""
         self._is_complete = True
         for slot in self._slots.values():
             self._commit(slot)
 
     def fell_back(self, num_lost: int, num_before: int) -> None:
-        """The model is an older one.
+        """Move time from useful to repeated, because the model is an older one.
 
         Args:
-            num_lost: minibatches that it does not hold any more.
-            num_before: that it held before.
+            num_lost: Number of minibatches that the model has lost.
+            num_before: Number of minibatches that it contained before.
         """
         if 0 < num_lost <= num_before:
             moved = self._sums[SlotState.USEFUL] * num_lost // num_before
@@ -307,7 +308,7 @@ class SlotTimes:
             slot.pending, slot.repeated_until = 0, self.now
 
     def _repeat(self, slot: _Slot) -> None:
-        """Count what is pending as computed again."""
+        """Count pending time as repeated."""
         self._sums[SlotState.REPEATED] += slot.pending
         pod, process = pod_and_process(slot.worker_id, self._processes_per_worker)
         if not process:
@@ -316,7 +317,7 @@ class SlotTimes:
     # Sums -----------------------------------------------------------------------------------------------------------
 
     def seconds(self, now: int | None = None) -> dict[str, float]:
-        """Return the seconds by state, up to a moment: those of every wanted slot since it was first wanted.
+        """Return the seconds by state up to a moment, over all slots since each was first wanted.
 
         Computing that is neither committed nor lost is shown as useful.
         """
@@ -329,7 +330,7 @@ class SlotTimes:
         return {_NAMES[state]: us / SECOND for state, us in sums.items()}
 
     def _guess(self, slot: _Slot, until: int) -> dict[SlotState, int]:
-        """How the time of a slot that is not settled is probably split."""
+        """Return the probable split of a slot's unsettled time."""
         length = until - slot.settled
         if slot.life is SlotUse.DONE:
             return {}
@@ -342,13 +343,13 @@ class SlotTimes:
         return parts
 
     def _absence(self, slot: _Slot, us: int) -> dict[SlotState, int]:
-        """How a time without a master that nothing else explains is split: the job was stopped, or was not."""
+        """Return the split of time without a master that no report explains: the job was stopped or it was not."""
         begin, end = self._pause
         stopped = min(us, max(0, end - max(begin, slot.settled)))
         return {SlotState.STOPPED: stopped, SlotState.MASTER_AWAY: us - stopped}
 
     def _add(self, slot: _Slot, parts: Mapping[SlotState, int], until: int) -> None:
-        """Settles a slot's time up to a moment; the parts make it up."""
+        """Settle a slot's time up to a moment, as the sum of the parts."""
         of_pod = dict(parts)
         for state, us in parts.items():
             if state is SlotState.USEFUL:
@@ -363,10 +364,10 @@ class SlotTimes:
         slot.settled = until
 
     def _add_computing(self, slot: _Slot, us: int, until: int) -> int:
-        """Add computed time, evenly over the time since `settled`, with the fate of its moment.
+        """Add computing time, evenly over the time since `settled`, as useful, repeated or pending.
 
         Returns:
-            How much of it is repeated.
+            The repeated part of it.
         """
         length = until - slot.settled
         if self._is_complete or not length:
@@ -404,11 +405,11 @@ class SlotTimes:
         }
 
     def restore(self, saved: Mapping[str, Any], pause: tuple[int, int] | None = None) -> None:
-        """Takes over what an earlier generation knew, its slots, too; `now` is set already.
+        """Restore an earlier generation's slots and times; `now` must be set before.
 
         Args:
-            saved: by `snapshot`.
-            pause: from and until when the job was stopped; None: it was not.
+            saved: A result of `snapshot`.
+            pause: Start and end of the job's last pause; None if it was not stopped.
         """
         self._sums = {state: saved["sums"].get(state.value, 0) for state in SlotState}
         self._dropped = saved["dropped"]
@@ -417,7 +418,7 @@ class SlotTimes:
         slots = [_restored(values) for values in saved["slots"]]
         for slot in slots:
             slot.away_until = self.now
-            if slot.life not in (SlotUse.LIVE, SlotUse.DONE):  # no report of it will come
+            if slot.life not in (SlotUse.LIVE, SlotUse.DONE):  # no report for it will come
                 written_at: int = saved["now"]
                 self._add(slot, {_UNREPORTED[slot.life]: written_at - slot.settled}, written_at)
                 self._add(slot, self._absence(slot, self.now - written_at), self.now)
@@ -425,10 +426,10 @@ class SlotTimes:
         self._by_worker = {slot.worker_id: slot for slot in slots if slot.life is SlotUse.LIVE}
 
     def validate(self) -> None:
-        """Every microsecond of every slot is in exactly one state.
+        """Check that every microsecond of every slot is in exactly one state.
 
         Raises:
-            AssertionError: it is not so.
+            AssertionError: A microsecond is in none or in two.
         """
         assert min(self._sums.values()) >= 0, self._sums
         assert all(0 <= slot.began <= slot.settled <= self.now and slot.pending >= 0 for slot in self._slots.values())
@@ -452,12 +453,12 @@ def _microseconds(seconds: float) -> int:
 
 
 def _within(moment: int, start: int, end: int) -> int:
-    """How much of an interval is before a moment."""
+    """Return the length of the part of an interval that is before a moment."""
     return max(0, min(moment, end) - start)
 
 
 def _spread(total: int, weights: Mapping[SlotState, int]) -> dict[SlotState, int]:
-    """Split a total in proportion to the weights, which are not all 0, exactly; the largest gets what is left over."""
+    """Split a total exactly in proportion to the weights, not all 0; the largest part gets the remainder."""
     whole = sum(weights.values())
     parts = {state: total * weight // whole for state, weight in weights.items() if weight}
     parts[max(parts, key=lambda state: weights[state])] += total - sum(parts.values())

@@ -1,6 +1,6 @@
-"""JobState: shared by all parts of the core: settings, workers, the outcome of the job, and the commands of an event.
+"""JobState: what all parts of the core share: settings, workers, the outcome of the job, and the commands of an event.
 
-A part owns one concept; it takes the shared state and the parts that it stands on, and adds commands to `out`.
+Each part owns one concept; it takes the shared state and the parts that it depends on, and adds commands to `out`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elasticdl.master.core.values import Level
 from elasticdl.master.core.workers import Workers
 from elasticdl_client.job_events import EventKind
 
-GRACE = 30.0  # for workers to leave by themselves (a last checkpoint of the Local strategy)
+GRACE = 30.0  # seconds for workers to leave by themselves (a last checkpoint of the Local strategy)
 GRACE_AFTER_FAILURE = 5.0
 
 
@@ -26,7 +26,7 @@ class Outbox:
     """Collects the commands of one event, in order, until they are taken.
 
     Attributes:
-        events: the log of the job's events, to which every part adds.
+        events: The log of the job's events, to which every part adds.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Outbox:
         self._commands.append(Reply(call, answer))
 
     def take_reply(self, call: int) -> Answer:
-        """Return the newest reply, which is one to this call and no command any more."""
+        """Remove the newest reply, which must be to this call, and return it."""
         place = max(n for n, command in enumerate(self._commands) if isinstance(command, Reply))
         reply = self._commands.pop(place)
         assert isinstance(reply, Reply)
@@ -48,7 +48,7 @@ class Outbox:
         return reply.answer
 
     def change_reply(self, call: int, change: Callable[[Answer], Answer]) -> None:
-        """Put another reply to this call in the place of the one that there is."""
+        """Replace the reply to this call."""
         for place, command in enumerate(self._commands):
             if isinstance(command, Reply) and command.call == call:
                 self._commands[place] = Reply(call, change(command.answer))
@@ -59,7 +59,7 @@ class Outbox:
         self._commands.append(Log(level, text))
 
     def measured(self, step: int, metrics: Mapping[str, float]) -> None:
-        """An evaluation has ended: its line, its event, and its numbers for the watchers of the job."""
+        """Report the results of an evaluation: log line, event, and values for TensorBoard and trackers."""
         self.events.add(EventKind.EVALUATION_FINISHED, f"evaluation-{step}", **metrics)
         self.log(f"Evaluation metrics[step={step}]: {dict(metrics)}")
         self.add(Measured(step, dict(metrics)))
@@ -75,16 +75,16 @@ class Outbox:
 
 
 class JobOutcome:
-    """Whether the job is decided, why, and how its pods leave before the last command.
+    """The decision that a job has succeeded or failed, and how its pods leave before the last command.
 
-    The first decision counts.  Workers leave, then PS pods are deleted, then the job ends.
+    The first decision is final.  Workers leave, then PS pods are deleted, then the job ends.
     """
 
     def __init__(self, out: Outbox) -> None:
         self._out = out
         self._outcome: EndJob | None = None
         self._since: float | None = None
-        self.is_over = False  # the last command is out
+        self.is_over = False  # the last command was issued
 
     @property
     def outcome(self) -> EndJob | None:
@@ -102,9 +102,9 @@ class JobOutcome:
         """Fail the job.  The outcome is persisted before it is published.
 
         Args:
-            message: why, for people.
-            pod: whose log says more.
-            cause: number of the event that it follows from.
+            message: The reason, for users.
+            pod: Name of the pod whose log has details; may be empty.
+            cause: Number of the event that caused it; 0 means none.
         """
         if self._outcome is None:
             self._outcome = EndJob(1, message, pod)
@@ -120,11 +120,11 @@ class JobOutcome:
             self._out.persist()
 
     def is_due(self, clock: float, awaited: bool) -> bool:
-        """Whether a decided job ends now: no worker is awaited any more, or the grace is over.
+        """Return whether a decided job ends now: no worker is awaited any more, or the grace period is over.
 
         Args:
-            clock: now.
-            awaited: some worker is alive and sends heartbeats.
+            clock: The present time.
+            awaited: Whether a live worker still sends heartbeats.
         """
         if self._outcome is None or self.is_over:
             return False
@@ -137,8 +137,8 @@ class JobOutcome:
         """End the job.
 
         Args:
-            pods: names of those that do not end by themselves.
-            last_lines: of the log, before the last command.
+            pods: Names of the pods to delete, which do not end by themselves.
+            last_lines: Last lines of the log, before the last command.
         """
         assert self._outcome is not None
         for name in pods:
@@ -163,12 +163,12 @@ class JobState:
     """State shared by the parts of one generation of a job's master.
 
     Attributes:
-        settings: of the job.
-        generation: of this master.
-        out: takes commands and events.
-        ending: whether and how the job ends.
-        workers: the registered ones.
-        ps_metrics: how the parameter servers fare.
+        settings: Settings of the job.
+        generation: Number of this generation of the master.
+        out: Takes commands and events.
+        ending: The outcome of the job.
+        workers: The registered workers.
+        ps_metrics: Load of the parameter servers.
     """
 
     settings: JobSettings

@@ -16,7 +16,7 @@ NUM_BUCKETS = 1024  # of the id space of every table, and of the flat dense vect
 
 
 class PodState(StrEnum):
-    """Phases of a pod; same words as the port `Cluster`, and `DELETED` for a pod that exists no more."""
+    """Phases of a pod; the same values as in the port `Cluster`, and `DELETED` for a pod that no longer exists."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -76,7 +76,7 @@ class ScriptPlan:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """float64, little-endian, C order."""
+    """An array of float64, little-endian, in C order."""
 
     shape: tuple[int, ...]
     data: bytes
@@ -84,7 +84,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class MetricArrays:
-    """One metric's variables.  Additive ones are summed element-wise; of others `num_states` follow each other."""
+    """One metric's variables.  Additive ones are summed element-wise; else `num_states` states are concatenated."""
 
     name: str
     arrays: tuple[Array, ...]
@@ -112,12 +112,12 @@ class Lease:
     """A task given to one worker incarnation.
 
     Attributes:
-        id: generation << 32 | counter; the fencing token.
-        epoch: from 0; of an EVALUATION the number of the evaluation.
-        task: index in the epoch's unpermuted list of tasks.
-        shard: the slice of records; empty (``Shard("", 0, 0)``) for TRAIN_END and for an EVALUATION with `merged`; for
-            the TRAIN_END of a prediction from 0 to the number of records that have one.
-        excluded: quarantined records of the slice, by record number in the shard.
+        id: Fencing token: generation << 32 | counter.
+        epoch: Number of the epoch, from 0; for an EVALUATION the number of the evaluation.
+        task: Index in the epoch's unpermuted list of tasks.
+        shard: The slice of records; empty (``Shard("", 0, 0)``) for TRAIN_END and for an EVALUATION with `merged`;
+            for the TRAIN_END of a prediction, from 0 to the number of predicted records.
+        excluded: Quarantined records of the slice, by record number in the shard.
         merged: For an EVALUATION: if not empty, compute the results from these states and read no records.
         committed: For a job that runs a command: minibatches that need not be computed.
         occasion: The work of a CALLBACK task.
@@ -137,7 +137,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class ReportedLease:
-    """A lease that a worker works on while it registers again, and its commits under it."""
+    """A lease that a worker reports when it registers again, with its commits under it."""
 
     lease: Lease
     committed: tuple[int, ...] = ()
@@ -145,7 +145,7 @@ class ReportedLease:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a worker is in a lease that it holds: the minibatch being computed, or the next one."""
+    """A worker's position in a lease that it holds: the minibatch being computed, or the next one."""
 
     lease: int
     minibatch: int
@@ -156,8 +156,8 @@ class MessagePace:
     """Intervals of a worker's messages.
 
     Attributes:
-        heartbeat: seconds between two of its heartbeats.
-        report: seconds between two of its reports of progress, at least.
+        heartbeat: Seconds between two heartbeats.
+        report: Least number of seconds between two progress reports.
     """
 
     heartbeat: float = HEARTBEAT_S
@@ -169,8 +169,8 @@ class Member:
     """A worker in a group.
 
     Attributes:
-        address: host:port of the store that it opens when it is rank 0.
-        is_source: It was in the last formed group, so other members may copy the model from it.
+        address: host:port of the store that it opens if it is rank 0.
+        is_source: Whether it was in the last formed group, so other members may copy the model from it.
     """
 
     worker_id: int
@@ -192,7 +192,7 @@ class WorkerGroup:
 
     @property
     def ids(self) -> Mapping[int, int]:
-        """The incarnation of each member by its worker, in order of rank."""
+        """The incarnation of each member by its worker id, in order of rank."""
         return self._ids
 
     def has(self, worker_id: int, incarnation: int) -> bool:
@@ -214,7 +214,7 @@ class PsUsage:
     Attributes:
         busy_seconds: Seconds that its threads have spent in calls.
         throttled_seconds: Seconds of throttling by its CPU limit.
-        staleness: applied pushes by the updates that they missed: 0, 1, 2, 3-4, 5-8, 9-16, …
+        staleness: Applied pushes by the number of updates that they missed: 0, 1, 2, 3-4, 5-8, 9-16, …
         refused: Number of rejected pushes, too stale or too late.
     """
 
@@ -242,7 +242,7 @@ class PsAddress:
 
 @dataclass(frozen=True, slots=True)
 class PsPartition:
-    """All parameter servers in order of id, every one of them ready.  Versions grow over all generations of the master.
+    """All parameter servers in order of id, all of them ready.  Versions grow over all generations of the master.
 
     Each bucket is owned by exactly one of them.
     """
@@ -256,7 +256,7 @@ class Stacks:
     """The stacks of all threads of a worker.
 
     Attributes:
-        where: the innermost line of user code, "file:line in function"; empty: there is none.
+        where: The innermost line of user code, "file:line in function"; empty if there is none.
         text: Stacks of all threads, those with user code first.
     """
 
@@ -270,7 +270,7 @@ class CpuUse:
 
     Attributes:
         throttled_seconds: Seconds of throttling of its control group by its CPU limit.
-        steal_seconds: the hypervisor ran something else, per processor of the machine.
+        steal_seconds: Seconds in which the hypervisor ran something else, per processor of the machine.
         load: Load average of the machine over one minute.
         cores: Number of processor cores of the machine.
     """

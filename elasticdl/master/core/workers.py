@@ -1,4 +1,4 @@
-"""Workers: registrations, heartbeats, and requests for leases.
+"""Workers: registrations, heartbeats, and lease requests.
 
 A worker is known by its id and the incarnation of its process.  Pods are in fleet/pods.py, leases in ledger/leases.py.
 """
@@ -16,8 +16,8 @@ from elasticdl.master.core.slot_time import SlotTimes
 from elasticdl.master.core.values import MessagePace, Position, TaskType
 from elasticdl.protocol import HEARTBEAT_S, REPORT_S, Device
 
-MOST_PER_SECOND = 500.0  # heartbeats of all workers, and as many reports: a message takes about 0.6 ms
-LONGEST_PAUSE = 2.0  # seconds: a longer silence means something to hangs.py and slot_time.py
+MOST_PER_SECOND = 500.0  # heartbeats of all workers, and as many reports: a message takes the master about 0.6 ms
+LONGEST_PAUSE = 2.0  # seconds; hangs.py and slot_time.py take a longer silence for a hang or a loss
 MOST_AHEAD = 64  # tasks that a worker may hold for its input processes
 
 
@@ -28,9 +28,9 @@ class Worker:
     Attributes:
         moved_at: Time of the last change of its positions or the last grant of a lease.
         stuck_since: When its heartbeats showed that it hangs and its leases were revoked; None if it does not hang.
-        has_joined: it has registered in this generation of the master, not only in an earlier one.
-        is_leaving: it was ended from outside, or ends by itself, and gets no more tasks.
-        has_ended: its script has come to its end, so it is silent.
+        has_joined: Whether it has registered in this generation of the master, not only in an earlier one.
+        is_leaving: It was ended from outside, or ends by itself, and gets no more tasks.
+        has_ended: Its script has ended, so it sends no heartbeats.
         only: Task type that its request asks for; None means any.
         request_number: Number that the worker gave to its newest lease request.
         ahead: Number of tasks that its own input processes prepare, as last reported.
@@ -38,11 +38,11 @@ class Worker:
         collective_seconds: How long it had been inside the current collective at its last heartbeat.
         device: Accelerator of its model, as last reported; None means none.
         optimizer_share: Its share of the optimizer's state, as last reported; 0 if the state is not sharded.
-        checkpoint_attempt: its newest at a checkpoint that was reported, over all generations of the master.
+        checkpoint_attempt: Number of its newest reported checkpoint attempt, over all generations of the master.
         has_ledger: Whether it has reported the ledger of its own model.
-        is_ending: it was asked to end, as it said last, and has to agree with others on the last checkpoint.
-        reached: records that were done when it last had a part in a commit of training; 0 again once another one has
-            failed.
+        is_ending: It reported that it was asked to end and has to agree with other members on the last checkpoint.
+        reached: Number of records that were done when it last had a part in a commit of training; 0 again once another
+            worker has failed.
         num_minibatches: Minibatches that it has computed and that were committed in this generation of the master.
     """
 
@@ -59,7 +59,7 @@ class Worker:
     reached: int = 0
     is_leaving: bool = False
     has_ended: bool = False
-    waiting_call: int | None = None  # of its request for a lease
+    waiting_call: int | None = None  # call of its waiting lease request
     waiting_since: float = 0.0
     request_number: int = 0
     only: TaskType | None = None
@@ -90,10 +90,10 @@ class Workers:
     def __init__(self, times: SlotTimes) -> None:
         self.times = times
         self._workers: dict[int, Worker] = {}
-        self._absent: dict[int, Worker] = {}  # of an earlier generation of the master, not registered in this one
+        self._absent: dict[int, Worker] = {}  # registered in an earlier generation of the master and not in this one
         self._waiting: dict[int, Worker] = {}  # by call, the longest wait first
-        self._hasty: dict[int, Worker] = {}  # those of them that want an answer at once
-        self._hopeful: dict[int, Worker] = {}  # those of them, by id, that may be granted one
+        self._hasty: dict[int, Worker] = {}  # waiting ones that want an answer at once
+        self._hopeful: dict[int, Worker] = {}  # waiting ones that may be granted a lease, by id
 
     def get(self, worker_id: int) -> Worker | None:
         return self._workers.get(worker_id)
@@ -107,7 +107,7 @@ class Workers:
 
     @property
     def some_have_joined(self) -> bool:
-        """Return whether any worker has registered in this generation of the master."""
+        """Whether any worker has registered in this generation of the master."""
         return len(self._workers) > len(self._absent)
 
     def absent(self) -> Iterator[Worker]:
@@ -119,24 +119,24 @@ class Workers:
 
     @property
     def is_one_staying(self) -> bool:
-        """Return whether exactly one worker stays."""
+        """Whether exactly one worker stays."""
         return len(list(islice((one for one in self._workers.values() if not one.is_leaving), 2))) == 1
 
     def pace(self, settings: JobSettings) -> MessagePace:
-        """The interval of messages: together no more than the master can take, as far as no worker seems silent."""
+        """Return the intervals of messages: no more than the master can handle, and short enough for hang detection."""
         silence = min(settings.lease_timeout, settings.collective_timeout if settings.has_groups else float("inf"))
         longest, share = max(HEARTBEAT_S, min(silence / 4, LONGEST_PAUSE)), len(self._workers) / MOST_PER_SECOND
         return MessagePace(min(max(HEARTBEAT_S, share), longest), min(max(REPORT_S, share), longest))
 
     def is_heard(self, after: float) -> bool:
-        """Some worker stays that is not stuck and has sent a heartbeat since then."""
+        """Return whether a worker that stays and is not stuck has sent a heartbeat after this time."""
         workers = self._workers.values()
         return any(one.heard_at >= after and not one.is_leaving and one.stuck_since is None for one in workers)
 
     def known(self, worker_id: int, incarnation: int, clock: float) -> Worker | None:
-        """The worker, if this incarnation of it has registered, be it in an earlier generation of the master.
+        """Return the worker and note its heartbeat, or None if this incarnation has never registered.
 
-        Its heartbeat is noted.
+        The registration may be from an earlier generation of the master.
         """
         worker = self._workers.get(worker_id)
         if worker is None or worker.incarnation != incarnation:
@@ -145,7 +145,7 @@ class Workers:
         return worker
 
     def join(self, worker_id: int, incarnation: int, clock: float) -> Worker:
-        """A process registers; a known one keeps what is known of it."""
+        """Register a process; a known one keeps its state."""
         worker = self.known(worker_id, incarnation, clock)
         if worker is None:
             self.remove(worker_id)
@@ -164,13 +164,13 @@ class Workers:
     def heard(
         self, worker: Worker, positions: tuple[Position, ...], activity: str, seconds: Mapping[str, float], clock: float
     ) -> None:
-        """A heartbeat."""
+        """Update a worker by a heartbeat."""
         if positions != worker.positions:
             worker.moved_at = clock
         worker.positions, worker.activity, worker.seconds = positions, activity, dict(seconds)
 
     def wait(self, worker: Worker, request: LeaseRequested, clock: float) -> None:
-        """A worker that does not wait yet waits for a lease."""
+        """Have a worker, which must not wait yet, wait for a lease."""
         worker.waiting_call, worker.waiting_since, worker.only = request.call, clock, request.only
         worker.request_number = request.number
         worker.ahead = max(worker.ahead, min(request.ahead, MOST_AHEAD))
@@ -191,7 +191,7 @@ class Workers:
         return list(self._waiting.values())
 
     def hopeful(self, shrunk: Iterable[int], all_may_hope: bool) -> list[Worker]:
-        """Return those of the waiting workers that may get a lease, as far as that is known.
+        """Return the waiting workers that may get a lease; the others certainly get none.
 
         Args:
             shrunk: Ids of workers that hold fewer leases than before.
@@ -210,7 +210,7 @@ class Workers:
         self._hopeful.pop(worker.id, None)
 
     def stop_long_waits(self, since: float) -> list[int]:
-        """The calls of those that did not want to wait, or have waited since then; they wait no more."""
+        """End the waits of non-blocking requests, and of those that began before `since`; return their calls."""
         done = list(self._hasty.values())
         for worker in self._waiting.values():
             if worker.waiting_since > since:
@@ -223,7 +223,7 @@ class Workers:
         return calls
 
     def abandon(self, call: int) -> None:
-        """Forget a call whose client has gone."""
+        """Drop the lease request of a client that has gone."""
         if (worker := self._waiting.get(call)) is not None:
             self.stop_waiting(worker)
 

@@ -1,1 +1,1 @@
-"""Pods, servers and workers: their reports, the meaning of their ends, and their replacement."""
+"""Pods, servers and workers: their reports, the causes of their ends, and their replacement."""

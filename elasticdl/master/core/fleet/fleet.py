@@ -1,7 +1,6 @@
-"""Fleet: the living processes, the meaning of their ends, and their replacement.
+"""Fleet: the live processes, the causes of their ends, and their replacement.
 
-Pods, workers and servers are parts with one concept each; here they meet.  A lost process is never a failure of the
-task that it had.
+It joins pods, workers and servers, each of which is a part of its own.  A lost process is never a failure of its task.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from elasticdl.master.core.workers import Worker
 from elasticdl.protocol import Role
 from elasticdl_client.job_events import Detail, EventKind
 
-MAX_REASONS = 20  # reported, for which a pod waits
+MAX_REASONS = 20  # reported reasons for which a pod waits
 _NUMBERS = re.compile(r"[0-9a-f]*\d[0-9a-f]*")  # decimal and hexadecimal: counts, ids of sandboxes
-_END_OF_CODE = re.compile(r": |; its last lines:\n")  # of "exit code 1: KeyError: 'a'"
+_END_OF_CODE = re.compile(r": |; its last lines:\n")  # ends the code of "exit code 1: KeyError: 'a'"
 _REASONS_TO_REPLACE = (EventKind.WORKER_HUNG, EventKind.WORKER_SLOW, EventKind.LEASE_LOST)
-_NEAR_LIMIT = 0.9  # of a pod's memory
-_GIVE_WAY_S = 10.0  # a queue with quota admits a pod within a second or two
+_NEAR_LIMIT = 0.9  # of a pod's memory limit
+_GIVE_WAY_S = 10.0  # a queue with free quota admits a pod within a second or two
 
 
 FleetEvent = (
@@ -49,7 +48,7 @@ FleetEvent = (
 
 
 class Fleet:
-    """All processes of a job but the master's own."""
+    """All processes of a job except the master's own."""
 
     def __init__(
         self, state: JobState, groups: WorkerGroups, work: Work, reconciler: Reconciler, checkpoints: Checkpoints
@@ -69,12 +68,12 @@ class Fleet:
         self._liveness = Liveness(state, self.servers, work)
         self._create_message = ""
         self._resize_message = ""
-        self._can_resize = True  # as far as known
-        self.resumed = 0  # number of the event that says so, until the pods are listed that have outlived the stop
+        self._can_resize = True  # until the cluster refuses
+        self.resumed = 0  # number of the event of the resumption, until the list of surviving pods has arrived
 
     @property
     def num_serving(self) -> int:
-        """Parameter servers that serve; TensorFlow's own ones say nothing: those that run."""
+        """Number of serving parameter servers; of TensorFlow's own ones, which do not report, the running ones."""
         if self._settings.has_tensorflow_servers:
             return sum(record.running_since is not None for record in self.pods.living(Role.PS))
         return self.servers.num_ready
@@ -103,14 +102,14 @@ class Fleet:
     def scale(
         self, num_workers: int, subject: str, why: str, clock: float, details: Mapping[str, Detail] | None = None
     ) -> None:
-        """Set the wanted number of training workers; running ones stay as they are, as far as they stay.
+        """Set the wanted number of training workers; running ones that are still wanted stay as they are.
 
         Args:
-            num_workers: from now on.
-            subject: user or master: the author of the change.
-            why: for people; may be empty.
-            clock: now.
-            details: of the event, beside the numbers.
+            num_workers: The new number.
+            subject: Author of the change: user or master.
+            why: The reason, for the log; may be empty.
+            clock: The present time.
+            details: Further details for the event.
         """
         before = self.pods.num_training
         if num_workers == before or self._ending.is_decided:
@@ -128,7 +127,7 @@ class Fleet:
             self._out.add(DeletePod(record.name))
 
     def _use_of(self, record: PodRecord, clock: float) -> int:
-        """Of how much use a worker's pod is: a healthy member of the last group counts most, as it has the model."""
+        """Return the rank of a worker's pod: healthy members of the last group, with the model, rank highest."""
         return min(self._use_of_process(worker_id, record, clock) for worker_id in self._settings.ids_in(record.index))
 
     def _use_of_process(self, worker_id: int, record: PodRecord, clock: float) -> int:
@@ -142,7 +141,7 @@ class Fleet:
         return 3 if worker_id in {member.worker_id for member in self._groups.formed_members} else 2
 
     def _refuse_scale(self, event: ScaleRefused) -> None:
-        """Report an impossible number of workers once, over all generations of the master."""
+        """Report an impossible number of workers once over all generations of the master."""
         kinds = (EventKind.JOB_SCALED, EventKind.SCALE_REFUSED)
         events = (one for one in reversed(self._out.events.history.events) if one.subject == "user")
         last = next((one for one in events if one.kind in kinds), None)
@@ -203,7 +202,7 @@ class Fleet:
         self._out.reply(event.call, answer)
 
     def _relieve(self, event: HeartbeatReceived) -> None:
-        """More memory for a pod that has little left, before the kernel ends it."""
+        """Give a pod more memory before the kernel kills it, if it is near its limit."""
         is_worker = event.role is Role.WORKER
         record = self.pods.of_worker(event.id) if is_worker else self.pods.get(event.role, event.id)
         if event.memory_share < _NEAR_LIMIT or not self._can_resize or record is None or self._ending.is_decided:
@@ -227,7 +226,7 @@ class Fleet:
             self._out.log(f"{text} If it is OOMKilled, its successor gets more.", Level.WARNING)
 
     def _news_of_partition(self, event: HeartbeatReceived) -> PsPartition | None:
-        """The partition, if it is newer than the one that the caller has seen."""
+        """Return the partition if it is newer than the one that the caller has seen, else None."""
         partition = self.servers.partition
         return None if partition is None or partition.version <= event.partition_version else partition
 
@@ -237,7 +236,7 @@ class Fleet:
             self.pods.touch(worker.id)
             record = self.pods.of_worker(worker.id)
             is_first = sum(one.is_leaving for one in self._in_pod(self._settings.pod_of(worker.id))) == 1
-            if is_first and (record is None or not record.is_released):  # else that is said already
+            if is_first and (record is None or not record.is_released):  # a release was logged before
                 self._drains(self._settings.subject_of(worker.id))
             self._groups.leaves(worker.id, clock)
             self._work.lose_worker(worker.id)
@@ -245,23 +244,23 @@ class Fleet:
             self._out.log(f"Worker {self._settings.name_of(worker.id)} was asked to end; its leases are back")
 
     def _script_ends(self, worker: Worker, clock: float) -> None:
-        """A process of a pod is silent from now on; it has left its group by itself."""
+        """Note that a script ends: its process is silent from now on and has left its group by itself."""
         if not worker.is_leaving:
             worker.is_leaving = worker.has_ended = True
             self._workers.times.committed(worker.id)  # it has reported what it has trained
             self.pods.touch(worker.id)
-            if not self._work.is_covered:  # else the others come to their end, too
+            if not self._work.is_covered:  # otherwise the other scripts end, too
                 self._groups.ends(worker.id, clock)
             self._work.lose_worker(worker.id)
             self._out.persist()
             self._out.log(f"Worker {self._settings.name_of(worker.id)} has ended its script")
 
     def _in_pod(self, index: int) -> list[Worker]:
-        """The processes of a worker's pod that have registered."""
+        """Return the registered processes of a worker's pod."""
         return [one for worker_id in self._settings.ids_in(index) if (one := self._workers.get(worker_id)) is not None]
 
     def _drains(self, subject: str) -> None:
-        if not self._ending.is_decided:  # else all are terminating
+        if not self._ending.is_decided:  # otherwise all of them are terminating
             self._out.events.add(EventKind.POD_DRAINING, subject, "was asked to end")
 
     def _ps_leaves(self, server: Server) -> None:
@@ -273,7 +272,7 @@ class Fleet:
             self._out.log(f"PS {server.id} was asked to end{last}")
 
     def _may_leave(self, server: Server) -> bool:
-        """Whether it is terminating, and its state is saved as far as it can be."""
+        """Return whether a terminating PS may leave: its state is saved as far as possible."""
         version = server.leaving_version
         if version is None or self._ending.is_decided:
             return version is not None
@@ -292,7 +291,7 @@ class Fleet:
         if isinstance(answer, PsAdmitted):
             if answer.incarnation != incarnation:
                 self._reconciler.doubt()
-            if self.servers.snapshot() != written:  # else it comes back to a new generation of the master
+            if self.servers.snapshot() != written:  # otherwise a PS comes back to a new generation of the master
                 self._out.persist()
         self._out.reply(event.call, answer)
 
@@ -391,7 +390,7 @@ class Fleet:
             self._ending.fail(text, cause=cause)
 
     def _write_down(self, record: PodRecord, event: PodChanged) -> None:
-        """Adds what a change of a pod shows for the first time to the log of events, but for its end."""
+        """Log the first appearance of a pod's new states, except for its end."""
         if not event.uid or record.uid != event.uid:
             return
         if not record.is_known:
@@ -402,7 +401,7 @@ class Fleet:
             created = self._out.events.newest(record.subject)
             self._out.events.add(EventKind.POD_RUNNING, record.subject, "", created, **_where(event))
         why = ", ".join(filter(None, (event.reason, event.message)))
-        pattern = _NUMBERS.sub("#", why)  # how many nodes lack what changes from second to second
+        pattern = _NUMBERS.sub("#", why)  # how many nodes lack a resource changes every second
         is_new = pattern not in (record.pending_why, *record.complaints) and len(record.complaints) < MAX_REASONS
         if event.phase is PodState.PENDING and why and not event.blocked and is_new:
             record.complaints.add(pattern)
@@ -411,21 +410,21 @@ class Fleet:
             self._out.events.add(EventKind.POD_PENDING, record.subject, event.message, created, reason=event.reason)
 
     def _subject(self, name: str) -> str:
-        """Of events about a pod, by its name."""
+        """Return the subject of events about a pod, by its name."""
         record = self.pods.named(name)
         return name if record is None else record.subject
 
     def _lost(self, record: PodRecord, event: PodChanged) -> int:
-        """Adds the end of a pod to the log of events; returns the number of the event that causes its successor."""
-        if self._ending.is_decided:  # all leave
+        """Log the end of a pod; return the number of the event that causes its successor."""
+        if self._ending.is_decided:  # all pods are ending
             return 0
-        if not record.is_known:  # the master before was lost before it created the pod
+        if not record.is_known:  # the previous master was lost before it created the pod
             return record.cause
         cause = self._out.events.newest_about(record.subject, EventKind.POD_DRAINING, EventKind.POD_GIVEN_UP)
         is_done = event.phase is PodState.SUCCEEDED and self._settings.runs_command and not record.is_leaving
         if is_done or record.is_released:
             return self._out.events.add(EventKind.POD_COMPLETED, record.subject, "", cause)
-        if record.is_leaving:  # it was given up before
+        if record.is_leaving:  # it was given up earlier
             return cause
         if self.resumed:
             return self._out.events.add(EventKind.POD_STOPPED, record.subject, event.message, self.resumed)
@@ -450,7 +449,7 @@ class Fleet:
     def _worker_ended(self, record: PodRecord, event: PodChanged, clock: float) -> None:
         lost = self._lost(record, event)
         processes = self._in_pod(record.index)
-        # Those beside one that fails by its own fault do not leave: they are killed.
+        # Processes beside one that fails by its own fault do not leave: they are killed.
         is_whole = len(processes) == self._settings.processes_per_worker
         is_signalled = not all(one.has_ended for one in processes)
         was_leaving = is_whole and is_signalled and all(one.is_leaving for one in processes)
@@ -466,7 +465,7 @@ class Fleet:
             self._out.persist()
             self._out.log(f"Worker {record.index} is done: its command has ended with 0")
             return
-        if not record.is_leaving:  # else its successor may have restored the model already
+        if not record.is_leaving:  # otherwise its successor may have restored the model already
             self._reconciler.doubt_session(Role.WORKER, record.slot)
         if not record.is_leaving and not self._ending.is_decided:
             self._out.persist()
@@ -499,10 +498,10 @@ class Fleet:
     def _succeed(
         self, record: PodRecord, event: PodChanged, lost: int, was_leaving: bool, has_committed: bool, clock: float
     ) -> None:
-        """Plans the successor of a pod that was counted on, unless its end is one too many.
+        """Plan the successor of a wanted pod, or fail the job after too many ends.
 
         Args:
-            lost: number of the event that says that the pod has ended.
+            lost: Number of the event that reports the pod's end.
         """
         delay = 0.0
         if not was_leaving and not self.resumed and not self._gets_more_memory(record, event):
@@ -520,7 +519,7 @@ class Fleet:
         return True
 
     def _fail_if_certain(self, record: PodRecord, event: PodChanged, lost: int, has_committed: bool) -> bool:
-        """A command that fails twice with the same error of its own code fails a third time, too."""
+        """Fail the job if a command has failed twice with the same error of its own code: it would fail again."""
         if not self._settings.runs_command or has_committed:
             return False
         if self._retry_budget.is_known_error(event.message):
@@ -533,15 +532,15 @@ class Fleet:
         faults = self._retry_budget.num_faults
         if self._retry_budget.is_enough(faults):
             text = f"{faults} pods in a row ended by their own fault before they committed anything"
-            log_of = "" if "\n" in event.message else record.name  # else the end of its log is reported already
+            log_of = "" if "\n" in event.message else record.name  # otherwise the message has the last lines of its log
             self._ending.fail(f"{text}; the last one was {record.name} ({_why(event)})", log_of, lost)
         return self._ending.is_decided
 
     def _fail_if_relapsed(self, record: PodRecord, event: PodChanged, lost: int, reached: int) -> bool:
-        """Pods that fail where others did, and lose the model each time, would train up to there without end.
+        """Fail the job if pods keep failing at the same point and lose the model each time: that would never end.
 
-        Those that fail together are one failure: the other workers count again once they have a part in another commit
-        of training, servers once all serve and a worker has.  Those that only evaluate lose nothing.
+        Pods that fail together count as one failure: the other workers count again after their next commit of training,
+        servers once all serve and a worker has committed.  Workers that only evaluate lose nothing.
         """
         is_own = event.reason == "Error" or (event.reason == "OOMKilled" and self.pods.has_most_memory(record))
         if not is_own or not reached or self.resumed:
@@ -559,7 +558,7 @@ class Fleet:
         return self._ending.is_decided
 
     def lose_worker(self, record: PodRecord, why: str, clock: float) -> bool:
-        """The leases of all its processes go back; whether it had ever committed something."""
+        """Give back the leases of all processes of a pod; return whether it had ever committed something."""
         self.pods.touch_slot(record)
         has_committed = False
         for worker_id in self._settings.ids_in(record.index):
@@ -572,12 +571,12 @@ class Fleet:
     # Time -----------------------------------------------------------------------------------------------------------
 
     def find_hangs(self, clock: float) -> None:
-        """Looks for workers that do not move any more."""
+        """Look for workers that have stopped moving."""
         if not self._ending.is_decided:
             self.hangs.find(clock, self.servers.is_complete)
 
     def time_out(self, clock: float) -> None:
-        """Revoke leases that were not renewed; replace workers that are silent or stuck."""
+        """Revoke leases that were not renewed; replace silent and stuck workers."""
         for lease in self._work.leases.expired(clock - self._settings.lease_timeout):
             holder = self._work.leases.holder_of(lease)
             if (record := self.pods.of_worker(holder)) is not None and record.state:
@@ -605,10 +604,10 @@ class Fleet:
             self._replace(slow_pod, slow.why, clock)
 
     def _give_way(self, clock: float) -> None:
-        """Take workers back whose quota a server waits for: without it they have nothing to do.
+        """Delete workers whose quota a server waits for: without the server they have no work.
 
-        Those that wait in the queue, too, go as well, for they may be older than the server; their successors are
-        created when it has a place.
+        Workers that wait in the queue are deleted as well, since they may be older than the server; their successors
+        are created when the server is admitted.
         """
         waiting = [
             server
@@ -658,7 +657,7 @@ class Fleet:
         self.pods.succeed(record, clock, given_up)
 
     def who_must_be_ended(self, heard_after: float) -> list[str]:
-        """Names of the pods that do not end by themselves with the job; a PS that sends heartbeats leaves at `stop`."""
+        """Return the names of pods that do not end by themselves with the job; a live PS leaves at `stop`."""
         return [
             record.name
             for record in self.pods.existing()
@@ -666,7 +665,7 @@ class Fleet:
         ]
 
     def place(self, clock: float) -> None:
-        """Creates what is due."""
+        """Create the pods that are due."""
         if not self.pods.is_listed or self._ending.is_decided:
             return
         commands = self.pods.due(clock)

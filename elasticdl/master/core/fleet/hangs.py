@@ -1,13 +1,13 @@
-"""Hangs: workers that live and do not move, when that is too long, and the stacks of their threads.
+"""Hangs: finds live workers that make no progress for too long, and has their threads' stacks reported.
 
-A pause is judged by the worker's own history: `HISTORY` times its longest minibatch of the kind, but not less than
-`hang_timeout`, and never more than `step_timeout`.  That one alone counts before there is a history, and for work that
-takes as long as it takes: compiling, loading, exporting.  Time of saving, of waiting for others and of a script's own
-evaluation does not count.  Without a task a worker hangs
-only before its first one, in the user's code: while it starts, or compiles on a sample of the data.  A worker without
+The limit is by the worker's own history: `HISTORY` times its longest minibatch of the kind, at least `hang_timeout`, at
+most `step_timeout`.  Only `step_timeout` applies before there is a history, and to work of unknown duration: compiling,
+loading, exporting.  Time of saving, of waiting for others and of a script's own evaluation does not count.  Without a
+task a worker hangs only before its first one, in the user's code: while it starts, or compiles on a sample of the data.
+A worker without heartbeats is judged by its silence: `Liveness`.
 heartbeats is judged by its silence: `Liveness`.
 
-Long before, and of work that has no limit, the status tells what a worker has done without a change, and where.
+Long before the limit, and for work without one, the status shows what a worker has done without a change, and where.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ from elasticdl_client.choices import Remedy
 from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_status import StandingWorker
 
-HISTORY = 20.0  # times the longest minibatch: garbage collection, a cold cache, a slow file are all less
-LOOK_AHEAD = 10.0  # seconds before the end of its time at which a worker is asked for its stacks; py-spy takes some
-SILENCE = 3.0  # heartbeats that fail: it cannot be said whether it moves
-STANDS = 30.0  # seconds of the same, after which people ask why; at most half of --step_timeout
-USUAL = 3.0  # times its longest minibatch is nothing to report
-MOST_LOOKED_AT = 16  # workers at once, and most that the status lists: of thousands that compile, these tell it all
-MAX_TEXT = 1900  # of the stacks in an event; the whole text is in the log
-LOOK_BACK = 2.5  # what a main thread does is seen in so many seconds: it may wait for input for one at a time
+HISTORY = 20.0  # times the longest minibatch: garbage collection, a cold cache, a slow file all take less
+LOOK_AHEAD = 10.0  # seconds before its limit at which a worker is asked for its stacks; py-spy takes some seconds
+SILENCE = 3.0  # heartbeats: after a longer silence its progress is unknown
+STANDS = 30.0  # seconds without a change after which users ask why; at most half of --step_timeout
+USUAL = 3.0  # times its longest minibatch: less is not reported
+MOST_LOOKED_AT = 16  # workers asked for stacks at once, and listed in the status: thousands that compile are alike
+MAX_TEXT = 1900  # characters of the stacks in an event; the whole text is in the log
+LOOK_BACK = 2.5  # seconds over which a main thread is observed: it may wait for input for one second at a time
 _NO_STACKS = Stacks("", "")
-# Of a minibatch; else the worker compiles, waits or saves.
+# Activities of a minibatch; in the others the worker compiles, waits or saves.
 OWN_WORK = frozenset({Activity.COMPUTE, Activity.REPEAT, Activity.INPUT, Activity.EVALUATE})
 WAITING = frozenset({Activity.COLLECTIVE, Activity.JOIN})
 STARTING = (Activity.START, Activity.COMPILE)
-UNBOUNDED_WORK = frozenset({*STARTING, Activity.EXPORT, Activity.CHECKPOINT})  # says nothing of the next minibatch
-WITH_MINIBATCHES = frozenset({*OWN_WORK, *UNBOUNDED_WORK, Activity.IDLE})  # idle: the feed has its records
+UNBOUNDED_WORK = frozenset({*STARTING, Activity.EXPORT, Activity.CHECKPOINT})  # does not predict the next minibatch
+WITH_MINIBATCHES = frozenset({*OWN_WORK, *UNBOUNDED_WORK, Activity.IDLE})  # idle: the feed has the worker's records
 WITHOUT_MINIBATCHES = frozenset({Activity.COMPILE, Activity.EVALUATE, Activity.EXPORT, Activity.CHECKPOINT})
 
 
 @dataclass(slots=True)
 class _Watch:
-    """The progress of one process.
+    """Progress of one process.
 
     Attributes:
-        kind: of the task whose minibatch it is at; None: it holds none.
-        longest: seconds of its longest minibatch, by kind.
-        is_unbounded: in this minibatch it has also compiled, exported, ….
-        stacks: of this minibatch; None: it has not sent any.
-        waited: seconds that it had waited for other members, or spent without limit, in all when it moved last.
-        unlimited_at: when it was last seen in an activity without limit.
-        heard: seconds by activity as of its heartbeats in the last `LOOK_BACK` seconds, and of one before, with times.
-        grown: activities whose seconds grew in that time.
-        behind_since: since then it has waited in a group that is over; None: it does not.
-        hung: how it looked when it was found; None: it moves.
-        is_silent: an event says that it is silent.
-        same_since: since then its positions and its activity have been the same.
-        looked: where it was then, when it was looked at; None: it was not.
-        is_looked_at: the stacks that it sends next are for that alone, even if it has moved since.
+        kind: Type of the task whose minibatch it computes; None without a task.
+        longest: Seconds of its longest minibatch, by type of task.
+        is_unbounded: Whether it has also compiled, exported, … during this minibatch.
+        stacks: Its stacks during this minibatch; None if it has not sent any.
+        waited: Total seconds of waiting for members and of work without a limit, as of its last move.
+        unlimited_at: When it was last in an activity without a limit.
+        heard: (time, seconds by activity) of its heartbeats in the last `LOOK_BACK` seconds, and of one before.
+        grown: Activities whose seconds grew in that time.
+        behind_since: Since when it waits in a group that is over; None if it does not.
+        hung: Its state when it was found hanging; None while it moves.
+        is_silent: Whether an event was logged that it is silent.
+        same_since: Since when its positions and its activity are unchanged.
+        looked: Where it was when it was last asked for stacks in that time; None if it was not.
+        is_looked_at: Its next stacks are only for the status, even if it has moved since.
     """
 
     incarnation: int
@@ -88,11 +88,11 @@ class _Watch:
 
 @dataclass(frozen=True, slots=True)
 class _Hung:
-    """How a worker looked when it was found.
+    """State of a worker when it was found hanging.
 
     Attributes:
-        activity: the only one of its main thread; empty: it has several, so another thread hangs, such as a feed's.
-        seconds: by activity.
+        activity: The only activity of its main thread; empty for several: then another thread hangs, such as a feed's.
+        seconds: Seconds by activity.
     """
 
     activity: str
@@ -100,21 +100,21 @@ class _Hung:
 
 
 class Hangs:
-    """Finds workers that hang, and takes their leases back if that is wanted."""
+    """Finds workers that hang, and takes their leases back if that is enabled."""
 
     def __init__(self, state: JobState, groups: WorkerGroups, work: Work) -> None:
         self._settings, self._workers, self._out = state.settings, state.workers, state.out
         self._work = work
         self._groups = groups
-        # Slow storage is no hang, however slow, nor is a script's own evaluation; that of a module has minibatches.
+        # Slow storage is never a hang, nor is a script's own evaluation; the evaluation of a module has minibatches.
         self._without_limit = {Activity.CHECKPOINT} | ({Activity.EVALUATE} if self._settings.runs_command else set())
         self._watches: dict[int, _Watch] = {}
-        self._looked_at: set[int] = set()  # workers that are or were looked at where they are
+        self._looked_at: set[int] = set()  # ids of workers that were asked for their stacks for the status
 
     # Heartbeats --------------------------------------------------------------------------------------------------
 
     def on_heartbeat(self, worker: Worker, event: HeartbeatReceived, clock: float) -> bool:
-        """Take in a heartbeat, before the worker's record does.
+        """Handle a heartbeat, before the worker's record is updated.
 
         Returns:
             Whether the worker is to send its stacks.
@@ -141,7 +141,7 @@ class Hangs:
         while len(watch.heard) > 2 and clock - watch.heard[1][0] >= LOOK_BACK:
             watch.heard.popleft()
         watch.grown = _grown(watch.heard[0][1], event.seconds)
-        if worker.stuck_since is not None and watch.hung is None and worker.seconds:  # an earlier master has found it
+        if worker.stuck_since is not None and watch.hung is None and worker.seconds:  # found by an earlier master
             watch.hung = _Hung(_the_only(watch.grown), event.seconds)
         watch.is_silent = False
         watch.is_unbounded |= event.activity in UNBOUNDED_WORK | self._without_limit
@@ -165,7 +165,7 @@ class Hangs:
         return True
 
     def _look(self, worker: Worker, watch: _Watch, event: HeartbeatReceived, clock: float) -> None:
-        """Note where a worker is that does the same for long."""
+        """Ask a worker that has not changed for long where it is."""
         if event.stacks is not None and self._stands(worker, event.activity, event.positions, clock):
             watch.looked = event.stacks.where
             at = f", at {watch.looked}" if watch.looked else ""
@@ -173,7 +173,7 @@ class Hangs:
             self._out.log(f"Worker {self._settings.name_of(worker.id)} {text}")
 
     def _stands(self, worker: Worker, activity: str, positions: Sequence[Position], clock: float) -> bool:
-        """Whether a worker has done the same, and not waited, for longer than people expect."""
+        """Return whether a worker has not changed, and not waited, for longer than users expect."""
         watch = self._watch(worker)
         usual = min(STANDS, self._settings.step_timeout / 2)
         if watch.hung is not None or clock - watch.same_since <= usual:
@@ -182,15 +182,15 @@ class Hangs:
             may_stand = activity in WITH_MINIBATCHES
         else:
             may_stand = activity in WITHOUT_MINIBATCHES or (
-                activity == Activity.START and not self._settings.runs_command  # a script may be one long start
+                activity == Activity.START and not self._settings.runs_command  # a whole script may run as its start
             )
         longest = watch.longest.get(watch.kind, 0.0) if watch.kind is not None else 0.0
         return may_stand and clock - watch.same_since > USUAL * longest
 
     def standing(self, clock: float) -> tuple[tuple[StandingWorker, ...], int]:
-        """Return those that have done the same for longest, and are not known to hang, and how many there are in all.
+        """Return the workers unchanged for longest that are not known to hang, and the number of all such workers.
 
-        Those that were looked at come first.
+        Workers whose stacks were requested come first.
         """
         found = [
             worker
@@ -224,27 +224,27 @@ class Hangs:
         return self._behind(worker, clock) > self._patience / 2
 
     def _stood(self, worker: Worker, seconds: Mapping[str, float], clock: float) -> float:
-        """For how long a worker has been in one minibatch, but for waiting for other members, and checkpoints."""
+        """Return the seconds of a worker in one minibatch, without waits for other members and checkpoints."""
         return clock - worker.moved_at - max(0.0, self._waited(seconds) - self._watch(worker).waited)
 
     def _waited(self, seconds: Mapping[str, float]) -> float:
         return sum(seconds.get(activity, 0.0) for activity in WAITING | self._without_limit)
 
     def _is_starting(self, worker: Worker) -> bool:
-        """It loads the user's module, makes the model and tries it; the start of a script is its own."""
+        """Return whether it loads, makes and tries the user's model; the start of a script is the script's own work."""
         return worker.activity in STARTING and not worker.positions and not self._settings.runs_command
 
     def _may_be_held_up(self, worker: Worker, seconds: float, clock: float) -> bool:
-        """Whether a worker can have held the others up for longer than that: it has not moved, and does not wait."""
+        """Return whether a worker may have delayed the others for more than `seconds`: it neither moved nor waited."""
         return not worker.collective_seconds and (not worker.positions or clock - worker.moved_at > seconds)
 
     def _held_up(self, worker: Worker, waited_for: Mapping[int, float], clock: float) -> float:
-        """For how long a worker has not moved and all other members of its group have waited for it."""
+        """Return the seconds for which a worker has not moved and all other members of its group have waited for it."""
         seconds = min(waited_for.get(worker.id, 0.0), clock - self._watch(worker).unlimited_at)
         return min(seconds, clock - worker.moved_at) if worker.positions else seconds
 
     def _behind(self, worker: Worker, clock: float) -> float:
-        """For how long a worker has waited in a group that is over, whose other members wait for it no longer."""
+        """Return the seconds for which a worker has waited in a group that is over and that the others have left."""
         watch, newest = self._watch(worker), self._groups.newest_version
         if worker.activity != Activity.COLLECTIVE or not 0 < worker.group_version < newest:
             watch.behind_since = None
@@ -254,7 +254,7 @@ class Hangs:
 
     @property
     def _patience(self) -> float:
-        """After how many seconds a worker hangs that waits in a group that is over."""
+        """Seconds after which a worker that waits in a group that is over hangs."""
         return min(self._settings.hang_timeout, self._settings.step_timeout)
 
     def _moves_again(self, worker: Worker, watch: _Watch) -> None:
@@ -262,9 +262,9 @@ class Hangs:
         self._out.log(f"Worker {self._settings.name_of(worker.id)} moves again")
 
     def on_report(self, worker_id: int, incarnation: int, lease_id: int) -> None:
-        """Take in a call about a lease in force: a worker that moves makes one.
+        """Handle a call about a lease in force: a worker that moves makes such calls.
 
-        Others say nothing: a member of a group that has broken reports its last step, while its feed hangs.
+        Other calls prove nothing: a member of a broken group reports its last step while its feed hangs.
         """
         worker = self._workers.get(worker_id)
         if worker is None or worker.incarnation != incarnation or self._work.leases.get(lease_id, worker_id) is None:
@@ -283,10 +283,10 @@ class Hangs:
     # Judging --------------------------------------------------------------------------------------------------------
 
     def find(self, clock: float, are_servers_complete: bool) -> None:
-        """Look for workers that have become too slow since the last time.
+        """Look for workers that hang by now.
 
         Args:
-            are_servers_complete: else a minibatch may last as long as a PS is away.
+            are_servers_complete: Otherwise a minibatch may last as long as a PS is away.
         """
         known = {worker.id for worker in self._workers.all()}
         self._watches = {worker_id: watch for worker_id, watch in self._watches.items() if worker_id in known}
@@ -310,7 +310,7 @@ class Hangs:
                 self._hangs(worker, behind, self._patience, "in a collective of a group that is over", clock)
 
     def _threshold(self, worker: Worker, activity: str) -> float:
-        """After how many seconds without a move a worker hangs."""
+        """Return the seconds without a move after which a worker hangs."""
         watch = self._watch(worker)
         longest = None if watch.kind is None else watch.longest.get(watch.kind)
         if longest is None or watch.is_unbounded or activity not in OWN_WORK:
@@ -318,7 +318,7 @@ class Hangs:
         return min(self._settings.step_timeout, max(self._settings.hang_timeout, HISTORY * longest))
 
     def _seconds_waited_for(self) -> dict[int, float]:
-        """For how long all other members of the group that stands have waited for some; empty: for none."""
+        """Return by worker how long all other members of the formed group have waited for it; empty if for none."""
         seconds = self._groups.collective_seconds()
         least = min((one for one in seconds.values() if one > 0), default=0.0)
         return {worker_id: least for worker_id, one in seconds.items() if not one and least}
@@ -340,10 +340,10 @@ class Hangs:
             self._work.lose_worker(worker.id)
 
     def is_silent(self, worker_id: int, state: str, clock: float) -> None:
-        """Record once that a worker is silent, unless it was found hanging before.
+        """Log once that a worker is silent, unless it was found hanging before.
 
         Args:
-            state: of its process, as its pod's runtime says; empty: it says nothing.
+            state: State of its process by its pod's runtime; empty if unknown.
         """
         worker = self._workers.get(worker_id)
         if worker is None or self._watch(worker).hung is not None or self._watch(worker).is_silent:
@@ -381,10 +381,9 @@ class Hangs:
 
 
 class Liveness:
-    """Says which pods are given up: processes of them are silent, never registered, or are stuck.
+    """Decides which pods are given up: a process is silent, has never registered, or is stuck.
 
-    A pod is given up with the first of its processes that is.  One that has said that it ends may be silent, unless it
-    is the last of its pod.
+    One such process is enough.  A process that has reported its end may be silent, unless it is the last of its pod.
     """
 
     def __init__(self, state: JobState, servers: Servers, work: Work) -> None:
@@ -393,7 +392,7 @@ class Liveness:
         self._work = work
 
     def why_given_up(self, record: PodRecord, clock: float) -> str:
-        """Return why a pod must be replaced, as the end of a sentence; empty when it need not be."""
+        """Return why a pod must be replaced, as the end of a sentence; empty if it need not be."""
         if record.role is Role.PS:
             server = self._servers.get(record.index)
             is_known = server is not None and not server.is_lost and server.incarnation
@@ -402,9 +401,9 @@ class Liveness:
         processes = {worker_id: self._workers.get(worker_id) for worker_id in self._settings.ids_in(record.index)}
         heard = {n: one for n, one in processes.items() if one and not self.is_silent(one.heard_at, clock)}
         if heard and self._settings.runs_command and self._work.is_covered:
-            processes = {**heard}  # a script that has come to its end is silent while another one saves the model
+            processes = {**heard}  # an ended script is silent while another one saves the model
         ended = {n: one.heard_at for n, one in processes.items() if one is not None and one.has_ended}
-        staying = processes.keys() - ended.keys() or {max(ended, key=ended.__getitem__)}  # its pod ends with the last
+        staying = processes.keys() - ended.keys() or {max(ended, key=ended.__getitem__)}  # the last must end its pod
         processes = {n: one for n, one in processes.items() if n in staying}
         for worker_id, worker in processes.items():
             why = self._why_not_counted(record, None if worker is None else worker.heard_at, clock)
@@ -416,30 +415,30 @@ class Liveness:
         return ""
 
     def _why_not_counted(self, record: PodRecord, heard_at: float | None, clock: float) -> str:
-        """Return why a process does not count any more; empty: it does.
+        """Return why a process no longer counts; empty if it does.
 
         Args:
-            heard_at: its newest heartbeat; None: it has sent none.
+            heard_at: Time of its newest heartbeat; None if it has sent none.
         """
         settings = self._settings
         if heard_at is not None:
             return f"has been silent for {clock - heard_at:.0f} s" if self.is_silent(heard_at, clock) else ""
-        since = None if settings.runs_command else record.running_since  # a command need not know of us
+        since = None if settings.runs_command else record.running_since  # a command need not register at all
         is_late = since is not None and clock - since > settings.start_timeout
         return f"has run for {clock - (since or 0.0):.0f} s and never registered" if is_late else ""
 
     def is_silent(self, heard_at: float, clock: float) -> bool:
-        """Whether a process whose newest heartbeat came then is given up."""
+        """Return whether a process is given up that sent its newest heartbeat at `heard_at`."""
         return clock - heard_at > self._settings.lease_timeout + self._settings.silence_timeout
 
 
 def _front(positions: Sequence[Position]) -> Position | None:
-    """Where a worker works: its oldest lease; others are prefetched."""
+    """Return the position at which a worker works: in its oldest lease; others are prefetched."""
     return min(positions, key=lambda position: position.lease, default=None)
 
 
 def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> frozenset[str]:
-    """Activities of the main thread between two moments; idle is waiting for input that waits for a task."""
+    """Return the main thread's activities between two moments; idle counts as waiting for input."""
     grown = {activity for activity, seconds in now.items() if seconds > before.get(activity, 0.0)}
     return frozenset(Activity.INPUT if activity == Activity.IDLE else activity for activity in grown)
 
@@ -449,7 +448,7 @@ def _the_only(activities: frozenset[str]) -> str:
 
 
 def _moves(hung: _Hung, event: HeartbeatReceived) -> bool:
-    """Whether the main thread, if it is what hung, has done something else since."""
+    """Return whether the main thread, if that was what hung, has done something else since."""
     return bool(hung.activity) and bool(_grown(hung.seconds, event.seconds) - {hung.activity})
 
 

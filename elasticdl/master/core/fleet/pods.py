@@ -1,9 +1,9 @@
-"""Pods: wanted against observed.
+"""Pods: the wanted and the observed pods.
 
-Each pod fills a slot of its role: a PS that of its id, a worker any, with all its processes.  A lost worker's successor
-has a new id and the same slot, a lost PS's the same of both.  Slots of workers come and go with the number that the
-user wants.  This module keeps what the cluster said and what is to be created when; why a pod's end matters, and how
-long its successor waits, is decided by the caller.
+Each pod fills a slot of its role: a PS the slot of its id, a worker any, with all its processes.  A lost worker's
+successor has a new id and the same slot; a lost PS's successor has the same id and slot.  Slots of workers come and go
+with the number that the user wants.  This module keeps what the cluster reported, and what to create when; the caller
+decides what a pod's end means and how long its successor waits.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from elasticdl.protocol import Role
 
 NODE_LOST = "NodeLost"
 ENDED = frozenset({PodState.SUCCEEDED, PodState.FAILED, PodState.DELETED})
-MAX_CREATE_DELAY = {Role.PS: 5.0, Role.WORKER: 60.0}  # a PS's name may be taken until its last pod is gone for good
+MAX_CREATE_DELAY = {Role.PS: 5.0, Role.WORKER: 60.0}  # a PS's name may be taken until its last pod is removed
 RETRY = 1.0  # seconds
 MEMORY_GROWTH = 1.5
 MAX_MEMORY_FACTOR = 4.0
-KEPT_ENDED = 50  # pods of workers, for their logs, or as many as there are workers; of a server there is one at a time
+KEPT_ENDED = 50  # ended worker pods kept for their logs; at least as many as there are workers
 
 
 @dataclass(slots=True)
 class PodRecord:
-    """A pod that was created and has not ended, as far as known.
+    """A pod that was created and, as far as known, has not ended.
 
     Attributes:
-        uid: empty until the cluster has named it.
-        gone_uids: of earlier pods of this name; changes of these are ignored.
-        is_leaving: it was ended from outside; nothing counts on it.
-        is_released: so it was because its slot is not wanted any more, or a server needs its quota: a worker finishes
-            its minibatch first.
-        queued_since: when a queue was first seen to hold it back; None: none does.
-        is_scheduled: there is a node or a slot for it, where it may not run yet.
+        uid: Empty until the cluster has assigned it.
+        gone_uids: Uids of earlier pods of this name, whose changes are ignored.
+        is_leaving: It was ended from outside and no longer counts.
+        is_released: It was ended because its slot is no longer wanted, or a server needs its quota: a worker
+            finishes its minibatch first.
+        queued_since: When a queue was first seen to hold it back; None if none does.
+        is_scheduled: It has a node or a slot, but may not run yet.
         running_since: None until it runs.
-        state: of its process while it runs, where the cluster says so, such as "stopped by SIGSTOP".
-        create_delay: before the attempt to create it.
-        complaints: why it cannot start, or waits, as far as said.
-        resized_to: the memory factor that a resize in place was last asked for; each is asked for once.
-        is_known: an event says that it was created; this, and the next three, are kept over the master's generations.
-        has_run: an event says that it runs.
-        pending_why: why it is pending, without numbers, as far as an event says so.
-        cause: number of the event that made it necessary.
+        state: State of its process while it runs, if the cluster reports one, such as "stopped by SIGSTOP".
+        create_delay: Delay before the attempt to create it.
+        complaints: Reported reasons why it cannot start or waits.
+        resized_to: Memory factor of the last requested resize in place; each factor is requested once.
+        is_known: Its creation was logged; this and the next three are kept over the master's generations.
+        has_run: Its start was logged.
+        pending_why: The logged reason why it is pending, without numbers.
+        cause: Number of the event that caused it.
     """
 
     name: str
@@ -73,12 +73,12 @@ class PodRecord:
 
     @property
     def subject(self) -> str:
-        """Of the events that are about it."""
+        """Subject of the events about it."""
         return f"{self.role}-{self.index}"
 
     @property
     def has_node(self) -> bool:
-        """There was room for it; it runs, or is about to."""
+        """Whether there is room for it: it runs, or is about to."""
         return self.is_scheduled or self.running_since is not None
 
     @property
@@ -88,13 +88,13 @@ class PodRecord:
 
 @dataclass(slots=True)
 class Pending:
-    """A pod to be created, not before `due_at`; index None: a worker with the next id."""
+    """A pod to be created, not before `due_at`; `index` is None for a worker, which gets the next id."""
 
     due_at: float
     role: Role
     slot: int
     index: int | None
-    delay: float = 0.0  # after the last attempt, which failed
+    delay: float = 0.0  # after the last failed attempt
     cause: int = 0  # see `PodRecord`
 
     @property
@@ -103,39 +103,39 @@ class Pending:
 
 
 class Pods:
-    """The living pods of a job, and those to be created."""
+    """The live pods of a job, and those to be created."""
 
     def __init__(self, settings: JobSettings) -> None:
         self._settings = settings
         self._records: dict[str, PodRecord] = {}
         self._in_slot: dict[int, PodRecord] = {}  # the newest worker of each slot
         self._pending: dict[Place, Pending] = {}
-        self._by_index: dict[tuple[Role, int], Pending] = {}  # those of them that have an index
-        self._delayed: dict[Place, Pending] = {}  # those that could not be created before
-        self._soonest = 0.0  # nothing that is pending is to be created before
-        self._touched: set[int] = set()  # worker slots whose content may be another one
-        self._refusals: dict[str, tuple[Role, str]] = {}  # of pods that could not be created, the newest last
+        self._by_index: dict[tuple[Role, int], Pending] = {}  # pending ones with an index
+        self._delayed: dict[Place, Pending] = {}  # pending ones whose creation has failed before
+        self._soonest = 0.0  # no pending pod is due earlier
+        self._touched: set[int] = set()  # worker slots whose content may have changed
+        self._refusals: dict[str, tuple[Role, str]] = {}  # why pods could not be created, the newest last
         self._gone_uids: dict[str, list[str]] = {}
-        self._memory_factors: dict[Place, float] = {}  # those above 1
+        self._memory_factors: dict[Place, float] = {}  # only factors above 1
         self._has_run: set[Role] = set()
-        self._slots = set(range(settings.num_workers))  # of the wanted workers that train
-        self._is_scaled = False  # else the flags of the present generation say how many are wanted
-        self._done: set[int] = set()  # slots of workers whose command has ended well
-        self._ended: list[str] = []  # pods of workers in the order of their ends, until they are listed no more
+        self._slots = set(range(settings.num_workers))  # of the wanted training workers
+        self._is_scaled = False  # False: the flags of the present generation determine the number
+        self._done: set[int] = set()  # slots of workers whose command has succeeded
+        self._ended: list[str] = []  # ended worker pods in order of their ends, until the list lacks them
         self._next_worker_id = 0
         self.is_listed = False
 
     def living(self, role: Role) -> list[PodRecord]:
-        """Those that count: created, not ended, not leaving."""
+        """Return the pods of a role that count: created, not ended, not leaving."""
         return [record for record in self._records.values() if record.role is role and not record.is_leaving]
 
     def servers(self) -> list[PodRecord]:
-        """Those of the parameter servers that count, in a time that does not grow with the number of workers."""
+        """Return the parameter servers that count, in a time that does not depend on the number of workers."""
         found = (self.get(Role.PS, index) for index in range(self._settings.num_ps))
         return [record for record in found if record is not None and not record.is_leaving]
 
     def in_slots(self, slots: Set[int]) -> dict[int, PodRecord]:
-        """The pods of workers that count, by slot."""
+        """Return the workers that count, by slot."""
         found = {slot: record for slot in slots if (record := self._in_slot.get(slot)) is not None}
         return {slot: record for slot, record in found.items() if not record.is_leaving}
 
@@ -149,15 +149,15 @@ class Pods:
         return self._records.get(self._settings.pod_name(role, index))
 
     def of_worker(self, worker_id: int) -> PodRecord | None:
-        """The pod that a worker's process is in."""
+        """Return the pod of a worker's process; None if unknown."""
         return self.get(Role.WORKER, self._settings.pod_of(worker_id))
 
     def has_run(self, role: Role) -> bool:
-        """Some pod of a role has started in this job: its image can be pulled."""
+        """Return whether any pod of a role has started in this job, so its image can be pulled."""
         return role in self._has_run
 
     def fill(self, clock: float, cause: int = 0) -> None:
-        """Plans what is wanted and neither lives nor is planned yet; `cause`: see `PodRecord`."""
+        """Plan all wanted pods that are neither live nor planned; `cause`: see `PodRecord`."""
         for role, wanted in self._wanted():
             filled = set(self._filled(role)) | (self._done if role is Role.WORKER else set())
             for slot in sorted(wanted - filled):
@@ -183,7 +183,7 @@ class Pods:
     # Slots whose content may have changed ---------------------------------------------------------------------------
 
     def touch(self, worker_id: int) -> None:
-        """Something has happened to a worker, or to its pod."""
+        """Note that a worker or its pod has changed."""
         if (record := self.of_worker(worker_id)) is not None:
             self.touch_slot(record)
 
@@ -191,7 +191,7 @@ class Pods:
         self._touch(record.role, record.slot)
 
     def touch_all(self) -> None:
-        """Anything may have changed."""
+        """Note that any slot may have changed."""
         self._touched |= self.worker_slots
 
     def _touch(self, role: Role, slot: int) -> None:
@@ -203,7 +203,7 @@ class Pods:
         return bool(self._touched)
 
     def take_touched(self) -> set[int]:
-        """Wanted worker slots that were touched since the last call."""
+        """Return the wanted worker slots touched since the last call."""
         touched, self._touched = self._touched, set()
         return touched & self.worker_slots
 
@@ -212,34 +212,34 @@ class Pods:
 
     @property
     def num_training(self) -> int:
-        """Wanted workers that train."""
+        """Number of wanted training workers."""
         return len(self._slots)
 
     @property
     def num_unfinished(self) -> int:
-        """Wanted workers that train, without those whose command has ended well: these have no successor."""
+        """Number of wanted training workers whose command has not succeeded yet; only these get successors."""
         return len(self._slots - self._done)
 
     @property
     def num_wanted(self) -> int:
-        """Wanted workers, an evaluator among them."""
+        """Number of wanted workers, the evaluator included."""
         return len(self._slots) + self._settings.has_evaluator
 
     @property
     def worker_slots(self) -> Set[int]:
-        """Those of the wanted workers, an evaluator's among them."""
+        """Slots of the wanted workers, the evaluator's included."""
         return self._slots | {self._settings.num_workers} if self._settings.has_evaluator else self._slots
 
     def scale(self, num_workers: int, use_of: Callable[[PodRecord], int]) -> list[PodRecord]:
-        """Want another number of workers that train, in a job without an evaluator.
+        """Set the number of training workers, in a job without an evaluator; return the pods to release.
 
-        Slots whose command is done go first, then empty ones, then those of least use, of these the youngest.
+        Slots whose command is done are removed first, then empty ones, then those of the lowest rank, youngest first.
 
         Args:
-            use_of: says of how much use a pod is.
+            use_of: Returns the rank of a pod.
 
         Returns:
-            The pods whose slots are not wanted any more.
+            The pods whose slots are no longer wanted.
         """
         self._is_scaled = True
         free = (slot for slot in count() if slot not in self._slots)
@@ -266,7 +266,7 @@ class Pods:
         return released
 
     def _filled(self, role: Role) -> list[int]:
-        """Slots of living and planned pods."""
+        """Return the slots of live and planned pods."""
         planned = [pending.slot for pending in self._pending.values() if pending.role is role]
         return [record.slot for record in self.living(role)] + planned
 
@@ -275,38 +275,38 @@ class Pods:
         self._plan(_pending(due_at, record.role, record.slot, cause))
 
     def complete(self, record: PodRecord) -> None:
-        """The command of a worker has ended well: its slot is not filled again."""
+        """Note that the command of a worker has succeeded: its slot is not filled again."""
         self._done.add(record.slot)
         self._touch(record.role, record.slot)
 
     def is_done(self, slot: int) -> bool:
-        """The command of a worker has ended well."""
+        """Return whether the command of the worker in a slot has succeeded."""
         return slot in self._done
 
     @property
     def training_is_done(self) -> bool:
-        """The commands of all workers that train have ended well."""
+        """Whether the commands of all training workers have succeeded."""
         return bool(self._slots) and self._done >= self._slots
 
     @property
     def some_are_done(self) -> bool:
-        """The command of a worker has ended well."""
+        """Whether the command of any worker has succeeded."""
         return bool(self._done)
 
     @property
     def all_are_done(self) -> bool:
-        """Those of all workers."""
+        """Whether the commands of all workers have succeeded."""
         return bool(self.worker_slots) and self._done >= self.worker_slots
 
     def grow_memory(self, record: PodRecord) -> float | None:
-        """Raise the memory of the next pod in a slot; return the factor over the flags, None at the maximum."""
+        """Raise the memory of the next pod in a slot; return its factor over the flags, None at the maximum."""
         factor = self._grown(record)
         if factor is not None:
             self._memory_factors[record.place] = factor
         return factor
 
     def has_most_memory(self, record: PodRecord) -> bool:
-        """The next pod in a slot can get no more of it."""
+        """Return whether the memory of the next pod in a slot is at the maximum."""
         return self._grown(record) is None
 
     def _grown(self, record: PodRecord) -> float | None:
@@ -314,7 +314,7 @@ class Pods:
         return None if factor >= MAX_MEMORY_FACTOR else min(MAX_MEMORY_FACTOR, MEMORY_GROWTH * factor)
 
     def resize(self, record: PodRecord) -> CreatePod | None:
-        """A pod with the memory that its successor would get; None: it has the most, or was asked for before."""
+        """Return the pod with its successor's memory; None at the maximum, or if that was requested before."""
         factor = self._grown(record)
         if factor is None or factor <= record.resized_to or record.is_leaving:
             return None
@@ -322,13 +322,13 @@ class Pods:
         return CreatePod(record.name, record.role, record.index, record.slot, factor)
 
     def resized(self, name: str, factor: float) -> None:
-        """A memory is in force, and kept by the pod's slot."""
+        """Keep a memory factor that is in force for the pod's slot."""
         record = self._records.get(name)
         if record is not None:
             self._memory_factors[record.place] = max(factor, self._memory_factors.get(record.place, 1.0))
 
     def due(self, clock: float) -> list[CreatePod]:
-        """Return the pods to create now; they count as living from here on."""
+        """Return the pods to create now; they count as live from here on."""
         if clock < self._soonest:
             return []
         commands = []
@@ -338,7 +338,7 @@ class Pods:
             if servers_first and pending.role is Role.WORKER:
                 continue
             if pending.index is not None and self.get(pending.role, pending.index) is not None:
-                continue  # the old pod of that name has not ended yet
+                continue  # the previous pod of that name has not ended yet
             self._unplan(pending)
             record = self._record(pending)
             factor = self._memory_factors.get(record.place, 1.0)
@@ -348,7 +348,7 @@ class Pods:
 
     @property
     def _servers_come_first(self) -> bool:
-        """Whether a worker that is created now may get the quota that a server needs.
+        """Return whether a worker created now could take the quota that a server needs.
 
         A queue need not admit pods in the order of their creation: Kueue's ages are whole seconds.
         """
@@ -379,9 +379,9 @@ class Pods:
         self._touch(record.role, record.slot)
 
     def not_created(self, name: str, why: str, clock: float) -> float | None:
-        """A creation failed and is tried again: after how many seconds; None if the pod is unknown, or exists.
+        """Plan another attempt after a failed creation; return its delay, None if the pod is unknown or exists.
 
-        That of a worker which is not wanted any more is not tried again.
+        A worker that is no longer wanted is not created.
         """
         record = self._records.get(name)
         if record is None or record.uid:
@@ -397,15 +397,15 @@ class Pods:
         return delay
 
     def refusals(self) -> dict[str, tuple[Role, str]]:
-        """Return why wanted pods could not be created, by their names, the newest last."""
+        """Return why wanted pods could not be created, by name, the newest last."""
         return dict(self._refusals)
 
     def is_without_room(self, slot: int) -> bool:
-        """The pod of a worker slot could not be created, and is tried again later."""
+        """Return whether the creation of a slot's worker has failed and is to be repeated."""
         return (Role.WORKER, slot) in self._delayed
 
     def hurry(self, clock: float) -> None:
-        """There may be room again: creations that failed are tried soon."""
+        """Retry failed creations soon: there may be room again."""
         for pending in self._delayed.values():
             pending.due_at, pending.delay = min(pending.due_at, clock + RETRY), 0.0
             self._soonest = min(self._soonest, pending.due_at)
@@ -413,10 +413,10 @@ class Pods:
         self._delayed = {}
 
     def changed(self, event: PodChanged, clock: float) -> PodRecord | None:
-        """Apply a change that the cluster reports of a pod.
+        """Apply a change of a pod that the cluster reports.
 
         Returns:
-            The record, if this is the news that the pod has ended.
+            The record, if this change is the pod's end.
         """
         record = self._records.get(event.name) or self._adopt(event)
         if record is None or self._is_gone(event):
@@ -434,7 +434,7 @@ class Pods:
         return self._end(record, clock) if event.phase in ENDED else None
 
     def _adopt(self, event: PodChanged) -> PodRecord | None:
-        """The record of a pod that exists although its creation seemed to fail."""
+        """Return the record of a pod that exists although its creation seemed to fail."""
         is_gone = event.phase in ENDED or event.uid in self._gone_uids.get(event.name, [])
         pending = self._by_index.get((event.role, event.index))
         if pending is None or is_gone:
@@ -443,11 +443,11 @@ class Pods:
         return self._record(pending)
 
     def listed(self, events: tuple[PodChanged, ...], clock: float) -> tuple[list[PodChanged], list[PodChanged]]:
-        """Everything that exists.
+        """Apply a list of all existing pods.
 
         Returns:
-            The list as changes: all of it, and the end of each pod that is not there any more; and the pods
-            that should not be: living ones, and those that a lost node never lets go.
+            The list as changes, with the end of each pod that is missing in it; and the pods that should not exist:
+            live ones, and those that a lost node never releases.
         """
         self.is_listed = True
         names = {event.name for event in events if not self._is_gone(event)}
@@ -468,10 +468,10 @@ class Pods:
         return [*events, *missing], strays
 
     def superfluous(self, events: tuple[PodChanged, ...]) -> list[PodChanged]:
-        """Return the pods of workers, of everything that exists, which have ended before the newest that are kept."""
+        """Return ended worker pods, out of all existing ones, that are older than the newest kept ones."""
         ended = {event.name: event for event in events if event.role is Role.WORKER and event.phase in ENDED}
         known = [name for name in self._ended if name in ended]
-        earlier = sorted(ended.keys() - set(known), key=lambda name: ended[name].index)  # before this generation
+        earlier = sorted(ended.keys() - set(known), key=lambda name: ended[name].index)  # ended before this generation
         self._ended = earlier + known
         return [ended[name] for name in self._ended[: -max(KEPT_ENDED, self.num_wanted)]]
 
@@ -480,7 +480,7 @@ class Pods:
         return record is None or record.is_leaving or self._is_gone(event)
 
     def _is_gone(self, event: PodChanged) -> bool:
-        """It speaks of an earlier pod of that name."""
+        """Return whether a change is about an earlier pod of the same name."""
         record = self._records.get(event.name)
         return record is not None and event.uid in record.gone_uids
 
@@ -512,12 +512,12 @@ class Pods:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Takes over what an earlier generation knew."""
+        """Restore an earlier generation's state."""
         self._next_worker_id = saved["next_worker_id"]
         self._gone_uids = {name: list(uids) for name, uids in saved["gone_uids"].items()}
         for name, role, index, uid, gone_uids, is_leaving, slot, *said in saved["records"]:
             record = PodRecord(name, Role(role), index, slot, uid, list(gone_uids), is_leaving)
-            if said:  # a journal that is older than the log of events does not say it
+            if said:  # journals older than the log of events lack it
                 record.is_known, record.has_run, record.pending_why, record.cause = said[:4]
                 record.is_released = said[4:] == [True]
             self._add(record)

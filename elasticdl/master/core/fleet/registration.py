@@ -1,13 +1,12 @@
-"""Reports of workers about themselves, from which the tasks are cut, and about their groups in an AllReduce job.
+"""Reports of workers about themselves, from which the tasks are planned, and about their groups in an AllReduce job.
 
-Registration: a worker registers with its leases, its model and its data; ledger/work.py assigns its tasks.
+Registration: a worker reports its leases, its model and its data; ledger/work.py assigns its tasks.
 
-Members: requests of workers for records to try the user's code on; in an AllReduce job also their reports about their
-groups, and the consequences for work and ledger.
+Members: answers requests for sample records; in an AllReduce job it also handles reports about groups, and their
+consequences for work and ledger.
 
-Which group there is next is decided in group/groups.py.  A group whose members have the model of the last one holds at
-least what was reported under every lease in force; one that begins with another model does not, so then every lease
-ends.
+The next group is chosen in group/groups.py.  A group whose members have the model of the last one has at least the
+minibatches reported under every lease in force; one with another model has not, so then every lease ends.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ RegistrationEvent = (
 
 
 class Registration:
-    """The reports of workers before their first task: data, model, layout."""
+    """The reports of workers before their first task: data, model, slots."""
 
     def __init__(
         self, state: JobState, fleet: Fleet, groups: WorkerGroups, work: Work, session: EstimatorSession
@@ -67,11 +66,11 @@ class Registration:
         self._work = work
         self._session = session
         self.data = Data(state.settings)
-        self._brought: WorkerJoined | None = None  # Local strategy: with a ledger, before the data was known
-        self.is_planned = False  # the tasks are cut
+        self._brought: WorkerJoined | None = None  # Local strategy: a ledger that came before the data was known
+        self.is_planned = False  # whether the tasks were cut
 
     def handle(self, event: RegistrationEvent, begins: bool, clock: float) -> None:
-        """Take in a report; `begins`: nothing was handed out yet in this generation of the master."""
+        """Handle a report; `begins`: no task was granted yet in this generation of the master."""
         match event:
             case WorkerJoined():
                 self._worker_joined(event, begins, clock)
@@ -117,9 +116,9 @@ class Registration:
         self._out.reply(event.call, Registered(self._fleet.servers.partition, plan))
 
     def _learn_held(self, worker: Worker, held: tuple[ReportedLease, ...], begins: bool, clock: float) -> None:
-        """After a restart: the worker's own account of its work counts, not the snapshot's.
+        """After a restart of the master, take the worker's own report of its leases instead of the snapshot's.
 
-        One that has said farewell works on nothing; of its leases only the minibatches that are done count.
+        A worker that is leaving works on no task; of its leases only the finished minibatches count.
         """
         names = {one.lease.id for one in held}
         for lease in self._work.leases.of_worker(worker.id):
@@ -131,10 +130,10 @@ class Registration:
             self._work.give_back(lease)
 
     def _learn_ledger(self, worker: Worker, event: WorkerJoined, is_first_time: bool) -> None:
-        """Learn what the model of a worker of its own holds.
+        """Take over the ledger of the model that a worker holds itself.
 
-        A script says what it has trained itself, of which a killed master may have forgotten the last second; one of
-        a group, when it has left it for good, what the model of the group holds.
+        A script reports what it has trained itself, of which a killed master may have lost the last second; a script of
+        a group that has left it for good reports the content of the group's model.
         """
         if event.applied is None:
             return
@@ -148,9 +147,9 @@ class Registration:
                 self._brought = event
 
     def _learn_local_ledger(self, worker: Worker, event: WorkerJoined) -> None:
-        """Local strategy: the model is the worker's, and holds what it says.
+        """Local strategy: take over the ledger of the worker's model.
 
-        Of a later ledger of the same process, reports may have come since it was made.
+        A repeated registration of the same process is merged, since reports may have come after its ledger was made.
         """
         assert event.applied is not None
         num_records = self.data.plan_in_force().num_records
@@ -170,7 +169,7 @@ class Registration:
         if worker is None:
             self._out.reply(event.call, UnknownWorker("register first"))
             return
-        if not self._ending.is_decided:  # as many as there are workers may say the same
+        if not self._ending.is_decided:  # many workers may report the same failure
             self._learn_model(event, worker)
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 
@@ -187,7 +186,7 @@ class Registration:
         self.plan_if_known()
 
     def _reject_model(self, event: ModelReported, worker: Worker) -> None:
-        """Fail the job, unless the model is trained already: then the end of the worker counts as its own fault."""
+        """Fail the job, unless others train the model already: then the worker's end counts as its own fault."""
         subject = self._settings.subject_of(worker.id)
         cause = self._out.events.add(EventKind.MODEL_REJECTED, subject, event.error, 0, traceback=event.error_details)
         if self._is_trained_without(worker):
@@ -197,9 +196,9 @@ class Registration:
             self._ending.fail(f"{event.error}\n{event.error_details}".rstrip(), cause=cause)
 
     def _is_trained_without(self, worker: Worker) -> bool:
-        """Whether something is done, not by this worker, and servers or other workers hold it, no checkpoint alone.
+        """Return whether records were trained without this worker and PS or other workers hold the model.
 
-        Not of the worker that tries the metrics for all, while others train.
+        False for the worker that tries the metrics for all while others train.
         """
         if worker.id == self._work.evaluations.tried_by:
             return False
@@ -208,7 +207,7 @@ class Registration:
         return is_held and not worker.has_committed and self._work.tasks.records_done > 0
 
     def _metrics_reported(self, event: MetricsReported, clock: float) -> None:
-        """Of a script, which evaluates its model itself."""
+        """Report the metrics of a script, which evaluates its model itself."""
         if self._workers.known(event.worker_id, event.incarnation, clock) is None:
             self._out.reply(event.call, UnknownWorker("register first"))
             return
@@ -218,7 +217,7 @@ class Registration:
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 
     def _training_stop_requested(self, event: TrainingStopRequested, clock: float) -> None:
-        """By the user's code; written down before it is answered, since what stays out is no failure from then on."""
+        """End training for the user's code; persisted before the answer, so that omitted records are no failure."""
         if self._workers.known(event.worker_id, event.incarnation, clock) is None:
             self._out.reply(event.call, UnknownWorker("register first"))
         elif not self.is_planned:
@@ -244,7 +243,7 @@ class Registration:
         self.plan_if_known()
 
     def plan_if_known(self) -> None:
-        """Cuts the tasks once the model and all data sources are known."""
+        """Cut the tasks once the model and all data sources are known."""
         data, work = self.data, self._work
         if self.is_planned or not data.is_known:
             return
@@ -276,7 +275,7 @@ class Registration:
                 self._learn_local_ledger(worker, self._brought)
 
     def _schedule(self, callbacks: Callbacks) -> EvaluationSchedule:
-        """As the flags say; where they say nothing, each epoch is evaluated for the callbacks that want metrics."""
+        """Return the schedule of the flags; without one, each epoch is evaluated if callbacks need metrics."""
         every_steps, every_seconds = self._settings.evaluation_steps, self._settings.evaluation_throttle
         each_epoch = callbacks.wants_evaluations and not every_steps and not every_seconds
         return EvaluationSchedule(every_steps, every_seconds, self._settings.evaluation_start_delay, each_epoch)
@@ -286,7 +285,7 @@ MemberEvent = SampleRequested | ReadyForGroup | GroupWatched | GroupFormed
 
 
 class Members:
-    """See above; without groups it only gives samples."""
+    """Handles samples and groups, see the module; without groups it only gives samples."""
 
     def __init__(self, state: JobState, groups: WorkerGroups, work: Work, reconciler: Reconciler) -> None:
         self._settings, self._workers = state.settings, state.workers
@@ -294,7 +293,7 @@ class Members:
         self._groups = groups
         self._work = work
         self._reconciler = reconciler
-        self._samples: dict[int, tuple[SampleRequested, float]] = {}  # by call; that wait, since when
+        self._samples: dict[int, tuple[SampleRequested, float]] = {}  # waiting requests by call, and their start
 
     def handle(self, event: MemberEvent, clock: float) -> None:
         worker = self._workers.known(event.worker_id, event.incarnation, clock)
@@ -315,13 +314,13 @@ class Members:
     def _formed(self, event: GroupFormed, clock: float) -> None:
         is_new_model = self._groups.has_formed(event, clock)
         if is_new_model is not None:
-            # Members of the last group may have begun with an initial model; reports on the lost one may be under way.
+            # Members of the last group may have begun with an initial model; reports on the lost one may still arrive.
             if is_new_model or not event.steps:
                 self._work.model_was_lost()
             version = self._work.tasks.model_version
             self._reconciler.told(event.applied)
             members = self._groups.formed_members
-            # With a fixed global batch the others train what rank 0 holds: a lease of theirs would be held for ever.
+            # With a fixed global batch the others train what rank 0 leases and would never finish their own leases.
             holders = members[:1] if self._settings.fixed_global_batch else members
             self._work.keep_workers(member.worker_id for member in holders)
             self._judge_last_steps(self._work.tasks.model_version > version)
@@ -331,7 +330,7 @@ class Members:
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 
     def _judge_last_steps(self, are_held: bool) -> None:
-        """Count the steps since the last report as lost, unless the model holds more than that."""
+        """Count the steps since the last report as lost, unless the model contains more than the reports."""
         for member in self._groups.formed_members:
             if are_held:
                 self._workers.times.committed(member.worker_id)
@@ -339,16 +338,16 @@ class Members:
                 self._workers.times.lost(member.worker_id)
 
     def abandoned(self, call: int) -> None:
-        """The caller of a long poll has gone."""
+        """Drop the long poll of a caller that has gone."""
         self._samples.pop(call, None)
         self._groups.abandoned(call)
 
     def time_out(self, clock: float) -> None:
-        """Looks for members that are not there any more."""
+        """Look for members that have gone."""
         self._groups.time_out(clock)
 
     def give_samples(self, clock: float) -> None:
-        """Answer the workers that wait for records to try the user's code on, once the data are known."""
+        """Answer the workers that wait for sample records, once the data are known."""
         if not self._samples:
             return
         sample = self._work.tasks.sample()
@@ -374,8 +373,8 @@ class Members:
         """Plan the next group if it is due, and answer the workers that wait for it.
 
         Args:
-            is_trained: there is nothing left to form a group for.
-            num_wanted: workers that are here or may come.
+            is_trained: No records remain, so no group is needed.
+            num_wanted: Number of workers that are present or may still come.
         """
         if is_trained:
             self._groups.end()
@@ -383,7 +382,7 @@ class Members:
             self._groups.advance(clock, num_wanted)
 
     def end(self) -> None:
-        """The job is decided."""
+        """Answer all waiting calls after the job was decided."""
         for call in self._samples:
             self._out.reply(call, JobOver())
         self._samples.clear()

@@ -1,7 +1,7 @@
-"""Servers: the parameter servers' incarnations and readiness, and the partition made of them.
+"""Servers: the parameter servers' incarnations and readiness, and the partition of the buckets among them.
 
-The partition is handed to workers only while every PS is ready.  Pods are in pods.py; applied sets are read and judged
-in job.py.
+Workers get the partition only while every PS is ready.  Pods are in pods.py; applied sets are read and compared in
+ledger/reconciliation.py.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from elasticdl.master.core.values import NUM_BUCKETS, BucketRange, PsAddress, Ps
 from elasticdl_client.goodput import PsState
 
 SECOND = 1_000_000  # microseconds
-_MOST_SECONDS = 1e10  # that a process may claim
+_MOST_SECONDS = 1e10  # upper bound for a process's report
 
 
 @dataclass(slots=True)
 class Server:
-    """One PS id over all of its incarnations.
+    """One PS id, over all of its incarnations.
 
     Attributes:
-        incarnation: the newest one; 0: it has never joined.
-        is_present: that incarnation has joined in this generation of the master and is not lost.
-        is_lost: that incarnation is over and never comes back, whatever it sends.
-        ready_version: the model version when that incarnation became ready.
-        leaving_version: the model version when that incarnation was ended from outside; None: it was not.
+        incarnation: The newest incarnation; 0 if it has never joined.
+        is_present: That incarnation has joined in this generation of the master and is not lost.
+        is_lost: That incarnation is over for good; its later messages are rejected.
+        ready_version: Model version when that incarnation became ready.
+        leaving_version: Model version when that incarnation was ended from outside; None if it was not.
     """
 
     id: int
@@ -49,18 +49,18 @@ def owned(ps_id: int, num_ps: int) -> tuple[BucketRange, ...]:
 
 
 class Servers:
-    """All parameter servers of the job; none for strategies without.
+    """All parameter servers of the job; none for strategies without PS.
 
     Attributes:
-        times: where their time goes.
-        is_complete: every one of them is ready.
-        num_changes: of their states, so far.
+        times: Accounts for their time.
+        is_complete: Whether every one of them is ready.
+        num_changes: Number of changes of their states so far.
     """
 
     def __init__(self, num_ps: int, generation: int) -> None:
         self.times = ServerTimes(num_ps)
         self._servers = [Server(ps_id) for ps_id in range(num_ps)]
-        self._version = generation << 32  # grows over all generations of the master without being written down
+        self._version = generation << 32  # grows over all generations of the master without being persisted
         self._partition: PsPartition | None = None
         self.is_complete = not self._servers
         self.num_changes = 0
@@ -77,12 +77,12 @@ class Servers:
 
     @property
     def are_expected_back(self) -> bool:
-        """Each that is missing served an earlier generation of the master, and has not registered in this one."""
+        """Whether every missing PS served an earlier generation of the master and may register again in this one."""
         return 0 < self.num_unregistered == len(self._servers) - self.num_ready
 
     @property
     def num_unregistered(self) -> int:
-        """Those that served an earlier generation of the master, and have not registered in this one."""
+        """Number of PS that served an earlier generation of the master and have not registered in this one."""
         return sum(server.is_ready and not server.is_present and not server.is_lost for server in self._servers)
 
     @property
@@ -91,11 +91,11 @@ class Servers:
 
     @property
     def partition(self) -> PsPartition | None:
-        """None while some PS is not ready, and without PS."""
+        """The partition; None while a PS is not ready, and in jobs without PS."""
         return self._partition
 
     def join(self, event: PsJoined, restore_from: str, parameters_only: bool, clock: float) -> PsAdmitted | Refused:
-        """A PS process reports that it is alive: a known one comes back, a new one gets the next incarnation."""
+        """Register a PS process: a known one keeps its incarnation, a new one gets the next."""
         server = self.get(event.ps_id)
         if server is None:
             return Refused(f"this job has no PS {event.ps_id}")
@@ -114,7 +114,7 @@ class Servers:
         return PsAdmitted(server.incarnation, restore_from, parameters_only)
 
     def known(self, ps_id: int, incarnation: int, clock: float) -> Server | None:
-        """The PS, if this incarnation of it is in force; note its heartbeat."""
+        """Return the PS and note its heartbeat; None if this incarnation of it is not in force."""
         server = self.get(ps_id)
         if server is None or server.incarnation != incarnation or not server.is_present:
             return None
@@ -122,17 +122,17 @@ class Servers:
         return server
 
     def is_heard(self, ps_id: int, after: float) -> bool:
-        """Whether the PS is there and has sent a heartbeat since then."""
+        """Return whether the PS is present and has sent a heartbeat after this time."""
         server = self.get(ps_id)
         return server is not None and server.is_present and server.heard_at >= after
 
     def ready(self, server: Server, version: int) -> None:
-        """It has what it restores, at this model version."""
+        """Note that a PS has restored its state, at this model version."""
         server.is_ready, server.ready_version = True, version
         self._renew()
 
     def lose(self, ps_id: int) -> Server | None:
-        """The process is gone, or is given up; None if that was known already."""
+        """Note that a PS process is gone or was given up; return the PS, None if that was known."""
         server = self.get(ps_id)
         if server is None or server.is_lost:
             return None
@@ -180,15 +180,15 @@ class Servers:
 
 @dataclass(slots=True)
 class _Server:
-    """All moments and times are microseconds.
+    """Time of one server; all times are in microseconds.
 
     Attributes:
-        settled: up to here its time is in the sums.
-        state: `IDLE` for one that serves, else `ABSENT` or `RESTORING`.
-        incarnation: of the process with the last heartbeat.
-        busy: as that has reported.
-        saving: since `settled`, while a checkpoint was being written that is not any more.
-        busy_share: of the time before its last report: busy, and all.
+        settled: The sums contain its time up to here.
+        state: `IDLE` while it serves, else `ABSENT` or `RESTORING`.
+        incarnation: Incarnation of the process with the last heartbeat.
+        busy: Its last report.
+        saving: Part of the time since `settled` in which checkpoints, finished by now, were written.
+        busy_share: Proportion of the time before its last report: (busy, all).
     """
 
     settled: int = 0
@@ -200,32 +200,31 @@ class _Server:
 
 
 class ServerTimes:
-    """Into what the time of every wanted parameter server is split, without rest.
+    """Splits all the time of every wanted parameter server into states.
 
-    As in slot_time.py times are whole microseconds and sums are exact.  A server that serves says in its heartbeats for
-    how long its threads were in calls; the rest of the time it writes a checkpoint, while one is being written, or is
-    idle.
+    As in slot_time.py, times are whole microseconds and sums are exact.  A serving PS reports in its heartbeats how
+    long its threads were in calls; its other time counts as writing a checkpoint while one is written, else as idle.
 
     Attributes:
-        now: as in `SlotTimes`.
+        now: As in `SlotTimes`.
     """
 
     def __init__(self, num_servers: int) -> None:
         self.now = 0
         self._servers = [_Server() for _ in range(num_servers)]
         self._sums = dict.fromkeys(PsState, 0)
-        self._saving_since: int | None = None  # a checkpoint is being written
-        self._pause = (0, 0)  # the newest time in which the job was stopped, from and until
+        self._saving_since: int | None = None  # start of the checkpoint that is being written
+        self._pause = (0, 0)  # start and end of the newest pause of the job
 
     def is_at(self, ps_id: int, state: PsState) -> None:
-        """A server is absent, restores, or serves (`IDLE`) from now on; without effect if that is known."""
+        """Set the state of a server from now on: absent, restoring, or serving (`IDLE`); no effect if unchanged."""
         server = self._servers[ps_id]
         if server.state is not state:
             self._add(server, self._guess(server, self.now))
             server.state = state
 
     def save(self, is_running: bool) -> None:
-        """A checkpoint is being written from now on, or is not; without effect if that is known."""
+        """Note whether a checkpoint is being written from now on; no effect if unchanged."""
         if is_running == (self._saving_since is not None):
             return
         for server in self._servers:
@@ -233,7 +232,7 @@ class ServerTimes:
         self._saving_since = self.now if is_running else None
 
     def report(self, ps_id: int, incarnation: int, busy_seconds: float) -> None:
-        """A server says for how long its threads were in calls since its start."""
+        """Settle time by a server's report: seconds of its threads in calls since its start."""
         server = self._servers[ps_id]
         busy = int(min(busy_seconds, _MOST_SECONDS) * SECOND) if busy_seconds > 0 else 0
         grown = busy - (server.busy if incarnation == server.incarnation else 0)
@@ -245,7 +244,7 @@ class ServerTimes:
             server.busy_share = (used, length) if length else server.busy_share
 
     def seconds(self, now: int | None = None) -> dict[str, float]:
-        """Return the seconds by state, up to a moment; empty for a job without servers."""
+        """Return the seconds by state up to a moment; empty for a job without servers."""
         if not self._servers:
             return {}
         now = self.now if now is None else max(now, self.now)
@@ -256,7 +255,7 @@ class ServerTimes:
         return {state.value: us / SECOND for state, us in sums.items()}
 
     def _guess(self, server: _Server, until: int) -> dict[PsState, int]:
-        """How the time that is not settled is probably split: it is as busy as it was before its last report."""
+        """Return the probable split of the unsettled time: as busy as before the last report."""
         length = until - server.settled
         stopped = max(0, min(until, self._pause[1]) - max(server.settled, self._pause[0]))
         if server.state is PsState.ABSENT:
@@ -272,7 +271,7 @@ class ServerTimes:
         return {PsState.ABSENT: absent, PsState.BUSY: busy, PsState.SAVING: saving, PsState.IDLE: rest - saving}
 
     def _saving(self, server: _Server, until: int) -> int:
-        """Since it is settled, of the checkpoint that is being written now."""
+        """Return the part of the unsettled time in which checkpoints were written, the present one included."""
         return 0 if self._saving_since is None else until - max(self._saving_since, server.settled)
 
     def _add(self, server: _Server, parts: Mapping[PsState, int]) -> None:
@@ -297,10 +296,10 @@ class ServerTimes:
             server.state, server.busy_share = PsState(state), (busy, whole)
 
     def validate(self) -> None:
-        """Every microsecond of every server is in exactly one state.
+        """Check that every microsecond of every server is in exactly one state.
 
         Raises:
-            AssertionError: it is not so.
+            AssertionError: A microsecond is in none or in two.
         """
         assert min(self._sums.values()) >= 0, self._sums
         assert sum(self._sums.values()) == sum(server.settled for server in self._servers)

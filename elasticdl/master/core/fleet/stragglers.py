@@ -1,7 +1,7 @@
-"""Stragglers: workers whose own computing takes much longer than that of the others, and the evidence why.
+"""Stragglers: workers whose own computing takes much longer than the others', and the evidence of the cause.
 
-Compared is the time in `compute` per minibatch, over a window: waits of a worker (for input, parameter servers, other
-members) do not count.  One that computes for a small part of its time holds nothing up, however slow it is.
+The comparison uses the time in `compute` per minibatch, over a window: waits (for input, parameter servers, other
+members) do not count.  A worker that computes for a small part of its time delays no others, however slow it is.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from elasticdl.master.core.workers import Worker
 from elasticdl_client.choices import Remedy
 from elasticdl_client.job_events import EventKind
 
-RATIO = 1.5  # times the median of the others; below that, differences of data and processors are usual
-END_RATIO = 1.2  # an episode is over below this, so that a worker at the border does not make one event after another
-SAMPLES = 12  # of a window
-MIN_MINIBATCHES = 3  # of a window: fewer say little
-MIN_SHARE = 0.2  # of its time that a worker computes
+RATIO = 1.5  # to the median of the others; below that, differences of data and processors are usual
+END_RATIO = 1.2  # an episode ends below this ratio, so that a worker near the border does not log many events
+SAMPLES = 12  # per window
+MIN_MINIBATCHES = 3  # per window: fewer prove little
+MIN_SHARE = 0.2  # least share of its time that a worker must compute
 REPLACE_EVERY = 600.0  # seconds between two replacements in a job: a start costs a minute or more
-MAX_MEDIAN_CHANGE = 1.25  # of the others within a window; beyond it, all have become slower or faster: no one's fault
-NOTABLE = 0.05  # of the window, throttled or stolen
+MAX_MEDIAN_CHANGE = 1.25  # of the others within a window; beyond it, all workers have changed: the cause is common
+NOTABLE = 0.05  # share of the window, throttled or stolen
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +40,28 @@ class _Sample:
 
 @dataclass(slots=True)
 class _Series:
-    """The samples of one process, the oldest first; `slow`: in an episode."""
+    """The samples of one process, the oldest first; `slow`: it is in an episode."""
 
     incarnation: int
     samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES + 1))
     slow: bool = False
 
     def seconds_per_minibatch(self, first: int = 0, last: int = -1) -> float | None:
-        """Between two samples; None: too few minibatches."""
+        """Return the seconds per minibatch between two samples; None for too few minibatches."""
         begin, end = self.samples[first], self.samples[last]
         count = end.minibatches - begin.minibatches
         return (end.compute - begin.compute) / count if count >= MIN_MINIBATCHES else None
 
     @property
     def share(self) -> float:
-        """Of the window, spent in computing."""
+        """Return the share of the window spent in computing."""
         begin, end = self.samples[0], self.samples[-1]
         return (end.compute - begin.compute) / (end.at - begin.at)
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A worker to be replaced, and why."""
+    """A worker to be replaced, and the reason."""
 
     worker_id: int
     why: str
@@ -77,7 +77,7 @@ class Stragglers:
         self._series: dict[int, _Series] = {}
 
     def on_heartbeat(self, worker: Worker, event: HeartbeatReceived, clock: float) -> None:
-        """Take in a heartbeat."""
+        """Add a sample from a heartbeat."""
         series = self._series.get(worker.id)
         if series is None or series.incarnation != worker.incarnation:
             series = self._series[worker.id] = _Series(worker.incarnation)
@@ -87,7 +87,7 @@ class Stragglers:
             series.samples.append(_Sample(clock, compute, worker.num_minibatches, event.cpu))
 
     def find(self, clock: float) -> Straggler | None:
-        """Compare the workers; one that is to be replaced, if there is one."""
+        """Compare the workers; return one to be replaced, or None."""
         known = {worker.id for worker in self._workers.staying()}
         self._series = {worker_id: series for worker_id, series in self._series.items() if worker_id in known}
         whole = {worker_id: one for worker_id, one in self._series.items() if self._is_whole(one, clock)}
@@ -110,7 +110,7 @@ class Stragglers:
         return found
 
     def _is_whole(self, series: _Series, clock: float) -> bool:
-        """Its samples cover a window that ends now."""
+        """Return whether the samples cover a window that ends now."""
         every = self._settings.straggler_window / SAMPLES
         return len(series.samples) == SAMPLES + 1 and clock - series.samples[-1].at < 2 * every
 
@@ -161,7 +161,7 @@ class Stragglers:
 
 
 def _median_of_others(in_order: Sequence[float], one: float) -> float:
-    """The median of sorted numbers, two or more, without one of them."""
+    """Return the median of sorted numbers, two or more, without one of them."""
     place, count = bisect_left(in_order, one), len(in_order) - 1
     low, high = ((count - 1) // 2, count // 2)
     return (in_order[low + (low >= place)] + in_order[high + (high >= place)]) / 2
