@@ -1,22 +1,22 @@
-"""Candidates: the processes that a group can be made of, their calls that wait for it, and those that it excludes."""
+"""Candidates: the processes available for a group, their calls that wait for it, and the excluded suspects."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-BAR = 10.0  # seconds
+BAR = 10.0  # seconds for which a suspect is excluded first
 MAX_BAR = 600.0
-MAX_SPARED = 3  # attempts, each of about --collective_timeout: a fault that passes is over by then
+MAX_SPARED = 3  # attempts, each of about --collective_timeout: a passing fault is over by then
 
 
 @dataclass(slots=True)
 class Candidate:
-    """A process that has said where it can be reached.
+    """A process that has reported its address.
 
     Attributes:
-        ready_at: since when it stands outside of every group; None: it has not said so.
-        told: version of the group with it that was sent to it since then; 0: none, so it still waits.
+        ready_at: Since when it is in no group; None if it has not reported that.
+        told: Newest version sent to it of a group that it is in; 0 if none, so it still waits.
     """
 
     id: int
@@ -32,7 +32,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A call of a worker that waits for a group newer than one."""
+    """A worker's call that waits for a newer group than the one it knows."""
 
     call: int
     since: float
@@ -40,29 +40,29 @@ class Watch:
 
 
 def together(ready: list[Candidate], joiners: list[Candidate]) -> list[Candidate]:
-    """Both, each process once."""
+    """Return both, each process once."""
     names = {one.id for one in ready}
     return ready + [one for one in joiners if one.id not in names]
 
 
 class Suspects:
-    """Workers that the next group excludes, when one could not form although all its members live, and until when.
+    """Workers that the next group excludes after a group of live members could not form, and until when.
 
-    Joiners first: members of the last group work without them.  Then one after another, the youngest first.  An
-    excluded worker is tried again later, each time after twice the time.
+    Joiners are excluded first: members of the last group worked without them.  Then one after another, the youngest
+    first.  An excluded worker is tried again later, each time after twice the time.
     """
 
     def __init__(self) -> None:
-        self._num_tries = 0  # of leaving one member out, since a group formed last
-        self._num_spared = 0  # attempts with the same members, since then
+        self._num_tries = 0  # attempts without one member, since a group formed last
+        self._num_spared = 0  # attempts with the same members, since a group formed last
         self._num_bars: dict[int, int] = {}
         self._until: dict[int, float] = {}
 
     def spares(self) -> bool:
-        """Count an attempt at a group whose members may each hold what no other does.
+        """Count an attempt at a group whose members may each hold a part of the model alone.
 
         Returns:
-            Whether it is made with the same members; after some it is not, so that the job does not wait without end.
+            Whether to repeat it with the same members; False after some attempts, so that the wait is limited.
         """
         self._num_spared += 1
         return self._num_spared <= MAX_SPARED
@@ -71,8 +71,8 @@ class Suspects:
         """Return the workers that the next group excludes.
 
         Args:
-            members: of the group that could not form, in order of rank: worker, and whether it was in the last one.
-            clock: now.
+            members: Members of the group that could not form, by rank: worker, and whether it was in the last one.
+            clock: The present time.
         """
         joiners = {worker_id for worker_id, is_source in members if not is_source}
         if 0 < len(joiners) < len(members):
@@ -91,7 +91,7 @@ class Suspects:
         return clock < self._until.get(worker_id, 0.0)
 
     def has_formed(self, members: Iterable[int]) -> None:
-        """These have formed a group: they are trusted again."""
+        """Trust these workers again: they have formed a group."""
         self._num_tries = self._num_spared = 0
         for worker_id in members:
             self._num_bars.pop(worker_id, None)

@@ -1,12 +1,12 @@
-"""The groups of an AllReduce job: their members in order, and when a new one is called.
+"""The groups of an AllReduce job: their members in order, and when to plan a new one.
 
-The truth on the model is with the members.  A group *forms* when its rank 0 says so; it *stands* until something
-happens to a member or a worker is to join.  While none stands the ledger is in doubt: nothing is granted, and the
-next group that forms reports the commits.  A group takes its model from a member of the last one that formed, if
-any lives; so no group is planned without one of them as long as one lives, however slow it is.
+The members have the authoritative state of the model.  A group *forms* when its rank 0 reports it; it *stands* until
+something happens to a member or a worker is to join.  While none stands the ledger is in doubt: no lease is granted,
+and the next formed group reports the commits.  A group takes its model from a member of the last formed one, if any
+is alive; so no group is planned without one of them as long as one is alive, however slow it is.
 
-Only the last group that formed is written down, before rank 0 continues: a version carries the master's generation, so
-groups that never formed need not be known to the next generation.
+Only the last formed group is persisted, before rank 0 continues: a version contains the master's generation, so the
+next generation need not know of groups that never formed.
 """
 
 from __future__ import annotations
@@ -24,49 +24,49 @@ from elasticdl.master.core.values import Level, Member, WorkerGroup
 from elasticdl.master.core.workers import Worker
 from elasticdl_client.job_events import Detail, EventKind
 
-SETTLE = 0.2  # seconds that a new group waits for workers that may be ready a moment later
-MAX_SETTLE = 1.0  # of the first that is ready
-LATE = 30.0  # seconds for which a process waits for those beside it before the status names them
-HOLDER_LEASES = 3  # lease timeouts of silence after which even the last member that has the model is given up
-_MAX_COMPLAINT = 160  # characters of what a member has met; its own log has the whole
+SETTLE = 0.2  # seconds that a new group waits for workers that may become ready a moment later
+MAX_SETTLE = 1.0  # seconds after which the first ready worker waits no longer
+LATE = 30.0  # seconds that a process waits for others of its pod before the status names them
+HOLDER_LEASES = 3  # lease timeouts of silence after which even the last member with the model is given up
+_MAX_COMPLAINT = 160  # characters of a member's error; its own log has the whole
 
 
 class WorkerGroups:
-    """Says nothing of leases and minibatches; without effect for jobs that have no groups."""
+    """Plans groups and follows their states; without effect for jobs that have no groups."""
 
     def __init__(self, state: JobState) -> None:
         self._settings, self._workers, self._out = state.settings, state.workers, state.out
         self._num_wanted = state.settings.num_workers * state.settings.processes_per_worker
         self._version = state.generation << 32
-        self.formed: WorkerGroup | None = None  # the last one that did
-        self.planned: WorkerGroup | None = None  # the newest
+        self.formed: WorkerGroup | None = None  # the last formed group
+        self.planned: WorkerGroup | None = None  # the newest group
         self.num_formed = 0
-        self._engine = ""  # of the last one that formed
+        self._engine = ""  # of the last formed group
         self._candidates: dict[int, Candidate] = {}
         self._suspects = Suspects()
         self._watches: dict[int, Watch] = {}  # by worker, the longest wait first
-        self._unanswered: set[int] = set()  # workers whose watch is new
-        self._announced = (0, False)  # the newest version and whether it is broken, as all other watches know
-        self._ready: set[int] = set()  # candidates that are
-        self._broken = ""  # why the newest one cannot stand
-        self._broken_by = 0  # number of the newest event of a broken group since one has formed
+        self._unanswered: set[int] = set()  # workers whose watch is newer than the last announcement
+        self._announced = (0, False)  # the last announced version, and whether it was broken
+        self._ready: set[int] = set()  # ids of the candidates that are ready
+        self._broken = ""  # why the newest group cannot stand; empty if it can
+        self._broken_by = 0  # number of the newest event of a broken group since the last one formed
         self._broken_at = 0.0
-        self._lost: set[int] = set()  # of the newest one, workers that are gone
+        self._lost: set[int] = set()  # workers of the newest group that are gone
         self._transitions = TransitionLog(state.settings)
         self._complaint = ""
-        self._has_ended = False  # the job is decided: that members leave is no event
+        self._has_ended = False  # the job is decided: members that leave are not logged
         self._judged = 0  # the newest version that could not form because of a member
 
     # Queries --------------------------------------------------------------------------------------------------------
 
     @property
     def stands(self) -> bool:
-        """Whether a group has formed, and no reason is known against its next step."""
+        """Whether a group has formed and can make its next step, as far as known."""
         return self.planned is not None and self.planned is self.formed and not self._broken
 
     @property
     def is_broken(self) -> bool:
-        """A group had formed, and was lost to something that happened to a member."""
+        """Whether a group had formed and was broken by something that happened to a member."""
         return self.formed is not None and bool(self._broken)
 
     @property
@@ -75,40 +75,40 @@ class WorkerGroups:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Workers of the group that stands, in order of rank; none while there is none."""
+        """Workers of the group that stands, in order of rank; empty without one."""
         return self._formed_ids() if self.stands else ()
 
     @property
     def engine(self) -> str:
-        """The engine that sums in the current group, for people; empty: none, or there is no group."""
+        """Name of the all-reduce engine of the current group, for logs; empty if it has none, or without a group."""
         return self._engine if self.stands else ""
 
     def is_member(self, worker_id: int) -> bool:
-        """It is in the group that stands."""
+        """Return whether a worker is in the group that stands."""
         return self.stands and self.formed is not None and worker_id in self.formed.ids
 
     @property
     def is_model_held(self) -> bool:
-        """Whether a member of the last group that formed stays; else the next begins with a checkpoint or anew."""
+        """Whether a member of the last formed group stays; otherwise the next one begins with a checkpoint or anew."""
         known = map(self._known, self.formed_members)
         return any(worker is not None and not worker.is_leaving for worker in known)
 
     @property
     def formed_members(self) -> tuple[Member, ...]:
-        """Of the last group that formed, whatever has become of it."""
+        """Members of the last formed group, even if they are gone."""
         return () if self.formed is None else self.formed.members
 
     # Reports of workers ---------------------------------------------------------------------------------------------
 
     def ready(self, event: ReadyForGroup, clock: float) -> None:
-        """A known worker stands outside of every group."""
+        """Handle the report of a known worker that it is in no group."""
         known = self._candidates.get(event.worker_id)
         if known is None or known.incarnation != event.incarnation:
             self._lose(event.worker_id, "its process is a new one", clock)
             known = self._candidates[event.worker_id] = Candidate(event.worker_id, event.incarnation, event.address)
         known.address = event.address
         known.ready_at = clock
-        known.told = 0 if event.left >= known.told else known.told  # else it is on its way into that group
+        known.told = 0 if event.left >= known.told else known.told  # otherwise it is on its way into that group
         self._note(known)
         planned = self.planned
         if planned is not None and event.left == planned.version and planned.has(event.worker_id, event.incarnation):
@@ -117,11 +117,11 @@ class WorkerGroups:
             self._break(complaint, clock)
 
     def watched(self, event: GroupWatched, clock: float) -> None:
-        """A known worker waits for a group newer than the one that it knows."""
+        """Keep the call of a known worker that waits for a newer group than the one it knows."""
         self._answer_watch(event.worker_id, NoLeaseNow())
         candidate = self._candidates.get(event.worker_id)
         if candidate is not None and candidate.told > event.known_version:
-            candidate.told = 0  # the answer has not reached it
+            candidate.told = 0  # the last answer has not reached it
         if candidate is not None:
             self._note(candidate)
         self._watches[event.worker_id] = Watch(event.call, clock, event.known_version)
@@ -131,11 +131,11 @@ class WorkerGroups:
         self._watches = {worker: watch for worker, watch in self._watches.items() if watch.call != call}
 
     def has_formed(self, event: GroupFormed, clock: float) -> bool | None:
-        """Rank 0 says that all members hold the same model.
+        """Handle the report of rank 0 that all members hold the same model.
 
         Returns:
-            Whether that model may lack what was reported so far: it is not that of a member of the last group.  None:
-            the event is refused, or was received before.
+            Whether that model may lack minibatches reported so far, as it is not that of a member of the last group.
+            None if the event is rejected or repeated.
         """
         group = self.planned
         if group is None or group.version != event.version or group is self.formed:
@@ -167,7 +167,7 @@ class WorkerGroups:
         return is_new
 
     def _write_down(self, group: WorkerGroup, before: int, clock: float) -> None:
-        """Adds a group that has formed to the log of events."""
+        """Log the event of a formed group."""
         joined = [self._settings.subject_of(member.worker_id) for member in group.members if not member.is_source]
         cause = self._broken_by or max((self._out.events.newest(subject) for subject in joined), default=0)
         seconds = 0.0 if self._transitions.since is None else clock - self._transitions.since
@@ -184,13 +184,13 @@ class WorkerGroups:
         )
 
     def is_formed(self, version: int) -> bool:
-        """It is the last one that did."""
+        """Return whether a version is that of the last formed group."""
         return self.formed is not None and self.formed.version == version
 
     # Changes of workers ---------------------------------------------------------------------------------------------
 
     def lost(self, worker_id: int, why: str, clock: float) -> None:
-        """A process is gone for good, with all others of its pod."""
+        """Handle the final loss of a process, with all others of its pod."""
         name = str(self._settings.pod_of(worker_id))
         self._lose(worker_id, why, clock, name)
         if self.formed is not self.planned and worker_id in self._formed_ids():
@@ -200,21 +200,21 @@ class WorkerGroups:
         self._answer_watch(worker_id, UnknownWorker("the worker was replaced"))
 
     def lost_lease(self, worker_id: int, clock: float) -> None:
-        """A member does not know any more what it has to do."""
+        """Handle the loss of a member's lease: the member has nothing to work on."""
         if worker_id in self.members:
             cause = self._out.events.newest(self._settings.subject_of(worker_id))
             self._break_knowingly(f"worker {self._settings.name_of(worker_id)} has lost its lease", clock, cause)
 
     def leaves(self, worker_id: int, clock: float) -> None:
-        """A worker was ended from outside."""
+        """Handle a worker that is to end from outside."""
         self._lose(worker_id, "was asked to end", clock, str(self._settings.pod_of(worker_id)))
 
     def ends(self, worker_id: int, clock: float) -> None:
-        """The script of a worker has come to its end, before that of the data."""
+        """Handle the end of a worker's script, before the end of the data."""
         self._lose(worker_id, "has ended its script", clock)
 
     def _lose(self, worker_id: int, why: str, clock: float, name: str = "") -> None:
-        """A worker cannot be counted on; `name`: as people know it, where that is not its process alone."""
+        """Break the group of a worker that no longer counts; `name`: for logs, if it is not the name of the process."""
         if worker_id in self._lost or self.planned is None:
             return
         if any(member.worker_id == worker_id for member in self.planned.members):
@@ -238,7 +238,7 @@ class WorkerGroups:
         return () if self.formed is None else tuple(self.formed.ids)
 
     def time_out(self, clock: float) -> None:
-        """Looks for members that are silent, stuck, or all waiting for each other."""
+        """Look for members that are silent, stuck, or all waiting for each other."""
         if self.planned is None or self._broken:
             return
         members = self.planned.members
@@ -256,14 +256,14 @@ class WorkerGroups:
             self._break_knowingly(text, clock, waited=round(min(inside), 1))
 
     def _collective_seconds(self, member: Member) -> float:
-        """For how long a member has waited inside a collective of the newest group."""
+        """Return the seconds that a member has waited inside a collective of the newest group."""
         worker = self._known(member)
         if worker is None or worker.group_version != self.newest_version:
             return 0.0
         return worker.collective_seconds
 
     def collective_seconds(self) -> dict[int, float]:
-        """For how long each member of the group that stands has waited inside its present collective; 0: it has not."""
+        """Return the seconds that each member of the group that stands has waited inside its collective; 0: in none."""
         if not self.stands:
             return {}
         return {member.worker_id: self._collective_seconds(member) for member in self.formed_members}
@@ -274,8 +274,8 @@ class WorkerGroups:
         """Plan the next group if it is due, and announce it to its workers.
 
         Args:
-            clock: now.
-            num_wanted: workers that are here or may come; fewer than --min_workers once scripts have ended.
+            clock: The present time.
+            num_wanted: Number of workers that are present or may come; below --min_workers once scripts have ended.
         """
         self._num_wanted = num_wanted * self._settings.processes_per_worker
         if chosen := self._choose(clock):
@@ -286,7 +286,7 @@ class WorkerGroups:
             self._answer_watch(worker_id, NoLeaseNow())
 
     def _plan_if_enough(self, chosen: list[Candidate], clock: float, num_wanted: int) -> None:
-        """Plan a group of these, or say that --min_workers are not there."""
+        """Plan a group of these workers, or log that fewer than --min_workers are present."""
         num_processes = self._settings.processes_per_worker
         at_least = min(self._settings.min_workers, num_wanted)
         num_pods = len({self._settings.pod_of(one.id) for one in chosen})
@@ -305,23 +305,22 @@ class WorkerGroups:
             self._plan(chosen, clock)
 
     def _ending(self, chosen: list[Candidate]) -> list[Candidate]:
-        """Return those that hold the model if all of them only agree on the last checkpoint: however few, they do."""
+        """Return workers that hold the model and must agree on the last checkpoint, if that is all that remains."""
         if self.stands:
-            return []  # they do so in this group
+            return []  # they agree in the present group
         holders = [one for one in chosen if one.id in self._formed_ids()]
         known = [self._workers.get(one.id) for one in holders]
         return holders if all(worker is not None and worker.is_ending for worker in known) else []
 
     def awaited(self, clock: float, after: float = 0.0) -> list[int]:
-        """Return the processes that the first group waits for: those beside others of their pods that are ready.
+        """Return the processes that the first group waits for: others of their pods are ready.
 
-        One that has ended does not come, and one that is not ready after the time in which a worker must have started
-        is not waited for.  One that has been ready before may be in a group that did not form, which it leaves when the
-        next is planned.
+        Processes that have ended, or that are not ready after the time limit of a worker's start, are not awaited.  A
+        process that was ready before may be in a group that did not form, and leaves it when the next is planned.
 
         Args:
-            clock: now.
-            after: seconds for which another one of the pod has been ready, at least.
+            clock: The present time.
+            after: Least seconds for which another process of the pod must have been ready.
         """
         if self.formed is not None:
             return []
@@ -336,7 +335,7 @@ class WorkerGroups:
         return [worker_id for worker_id, worker in known.items() if worker is None or not self._has_come(worker)]
 
     def _has_come(self, worker: Worker) -> bool:
-        """It has been ready, or says that it is in a group of an earlier generation of the master; or it has ended."""
+        """Return whether a process was ready, reports a group of an earlier generation of the master, or has ended."""
         return worker.has_ended or worker.id in self._candidates or worker.group_version > 0
 
     def _announce(self) -> None:
@@ -358,26 +357,26 @@ class WorkerGroups:
             self._note(candidate)
 
     def _note(self, candidate: Candidate) -> None:
-        """Its state may be another one."""
+        """Update whether a candidate is ready."""
         if candidate.is_ready:
             self._ready.add(candidate.id)
         else:
             self._ready.discard(candidate.id)
 
     def over(self) -> JobOver:
-        """The answer to a watch once no group is planned any more."""
+        """Return the answer to a watch once no more groups are planned."""
         return JobOver(0 if self.formed is None else self.formed.version)
 
     def end(self) -> None:
-        """The job is decided."""
+        """Stop planning after the job was decided."""
         self._has_ended = True
         for worker_id in list(self._watches):
             self._answer_watch(worker_id, self.over())
 
     def _choose(self, clock: float) -> list[Candidate]:
-        """The members of a group that is due now; empty: none is."""
+        """Return the members of a group that is due now; empty if none is."""
         if self.planned is not None and self.planned is not self.formed and not self._broken:
-            return []  # it is being formed; a worker that comes later joins the next one
+            return []  # it is being formed; workers that come later join the next one
         if self.stands and not self._ready:
             return []
         sources = self._alive(self.formed, clock)
@@ -398,17 +397,17 @@ class WorkerGroups:
         ready_sources = [one for one in sources if one.is_ready]
         if len(ready) == len(called):
             return self._without_suspects(together(ready, joiners), clock)
-        if ready_sources and self._settings.shard_optimizer:  # a slow one may hold what no other does
+        if ready_sources and self._settings.shard_optimizer:  # a slow member may hold a part of the model alone
             newest = max(one.ready_at or 0.0 for one in ready)
             holders = [one for one in called if one.is_ready or one.id in names]
             return together(holders, joiners) if self._is_over(newest + SETTLE, clock) else []
-        if ready_sources:  # the others are slow: they join later
+        if ready_sources:  # the others are slow and join later
             newest = max(one.ready_at or 0.0 for one in ready)
             return together(ready, joiners) if self._is_over(newest + SETTLE, clock) else []
         return together(called, joiners) if self._is_over(self._broken_at + SETTLE, clock) else []
 
     def _awaits_holder(self, clock: float) -> bool:
-        """Whether a member of the last group is silent, but may return: no other process has the model."""
+        """Return whether the only processes with the model are silent members of the last group that may return."""
         limit = HOLDER_LEASES * self._settings.lease_timeout
         for member in self.formed_members:
             worker = self._known(member)
@@ -421,7 +420,7 @@ class WorkerGroups:
         return False
 
     def _without_suspects(self, ready: list[Candidate], clock: float) -> list[Candidate]:
-        """Exclude a suspect, if all planned members of the newest group live and could not form it."""
+        """Exclude a suspect if the newest group could not form although all its members are alive."""
         group = self.planned
         if group is None or group is self.formed or self._lost or self._judged == group.version:
             return ready
@@ -439,13 +438,13 @@ class WorkerGroups:
         return ready
 
     def _may_hold_alone(self, group: WorkerGroup, ready: list[Candidate]) -> bool:
-        """Whether a member of a group that could not form may hold a part of the model that no other member does."""
+        """Return whether a member of a group that could not form may hold a part of the model alone."""
         living = {(one.id, one.incarnation) for one in ready}
         is_one_gone = any((member.worker_id, member.incarnation) not in living for member in self.formed_members)
         return self._settings.shard_optimizer and is_one_gone and all(member.is_source for member in group.members)
 
     def _are_all_there(self, joiners: list[Candidate], clock: float) -> bool:
-        """Whether no other worker is about to be ready."""
+        """Return whether no other worker is about to become ready."""
         if not joiners:
             return False
         inside = set(self.members) | {one.id for one in joiners}
@@ -460,7 +459,7 @@ class WorkerGroups:
         return clock >= moment
 
     def _plan(self, chosen: list[Candidate], clock: float) -> None:
-        """Calls a group: the members of the last one first, in their order, which is their age."""
+        """Plan a group: members of the last one first, in the same order, which is that of their age."""
         before = self.formed_members
         order = {(member.worker_id, member.incarnation): rank for rank, member in enumerate(before)}
         chosen = sorted(chosen, key=lambda one: (order.get((one.id, one.incarnation), len(order)), one.id))
@@ -489,14 +488,14 @@ class WorkerGroups:
         return worker if worker is not None and worker.incarnation == member.incarnation else None
 
     def _is_alive(self, member: Member | Candidate, clock: float) -> bool:
-        """It can be counted on now."""
+        """Return whether a process can be counted on now."""
         worker = self._known(member)
         if worker is None or not worker.has_joined or worker.is_leaving or worker.stuck_since is not None:
             return False
         return clock - worker.heard_at < self._settings.collective_timeout
 
     def _alive(self, group: WorkerGroup | None, clock: float) -> list[Candidate]:
-        """The members of a group that live, in their order."""
+        """Return the live members of a group, in its order."""
         members = () if group is None else group.members
         found = [(self._candidates.get(member.worker_id), member) for member in members]
         return [one for one, m in found if one and one.incarnation == m.incarnation and self._is_alive(one, clock)]
@@ -514,7 +513,7 @@ class WorkerGroups:
         return {"version": 0 if group is None else group.version, "members": members, "num_formed": self.num_formed}
 
     def restore(self, saved: Mapping[str, Any], clock: float) -> None:
-        """The members of the last group continue in it, and are called to another one when they have registered."""
+        """Restore the last formed group; its members continue, and get another one after they have registered."""
         self.num_formed = saved["num_formed"]
         if saved["members"]:
             self.formed = self.planned = WorkerGroup(saved["version"], tuple(Member(*one) for one in saved["members"]))
@@ -523,10 +522,10 @@ class WorkerGroups:
             self._break_knowingly("the master has restarted", clock, began)
 
     def validate(self) -> None:
-        """Check that the newest group is not older than the last that formed, and that no worker is in it twice.
+        """Check that the newest group is not older than the last formed one, and that no worker is in it twice.
 
         Raises:
-            AssertionError: it is not so.
+            AssertionError: One of these does not hold.
         """
         assert self._ready == {one.id for one in self._candidates.values() if one.is_ready}
         for group in filter(None, (self.formed, self.planned)):
@@ -547,7 +546,7 @@ def pods_of(group: WorkerGroup, settings: JobSettings) -> list[int]:
 
 
 class TransitionLog:
-    """The steps from one group to the next, for the log: since when a change is under way, and why.
+    """The steps from one group to the next, for the log: when the present change began, and why.
 
     The master's own knowledge counts; a member's report of its collective is used only if nothing else is known.
     """
@@ -560,11 +559,11 @@ class TransitionLog:
 
     @property
     def since(self) -> float | None:
-        """When the change under way began; None: there is none."""
+        """When the present change began; None if there is none."""
         return self._since
 
     def begin(self, clock: float) -> None:
-        """A group is broken or a new one is called; only the first of these since the last one formed counts."""
+        """Note that a group is broken or a new one is planned; only the first call per change counts."""
         self._since = clock if self._since is None else self._since
 
     def fact(self, text: str) -> None:
@@ -572,18 +571,18 @@ class TransitionLog:
             self._facts.append(text)
 
     def complaint(self, text: str) -> None:
-        """A member has left its group, with these words."""
+        """Keep the reason with which a member has left its group."""
         first = text.split(". ")[0].strip()
         self._complaints.append(first if len(first) <= _MAX_COMPLAINT else first[: _MAX_COMPLAINT - 1] + "…")
 
     def end(self, group: WorkerGroup, number: int, clock: float, origin: str) -> str:
-        """The line of a group that has formed; the next change begins anew.
+        """End the change; return the log line of the formed group.
 
         Args:
-            group: the one that has formed.
-            number: how many have, with this one.
-            clock: now.
-            origin: of a model that is not that of a member of the last group; else empty.
+            group: The formed group.
+            number: Number of groups formed so far, this one included.
+            clock: The present time.
+            origin: Origin of the model if it is not that of a member of the last group; else empty.
         """
         duration = 0.0 if self._since is None else clock - self._since
         pods = pods_of(group, self._settings)

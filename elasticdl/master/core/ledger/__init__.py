@@ -1,1 +1,1 @@
-"""Which tasks are leased, what is committed, what the model holds, and the cost of failures."""
+"""Leases, commits, the content of the model, and the cost of failures."""

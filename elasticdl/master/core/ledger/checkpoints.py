@@ -1,6 +1,6 @@
-"""Checkpoints: when one is due, whether one is being written, and which is the newest that is whole.
+"""Checkpoints: when one is due, whether one is being written, and the newest complete one.
 
-Without parameter servers workers write their own; this module then never finds one due, and notes what they report.
+Without parameter servers workers write their own: then none is ever due here, and reports of workers are recorded.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _ADVICE = (
     "\n  → See that --checkpoint_dir has room and can be written by all pods. A job with another --checkpoint_dir "
     "begins with the newest whole checkpoint by --checkpoint_dir_for_init."
 )
-_RETRY_LAST_S = 5.0  # storage that has a pause, or a server whose loss is noticed meanwhile
+_RETRY_LAST_S = 5.0  # enough for a pause of the storage, or until the loss of a server is noticed
 
 
 class Checkpoints:
-    """Versions are model versions.
+    """Checkpoints of the job; versions are model versions.
 
     Attributes:
-        newest: directory of the newest whole checkpoint of the parameter servers.
-        num_requests: how often one was asked for in this generation of the master; workers that hold the model follow
-            it.
+        newest: Directory of the newest complete checkpoint of the parameter servers.
+        num_requests: Number of requests in this generation of the master; workers that hold the model write a
+            checkpoint when it changes.
     """
 
     def __init__(self, state: JobState, clock: float) -> None:
@@ -42,8 +42,8 @@ class Checkpoints:
         self._reported = (0, False)  # the newest of a worker: version, and whether it has failed
         self._saved_version = 0
         self._tried_version = 0
-        self._num_failures = 0  # in a row, of `_tried_version`
-        self._is_awaited = False  # the job, or a PS, does not end before the present one is written
+        self._num_failures = 0  # consecutive ones, of `_tried_version`
+        self._is_awaited = False  # the job, or a PS, waits for the present one to be written before it ends
         self._reason, self._cause = "", 0  # of the newest failure
         self._tried_at = clock
         self.is_running = False
@@ -60,20 +60,20 @@ class Checkpoints:
                 self._num_failures += 1
                 self._reason = event.reason
                 self._cause = self._report(event)
-            case CheckpointRequested():  # at the next moment at which one can be written
+            case CheckpointRequested():  # as soon as one can be written
                 self.num_requests += 1
                 self._is_requested = self._is_on
                 self._out.log("A checkpoint was asked for")
 
     def handle_of_worker(self, event: CheckpointSaved | CheckpointFailed) -> None:
-        """Report one that a worker has written, or could not write, once: heartbeats and members repeat it."""
+        """Report a worker's checkpoint or its failure once, since heartbeats and members repeat it."""
         reported = (event.version, isinstance(event, CheckpointFailed))
         if reported != self._reported:
             self._reported = reported
             self._report(event)
 
     def _report(self, event: CheckpointSaved | CheckpointFailed) -> int:
-        """Return the number of the job's event."""
+        """Log the event; return its number."""
         subject = f"checkpoint-{event.version}"
         if isinstance(event, CheckpointFailed):
             text = f"The checkpoint of version {event.version} failed: {event.reason}."
@@ -84,10 +84,10 @@ class Checkpoints:
         return self._out.events.add(EventKind.CHECKPOINT_SAVED, subject, text, directory=event.directory)
 
     def begin_if_due(self, version: int, is_wanted: bool, clock: float) -> bool:
-        """Whether to write one now; if so, it counts as being written.
+        """Return whether to write a checkpoint now; if so, it counts as being written.
 
         Args:
-            is_wanted: it is due whatever the time.
+            is_wanted: It is due regardless of time and steps.
         """
         if not self._is_on or self.is_running or version < self._tried_version:
             return False
@@ -108,26 +108,26 @@ class Checkpoints:
         return True
 
     def _then(self) -> str:
-        """Return a sentence on what follows a failure."""
+        """Return a sentence about what follows after a failure."""
         if not self._is_awaited:
             return " The job continues and tries again later."
         limit = self._settings.max_task_failures
         return f" It is tried again, up to {limit} times in all." if self._num_failures < limit else ""
 
     def seconds(self, clock: float) -> float:
-        """For how long one is being written; 0: none is."""
+        """Return the seconds since the start of the checkpoint that is being written; 0 if none is."""
         return clock - self._tried_at if self.is_running else 0.0
 
     def is_settled(self, version: int) -> bool:
-        """The state of this version is saved, or saving it has failed, or nothing is to be saved."""
+        """Return whether this version is saved, its saving has failed, or there is nothing to save."""
         return not self._is_on or (not self.is_running and self._tried_version >= version)
 
     def is_saved(self, version: int) -> bool:
-        """The state of this version is saved, or nothing is to be saved."""
+        """Return whether this version is saved, or there is nothing to save."""
         return not self._is_on or (self.is_settled(version) and not self._num_failures)
 
     def lasting_failure(self) -> tuple[str, int] | None:
-        """Return why no more attempts are made, with advice, and the event that says so; None: another one is made."""
+        """Return why no more attempts are made, with advice, and the number of its event; None if one will be made."""
         if self._num_failures < self._settings.max_task_failures:
             return None
         return f"The last checkpoint was not written: {self._reason}{_ADVICE}", self._cause
@@ -136,7 +136,7 @@ class Checkpoints:
         return 0 < self._num_failures < self._settings.max_task_failures and clock - self._tried_at >= _RETRY_LAST_S
 
     def source(self) -> tuple[str, bool]:
-        """Return the directory that a starting PS restores, and whether to restore only its parameters."""
+        """Return the directory that a starting PS restores, and whether to restore only the parameters."""
         if self.newest:
             return self.newest, False
         return self._settings.checkpoint_dir_for_init, bool(self._settings.checkpoint_dir_for_init)

@@ -1,8 +1,8 @@
 """Failures counted against a job: tasks whose user code raised, pods that ended by their own fault, lost values.
 
-A lost worker, a preemption or a lost lease is never charged.  `RetryBudget` decides when it is enough and how long a
-successor waits, `Failures` what a failed task costs (a record set aside, another try elsewhere, or the job), `Losses`
-what a loss or gradient costs that is not finite.
+A lost worker, a preemption or a lost lease is never charged.  `RetryBudget` decides when the job fails and how long a
+successor waits, `Failures` the cost of a failed task (a quarantined record, another attempt elsewhere, or the job),
+`Losses` the cost of a loss or gradient that is not finite.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ from elasticdl_client.choices import NanPolicy
 from elasticdl_client.job_events import EventKind
 
 MAX_DELAY = 60.0
-LONG_LIFE = 600.0  # seconds; a kubelet, too, forgets the restarts of a container that has run for so long
+LONG_LIFE = 600.0  # seconds; a kubelet also forgets the restarts of a container that has run for so long
 OWN_FAULTS = frozenset({"Error", "OOMKilled", "Completed"})  # Completed: it left although the job continues
 
-# Errors of code, which a restart meets again.  Not RuntimeError: PyTorch raises it for devices and processes, too.
+# Errors of code, which recur after a restart.  Not RuntimeError: PyTorch raises it for devices and processes, too.
 _OF_CODE = re.compile(
     r"exit code \d+: (?:AssertionError|AttributeError|ImportError|IndentationError|IndexError|KeyError"
     r"|ModuleNotFoundError|NameError|NotImplementedError|RecursionError|SyntaxError|TabError|TypeError"
     r"|UnboundLocalError|ValueError|ZeroDivisionError)(?::|$)",
     re.MULTILINE,
 )
-_ADVICE = "\n  → "  # stands between what is wrong and what to do about it
-_OF_USE = re.compile(rf"exit code \d+: .+{_ADVICE}")  # of ElasticDL's own, where a script uses it in another way
+_ADVICE = "\n  → "  # separates an error from the advice
+_OF_USE = re.compile(rf"exit code \d+: .+{_ADVICE}")  # ElasticDL's own errors about a script's wrong use of it
 _OF_ARGUMENTS = re.compile(r"exit code 2; its last lines:\n(?:.*\n)*\S+: error: .*$")  # argparse
 _OF_SURROUNDINGS = re.compile(
     r"CUDA|cuDNN|NCCL|gloo|memory|connect|timed? ?out|unavailable|killed by|reach|replaced|://", re.IGNORECASE
 )
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
-MAX_SKIPS_TOLD = 20  # one by one; after that one of this number
+MAX_SKIPS_TOLD = 20  # logged one by one; after that one of this number is logged
 
 
 class RetryBudget:
-    """Failures per task with the worker that must not have it next, and ends of pods since training last got further.
+    """Counts failures per task, with the worker that must not have it next, and ends of pods without progress between.
 
-    Successors wait the longer the more pods of their slot have ended without a commit of their own: many pods that are
-    lost at once all come back at once, and one that always fails does not come back each second while others train.
+    The delay of a successor grows with the number of pods of its slot that have ended without a commit of their own:
+    many pods that are lost at once all return at once, and a pod that always fails does not return each second.
     """
 
     def __init__(self, max_failures: int) -> None:
         self._max_failures = max_failures
         self._failures: dict[TaskKey, int] = {}
         self._avoided: dict[TaskKey, int] = {}
-        self.num_faults = 0  # pods in a row that ended by their own fault before a commit
-        self._errors: set[str] = set()  # of code, since the last commit
-        # By role and slot: pods in a row that ended early, whatever the reason.
+        self.num_faults = 0  # consecutive pods that ended by their own fault before a commit
+        self._errors: set[str] = set()  # errors of code since the last commit
+        # Consecutive pods that ended early for any reason, by role and slot.
         self._num_fruitless: dict[Role, dict[int, int]] = {role: {} for role in Role}
-        self._num_relapses = 0  # pods in a row that failed, each after work of its own, and no record more was done
-        self.furthest = 0  # records that were done where one of these failed, at most
+        self._num_relapses = 0  # consecutive pods that failed after work of their own, without new records done between
+        self.furthest = 0  # most records that were done when one of these failed
         self.has_trained = True  # since the last of these, as far as this generation of the master knows
 
     def task_failed(self, key: TaskKey, worker_id: int) -> int:
-        """Charges a task; how often it has failed."""
+        """Charge a task; return how often it has failed."""
         self._failures[key] = self._failures.get(key, 0) + 1
         self._avoided[key] = worker_id
         return self._failures[key]
@@ -73,25 +73,25 @@ class RetryBudget:
         self._avoided.pop(key, None)
 
     def may_have(self, key: TaskKey, worker_id: int, is_alone: bool) -> bool:
-        """A task that failed on a worker goes to another one, if there is another."""
+        """Return whether a worker may have a task: one that failed on it goes to another worker, if there is one."""
         return is_alone or self._avoided.get(key) != worker_id
 
     def is_enough(self, failures: int) -> bool:
         return failures >= self._max_failures
 
     def committed(self, records_done: int) -> None:
-        """Something is done: earlier failures are forgiven, relapses only if training gets further than before."""
+        """Forgive earlier failures after a commit; relapses only if training has got further than before."""
         if records_done:
             self.has_trained = True
         if records_done > self.furthest:
             self._num_relapses = self.furthest = 0
         self.num_faults = 0
         self._errors.clear()
-        # A commit needs every server, so it shows that their pods work: TensorFlow's own do not report that themselves.
+        # A commit needs every server, so it proves that their pods work; TensorFlow's own servers do not report to us.
         self._num_fruitless[Role.PS].clear()
 
     def pod_ended(self, reason: str, place: Place, has_committed: bool, seconds: float) -> float:
-        """Charge the end of a pod if it is to be charged, after it has run for so long.
+        """Charge the end of a pod, if it is a fault, after the pod has run for `seconds`.
 
         Returns:
             Seconds until its successor may start.
@@ -110,13 +110,13 @@ class RetryBudget:
         return min(MAX_DELAY, 2.0 ** min(10, num_fruitless - 1))
 
     def relapsed(self, reached: int) -> int:
-        """Charge a pod that failed after something was committed; its model may be lost, and trained again.
+        """Charge a pod that failed after a commit of its own: its model may be lost, and trained again.
 
         Args:
-            reached: records that were done when it last had a part in that.
+            reached: Number of records that were done when it last had a part in a commit.
 
         Returns:
-            How many failed so since training last got further.
+            How many pods failed so since training last got further.
         """
         self.furthest = max(self.furthest, reached)
         self.has_trained = False
@@ -127,7 +127,7 @@ class RetryBudget:
         """Return whether a pod ended with the same error of the user's code before, since the last commit.
 
         Args:
-            message: how a pod ended, as the cluster says; an error that another run may not meet is not
+            message: The cluster's message about the end of the pod; errors that another run may not meet are not
                 remembered.
         """
         is_of_code = _OF_CODE.match(message) or _OF_USE.match(message)
@@ -159,16 +159,17 @@ class RetryBudget:
 
 
 class Failures:
-    """The cost of a task that failed in user code.  Its lease has been given back when the failure comes in here."""
+    """Decides on tasks that failed in user code.  The lease of such a task has been given back before."""
 
     def __init__(self, state: JobState, retry_budget: RetryBudget) -> None:
         self._settings, self._ending, self._out = state.settings, state.ending, state.out
         self._retry_budget = retry_budget
 
     def failed(self, event: TaskFailed, lease: Lease, tasks: Tasks, evaluations: Evaluations, is_planned: bool) -> None:
-        """
+        """Retry a failed task, quarantine its bad records, or fail the job.
+
         Args:
-            is_planned: the task is one of `tasks`; else one of `evaluations`, if it reads records.
+            is_planned: The task is one of `tasks`; else one of `evaluations`, if it reads records.
         """
         if event.bad_records and self._quarantine(event, lease, tasks, evaluations, is_planned):
             return
@@ -200,7 +201,7 @@ class Failures:
     def _quarantine(
         self, event: TaskFailed, lease: Lease, tasks: Tasks, evaluations: Evaluations, is_planned: bool
     ) -> bool:
-        """Sets the bad records of a task aside; False when that is too many, or the model holds some of the task."""
+        """Quarantine the bad records of a task; return False if they are too many, or partly in the model."""
         limit = self._settings.max_bad_records
         bad = [(lease.shard.name, record) for record in event.bad_records]
         count = len({*tasks.quarantined(), *evaluations.quarantined(), *bad})  # one in both kinds of data counts once
@@ -229,11 +230,11 @@ class Failures:
 
 
 class Losses:
-    """The losses that workers report; one that is not finite ends the job, or its minibatch is left out.
+    """The losses that workers report; one that is not finite ends the job, or its minibatch is skipped.
 
     Attributes:
-        newest: the newest that was finite; None: there was none yet.
-        learning_rate: the newest that was reported.
+        newest: The newest finite loss; None before the first.
+        learning_rate: The newest reported learning rate.
     """
 
     def __init__(self, state: JobState) -> None:
@@ -243,7 +244,7 @@ class Losses:
         self.learning_rate: float | None = None
 
     def reported(self, event: ProgressReported, lease: Lease, is_new: bool, tasks: Tasks) -> None:
-        """Progress was reported, and taken in by the tasks; `is_new`: it names skips that were not known before."""
+        """Handle progress after the tasks have recorded it; `is_new`: it names skips that were not known before."""
         is_finite = event.loss is None or math.isfinite(event.loss)
         self.learning_rate = event.learning_rate or self.learning_rate
         if event.loss is not None and is_finite:
@@ -258,7 +259,7 @@ class Losses:
         self.newest, self.learning_rate = saved
 
     def _not_finite(self, event: ProgressReported, lease: Lease, is_new: bool, tasks: Tasks) -> None:
-        """Ends the job or, if the minibatch is left out, says so: of many only some, with the number so far."""
+        """End the job or log the skipped minibatch; of many skips only some are logged, with the number so far."""
         minibatch = max(event.skipped or event.committed, default=None)
         is_skipped = minibatch is not None and tasks.epochs[lease.epoch].is_skipped(lease.task, minibatch)
         where = f"epoch {lease.epoch + 1}, task {lease.task}"

@@ -1,7 +1,7 @@
-"""Leases: the worker of each task, since when, and the newest lease of each task.
+"""Leases: the holder of each task, since when, and the newest lease of each task.
 
-Ids are generation << 32 | counter, so they grow over all generations of the master.  This module knows neither what a
-task holds nor what happens to a task whose lease ends.
+Ids are generation << 32 | counter, so they grow over all generations of the master.  This module knows neither the
+content of a task nor what happens to a task whose lease ends.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from elasticdl.master.core.values import Lease, MetricArrays, Occasion, Position
 from elasticdl.master.core.workers import MOST_AHEAD, Worker, Workers
 from elasticdl.protocol import Shard
 
-MIN_PER_WORKER = 2  # the one being computed, and the next one, prefetched
-MAX_FINISHED = 1024  # of which repeated reports are known
+MIN_PER_WORKER = 2  # the one being computed, and a prefetched one
+MAX_FINISHED = 1024  # kept finished leases, so that repeated reports are recognised
 MAX_UNWRITTEN = 10_000  # leases that a generation of the master may have granted after its last journal, in a second
 
 TaskKey = tuple[TaskType, int, int]  # type, epoch, task
@@ -37,26 +37,26 @@ class Holding:
     worker_id: int
     renewed_at: float
     call: int | None  # the request that it answered, until the worker has named the lease
-    request: int = 0  # the number that the worker gave to that request
+    request: int = 0  # the worker's number of that request
 
 
 class Leases:
-    """All leases in force, and the ids of those that ended well lately."""
+    """All leases in force, and the ids of recent finished ones."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self._counter = 0
-        self.newest_before: int | None = None  # of earlier generations, as it was written down; None: it was not
-        self.floor = 0  # leases up to this id speak of a model that has lost something since
+        self.newest_before: int | None = None  # of earlier generations, as journalled; None if it was not
+        self.floor = 0  # leases up to this id are of a model that has lost something since
         self._holdings: dict[int, Holding] = {}
         self._by_task: dict[TaskKey, int] = {}
         self._by_worker: dict[int, dict[int, Holding]] = {}
         self._by_call: dict[int, Holding] = {}
         self._num_busy: Counter[TaskType] = Counter()
-        self._finished: dict[int, None] = {}  # in order
-        self._shrunk: set[int] = set()  # workers that have lost or ended a lease since this was asked last
+        self._finished: dict[int, None] = {}  # in order of their ends
+        self._shrunk: set[int] = set()  # workers that have lost or ended a lease since the last `take_shrunk`
         self.is_shared = False  # AllReduce: a worker may hold more, for its group
-        self.most_per_worker = MIN_PER_WORKER  # elsewhere
+        self.most_per_worker = MIN_PER_WORKER  # without groups
 
     def grant(
         self,
@@ -71,7 +71,7 @@ class Leases:
         committed: Iterable[int] = (),
         occasion: Occasion | None = None,
     ) -> Lease:
-        """A new lease, the answer to `call`."""
+        """Grant a new lease as the answer to `call`."""
         self._counter += 1
         lease = Lease(self.newest, *key, shard, tuple(sorted(excluded)), version, merged, tuple(committed), occasion)
         self.hold(lease, worker_id, clock, call)
@@ -79,16 +79,16 @@ class Leases:
 
     @property
     def newest(self) -> int:
-        """No lease with a greater id is granted."""
+        """The greatest id that was granted."""
         return (self.generation << 32) | self._counter
 
     @property
     def newest_known(self) -> int | None:
-        """For the journal: the newest that some generation has granted, as far as that is known; None: it is not."""
+        """For the journal: the newest lease id of all generations; None if unknown."""
         return self.newest if self._counter else self.newest_before
 
     def may_be_of_earlier_life(self, lease_id: int) -> bool:
-        """Whether an earlier generation of the master can have granted a lease: its journal may lack the last ones."""
+        """Return whether an earlier generation of the master can have granted a lease; its journal may lack some."""
         generation, counter = divmod(lease_id, 1 << 32)
         if generation >= self.generation or lease_id <= self.floor:
             return False
@@ -108,12 +108,12 @@ class Leases:
         self._count_busy(worker_id, 1)
 
     def _count_busy(self, worker_id: int, sign: int) -> None:
-        """Adds a worker to those that are busy with something, or takes it out of them."""
+        """Add a worker to those that are busy with a type of task (`sign` 1), or remove it (-1)."""
         if held := self._by_worker.get(worker_id):
             self._num_busy[held[min(held)].lease.type] += sign
 
     def get(self, lease_id: int, worker_id: int) -> Lease | None:
-        """The lease, if it is in force and this worker's."""
+        """Return the lease if it is in force and this worker's, else None."""
         holding = self._holdings.get(lease_id)
         return holding.lease if holding is not None and holding.worker_id == worker_id else None
 
@@ -136,19 +136,19 @@ class Leases:
         return [holding.lease for holding in self._holdings.values() if holding.lease.type is task_type]
 
     def num_busy(self, task_type: TaskType) -> int:
-        """Workers the oldest of whose leases is of a type: they work leases off in the order of their grant."""
+        """Return the number of workers whose oldest lease is of a type: they process leases in the order of grants."""
         return self._num_busy[task_type]
 
     def note_request(self, lease: Lease, number: int) -> None:
-        """Keep by which of its requests a worker was granted a lease."""
+        """Record the request that was answered with a lease."""
         self._holdings[lease.id].request = number
 
     def never_received(self, worker_id: int, oldest_request: int, held: Sequence[int]) -> list[Lease]:
-        """Return the leases of a worker the answers with which were lost.
+        """Return the leases of a worker that were granted in lost answers.
 
         Args:
-            oldest_request: the answers to all requests before it have come, or never will.
-            held: leases that the worker has from those answers.
+            oldest_request: The answers to all requests before this one have arrived or never will.
+            held: Ids of the leases that the worker has from those answers.
         """
         return [
             one.lease
@@ -157,7 +157,7 @@ class Leases:
         ]
 
     def answered_by(self, call: int) -> Lease | None:
-        """The lease that was the answer to a call."""
+        """Return the lease that was the answer to a call."""
         holding = self._by_call.get(call)
         return None if holding is None else holding.lease
 
@@ -165,7 +165,7 @@ class Leases:
         return [holding.lease for holding in self._holdings.values()]
 
     def raise_floor(self) -> None:
-        """No lease granted so far is ever held again, in no generation of the master."""
+        """Forbid every generation of the master to hold a lease granted so far again."""
         self.floor = self.newest
 
     def end(self, lease: Lease) -> None:
@@ -192,11 +192,11 @@ class Leases:
             del self._finished[next(iter(self._finished))]
 
     def has_finished(self, lease_id: int) -> bool:
-        """It ended well lately: a repeated report under it is accepted and changes nothing."""
+        """Return whether a lease has finished recently: a repeated report under it is accepted without effect."""
         return lease_id in self._finished
 
     def renew(self, worker_id: int, positions: Sequence[Position], clock: float) -> tuple[int, ...]:
-        """Renews the leases that a heartbeat names; the ids of those that are no longer this worker's."""
+        """Renew the leases that a heartbeat names; return the ids of those that are no longer this worker's."""
         revoked = []
         for position in positions:
             holding = self._holdings.get(position.lease)
@@ -217,7 +217,7 @@ class Leases:
         return self._holdings[lease.id].worker_id
 
     def snapshot(self) -> list[list[Any]]:
-        """Id, worker, type, epoch, task and model version of each lease."""
+        """Return id, worker, type, epoch, task and model version of each lease."""
         return [[h.lease.id, h.worker_id, *key_of(h.lease), h.lease.model_version] for h in self._holdings.values()]
 
     def validate(self) -> None:
@@ -235,16 +235,16 @@ class Leases:
 
 
 def most_per_worker(settings: JobSettings, ahead: int = 0) -> int:
-    """With `--input_workers` one for each process, beside the one being computed and one whose end is not known yet.
+    """Return the most leases of a worker: one computed, one to finish, and with `--input_workers` one for each process.
 
     Args:
-        ahead: tasks for input processes of the worker's own.
+        ahead: Number of tasks for the worker's own input processes.
     """
     return MIN_PER_WORKER + max(settings.input_workers, ahead)
 
 
 class LeaseQuota:
-    """How many leases a worker may hold: its task and those that it prepares; in groups, for members alone."""
+    """Limits the leases of a worker: its task and those that it prepares; in groups only members have any."""
 
     def __init__(self, settings: JobSettings, leases: Leases, groups: WorkerGroups, workers: Workers) -> None:
         self._settings = settings
@@ -253,7 +253,7 @@ class LeaseQuota:
         self._workers = workers
 
     def may_ask(self, worker: Worker, tasks: Tasks) -> bool:
-        """It holds less than it may."""
+        """Return whether a worker holds fewer leases than it may."""
         held = self._leases.of_worker(worker.id)
         if not self._settings.has_groups:
             return len(held) < self._most(worker, tasks)
@@ -266,31 +266,31 @@ class LeaseQuota:
         return True
 
     def _most(self, worker: Worker, tasks: Tasks) -> int:
-        """Near the end of the plan a worker prepares no more than its share of what is left: others would be idle."""
+        """Return the most leases of a worker; near the end of the plan only its share, so that others have work."""
         most = most_per_worker(self._settings, worker.ahead)
         if most == MIN_PER_WORKER or tasks.can_begin:
             return most
         return min(most, MIN_PER_WORKER + self._share(tasks))
 
     def _share(self, tasks: Tasks) -> int:
-        """A worker's share of the tasks that are left, as far as it matters."""
+        """Return a worker's share of the remaining tasks, as far as it matters."""
         settings = self._settings
         num_processes = max(settings.num_workers * settings.processes_per_worker, self._workers.num_known)
         num_workers = len(self._groups.members) if settings.has_groups else num_processes
         return min(tasks.num_todo // max(1, num_workers), MOST_AHEAD + settings.input_workers)
 
     def outlook(self, tasks: Tasks) -> tuple[object, ...]:
-        """The inputs of `may_ask` beside the worker: while they are the same, a worker with enough has enough."""
+        """Return the inputs of `may_ask` beside the worker: while they are equal, a worker at its limit stays there."""
         group = (self._groups.stands, self._groups.newest_version) if self._settings.has_groups else ()
         return (*group, -1 if tasks.can_begin else self._share(tasks))
 
     def may_evaluate(self, worker: Worker) -> bool:
-        """In groups: on top of what it is training on."""
+        """Return whether a worker may evaluate; in groups, in addition to its training."""
         held = self._leases.of_worker(worker.id)
         return not self._settings.has_groups or sum(one.type is TaskType.EVALUATION for one in held) < MIN_PER_WORKER
 
     def may_train(self, worker: Worker, tasks: Tasks) -> bool:
-        """--fixed_global_batch: rank 0 alone holds the training leases: for a step of all and what it prepares."""
+        """Return whether a worker may train; with --fixed_global_batch only rank 0 does, for the whole group."""
         settings = tasks.settings
         if not settings.has_groups or not settings.fixed_global_batch:
             return True

@@ -1,9 +1,9 @@
-"""Reconciliation: asks the model what it holds, and prints the coverage of the epochs that it holds whole.
+"""Reconciliation: queries the content of the model, and prints the coverage of epochs that it contains completely.
 
-In doubt (a PS or the master has restarted) nothing is handed out until the model has answered.  It is asked
-too when an epoch seems to be complete.  A job without PS, or one that does not train, takes the master's ledger for it.
-The members of an AllReduce group say unasked what they hold.
-With the coverage it is said how the parameter servers have fared.
+In doubt (after a restart of a PS or the master) no task is handed out until the model has answered.  It is also queried
+when an epoch seems to be complete.  In a job without PS, or without training, the master's ledger is the answer.  The
+members of an AllReduce group report their content without a query.  The load of the parameter servers is logged
+together with the coverage.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RETRY = 1.0
 
 
 class Reconciler:
-    """At most one question at a time."""
+    """Queries the model; at most one query at a time."""
 
     def __init__(self, state: JobState, work: Work) -> None:
         self._settings = settings = state.settings
@@ -39,24 +39,24 @@ class Reconciler:
         self.is_asked = has_servers and settings.trains
         self._may_doubt = self.is_asked or settings.has_tensorflow_servers
         self.in_doubt = self._may_doubt
-        self.num_repeated = 0  # pushes that were applied twice, as far as printed
-        self._num_told_repeated = 0  # AllReduce: by the last group that formed
+        self.num_repeated = 0  # pushes applied twice, as far as printed
+        self._num_told_repeated = 0  # AllReduce: by the last formed group
         self._num_questions = 0
         self._open: int | None = None
         self._retry_at = 0.0
 
     def doubt(self) -> None:
-        """The model may have lost something; earlier requests do not count."""
+        """Note that the model may have lost something; answers to earlier queries do not count."""
         self.in_doubt = self._may_doubt
         self._open = None
 
     def doubt_session(self, role: Role, slot: int) -> None:
-        """A pod is gone: with one of TensorFlow's servers, or its chief, the model goes back to a checkpoint."""
+        """Handle the end of a pod: if it was a TensorFlow server or the chief, the model returns to a checkpoint."""
         if self._settings.has_tensorflow_servers and (role is Role.PS or slot == 0):
             self.doubt()
 
     def ask_if_needed(self, partition: PsPartition | None, clock: float) -> None:
-        """Ask, unless a question is open, has just failed, or no process could answer."""
+        """Query the model, unless a query is open or has just failed, or no process could answer."""
         uncovered = any(epoch.complete and not epoch.covered for epoch in self._work.tasks.unsettled())
         if not (self.in_doubt or uncovered):
             return
@@ -76,7 +76,7 @@ class Reconciler:
             self._failed(event, clock)
 
     def _answered(self, event: AppliedSetsRead) -> None:
-        """Takes the answer over, if it is one to the open question."""
+        """Take over the answer to the open query; ignore others."""
         if event.question != self._open or set(event.sets) != set(range(self._settings.num_ps)):
             return
         self._open, self.in_doubt = None, False
@@ -84,18 +84,18 @@ class Reconciler:
         self._cover(max(one.num_repeated for one in event.sets.values()))
 
     def told(self, applied: CommittedSet) -> None:
-        """AllReduce: the members of a group say what their model holds."""
+        """AllReduce: take over what the members of a group report about their model."""
         self._num_told_repeated = max(self._num_told_repeated, applied.num_repeated)
         self._work.reconcile(applied)
 
     def _failed(self, event: AppliedSetsUnreadable, clock: float) -> None:
-        """It is asked again a little later."""
+        """Repeat a failed query a little later."""
         if event.question == self._open:
             self._open, self._retry_at = None, clock + RETRY
             self._out.log(f"The applied sets cannot be read: {event.reason}", Level.WARNING)
 
     def _cover(self, num_repeated: int) -> None:
-        """Prints the coverage of complete epochs; repeats since the last time go to the first of them."""
+        """Print the coverage of complete epochs; new repeats are attributed to the first of them."""
         complete = [epoch for epoch in self._work.tasks.unsettled() if epoch.complete and not epoch.covered]
         for epoch in complete:
             epoch.num_repeated += max(0, num_repeated - self.num_repeated) * self._settings.minibatch_size
@@ -110,24 +110,24 @@ class Reconciler:
 
 
 class EstimatorSession:
-    """A model on TensorFlow's own parameter servers, which cannot say what they hold.
+    """A model on TensorFlow's own parameter servers, which cannot report their content.
 
-    Its chief says when a checkpoint is begun, when it is whole, and when the model is that of the newest whole one
-    again (after the loss of a server or of the chief).  Minibatches committed before a checkpoint was begun are surely
-    in it; later ones are handed out again after a restoration, and may be in the model twice.  Until the chief's first
-    word nothing is handed out.
+    The chief reports when a checkpoint is begun, when it is complete, and when the model was restored from the newest
+    complete one (after the loss of a server or of the chief).  Minibatches committed before a checkpoint was begun are
+    certainly in it; later ones are handed out again after a restoration, and may be in the model twice.  No task is
+    handed out before the chief's first report.
     """
 
     def __init__(self, state: JobState, work: Work, reconciler: Reconciler) -> None:
         self._work = work
         self._reconciler = reconciler
         self._out = state.out
-        self._marked: CommittedSet | None = None  # committed when the checkpoint being written was begun
-        self._saved = CommittedSet()  # surely in the newest whole checkpoint
+        self._marked: CommittedSet | None = None  # commits at the beginning of the checkpoint that is being written
+        self._saved = CommittedSet()  # certainly in the newest complete checkpoint
         self._written = _plain(self._saved)  # the same for the journal, which is written each second
 
     def reported(self, what: SessionEvent) -> None:
-        """The chief's word."""
+        """Handle a report of the chief."""
         match what:
             case SessionEvent.SAVING:
                 self._marked = self._work.tasks.ledger()
@@ -159,7 +159,7 @@ class EstimatorSession:
         return {**self._written, "in_doubt": self._reconciler.in_doubt}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """A checkpoint that was being written when the last generation ended does not count."""
+        """Restore the state; a checkpoint that was being written when the last generation ended does not count."""
         runs = ((e, first, number, w) for e, first, number, w in saved.get("runs", ()))
         self._saved = CommittedSet.of(((e, t, w, x) for e, t, w, x in saved["saved"]), 0, None, runs)
         self._written = _plain(self._saved)
@@ -167,6 +167,6 @@ class EstimatorSession:
 
 
 def _plain(held: CommittedSet) -> dict[str, Any]:
-    """Successive tasks that are alike as one run, and those with extras one by one; of JSON's types only."""
+    """Return a set in JSON types: consecutive tasks that are alike as a run, those with extras one by one."""
     tasks = [[*name, held.watermarks[name], sorted(extras)] for name, extras in held.extras.items()]
     return {"saved": tasks, "runs": [list(run) for run in TaskNumbers.runs(held.watermarks)]}

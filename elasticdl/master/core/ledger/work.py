@@ -1,7 +1,6 @@
-"""Work: tasks, evaluations and TRAIN_END, handed out to workers, and their results.
+"""Work: grants tasks, evaluations and TRAIN_END to workers, and handles their results.
 
-Tasks, rounds and leases are parts with one concept each; here they meet.  Whether anything may be handed out at all is
-said by job.py.
+It joins tasks, rounds and leases, which are parts of their own.  job.py decides whether any task may be handed out.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Work:
         self.leases.is_shared = settings.has_groups
         self.leases.most_per_worker = most_per_worker(settings)
         self.quota = LeaseQuota(settings, self.leases, groups, state.workers)
-        self._outlook: tuple[object, ...] = ()  # of the quota, when requests were looked at last
+        self._outlook: tuple[object, ...] = ()  # of the quota, when requests were last served
         self.tasks = Tasks(settings, ())
         self.evaluations = Evaluations(EvaluationSchedule(), ())
         self.callbacks = Callbacks({})
@@ -63,9 +62,9 @@ class Work:
 
     @property
     def needs_export(self) -> bool:
-        """All is trained, covered and evaluated; TRAIN_END is still to be done, if there is something to do."""
+        """Whether all is trained, covered and evaluated, and a TRAIN_END with something to do is not done yet."""
         settings = self._settings
-        # Workers that hold the model write its last checkpoint under TRAIN_END: before, they may all be lost.
+        # Workers that hold the model write its last checkpoint under TRAIN_END: before that, they may all be lost.
         writes = settings.holds_model_in_workers and bool(settings.checkpoint_dir)
         has_end = bool(settings.output) or self.has_callbacks or writes
         wanted = has_end if settings.trains else settings.has_last_task
@@ -73,16 +72,16 @@ class Work:
 
     @property
     def is_covered(self) -> bool:
-        """Every planned record is committed, and the model was seen to hold it."""
+        """Whether every planned record is committed and the model was seen to contain it."""
         return not self.tasks.unsettled() and not self.tasks.can_begin
 
     @property
     def is_evaluated(self) -> bool:
-        """All is covered, the final evaluation, if there is one, is made, and its consequences are done."""
+        """Whether all is covered, and the final evaluation, if there is one, and its consequences are done."""
         return self.is_covered and self.evaluations.is_over and self.callbacks.all_done
 
     def advance(self, clock: float) -> None:
-        """Begins what is due: a round of the evaluation, and between rounds what callbacks want done."""
+        """Begin what is due: a round of the evaluation, or between rounds a task for callbacks."""
         num_ended = self.tasks.num_covered
         self.evaluations.pass_time(clock, self.tasks.model_version, num_ended)
         begun = self.evaluations.begin_if_due(self.tasks.model_version, self.is_covered)
@@ -98,7 +97,7 @@ class Work:
                 self._ending.fail(str(error))
 
     def serve(self, clock: float) -> None:
-        """Answer the requests for which there is a lease; workers without one come first."""
+        """Answer the requests for which there is a task; workers without a lease come first."""
         if not self._has_something_to_grant:
             return
         before, self._outlook = self._outlook, self.quota.outlook(self.tasks)
@@ -119,7 +118,7 @@ class Work:
 
     @property
     def _has_something_to_grant(self) -> bool:
-        """Otherwise the requests of all workers wait."""
+        """Return whether there is any task to grant; if not, the requests of all workers wait."""
         current = self.evaluations.current
         is_evaluating = current is not None and bool(current.todo)
         has_tasks = self.tasks.has_todo or self._may_begin_epoch
@@ -128,7 +127,7 @@ class Work:
 
     @property
     def _may_end(self) -> bool:
-        """TRAIN_END is due, and no worker has it."""
+        """Whether TRAIN_END is due, and no worker has it."""
         return self.needs_export and not self.leases.of_type(TaskType.TRAIN_END)
 
     @property
@@ -188,7 +187,7 @@ class Work:
     # Coming back without success ------------------------------------------------------------------------------------
 
     def give_back(self, lease: Lease) -> None:
-        """A lease is lost, for whatever reason: its task is todo again."""
+        """Give back a lost lease, whatever the reason: its task is todo again."""
         self.leases.end(lease)
         current = self.evaluations.current
         if self._is_planned(lease):
@@ -199,7 +198,7 @@ class Work:
             self.callbacks.give_back()
 
     def keep_workers(self, worker_ids: Iterable[int]) -> None:
-        """Revokes every lease of all others."""
+        """Revoke every lease of all other workers."""
         holders = {self.leases.holder_of(lease) for lease in self.leases.all()}
         for worker_id in sorted(holders.difference(worker_ids)):
             self.lose_worker(worker_id)
@@ -211,14 +210,14 @@ class Work:
             self.give_back(lease)
 
     def model_was_lost(self) -> None:
-        """Part of the model is an older one now: work under the leases so far may be missing."""
+        """Note that a part of the model is an older one now, so that work under the leases so far may be missing."""
         for lease in self.leases.all():
             self._workers.times.lost(self.leases.holder_of(lease))
             self.give_back(lease)
         self.leases.raise_floor()
 
     def requested(self, event: LeaseRequested) -> None:
-        """Take back at once what earlier requests of the worker were granted and their answers did not bring."""
+        """Take back leases granted to earlier requests of the worker whose answers were lost."""
         for lease in self.leases.never_received(event.worker_id, event.oldest, event.held):
             self.give_back(lease)
 
@@ -228,10 +227,10 @@ class Work:
             self.give_back(lease)
 
     def hold(self, worker_id: int, held: ReportedLease, clock: float) -> None:
-        """A worker brings a lease of an earlier generation of the master; of two for one task the newer one counts."""
+        """Hold a reported lease of an earlier generation of the master; of two of a task the newer one counts."""
         lease = held.lease
         if not self.leases.may_be_of_earlier_life(lease.id):
-            return  # of a model that has lost something since, or of no generation of this master
+            return  # of a model that has lost something since, or not of a generation of this master
         other = self.leases.of_task(key_of(lease))
         if other is not None and other.id < lease.id:
             self.give_back(other)
@@ -254,7 +253,7 @@ class Work:
         return replace(lease, shard=shard, excluded=tuple(sorted(excluded)))
 
     def _is_planned(self, lease: Lease) -> bool:
-        """Its task is one of the plan; the rounds of an evaluation count from 1."""
+        """Return whether a lease's task is one of the plan; the rounds of an evaluation count from 1."""
         return lease.type is self._settings.planned_type and (lease.type is not TaskType.EVALUATION or lease.epoch == 0)
 
     def snapshot(self) -> dict[str, Any]:
@@ -272,7 +271,7 @@ class Work:
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """All but the plan, the tasks of which may not be known yet, and the leases of its tasks."""
+        """Restore all but the plan, whose tasks may not be known yet, and the leases of its tasks."""
         self.retry_budget.restore(snapshot["charges"])
         self.losses.restore(snapshot.get("losses", (None, None)))
         self.has_exported = snapshot["has_exported"]
@@ -281,7 +280,7 @@ class Work:
         self.leases.newest_before = snapshot.get("newest_lease")
 
     def restore_plan(self, snapshot: Mapping[str, Any]) -> None:
-        """Tasks and evaluations; of a pass whose metric states are not known any more, nothing is done."""
+        """Restore tasks and evaluations; if the metric states of a pass are lost, nothing of it is done."""
         self.evaluations.restore(snapshot["evaluations"])
         if not self.evaluations.has_lost_states:
             self.tasks.restore(snapshot["tasks"])
@@ -294,7 +293,7 @@ class Work:
             self.hold(worker_id, ReportedLease(lease), clock)
 
     def _take(self, lease: Lease) -> bool:
-        """Takes the task of a lease out of the todo list, if it is there."""
+        """Take the task of a lease out of the todo list; return whether it was there."""
         if self._is_planned(lease):
             self.tasks.begin_until(lease.epoch)
             if not self.tasks.is_todo((lease.epoch, lease.task)):
@@ -312,7 +311,7 @@ class Work:
         return lease.type is TaskType.TRAIN_END and self.needs_export
 
     def reconcile(self, truth: CommittedSet) -> None:
-        """The model holds exactly this, and the commits since the request: the rest is handed out again."""
+        """Set the ledger to the model's content and the commits since the query; the rest is handed out again."""
         num_before, num_lost = self.tasks.num_committed, self.tasks.num_fallen_back
         losses = self.tasks.reconcile(truth)
         self._workers.times.fell_back(self.tasks.num_fallen_back - num_lost, num_before)
@@ -338,7 +337,7 @@ class Work:
     # Reports under a lease ------------------------------------------------------------------------------------------
 
     def lease_event(self, event: LeaseEvent, clock: float) -> None:
-        """A call that names a lease."""
+        """Handle a call that names a lease."""
         worker = self._workers.known(event.worker_id, event.incarnation, clock)
         if worker is None:
             self._out.reply(event.call, UnknownWorker("register first"))
@@ -390,7 +389,7 @@ class Work:
             if epoch.complete and self._settings.trains:
                 self._out.log(f"Epoch {lease.epoch + 1} is complete")
                 if self._settings.runs_command and not self.tasks.records_left_out:
-                    self._out.persist()  # the scripts may end at this answer: no next master could ask them
+                    self._out.persist()  # the scripts may end after this answer: the next master could not query them
         elif lease.type is TaskType.CALLBACK:
             path = self.callbacks.finish()
             self._out.persist()
@@ -414,7 +413,7 @@ class Work:
             self._finish_evaluation_task(lease, EvaluationReported(event.call, worker.id, event.incarnation, lease.id))
 
     def _warn_of_surplus(self, event: TaskFinished, lease: Lease) -> None:
-        """Says once that the ledger counts samples where records and samples differ."""
+        """Warn once that the ledger counts samples, if records and samples differ in number."""
         num_records = len(lease.shard) - len(lease.excluded)
         why = f" ({event.made_by} in it)" if event.made_by else ""
         self._out.log(
@@ -434,7 +433,7 @@ class Work:
     def _evaluated_as_planned(
         self, evaluation: PlannedEvaluation, lease: Lease, event: EvaluationReported, worker: Worker
     ) -> None:
-        """The states are taken over with the task's end, or neither: so each record is in them once."""
+        """Take the states over together with the task's end, or neither, so that each record is in them once."""
         try:
             evaluation.add(event.states)
         except ValueError as error:
@@ -482,7 +481,7 @@ class Work:
             self.stop_training(reason)
 
     def stop_training(self, reason: str) -> None:
-        """Plan only the tasks that workers have started: the user asked to stop."""
+        """Plan only the tasks that workers have started, because the user asked to stop."""
         if not self.tasks.all_done:
             step = self.tasks.model_version
             self._out.events.add(EventKind.TRAINING_STOPPED, "job", reason, step=step)
@@ -495,7 +494,7 @@ class Work:
         self._has_committed(worker, lease, num_minibatches)
 
     def _count(self, worker: Worker, num_minibatches: int) -> None:
-        """Adds to what workers have computed; with a fixed global batch all members compute the same share."""
+        """Add to the workers' computed minibatches; with a fixed global batch all members compute the same share."""
         members = [member for one in self._groups.members if (member := self._workers.get(one)) is not None]
         shared = members if self._settings.fixed_global_batch and members else [worker]
         for one in shared:
@@ -504,11 +503,11 @@ class Work:
     def _has_committed(self, worker: Worker, lease: Lease, num_minibatches: int = 0) -> None:
         members = [member for one in self._groups.members if (member := self._workers.get(one)) is not None]
         is_late = self._settings.has_groups and not self._groups.is_member(worker.id)  # its group is broken
-        for one in (worker, *members):  # one member's report is the work of all
+        for one in (worker, *members):  # one member reports the work of all
             one.has_committed = True
             self._workers.times.committed(one.id)
         self._count(worker, num_minibatches)
-        # An evaluation brings training no further, and what it has done is not lost with the model.
+        # An evaluation does not advance training, and its results are not lost with the model.
         reached = self.tasks.records_done if self._is_planned(lease) else 0
         if reached:
             for one in members if is_late else (worker, *members):
@@ -516,10 +515,10 @@ class Work:
         self.retry_budget.committed(0 if is_late else reached)
 
     def validate(self) -> None:
-        """Every invariant of tasks, rounds and leases.
+        """Check every invariant of tasks, rounds and leases.
 
         Raises:
-            AssertionError: one does not hold.
+            AssertionError: An invariant does not hold.
         """
         self.tasks.validate()
         self.leases.validate()

@@ -1,1 +1,1 @@
-"""The plan of a job: its data, epochs and tasks, the rounds of its evaluation, and the decisions for callbacks."""
+"""The plan of a job: its data, epochs and tasks, evaluation rounds, and decisions for callbacks."""

@@ -1,10 +1,10 @@
-"""Callbacks: the master's decisions for the user's callbacks, from the configuration that a worker has reported.
+"""Callbacks: the master's decisions for the user's callbacks, by the configuration that a worker has reported.
 
-When training stops, and the occasions: tasks of one worker during training (saves the model, calls
+It decides when training stops, and makes occasions: tasks of one worker during training (save the model, call
 `on_epoch_end`), in order, one at a time.  ledger/work.py chooses the worker.
 
-`EarlyStop` says when a metric has stopped improving, `Saving` when a model is the best one yet.  Each evaluation counts
-as an epoch does in Keras.
+`EarlyStop` decides when a metric has stopped improving, `Saving` when a model is the best so far.  Each evaluation
+counts as an epoch does in Keras.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elasticdl.master.core.values import Occasion
 
 @dataclass(slots=True)
 class _Entry:
-    """An occasion that is not over; its number is that of its task."""
+    """An open occasion; its number is that of its task."""
 
     number: int
     save_to: str
@@ -29,36 +29,37 @@ class _Entry:
 
 
 class Callbacks:
-    """Does nothing until a worker has reported the user's."""
+    """State of the user's callbacks; without effect until a worker has reported them."""
 
     def __init__(self, rules: Mapping[str, Any]) -> None:
-        """
+        """Read the rules of the user's callbacks.
+
         Args:
-            rules: as frameworks/callback_rules.py writes them.
+            rules: Rules in the format of frameworks/callback_rules.py.
 
         Raises:
-            ValueError: they are not; names the key.
+            ValueError: The rules have another format; the message names the key.
         """
         self._stopping = [EarlyStop(StopRule.of(rule)) for rule in _rules(rules, "stopping")]
         self._saving = [Saving(SaveRule.of(rule)) for rule in _rules(rules, "saving")]
-        count(rules, "max_steps")  # the plan's, which is limited by it
+        count(rules, "max_steps")  # only checked here: it limits the plan
         self._calls_epoch_end = bool(rules.get("calls_epoch_end"))
         self._open: list[_Entry] = []
-        self._is_taken = False  # a worker has the first of them
+        self._is_taken = False  # whether a worker has the first of them
         self._num_occasions = 0
-        self._num_ended = 0  # epochs
+        self._num_ended = 0  # number of ended epochs
         self.has_stopped = False
 
     @property
     def wants_evaluations(self) -> bool:
-        """Whether anything depends on metrics, or receives them."""
+        """Whether any callback depends on metrics, or receives them."""
         watches = any(one.rule.watched is not None for one in self._saving)
         return bool(self._stopping) or watches or self._calls_epoch_end
 
     def may_begin(self, num_begun: int) -> bool:
-        """Whether the next epoch may begin after so many: the model of an epoch's end is not looked at any more.
+        """Return whether the next epoch may begin: the model at the end of the last one is no longer needed.
 
-        As in Keras, what is saved at an epoch's end, or handed to a hook, is the model that the epoch's metrics are of.
+        As in Keras, the model that is saved or handed to a hook at an epoch's end is the one that was evaluated.
         """
         looks = bool(self._stopping) or self._calls_epoch_end or any(not one.rule.every_steps for one in self._saving)
         return not looks or (self._num_ended >= num_begun and not self._open)
@@ -66,16 +67,16 @@ class Callbacks:
     # Decisions ------------------------------------------------------------------------------------------------------
 
     def evaluated(self, results: Mapping[str, float], step: int, epoch: int, loss: float | None) -> str:
-        """An evaluation is over.
+        """Handle the results of an evaluation.
 
         Args:
-            epoch: the newest that has begun, from 1.
+            epoch: Number of the newest epoch that has begun, from 1.
 
         Returns:
-            Why training stops; empty: it continues.
+            Why training stops; empty if it continues.
 
         Raises:
-            ValueError: a metric that is monitored does not exist, or a path cannot be made.
+            ValueError: A monitored metric does not exist, or a path cannot be made.
         """
         for saving in self._saving:
             if saving.evaluated(results):
@@ -87,16 +88,16 @@ class Callbacks:
         return reasons[0]
 
     def advance(self, step: int, num_ended: int, results: Mapping[str, float], loss: float | None) -> bool:
-        """Training has come further.
+        """Handle progress of the training.
 
         Args:
-            num_ended: epochs that are committed and covered.
+            num_ended: Number of epochs that are committed and covered.
 
         Returns:
             Whether there is a new occasion.
 
         Raises:
-            ValueError: a path cannot be made.
+            ValueError: A path cannot be made.
         """
         before, logs = self._num_occasions, _logs(results, loss)
         for epoch in range(self._num_ended, num_ended):
@@ -117,7 +118,7 @@ class Callbacks:
             raise ValueError(f"ModelCheckpoint cannot make a name of {pattern!r}: {error!r}") from error
         for entry in self._open[int(self._is_taken) :]:
             if entry.save_to == path:
-                self._open.remove(entry)  # the newer one would overwrite it
+                self._open.remove(entry)  # the newer one would overwrite its file
         self._add(path, epoch - 1, logs)
 
     def _add(self, save_to: str, epoch: int, logs: Mapping[str, float]) -> None:
@@ -128,20 +129,20 @@ class Callbacks:
 
     @property
     def all_done(self) -> bool:
-        """No occasion is open."""
+        """Whether no occasion is open."""
         return not self._open
 
     @property
     def taken(self) -> int | None:
-        """The occasion that a worker has."""
+        """Number of the occasion that a worker has; None if none has any."""
         return self._open[0].number if self._is_taken else None
 
     def next(self, num_covered: int) -> int | None:
-        """The next occasion that may be taken; None while the one before is taken, or if there is none.
+        """Return the next occasion to take; None while the one before is taken, or if there is none.
 
         Args:
-            num_covered: epochs that the model holds now; the end of one that is open again, since the model was lost,
-                waits until it is complete again.
+            num_covered: Number of epochs that the model contains now; an epoch's end waits while its epoch is
+                incomplete again after a loss of the model.
         """
         if not self._open or self._is_taken:
             return None
@@ -152,7 +153,7 @@ class Callbacks:
         """Take an occasion.
 
         Returns:
-            Whether it was the first one, and free.
+            Whether it was the first one and not taken.
         """
         if not self._open or self._is_taken or self._open[0].number != number:
             return False
@@ -202,25 +203,25 @@ def _rules(rules: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _logs(results: Mapping[str, float], loss: float | None) -> dict[str, float]:
-    """As Keras names them."""
+    """Return the logs of an epoch with Keras' names."""
     logs = {f"val_{name}": value for name, value in results.items()}
     return logs if loss is None else {"loss": loss, **logs}
 
 
-# Of a field of a path: a longer width fills the memory.
+# Bounds a field of a path: a very long width would exhaust the memory.
 _FORMAT = re.compile(r"[^\d{}]{0,4}\d{0,3}[^\d{}]{0,2}\d{0,3}[^\d{}]{0,2}")
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A metric, and the criterion of its improvement."""
+    """A metric, and the criterion for its improvement."""
 
     metric: str
     maximize: bool
-    min_delta: float = 0.0  # a change has to be larger; not below 0
+    min_delta: float = 0.0  # only a greater change counts; not negative
 
     def improves(self, value: float, reference: float | None) -> bool:
-        """Whether `value` is better than `reference`, of which there may be none; a NaN never is."""
+        """Return whether `value` is better than `reference`, if there is one; NaN never is."""
         if reference is None:
             return value == value
         if self.maximize:
@@ -228,10 +229,10 @@ class Watched:
         return value + self.min_delta < reference
 
     def value(self, results: Mapping[str, float], who: str) -> float:
-        """The metric among the results of an evaluation.
+        """Return the metric out of the results of an evaluation.
 
         Raises:
-            ValueError: it is not among them.
+            ValueError: The results lack it.
         """
         if self.metric not in results:
             known = ", ".join(results) or "none"
@@ -241,12 +242,12 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """EarlyStopping, as Keras has it.
+    """EarlyStopping, with the semantics of Keras.
 
     Attributes:
-        patience: evaluations without an improvement that end training.
-        baseline: while it is not reached, improvements do not begin the patience anew.
-        start_from: evaluations that do not count.
+        patience: Number of evaluations without an improvement after which training ends.
+        baseline: Improvements reset the patience only once this value is reached.
+        start_from: Number of first evaluations that do not count.
     """
 
     watched: Watched
@@ -256,10 +257,10 @@ class StopRule:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> StopRule:
-        """From a worker's report.
+        """Make a rule of a worker's report.
 
         Raises:
-            ValueError: it is none; names the key.
+            ValueError: The report is malformed; the message names the key.
         """
         baseline = plain.get("baseline")
         return cls(
@@ -280,10 +281,10 @@ class EarlyStop:
         self._num_evaluations = 0
 
     def evaluated(self, results: Mapping[str, float]) -> str:
-        """Return why training is to stop after this evaluation; empty: it continues.
+        """Return why training is to stop after this evaluation; empty if it continues.
 
         Raises:
-            ValueError: the metric is not among the results.
+            ValueError: The results lack the metric.
         """
         rule, watched = self._rule, self._rule.watched
         value = watched.value(results, "EarlyStopping")
@@ -311,13 +312,13 @@ class EarlyStop:
 
 @dataclass(frozen=True, slots=True)
 class SaveRule:
-    """ModelCheckpoint, as Keras has it.
+    """ModelCheckpoint, with the semantics of Keras.
 
     Attributes:
-        path: may have `{epoch}`, `{step}` and metrics in it.
-        watched: None: every time; else only after an evaluation that is better than all before.
-        threshold: the value to be bettered by the first.
-        every_steps: model versions between two; 0: at the end of epochs, or with `watched` after evaluations.
+        path: Path template; may contain `{epoch}`, `{step}` and metrics.
+        watched: None means to save every time; else only after an evaluation better than all before.
+        threshold: The value that the first evaluation must better.
+        every_steps: Model versions between two saves; 0: at the end of epochs, or with `watched` after evaluations.
     """
 
     path: str
@@ -327,10 +328,10 @@ class SaveRule:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> SaveRule:
-        """From a worker's report.
+        """Make a rule of a worker's report.
 
         Raises:
-            ValueError: it is none; names the key.
+            ValueError: The report is malformed; the message names the key.
         """
         watched = _watched(plain) if plain.get("metric") else None
         threshold = plain.get("threshold")
@@ -351,10 +352,10 @@ class Saving:
         self._last_step = 0
 
     def evaluated(self, results: Mapping[str, float]) -> bool:
-        """Whether the model is to be saved after this evaluation.
+        """Return whether to save the model after this evaluation.
 
         Raises:
-            ValueError: the metric is not among the results.
+            ValueError: The results lack the metric.
         """
         watched = self.rule.watched
         if watched is None:
@@ -366,7 +367,7 @@ class Saving:
         return True
 
     def is_due(self, step: int, has_epoch_ended: bool) -> bool:
-        """Whether the model is to be saved now, whatever it is worth."""
+        """Return whether to save the model now, regardless of metrics."""
         every = self.rule.every_steps
         if self.rule.watched is not None:
             return False
@@ -383,10 +384,10 @@ class Saving:
 
 
 def count(plain: Mapping[str, Any], name: str) -> int:
-    """A whole number that is not negative, by default 0.
+    """Return a non-negative whole number, 0 if it is missing.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: It is something else.
     """
     value = plain.get(name, 0)
     if type(value) is not int or not 0 <= value < 1 << 63:
@@ -409,7 +410,7 @@ def _number(plain: Mapping[str, Any], name: str) -> float:
 
 
 def _pattern(plain: Mapping[str, Any]) -> str:
-    """A path whose fields are plain names of short formats: it comes from outside, and the master fills it in."""
+    """Return a path whose fields are plain names with short formats; it is untrusted, and the master fills it in."""
     path = plain.get("path")
     if not isinstance(path, str) or not path:
         raise ValueError(f"path is {path!r}, no path")

@@ -1,6 +1,6 @@
 """Data: facts about the model and the job's data sources, from which the tasks are cut.
 
-A source is listed by the worker (a custom reader) or by the shell; which of the two is found out here.
+A source is listed by the worker (a custom reader) or by the shell; this module decides which.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import DataKind, ScriptPlan
 from elasticdl.protocol import Shard
 
-# A journal must fit into a ConfigMap, and has more than the names and identities of files.  An identity takes about 11
-# bytes of it, a random name may take 30.
+# A journal must fit into a ConfigMap, and contains more than names and identities of files.  An identity takes about
+# 11 bytes, a random name up to 30.
 MAX_IDENTITIES = 50_000
 _MAX_ROWS_BYTES = 704 << 10  # compressed
-_FEW_IDENTITIES = 1000  # take no room to speak of, however many shards their files are cut into
+_FEW_IDENTITIES = 1000  # take negligible room, however many shards their files are cut into
 
 
 class Data:
-    """The first report counts."""
+    """Facts about model and data; the first report counts."""
 
     def __init__(self, settings: JobSettings) -> None:
         self._settings = settings
@@ -33,14 +33,14 @@ class Data:
         self.has_metrics = False
         self._shards: dict[DataKind, tuple[Shard, ...]] = {}
         self.plan: ScriptPlan | None = None
-        self.callbacks: dict[str, Any] = {}  # the master's decisions for the user's
+        self.callbacks: dict[str, Any] = {}  # configuration of the user's callbacks
         sources = {
             DataKind.TRAINING: settings.has_training_data,
             DataKind.VALIDATION: settings.has_validation_data,
             DataKind.PREDICTION: settings.has_prediction_data,
         }
-        self._is_identified: bool | None = None  # whether the journal has the identities; None: to be decided
-        self._fingerprint = ""  # made when it is asked for: many shards take their time, and each journal holds it
+        self._is_identified: bool | None = None  # whether the journal has the identities; None: not decided yet
+        self._fingerprint = ""  # computed on demand: that is slow for many shards, and each journal contains it
         self._kinds = [kind for kind, has in sources.items() if has]
 
     @property
@@ -49,7 +49,7 @@ class Data:
 
     @property
     def settings(self) -> JobSettings:
-        """The job's, with the plan of a user's own script, and of callbacks, in the place of the flags."""
+        """Settings of the job, with the plan of a user's own script and of callbacks in place of the flags."""
         plan, settings = self.plan, self._settings
         limits = [limit for limit in (settings.max_step, self.callbacks.get("max_steps", 0)) if limit > 0]
         if limits and min(limits) != settings.max_step:
@@ -64,7 +64,7 @@ class Data:
         )
 
     def plan_in_force(self) -> ScriptPlan:
-        """The plan that workers receive, each when it registers."""
+        """Return the plan that each worker receives when it registers."""
         settings, shards = self.settings, self.planned_shards()
         size = settings.minibatch_size
         return ScriptPlan(
@@ -72,7 +72,7 @@ class Data:
             settings.num_minibatches_per_task,
             settings.num_epochs,
             num_records=sum(len(shard) for shard in shards),
-            num_minibatches=sum(-(-len(shard) // size) for shard in shards),  # tasks end with a whole one
+            num_minibatches=sum(-(-len(shard) // size) for shard in shards),  # a task's last one counts as whole
         )
 
     def model_reported(
@@ -82,7 +82,7 @@ class Data:
         plan: ScriptPlan | None = None,
         callbacks: Mapping[str, Any] | None = None,
     ) -> list[DataKind]:
-        """A worker has loaded the model; the kinds of data that the shell must list."""
+        """Record a worker's report of the model; return the kinds of data that the shell must list."""
         if self.has_model:
             return []
         self.has_model, self.has_metrics, self.plan, self._fingerprint = True, has_metrics, plan, ""
@@ -93,7 +93,7 @@ class Data:
         return [kind for kind in self._kinds if kind not in self._shards]
 
     def unlisted(self) -> list[DataKind]:
-        """After a restart: kinds of data that were asked for and not listed."""
+        """Return the kinds of data that were requested and not listed before a restart."""
         return [kind for kind in self._kinds if kind not in self._shards] if self.has_model else []
 
     def listed(self, kind: DataKind, shards: tuple[Shard, ...]) -> None:
@@ -104,7 +104,7 @@ class Data:
         return [kind for kind in self._kinds if not any(len(shard) for shard in self._shards[kind])]
 
     def num_tasks(self) -> int:
-        """Of the kind of data that is cut into most of them."""
+        """Return the number of tasks of the kind of data with the most."""
         return max(num_cut(shards, self.settings.records_per_task) for shards in self._shards.values())
 
     def planned_shards(self) -> tuple[Shard, ...]:
@@ -114,14 +114,14 @@ class Data:
         return self._shards.get(kind, ())
 
     def evaluation_slices(self) -> tuple[Shard, ...]:
-        """The tasks of an evaluation beside the plan; none if nothing can be evaluated."""
+        """Return the tasks of an evaluation beside the plan; none if nothing can be evaluated."""
         if self._settings.evaluates_alone:
             return ()
         shards = self._shards.get(DataKind.VALIDATION, ()) if self.has_metrics else ()
         return cut(shards, self.settings.records_per_task)
 
     def fingerprint(self) -> str:
-        """Of everything that says which records a minibatch holds."""
+        """Return a hash of everything that determines the records of a minibatch."""
         if self._fingerprint:
             return self._fingerprint
         settings = self.settings
@@ -148,7 +148,7 @@ class Data:
         self._fingerprint, self._is_identified = "", None
 
     def _rows(self) -> dict[DataKind, list[list[str | int]]]:
-        """The shards as the journal has them."""
+        """Return the shards in the format of the journal."""
         if self._is_identified is None:
             self._is_identified = self._identities_fit()
         is_identified = self._is_identified
@@ -165,6 +165,6 @@ class Data:
 
 
 def _row(shard: Shard, is_identified: bool) -> list[str | int]:
-    """Return a shard; one without an identity as journals had them before there were any."""
+    """Return a shard for the journal; without identity in the format of older versions."""
     row: list[str | int] = [shard.name, shard.start, shard.end]
     return [*row, shard.identity] if is_identified and shard.identity else row

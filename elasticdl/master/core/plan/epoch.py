@@ -1,13 +1,12 @@
-"""Epoch: one pass over the data: its tasks, which of their minibatches are committed, and which were left out.
+"""Epoch: one pass over the data: its tasks, and their committed and skipped minibatches.
 
-A task is todo, leased or done; leases themselves are in ledger/leases.py.  tasks.py gives the numbers their meaning for
-the job.
+A task is todo, leased or done; leases themselves are in ledger/leases.py.  tasks.py combines the epochs of a job.
 
-`PackedColumns`: numbers of each task of an epoch as the journal keeps them: small, and packed only where they change.
+`PackedColumns`: numbers of each task of an epoch for the journal: small, and packed again only where they change.
 
-They are packed in the order in which tasks are granted.  So those that are done come first and those that are not
-begun last, and both are long runs of one number: a million tasks take some kilobytes in every state of the epoch, where
-in the order of the data they took up to one megabyte, as much as a ConfigMap holds.
+They are packed in the order in which tasks are granted.  So done tasks come first and untouched ones last, and both
+are long runs of one number: a million tasks take some kilobytes in every state of the epoch; in the order of the data
+they took up to one megabyte, as much as a ConfigMap can hold.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from elasticdl.protocol import Shard, task_order
 from elasticdl.task_numbers import TaskNumbers
 from elasticdl_client.job_status import EpochCoverage
 
-UNKNOWN = -1  # number of minibatches of a task that is not done
+UNKNOWN = -1  # number of minibatches of an unfinished task
 FATES = ("committed", "repeated", "lost", "quarantined", "skipped", "filtered", "augmented", "unplanned")
 
 
@@ -44,36 +43,36 @@ class Epoch:
         self._num_within_budget = self._cut(order, budget)
         self.verb = settings.verb
         self.records = sum(len(shard) for shard in slices)
-        self._next = 0  # place in `order` from which on tasks may be todo: leased and done ones are passed over
-        self._again: list[tuple[int, int]] = []  # those that were opened again, a heap of places and tasks
+        self._next = 0  # index in `order`: all earlier tasks are leased, done, or in `_again`
+        self._again: list[tuple[int, int]] = []  # reopened tasks, a heap of (index in `order`, task)
         self.leased: set[int] = set()
         self.covered = False  # its coverage line is printed
-        self.num_repeated = 0  # records of minibatches that were applied twice, as far as seen
+        self.num_repeated = 0  # records of minibatches that were seen to be applied twice
         self.num_done = 0
-        self.num_minibatches = 0  # committed
-        self.committed_records = 0  # skipped ones among them
-        self.processed_records = 0  # counted each time that they are committed, so this only grows
+        self.num_minibatches = 0  # committed ones
+        self.committed_records = 0  # skipped ones included
+        self.processed_records = 0  # counts records at each commit, so it only grows
         self.num_skipped = 0  # minibatches that are committed and empty
         self.skipped_records = 0
-        self.num_filtered = 0  # records of done tasks of which `feed` made no sample
-        self.num_augmented = 0  # samples of done tasks beyond one a record
+        self.num_filtered = 0  # records of done tasks that `feed` made no sample of
+        self.num_augmented = 0  # samples of done tasks beyond one per record
         self._watermarks = array("i", [0]) * len(slices)
         self._sizes = array("i", [UNKNOWN]) * len(slices)
-        self._surpluses = array("q", [0]) * len(slices)  # samples minus records; 0 of a task that is not done
-        self._unplanned: frozenset[int] = frozenset()  # tasks that were planned before training was stopped
+        self._surpluses = array("q", [0]) * len(slices)  # samples minus records; 0 for a task that is not done
+        self._unplanned: frozenset[int] = frozenset()  # tasks cancelled when training was stopped
         self._columns = PackedColumns(
             order, {"watermarks": self._watermarks, "sizes": self._sizes, "surpluses": self._surpluses}
         )
         self.order, self.planned_records = self._planned()
         self._extras: dict[int, frozenset[int]] = {}
         self._excluded: dict[int, frozenset[int]] = {}
-        self._num_quarantined: int | None = 0  # None: counted when it is asked for
+        self._num_quarantined: int | None = 0  # None: to be counted on demand
         self._skipped: dict[int, frozenset[int]] = {}  # minibatches that are, or are about to be, empty in the model
         self._saved: dict[str, Any] | None = None
-        self._is_as_planned = False  # when that was packed: every task is done, with a sample of each record
+        self._is_as_planned = False  # at the last packing: every task is done, with one sample per record
 
     def _cut(self, order: Sequence[int], budget: int | None) -> int:
-        """Shorten the last task within the budget; return how many are."""
+        """Shorten the last task within the budget; return the number of tasks within it."""
         if budget is None:
             return len(order)
         for place, task in enumerate(order):
@@ -105,7 +104,7 @@ class Epoch:
         self._plan_again()
 
     def plan_again(self, held: CommittedSet) -> None:
-        """Of the tasks that were left out, plan those of which the model holds a part."""
+        """Plan cancelled tasks again if the model contains a part of them."""
         again = frozenset(task for task in self._unplanned if len(held.of_task(self.number, task)))
         if again:
             self._unplanned -= again
@@ -124,7 +123,7 @@ class Epoch:
         return self._excluded.get(task, frozenset())
 
     def open_again(self, task: int) -> None:
-        """Puts a planned task back into the todo list: at its place in the order, so before all later ones."""
+        """Put a planned task back into the todo list at its place in the order, so before all later ones."""
         assert self._is_planned(task), f"task {task} is not planned"
         heapq.heappush(self._again, (self._columns.place(task), task))
 
@@ -134,14 +133,14 @@ class Epoch:
         return self._columns.place(task) < self._num_within_budget
 
     def cover(self) -> None:
-        """Its coverage line is printed: it changes only if the model is found to have lost some of it."""
+        """Mark the coverage line as printed: the epoch changes only if the model is found to have lost some of it."""
         self.covered = True
         self._columns.forget_places()
 
     # Todo -----------------------------------------------------------------------------------------------------------
 
     def todo(self) -> list[int]:
-        """Planned tasks that are neither leased nor done, in order."""
+        """Return the planned tasks that are neither leased nor done, in order."""
         return [task for task in self.order if self._is_open(task)]
 
     @property
@@ -155,11 +154,11 @@ class Epoch:
         return task not in self.leased and not self.is_done(task)
 
     def take(self, task: int) -> None:
-        """A worker has a task that was todo."""
+        """Take a task out of the todo list for a worker."""
         self.leased.add(task)
 
     def first_todo(self, allowed: Callable[[int], bool]) -> int | None:
-        """The first task in order that is todo and allowed; None: there is none."""
+        """Return the first task in order that is todo and allowed; None if there is none."""
         passed: list[int] = []
         while (task := self._front()) is not None and not allowed(task):
             passed.append(task)
@@ -169,7 +168,7 @@ class Epoch:
         return task
 
     def _front(self) -> int | None:
-        """The first task in order that is todo."""
+        """Return the first task in order that is todo; None if there is none."""
         while self._again and not self._is_open(self._again[0][1]):
             heapq.heappop(self._again)
         while self._next < len(self.order) and not self._is_open(self.order[self._next]):
@@ -180,7 +179,7 @@ class Epoch:
         return min(self._again[0], (self._columns.place(ahead), ahead))[1] if self._again else ahead
 
     def _pass(self, task: int) -> None:
-        """Take what is in front out of the queues."""
+        """Remove the front task from the queues."""
         while self._again and self._again[0][1] == task:
             heapq.heappop(self._again)
         if self._next < len(self.order) and self.order[self._next] == task:
@@ -192,13 +191,13 @@ class Epoch:
 
     @property
     def num_quarantined(self) -> int:
-        """Records of planned tasks; counted once for each change, since a status asks for it of every epoch."""
+        """Quarantined records of planned tasks; cached, since a status needs it of every epoch."""
         if self._num_quarantined is None:
             self._num_quarantined = sum(len(self.excluded(task)) for task in self.order) if self._excluded else 0
         return self._num_quarantined
 
     def exclude(self, task: int, records: Iterable[int]) -> None:
-        """Changes what an untouched task consists of; one with a minibatch in the model stays as it is."""
+        """Exclude records of a task, unless the model contains a minibatch of it."""
         shard = self.slice(task)
         if not self.is_done(task) and self.applied(task) == NOTHING:
             inside = (record for record in records if shard.start <= record < shard.end)
@@ -207,7 +206,7 @@ class Epoch:
             self._saved = self._num_quarantined = None
 
     def skip(self, task: int, minibatches: Iterable[int]) -> int:
-        """Notes minibatches that are left out of the model; how many were not known to be."""
+        """Record minibatches that the model skips; return the number of new ones."""
         known = self._skipped.get(task, frozenset())
         after = known.union(minibatches)
         if after != known:
@@ -221,14 +220,14 @@ class Epoch:
         return minibatch in self._skipped.get(task, ())
 
     def _skipped_in(self, task: int) -> list[int]:
-        """Committed minibatches of a task that are empty in the model."""
+        """Return committed minibatches of a task that are empty in the model."""
         if task not in self._skipped:
             return []
         applied = self.applied(task)
         return [n for n in self._skipped[task] if n in applied]
 
     def _count(self, task: int, sign: int) -> None:
-        """Adds a task to the sums of the epoch, or takes it out of them."""
+        """Add a task to the sums of the epoch (`sign` 1), or subtract it (-1)."""
         skipped = self._skipped_in(task)
         self.num_done += sign * self.is_done(task)
         self.committed_records += sign * self.records_in(task)
@@ -238,7 +237,7 @@ class Epoch:
         self.num_augmented += sign * max(0, self._surpluses[task])
 
     def _skipped_records(self, task: int, skipped: Iterable[int]) -> int:
-        """Of minibatches that are empty in the model; no more than the task's records that made a sample."""
+        """Return the records of skipped minibatches; at most the task's records that made a sample."""
         most = self._records_of(task) + min(0, self._surpluses[task])
         return min(most, sum(self._size_of(task, n) for n in skipped))
 
@@ -246,7 +245,7 @@ class Epoch:
         return len(self.slice(task)) - len(self.excluded(task))
 
     def _size_of(self, task: int, n: int) -> int:
-        """Samples of a minibatch: as many as records until it is known what `feed` makes of the task."""
+        """Return the samples of a minibatch, assuming one per record until the task's surplus is known."""
         samples = self._records_of(task) + self._surpluses[task]
         return max(0, min(self._minibatch_size, samples - n * self._minibatch_size))
 
@@ -254,23 +253,23 @@ class Epoch:
         return CommittedTask(self._watermarks[task], self._extras.get(task, frozenset()))
 
     def unlike(self, watermarks: TaskNumbers, others: Set[int]) -> list[int]:
-        """Return the planned tasks of which not just the minibatches below these watermarks are committed, in order.
+        """Return the planned tasks whose commits are not just the minibatches below these watermarks, in order.
 
         Args:
-            watermarks: of the tasks.
-            others: tasks that are returned in any case, if they are planned.
+            watermarks: Watermark of each task.
+            others: Tasks to return in any case, if they are planned.
         """
         held = watermarks.of_epoch(self.number, len(self._watermarks))
         unlike = itertools.compress(itertools.count(), map(operator.ne, self._watermarks, held))
         return sorted(filter(self._is_planned, {*unlike, *self._extras, *others}), key=self._columns.place)
 
     def fill(self, watermarks: TaskNumbers, extras: dict[TaskName, frozenset[int]]) -> None:
-        """Add what is committed to that of other epochs."""
+        """Add the epoch's commits to those of other epochs."""
         watermarks.put(self.number, self._watermarks)
         extras.update(((self.number, task), above) for task, above in self._extras.items())
 
     def is_done(self, task: int) -> bool:
-        """Its size is known and all of its minibatches are committed."""
+        """Return whether a task's size is known and all of its minibatches are committed."""
         return 0 <= self._sizes[task] <= self._watermarks[task]
 
     @property
@@ -278,12 +277,12 @@ class Epoch:
         return self.num_done == len(self.order)
 
     def change(self, task: int, applied: CommittedTask, size: int | None = None, surplus: int = 0) -> None:
-        """Notes what is committed of a task, and its size once that is known; never moves it between the lists.
+        """Set the commits of a task, and its size once that is known; never moves it between the lists.
 
-        A skipped minibatch that is not in the model any more is computed again, and may not be skipped then.
+        A skipped minibatch that is no longer in the model is computed again, and may not be skipped then.
 
         Args:
-            surplus: with a size: samples beyond one a record.
+            surplus: Given with a size: samples beyond one per record.
         """
         before, committed = self.applied(task), self.committed_records
         self._count(task, -1)
@@ -303,11 +302,11 @@ class Epoch:
         self._saved = None
 
     def records_of_minibatches(self, task: int, minibatches: Iterable[int]) -> int:
-        """Records of some minibatches of a task."""
+        """Return the number of records of some minibatches of a task."""
         return sum(self._size_of(task, n) for n in minibatches)
 
     def records_in(self, task: int) -> int:
-        """Records of the committed minibatches of a task; all of them once it is done, filtered ones among them."""
+        """Return the records of a task's committed minibatches; of a done task all of them, filtered ones included."""
         if self.is_done(task):
             return self._records_of(task)
         samples = self._records_of(task) + self._surpluses[task]
@@ -338,13 +337,13 @@ class Epoch:
 
     @property
     def is_plain(self) -> bool:
-        """It is over, and each record was committed once: `finish` makes the same of a new one."""
+        """Whether it is over, and each record was committed once: `finish` turns a new epoch into the same."""
         self._packed()
         is_once = self.num_repeated == 0 and self.processed_records == self.records
         return self.covered and is_once and self._is_as_planned
 
     def finish(self) -> None:
-        """Commit all of an epoch that has not begun."""
+        """Commit all of an untouched epoch."""
         self._watermarks[:] = self._sizes[:] = self._planned_sizes()
         for task in self._columns.order[self._num_within_budget :]:
             self._watermarks[task], self._sizes[task] = 0, UNKNOWN
@@ -354,7 +353,7 @@ class Epoch:
         self.cover()
 
     def _planned_sizes(self) -> array[int]:
-        """Minibatches of each task if `feed` makes a sample of each record; fast, there may be millions."""
+        """Return the minibatches of each task for one sample per record; fast, as there may be millions."""
         most = self._minibatch_size
         sizes = array("i", [-(-(shard.end - shard.start) // most) for shard in self._slices])
         for task, shard in self._shortened.items():
@@ -367,7 +366,7 @@ class Epoch:
         extras = {int(task): above for task, above in saved["extras"].items()}
         self._leave_out(saved.get("unplanned", ()))
         for task in itertools.chain(self._unplanned, self._columns.order[self._num_within_budget :]):
-            watermarks[task], sizes[task], surpluses[task] = 0, UNKNOWN, 0  # --max_step may be less than it was
+            watermarks[task], sizes[task], surpluses[task] = 0, UNKNOWN, 0  # --max_step may have been lowered
             extras.pop(task, None)
         self._excluded = {int(task): frozenset(records) for task, records in saved["excluded"].items()}
         self._skipped = {int(task): frozenset(skipped) for task, skipped in saved["skipped"].items()}
@@ -387,11 +386,11 @@ class Epoch:
         self.processed_records = saved.get("processed_records", self.processed_records)
 
     def _commit_plain(self, watermarks: array[int], sizes: array[int]) -> None:
-        """Commit as `change` does, but many tasks at once, of an epoch that has not begun.
+        """Commit many tasks of an untouched epoch at once, with the result of `change`.
 
         Args:
-            watermarks: of all tasks; 0 of those with extras, excluded records, skipped minibatches or a surplus.
-            sizes: of all tasks; `UNKNOWN` of the same.
+            watermarks: Watermark of each task; 0 for those with extras, excluded records, skips or a surplus.
+            sizes: Minibatches of each task; `UNKNOWN` for the same tasks.
         """
         self._watermarks[:], self._sizes[:] = watermarks, sizes
         for task, watermark, size in zip(itertools.count(), watermarks, sizes):
@@ -404,10 +403,10 @@ class Epoch:
         self.processed_records = self.committed_records
 
     def validate(self) -> None:
-        """Every planned task is todo, leased or done exactly once.
+        """Check that every planned task is todo, leased or done exactly once.
 
         Raises:
-            AssertionError: it is not so.
+            AssertionError: A task is in none or in two of these states.
         """
         todo = self.todo()
         done = [task for task in self.order if self.is_done(task)]
@@ -429,12 +428,12 @@ class Epoch:
 
 
 def coverage_of(epoch: Epoch, is_over: bool = False, is_bound: bool = False) -> EpochCoverage:
-    """Return what became of the records of an epoch.
+    """Return what happened to the records of an epoch.
 
     Args:
-        epoch: of the plan.
-        is_over: uncommitted records were not to be trained.
-        is_bound: see `EpochCoverage`.
+        epoch: An epoch of the plan.
+        is_over: Uncommitted records will not be trained any more.
+        is_bound: See `EpochCoverage`.
     """
     skipped, quarantined, filtered = epoch.skipped_records, epoch.num_quarantined, epoch.num_filtered
     committed = epoch.committed_records - skipped - filtered
@@ -456,16 +455,16 @@ def coverage_of(epoch: Epoch, is_over: bool = False, is_bound: bool = False) -> 
 
 
 def coverage_line(coverage: EpochCoverage) -> str:
-    """Return the line of the log."""
+    """Return the coverage line for the log."""
     return f"{coverage.title.replace('epoch', 'Epoch')}: {coverage}"
 
 
 def records_by_fate(covered: Iterable[EpochCoverage], running: Iterable[Epoch]) -> dict[str, int]:
-    """Return what has become of the records of all epochs.
+    """Return what happened to the records of all epochs, in numbers.
 
     Args:
-        covered: of the epochs that are over.
-        running: the others; of theirs none is lost or left out yet.
+        covered: Coverage of the finished epochs.
+        running: The other epochs; none of their records is lost or left out yet.
     """
     found = dict.fromkeys(FATES, 0)
     for coverage in covered:
@@ -478,27 +477,27 @@ def records_by_fate(covered: Iterable[EpochCoverage], running: Iterable[Epoch]) 
     return found
 
 
-_CHUNK = 1 << 14  # tasks that are packed again when one of them changes, in a few milliseconds
+_CHUNK = 1 << 14  # tasks that are packed together again when one of them changes, in a few milliseconds
 
 
 class PackedColumns:
-    """Arrays with one number a task, which their owner changes.
+    """Arrays of one number per task, which their owner changes.
 
     Args:
-        order: of the tasks: the same in every generation of the master.
-        columns: by name.
+        order: Order of the tasks; the same in every generation of the master.
+        columns: Arrays by name.
     """
 
     def __init__(self, order: array[int], columns: Mapping[str, array[int]]) -> None:
         self.order = order
-        self._places: array[int] | None = None  # of the tasks in the order, once one is asked for
+        self._places: array[int] | None = None  # place of each task in the order, computed on demand
         num_chunks = -(-len(order) // _CHUNK)
         self._columns = columns
         self._packed = {name: [""] * num_chunks for name in columns}
         self._changed = set(range(num_chunks))
 
     def place(self, task: int) -> int:
-        """Return that of a task in the order."""
+        """Return the place of a task in the order."""
         if self._places is None:
             self._places = array("i", bytes(self.order.itemsize * len(self.order)))
             for place, one in enumerate(self.order):
@@ -506,15 +505,15 @@ class PackedColumns:
         return self._places[task]
 
     def forget_places(self) -> None:
-        """Give their memory back until one is asked for again."""
+        """Free the memory of the places until the next call of `place`."""
         self._places = None
 
     def changed(self, task: int) -> None:
-        """A number of this task has changed."""
+        """Note that a number of this task has changed."""
         self._changed.add(self.place(task) // _CHUNK)
 
     def pack(self) -> dict[str, list[str]]:
-        """Return all columns, of JSON's types only."""
+        """Return all columns, in JSON types only."""
         for chunk in self._changed:
             tasks = self.order[chunk * _CHUNK : (chunk + 1) * _CHUNK]
             for name, column in self._columns.items():
@@ -524,9 +523,9 @@ class PackedColumns:
         return {name: list(chunks) for name, chunks in self._packed.items()}
 
     def unpack(self, saved: Mapping[str, Any]) -> dict[str, array[int]]:
-        """Return the columns of a journal by name; one that an older version did not have is as it is now.
+        """Return the columns of a journal by name; columns that an older version lacks keep their present numbers.
 
-        Older versions packed each column whole, in the order of the tasks' numbers.
+        Older versions packed each column as a whole, in the order of the tasks' numbers.
         """
         found = {}
         for name, column in self._columns.items():

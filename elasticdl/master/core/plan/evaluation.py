@@ -1,7 +1,7 @@
 """Evaluations: rounds over the validation data, their merged metric states and results.
 
-A round hands out one task per slice of the validation data; the states that come back are merged without knowing what
-they mean; then one worker computes the numbers from the merged states.  When a round is due is said by the caller.
+A round hands out one task per slice of the validation data and merges the returned states without interpreting them;
+then one worker computes the results from the merged states.  The caller decides when a round is due.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from elasticdl.master.core.values import Array, MetricArrays
 from elasticdl.protocol import Shard
 
-MAX_SAVED_BYTES = 128 << 10  # of all states: a journal has little room
+MAX_SAVED_BYTES = 128 << 10  # of all states: the size of a journal is limited
 NO_RECORDS = Shard("", 0, 0)
 
 
@@ -34,10 +34,10 @@ def _add(left: Array, right: Array) -> Array:
 
 
 def merge(left: MetricArrays, right: MetricArrays) -> MetricArrays:
-    """Two states of one metric as one.
+    """Merge two states of one metric.
 
     Raises:
-        ValueError: the states do not belong to the same metric.
+        ValueError: The states do not belong to the same metric.
     """
     if left.additive != right.additive or (left.additive and len(left.arrays) != len(right.arrays)):
         raise ValueError(f"states of the metric {left.name!r} differ in kind")
@@ -47,7 +47,7 @@ def merge(left: MetricArrays, right: MetricArrays) -> MetricArrays:
 
 
 def _joined(known: Mapping[str, MetricArrays], states: Iterable[MetricArrays]) -> dict[str, MetricArrays]:
-    """Return the states of metrics by name, with more of them merged in; raises as `merge`."""
+    """Return the states of metrics by name, with more states merged in; raises like `merge`."""
     joined = dict(known)
     for state in states:
         joined[state.name] = merge(joined[state.name], state) if state.name in joined else state
@@ -60,9 +60,10 @@ class EvaluationRound:
     def __init__(
         self, number: int, step: int, is_final: bool, slices: Sequence[Shard], merged: Iterable[MetricArrays] = ()
     ) -> None:
-        """
+        """Make a round of evaluation.
+
         Args:
-            merged: without slices: all states there are.
+            merged: For a round without slices: all states.
         """
         self.number = number
         self.step = step
@@ -71,9 +72,9 @@ class EvaluationRound:
         self.todo = deque(range(len(slices)))
         self.leased: set[int] = set()
         self.num_done = 0
-        self.num_records = 0  # of the tasks that are done
-        self.num_samples = 0  # that `feed` has made of them
-        self.made_by = ""  # operations of `feed` that make a difference of the two, for people
+        self.num_records = 0  # of done tasks
+        self.num_samples = 0  # that `feed` has made of these records
+        self.made_by = ""  # operations of `feed` that change the number, for the log
         self._states: dict[str, MetricArrays] = {state.name: state for state in merged}
         if self._states:
             self.todo.append(self.result_task)
@@ -83,7 +84,7 @@ class EvaluationRound:
         return len(self._slices)
 
     def take(self, allowed: Callable[[int, int], bool]) -> int | None:
-        """The next task to be leased that is `allowed(number of the round, task)`."""
+        """Take and return the next task that is `allowed(number of the round, task)`; None if there is none."""
         task = next((task for task in self.todo if allowed(self.number, task)), None)
         if task is not None:
             self.take_this(task)
@@ -101,14 +102,14 @@ class EvaluationRound:
         return NO_RECORDS if task == self.result_task else self._slices[task]
 
     def merged(self, task: int) -> tuple[MetricArrays, ...]:
-        """Return the metric states that go with the lease of a task."""
+        """Return the metric states for the lease of a task."""
         return tuple(self._states.values()) if task == self.result_task else ()
 
     def finish(self, task: int, states: Iterable[MetricArrays]) -> None:
-        """Takes the states of a leased task over; after the last one the results may be computed.
+        """Take over the states of a leased task; after the last one the results may be computed.
 
         Raises:
-            ValueError: states of one metric do not go together.
+            ValueError: States of one metric cannot be merged.
         """
         self._states = _joined(self._states, states)
         self.leased.remove(task)
@@ -117,7 +118,7 @@ class EvaluationRound:
             self.todo.append(self.result_task)
 
     def count(self, num_records: int, surplus: int, made_by: str) -> None:
-        """A task with this number of records is done, and `surplus` samples more."""
+        """Count the records of a done task; it has `surplus` samples more than records."""
         self.num_records += num_records
         self.num_samples += num_records + max(surplus, -num_records)
         self.made_by = self.made_by or made_by
@@ -130,13 +131,13 @@ class EvaluationRound:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSchedule:
-    """When a round is due during training; any of them suffices.
+    """When a round is due during training; any of the conditions suffices.
 
     Attributes:
-        every_steps: model versions; 0: never by them.
-        every_seconds: 0: never by time.
-        start_delay: seconds of training before the first that is due by time.
-        each_epoch: when an epoch is covered.
+        every_steps: Model versions between two rounds; 0 means never.
+        every_seconds: Seconds between two rounds; 0 means never.
+        start_delay: Seconds of training before the first round that is due by time.
+        each_epoch: A round is due when an epoch is covered.
     """
 
     every_steps: int = 0
@@ -149,7 +150,7 @@ class Evaluations:
     """The round in progress, if any, and the results of earlier ones.
 
     Attributes:
-        tried_by: the worker that tries the metrics before anything is trained; None: none has asked for it.
+        tried_by: Id of the worker that tries the metrics before the training; None before the first request.
     """
 
     def __init__(self, schedule: EvaluationSchedule, slices: Sequence[Shard]) -> None:
@@ -166,8 +167,8 @@ class Evaluations:
         self._clock = 0.0
         self._trains_since: float | None = None
         self._last_at: float | None = None
-        self._num_ended = 0  # epochs
-        self._last_ended = self._ended_before = 0  # at the newest round, and at the one before
+        self._num_ended = 0  # number of ended epochs
+        self._last_ended = self._ended_before = 0  # ended epochs at the newest round, and at the one before
         self._quarantine: dict[int, frozenset[int]] = {}  # by task, for this and later rounds
 
     @property
@@ -176,17 +177,17 @@ class Evaluations:
 
     @property
     def is_over(self) -> bool:
-        """Nothing is left to be evaluated once all is trained."""
+        """Whether nothing remains to be evaluated once all is trained."""
         return self.current is None and (self.has_final or not self.is_possible)
 
     def sample(self, worker_id: int, staying: Container[int], num_records: int) -> Shard:
-        """Let a worker try the metrics, if no other one that stays does.
+        """Let a worker try the metrics, unless another one that stays does.
 
         Args:
-            staying: workers.
+            staying: Ids of the workers that stay.
 
         Returns:
-            The first records of the validation data; none if there is nothing to try.
+            The first records of the validation data; an empty shard if there is nothing to try.
         """
         if not self._slices or (self.tried_by != worker_id and self.tried_by in staying):
             return NO_RECORDS
@@ -194,7 +195,7 @@ class Evaluations:
         return self._slices[0].first(num_records)
 
     def pass_time(self, clock: float, step: int, num_ended: int) -> None:
-        """Training is at this model version now, and this number of epochs is covered."""
+        """Note the present model version and number of covered epochs."""
         self._clock, self._num_ended = clock, num_ended
         if step > 0 and self._trains_since is None:
             self._trains_since = clock
@@ -212,7 +213,7 @@ class Evaluations:
         return self._clock - self._last_at >= schedule.every_seconds
 
     def begin_if_due(self, step: int, all_trained: bool) -> EvaluationRound | None:
-        """Begins a round when there is none and one is due by the schedule, and the final one."""
+        """Begin a round if none runs and one is due by the schedule, or the final one."""
         if not self.is_possible or self.current is not None or self.has_final:
             return None
         if not all_trained and not self._is_due(step):
@@ -224,7 +225,7 @@ class Evaluations:
         return self.current
 
     def finish(self, results: Mapping[str, float]) -> EvaluationRound:
-        """The round in progress has its results."""
+        """Finish the round in progress with its results; return it."""
         current = self.current
         assert current is not None
         self.results, self.results_step = dict(results), current.step
@@ -233,15 +234,15 @@ class Evaluations:
         return current
 
     def quarantine(self, task: int, records: Iterable[int]) -> None:
-        """Sets records of a task aside in this round and all later ones."""
+        """Quarantine records of a task in this round and all later ones."""
         self._quarantine[task] = self.excluded(task).union(records)
 
     def excluded(self, task: int) -> frozenset[int]:
-        """Records of a task that are set aside."""
+        """Return the quarantined records of a task."""
         return self._quarantine.get(task, frozenset())
 
     def quarantined(self) -> list[tuple[str, int]]:
-        """(shard, record) of everything set aside."""
+        """Return (shard, record) of all quarantined records."""
         return [(self._slices[task].name, r) for task in sorted(self._quarantine) for r in sorted(self.excluded(task))]
 
     def told(self, step: int, results: Mapping[str, float]) -> None:
@@ -249,7 +250,7 @@ class Evaluations:
         self.results, self.results_step = dict(results), step
 
     def withdraw(self) -> None:
-        """The model has lost something.
+        """Withdraw the round in progress, because the model has lost something.
 
         The final evaluation, and that of an epoch's end, wait until the model is complete again; others begin anew.
         """
@@ -263,7 +264,7 @@ class Evaluations:
             self._last_ended = self._ended_before  # due again once the epoch is covered again
 
     def snapshot(self) -> dict[str, Any]:
-        """States of a round in progress are not kept: it begins anew in the next generation."""
+        """Return the state for the journal, without a round in progress: it begins anew in the next generation."""
         current = self.current
         return {
             "current": None if current is None else [current.number, current.step, current.is_final],
@@ -293,10 +294,10 @@ class Evaluations:
 
 
 class PlannedEvaluation(Evaluations):
-    """An evaluate job, whose one pass over the data is its plan.
+    """An evaluate job, whose plan is one pass over the data.
 
-    The states of the plan's tasks are added up here as they come, and are written down together with what is done, so
-    that a restarted master continues where the last one was.  Then one round of nothing but the task of the results
+    The states of the plan's tasks are merged here as they arrive, and are journalled together with the done tasks, so
+    that a restarted master continues where the last one was.  One round that consists only of the task of the results
     follows.
     """
 
@@ -309,15 +310,15 @@ class PlannedEvaluation(Evaluations):
         return True
 
     def add(self, states: Iterable[MetricArrays]) -> None:
-        """Takes over the states of a task of the plan.
+        """Take over the states of a task of the plan.
 
         Raises:
-            ValueError: states of one metric do not go together; none is taken.
+            ValueError: States of one metric cannot be merged; none is taken over.
         """
         self._states = _joined(self._states, states)
 
     def begin_if_due(self, step: int, all_trained: bool) -> EvaluationRound | None:
-        """Once all is done: the round that computes the results."""
+        """Begin the round that computes the results, once all is done."""
         if not all_trained or self.current is not None or self.has_final:
             return None
         self.current = EvaluationRound(1, step, True, (), self._states.values())
@@ -338,7 +339,7 @@ class PlannedEvaluation(Evaluations):
 
 
 def _plain(state: MetricArrays) -> list[Any]:
-    """Of JSON's types only."""
+    """Return a state in JSON types."""
     arrays = [[list(array.shape), base64.b64encode(array.data).decode()] for array in state.arrays]
     return [state.name, arrays, state.additive, state.num_states]
 

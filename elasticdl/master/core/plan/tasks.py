@@ -1,7 +1,7 @@
-"""The plan of a job and its ledger as the master knows it: epochs, tasks, and which minibatches are committed.
+"""The plan of a job and its ledger as the master knows it: epochs, tasks, and committed minibatches.
 
-Each epoch's own part is in epoch.py, leases are in ledger/leases.py.  The ledger here is a summary: the truth is with
-the model, and `Tasks.reconcile` takes it over.  This module talks to no process.
+Each epoch's own part is in epoch.py, leases are in ledger/leases.py.  The ledger here is a summary: the model is
+authoritative, and `Tasks.reconcile` takes its content over.  This module calls no process.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from elasticdl.task_numbers import TaskNumbers
 from elasticdl_client.job_status import EpochCoverage
 
 MAX_UNKNOWN_EPOCHS = 10_000  # that may have begun since the journal was written, or before the checkpoint
-MAX_COVERAGES = 200  # of covered epochs; a status shows half as many one by one
-MAX_TASKS = 20_000_000  # of an epoch; each takes some 100 bytes
+MAX_COVERAGES = 200  # of covered epochs; a status lists half as many one by one
+MAX_TASKS = 20_000_000  # per epoch; each takes some 100 bytes
 
 
 def num_cut(shards: Iterable[Shard], records_per_task: int) -> int:
-    """How many slices `cut` makes."""
+    """Return the number of slices that `cut` makes."""
     return sum(-(-len(shard) // records_per_task) for shard in shards)
 
 
 def cut(shards: Iterable[Shard], records_per_task: int) -> tuple[Shard, ...]:
-    """Slices of at most `records_per_task` records; the position in the result is the number of the task."""
+    """Cut shards into slices of at most `records_per_task` records; a slice's index is the number of the task."""
     return tuple(
         Shard(shard.name, start, min(start + records_per_task, shard.end), shard.identity)
         for shard in sorted(shards)
@@ -41,11 +41,11 @@ def cut(shards: Iterable[Shard], records_per_task: int) -> tuple[Shard, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The part of a task that was committed, and that the model does not hold any more.
+    """The part of a task that was committed and that the model has lost.
 
     Attributes:
-        records: to be computed again.
-        is_reopened: the task was done, and is todo again.
+        records: Number of records to be computed again.
+        is_reopened: Whether the task was done and is todo again.
     """
 
     epoch: int
@@ -68,28 +68,28 @@ class Tasks:
         self._settings = settings
         self.slices = cut(shards, settings.records_per_task)
         self._minibatches = sum(-(-len(shard) // settings.minibatch_size) for shard in self.slices)
-        self.planned_records, self.planned_tasks = self._planned()  # over all epochs; 0 when the job is endless
+        self.planned_records, self.planned_tasks = self._planned()  # over all epochs; 0 for an endless job
         self.epochs: list[Epoch] = []
-        self._num_settled = 0  # of the first epochs: all of them are covered, so they change only by `reconcile`
+        self._num_settled = 0  # number of leading epochs that are all covered: they change only by `reconcile`
         self._settled = Counter[str]()  # `_SUMMED` over these: an endless job has many
         self._coverage: list[EpochCoverage] = []  # of these, first the sums of the oldest
-        self._runs: list[dict[str, Any]] = []  # of these, for the journal
-        self.model_version = settings.model_version  # names counted, each when it is committed, if the job trains
+        self._runs: list[dict[str, Any]] = []  # these epochs for the journal
+        self.model_version = settings.model_version  # number of committed minibatches, if the job trains
         self._quarantine: dict[int, frozenset[int]] = {}  # by task, for this and later epochs
         self._is_stopped = False
-        self._fresh: dict[TaskName, CommittedTask] | None = None  # committed since the truth was asked for
-        self.num_fallen_back = 0  # minibatches that were committed, and that the model was seen not to hold any more
+        self._fresh: dict[TaskName, CommittedTask] | None = None  # commits since the model was last queried
+        self.num_fallen_back = 0  # committed minibatches that the model was seen to have lost
 
     @property
     def settings(self) -> JobSettings:
-        """With the plan in force, which may be a script's own."""
+        """Settings with the plan in force, which may be a script's own."""
         return self._settings
 
     def _budget(self, epoch: int) -> int | None:
         return self._settings.max_step - epoch * self._minibatches if self._settings.max_step > 0 else None
 
     def _planned(self) -> tuple[int, int]:
-        """Records and tasks."""
+        """Return the numbers of planned records and tasks."""
         settings = self._settings
         in_epoch = sum(len(shard) for shard in self.slices)
         steps = settings.num_epochs * self._minibatches
@@ -115,22 +115,22 @@ class Tasks:
         return epoch
 
     def begin_until(self, epoch: int) -> None:
-        """Begins the epochs up to one of which a member has spoken, as far as they are planned.
+        """Begin the epochs up to one that a member has reported, as far as they are planned.
 
-        Not more than a member can know of and the journal cannot.
+        At most as many as may have begun without the journal's knowledge.
         """
         last = min(epoch, len(self.epochs) + MAX_UNKNOWN_EPOCHS)
         while len(self.epochs) <= last and self.can_begin:
             self.begin_epoch()
 
     def quarantined(self) -> list[tuple[str, int]]:
-        """(shard, record) of everything set aside."""
+        """Return (shard, record) of all quarantined records."""
         return [
             (self.slices[task].name, r) for task in sorted(self._quarantine) for r in sorted(self._quarantine[task])
         ]
 
     def quarantine(self, task: int, records: Iterable[int]) -> None:
-        """Exclude records of a task in every epoch in which the model does not hold them and no worker has the task."""
+        """Exclude records of a task in every epoch in which the model lacks them and no worker has the task."""
         self._quarantine[task] = self._quarantine.get(task, frozenset()).union(records)
         for epoch in self.epochs:
             if task not in epoch.leased:
@@ -152,7 +152,7 @@ class Tasks:
         self.planned_tasks = sum(len(epoch.order) for epoch in self.epochs)
 
     def unsettled(self) -> list[Epoch]:
-        """The epochs from the first on that is not covered."""
+        """Return the epochs from the first uncovered one on."""
         while self._num_settled < len(self.epochs) and (epoch := self.epochs[self._num_settled]).covered:
             self._settle(epoch)
             self._num_settled += 1
@@ -167,25 +167,25 @@ class Tasks:
             self._coverage[:half] = [EpochCoverage.total(self._coverage[:half])]
 
     def _unsettle(self) -> None:
-        """Sum up all epochs anew: one that was covered changes."""
+        """Sum up all epochs anew, because a covered one changes."""
         self._num_settled = 0
         self._settled.clear()
         self._coverage.clear()
         self._runs.clear()
 
     def settled_coverage(self) -> list[EpochCoverage]:
-        """Return the coverage of all but the `unsettled` epochs; of many, first the sums of the oldest."""
+        """Return the coverage of all but the `unsettled` epochs; for many, the sums of the oldest come first."""
         self.unsettled()
         return list(self._coverage)
 
     def _sum(self, name: str) -> int:
-        """One of `_SUMMED` over all epochs."""
+        """Return one of `_SUMMED` over all epochs."""
         unsettled: int = sum(getattr(epoch, name) for epoch in self.unsettled())
         return self._settled[name] + unsettled
 
     @property
     def num_covered(self) -> int:
-        """The number of epochs, from the first on, that are covered: a later one may be before an earlier one."""
+        """Number of leading epochs that are all covered; a later epoch may be covered before an earlier one."""
         return len(self.epochs) - len(self.unsettled())
 
     @property
@@ -194,38 +194,38 @@ class Tasks:
 
     @property
     def records_done(self) -> int:
-        """Committed or skipped, over all epochs."""
+        """Number of records that are committed, skipped ones included, over all epochs."""
         return self._sum("committed_records")
 
     @property
     def records_processed(self) -> int:
-        """The same, counted each time that a record is committed: it never falls, whatever the model loses."""
+        """Number of commits of records over all epochs: it never falls, whatever the model loses."""
         return self._sum("processed_records")
 
     @property
     def num_committed(self) -> int:
-        """Minibatches, over all epochs."""
+        """Number of committed minibatches, over all epochs."""
         return self._sum("num_minibatches")
 
     @property
     def records_left_out(self) -> int:
-        """Planned, in none of the models and not set aside; 0 where training was stopped on purpose, or is endless."""
+        """Number of planned records neither in a model nor quarantined; 0 if training was stopped or is endless."""
         if self._is_stopped:
             return 0
         return max(0, self.planned_records - self.records_done - self._sum("num_quarantined"))
 
     @property
     def num_done(self) -> int:
-        """Tasks of all epochs that are done."""
+        """Number of done tasks over all epochs."""
         return self._sum("num_done")
 
     @property
     def num_remaining(self) -> int:
-        """Tasks of the epochs that have begun which are not done."""
+        """Number of unfinished tasks of the begun epochs."""
         return sum(len(epoch.order) - epoch.num_done for epoch in self.unsettled())
 
     def take(self, allowed: Callable[[int, int], bool]) -> TaskName | None:
-        """The next task to be leased that is `allowed(epoch, task)`; None when there is none in the begun epochs."""
+        """Take and return the next task that is `allowed(epoch, task)`; None if the begun epochs have none."""
         for epoch in self.unsettled():
             if epoch.num_todo and (task := epoch.first_todo(partial(allowed, epoch.number))) is not None:
                 return self.take_this((epoch.number, task))
@@ -233,7 +233,7 @@ class Tasks:
 
     @property
     def num_todo(self) -> int:
-        """Tasks of the epochs that have begun which no worker has."""
+        """Number of tasks of the begun epochs that are neither done nor leased."""
         return sum(epoch.num_todo for epoch in self.unsettled())
 
     @property
@@ -241,7 +241,7 @@ class Tasks:
         return any(epoch.num_todo for epoch in self.unsettled())
 
     def num_whole(self, own: Container[TaskName]) -> int:
-        """Whether of this number of epochs, from the first on, every planned task is done or one of those."""
+        """Return of how many leading epochs every planned task is done or one of `own`."""
 
         def is_whole(epoch: Epoch) -> bool:
             return not epoch.num_todo and all((epoch.number, task) in own for task in epoch.leased)
@@ -257,15 +257,15 @@ class Tasks:
         return name[0] < len(self.epochs) and self.epochs[name[0]].is_todo(name[1])
 
     def give_back(self, name: TaskName) -> None:
-        """A lease was lost: the task is the next one to be granted."""
+        """Give back the task of a lost lease: it is the next one to be granted."""
         epoch, task = self.epochs[name[0]], name[1]
-        if self._settings.has_tensorflow_servers:  # they may hold more than was reported, and cannot report it
+        if self._settings.has_tensorflow_servers:  # they may contain more than was reported, and cannot report it
             epoch.num_repeated += len(epoch.slice(task)) - epoch.records_in(task)
         epoch.leased.remove(task)
         epoch.open_again(task)
 
     def commit(self, name: TaskName, minibatches: Iterable[int]) -> int:
-        """Counts minibatches that are in the model now; the number of those that were not known to be."""
+        """Commit minibatches that the model contains now; return the number of new ones."""
         return self._commit(name, CommittedTask.of(0, minibatches))
 
     def _commit(self, name: TaskName, reported: CommittedTask) -> int:
@@ -281,12 +281,12 @@ class Tasks:
         return new
 
     def skip(self, name: TaskName, minibatches: Iterable[int]) -> int:
-        """Notes minibatches that are left out of the model; how many were not known to be."""
+        """Record minibatches that the model skips; return the number of new ones."""
         return self.epochs[name[0]].skip(name[1], minibatches)
 
     @property
     def num_skipped(self) -> int:
-        """Minibatches that are committed and empty, over all epochs."""
+        """Number of committed and empty minibatches, over all epochs."""
         return self._sum("num_skipped")
 
     @property
@@ -294,7 +294,7 @@ class Tasks:
         return self._sum("skipped_records")
 
     def remarks(self, not_evaluated: Iterable[tuple[str, int]] = ()) -> list[str]:
-        """Return the records that the model was not trained or evaluated on, for the end of the job."""
+        """Return the log lines about records that the model was not trained or evaluated on, for the end of the job."""
         remarks = []
         quarantined = dict.fromkeys([*self.quarantined(), *not_evaluated])
         if quarantined:
@@ -310,10 +310,10 @@ class Tasks:
         return remarks
 
     def finish(self, name: TaskName, num_minibatches: int, surplus: int = 0) -> int:
-        """A leased task has `num_minibatches`, all of them committed, with `surplus` samples beyond one a record.
+        """Finish a leased task: all its minibatches are committed, with `surplus` samples beyond one per record.
 
         Returns:
-            How many of them were not known to be.
+            The number of minibatches that are new.
         """
         new = self._commit(name, CommittedTask.of(num_minibatches))
         epoch, task = self.epochs[name[0]], name[1]
@@ -323,38 +323,38 @@ class Tasks:
 
     @property
     def has_surplus(self) -> bool:
-        """`feed` has made more or fewer samples of some task than it has records."""
+        """Whether `feed` has made more or fewer samples of some task than it has records."""
         return any(epoch.num_filtered or epoch.num_augmented for epoch in self.epochs)
 
     def num_missing(self, name: TaskName) -> int:
-        """Minibatches of a task that are not committed, were there no `filter`."""
+        """Return the number of uncommitted minibatches of a task, assuming that `feed` filters no record."""
         epoch, task = self.epochs[name[0]], name[1]
         size = len(epoch.slice(task)) - len(epoch.excluded(task))
         return max(0, -(-size // self._settings.minibatch_size) - len(epoch.applied(task)))
 
     def sample(self) -> Shard | None:
-        """The first minibatch of the first task of whose records none is set aside, if there is one; None: no data."""
+        """Return the first minibatch of the first task without quarantined records, if any; None without data."""
         if not self.slices:
             return None
         task = next((task for task in range(len(self.slices)) if not self._quarantine.get(task)), 0)
         return self.slices[task].first(self._settings.minibatch_size)
 
     def ledger(self) -> CommittedSet:
-        """Everything that is committed as far as is known here."""
+        """Return all commits that are known here."""
         watermarks, extras = TaskNumbers(), dict[TaskName, frozenset[int]]()
         for epoch in self.epochs:
             epoch.fill(watermarks, extras)
         return CommittedSet(watermarks, 0, extras)
 
     def begin_reading(self) -> None:
-        """The model is being queried: later commits may be missing in the answer."""
+        """Note that the model is being queried: the answer may lack later commits."""
         self._fresh = {}
 
     def reconcile(self, truth: CommittedSet) -> list[Loss]:
         """Set the ledger to the model's content and the commits since `begin_reading`.
 
         Returns:
-            The tasks of which the model has lost something.
+            The losses of tasks of which the model has lost something.
         """
         fresh, self._fresh = self._fresh or {}, None
         if self._is_stopped:
@@ -402,7 +402,7 @@ class Tasks:
         }
 
     def _epochs_in_runs(self) -> list[dict[str, Any]]:
-        """Return the epochs; successive ones that are plain, as most are, as their number alone."""
+        """Return the epochs for the journal; consecutive plain ones, the most frequent, as their number."""
         unsettled = self.unsettled()
         found = [*self._runs[:-1], *map(dict, self._runs[-1:])]
         for epoch in unsettled:
@@ -431,7 +431,7 @@ class Tasks:
 
 
 def _add_to_runs(runs: list[dict[str, Any]], epoch: Epoch) -> None:
-    """Add an epoch as the journal has it; a plain one to the number of those before it."""
+    """Add an epoch in the format of the journal; a plain one increases the number of those before it."""
     if not epoch.is_plain:
         runs.append(epoch.snapshot())
     elif runs and _PLAIN in runs[-1]:
