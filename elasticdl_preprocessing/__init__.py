@@ -1,7 +1,10 @@
-"""Keras layers that turn raw columns into what a model takes, and statistics of the columns for them.
+"""Keras layers that turn raw columns into inputs of a model, and functions that read statistics of the columns.
 
-The layers are part of the model, so that training and serving see the same.  They take dense, sparse and
-ragged tensors, and give ids as int64.
+    age = Discretization(get_bucket_boundaries("age", default=[18, 30, 65]))
+    job = IndexLookup(get_vocabulary("job", default=["clerk", "nurse"]))
+
+The layers are part of the model, so that training and serving preprocess in the same way.  They accept dense, sparse
+and ragged tensors; ids are int64.
 """
 
 from elasticdl_preprocessing.analyzer import (

@@ -1,8 +1,8 @@
-"""Statistics of columns, for the arguments of the layers.
+"""Functions that read statistics of columns, for the arguments of the layers.
 
-Owns where they come from, in this order: the environment variable of one statistic, such as `_age_min`; the file that
-`elasticdl analyze` wrote, whose path or URL is an argument, or in the environment variable ELASTICDL_STATISTICS; the
-default.  It computes none.
+Each takes the first of these sources with a value: an environment variable for one statistic, such as `_age_min`; the
+file written by `elasticdl analyze`, given as an argument or by the environment variable ELASTICDL_STATISTICS; the
+default.  Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -22,45 +22,46 @@ StatisticsPath = str | os.PathLike[str] | None
 
 
 def get_min(feature_name: str, default: D, statistics: StatisticsPath = None) -> float | D:
-    """The smallest number of a column; environment variable ``_{feature_name}_min``.
+    """Return the smallest number of a column; environment variable ``_{feature_name}_min``.
 
     Args:
-        default: the value where none has been computed.
-        statistics: path, or URL in storage, of a file that `elasticdl analyze` wrote; None: that of
+        feature_name: Name of the column.
+        default: Returned if there is no such statistic.
+        statistics: Path or storage URL of a file written by `elasticdl analyze`; None: the path in
             ELASTICDL_STATISTICS, if it is set.
 
     Raises:
-        ValueError: the variable holds no number, or the file cannot be read.
-        StorageError: the storage refuses the file, or cannot be reached.
+        ValueError: The value is not a number, or the file cannot be read.
+        StorageError: The storage refuses the file, or cannot be reached.
     """
     return _found(feature_name, "min", float, default, statistics)
 
 
 def get_max(feature_name: str, default: D, statistics: StatisticsPath = None) -> float | D:
-    """The largest number of a column; environment variable ``_{feature_name}_max``.  See `get_min`."""
+    """Return the largest number of a column; environment variable ``_{feature_name}_max``.  See `get_min`."""
     return _found(feature_name, "max", float, default, statistics)
 
 
 def get_avg(feature_name: str, default: D, statistics: StatisticsPath = None) -> float | D:
-    """The mean of a column; environment variable ``_{feature_name}_avg``.  See `get_min`."""
+    """Return the mean of a column; environment variable ``_{feature_name}_avg``.  See `get_min`."""
     return _found(feature_name, "avg", float, default, statistics)
 
 
 def get_stddev(feature_name: str, default: D, statistics: StatisticsPath = None) -> float | D:
-    """The standard deviation of a column; environment variable ``_{feature_name}_stddev``.  See `get_min`."""
+    """Return the standard deviation of a column; environment variable ``_{feature_name}_stddev``.  See `get_min`."""
     return _found(feature_name, "stddev", float, default, statistics)
 
 
 def get_bucket_boundaries(feature_name: str, default: D, statistics: StatisticsPath = None) -> list[float] | D:
-    """Boundaries of buckets that hold as many records each, rising; ``_{feature_name}_boundaries``, split by commas.
+    """Return the boundaries of buckets with about the same number of records each, in ascending order.
 
-    See `get_min`.
+    The environment variable ``_{feature_name}_boundaries`` contains numbers separated by commas.  See `get_min`.
     """
     return _found(feature_name, "boundaries", _boundaries, default, statistics)
 
 
 def get_distinct_count(feature_name: str, default: D, statistics: StatisticsPath = None) -> int | D:
-    """The number of different values of a column; environment variable ``_{feature_name}_distinct_count``.
+    """Return the number of distinct values of a column; environment variable ``_{feature_name}_distinct_count``.
 
     See `get_min`.
     """
@@ -68,9 +69,10 @@ def get_distinct_count(feature_name: str, default: D, statistics: StatisticsPath
 
 
 def get_vocabulary(feature_name: str, default: D, statistics: StatisticsPath = None) -> str | list[str] | D:
-    """The values of a column, the most frequent first, for `IndexLookup`.
+    """Return the values of a column, the most frequent first, for `IndexLookup`.
 
-    The environment variable ``_{feature_name}_vocab`` holds the path of a file with one a line.  See `get_min`.
+    The environment variable ``_{feature_name}_vocab`` contains the path of a text file with one value per line; this
+    path is then returned.  See `get_min`.
     """
     return _found(feature_name, "vocab", lambda value: value, default, statistics)
 
@@ -101,10 +103,10 @@ def _found(name: str, statistic: str, parse: Callable[[Any], T], default: D, pat
 
 
 def _state_of(path: str) -> tuple[int, ...]:
-    """Return numbers that differ when another analysis has written the file; none for a URL, which is read once."""
+    """Return numbers that change when the file is rewritten; an empty tuple for a URL, which is read only once."""
     try:
         found = os.stat(path)
-    except OSError:  # the error of reading it says more
+    except OSError:  # reading the file raises a better error
         return ()
     return found.st_ino, found.st_mtime_ns, found.st_size
 
@@ -123,6 +125,6 @@ def _columns(path: str, state: tuple[int, ...]) -> dict[str, dict[str, Any]]:
 def _content(path: str) -> bytes:
     if "://" not in path:
         return Path(path).read_bytes()
-    from elasticdl.storage.paths import path_of  # for URLs alone
+    from elasticdl.storage.paths import path_of  # needed only for URLs
 
     return path_of(path).read_bytes()

@@ -1,6 +1,6 @@
-"""Layers that make ids of categories: `Hashing`, which needs no statistics, and `IndexLookup`, of a vocabulary.
+"""Layers that map categories to ids: `Hashing`, without any statistics, and `IndexLookup`, with a vocabulary.
 
-`ConcatenateWithOffset` puts ids of several columns into one space, so that they can share one embedding table.
+`ConcatenateWithOffset` moves the ids of several columns into one range, so that they can share one embedding table.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ _SHOWN = 5
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class Hashing(keras.layers.Hashing):  # type: ignore[misc]
-    """The FarmHash fingerprint of each string modulo `num_bins`, int64; integers are hashed as decimal strings.
+    """Maps each string to its FarmHash fingerprint modulo `num_bins`, int64; integers are hashed as decimal strings.
 
-    It is `keras.layers.Hashing`, which does not tell Keras that the ids of sparse and ragged tensors are sparse and
-    ragged, too; this one does.
+    This is `keras.layers.Hashing`, except that ids of sparse and ragged tensors are declared sparse and ragged in
+    functional models, too.
+
+    Args:
+        num_bins: Number of ids: they are in [0, num_bins).
 
     Raises:
-        ValueError: `num_bins` is not positive.
+        ValueError: `num_bins` is not positive, or another `output_mode` than "int" is requested.
     """
 
     def __init__(self, num_bins: int, **kwargs: Any) -> None:
@@ -56,17 +59,20 @@ class Hashing(keras.layers.Hashing):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class IndexLookup(ElementwiseLayer):
-    """The place of each token in the vocabulary, int64; an unknown one gets the vocabulary's size plus its hash.
+    """Maps each token to its index in the vocabulary, int64: `IndexLookup(["a", "b"])(["b", "x"])` is [1, 2].
 
-    `keras.layers.StringLookup` has unknown tokens at the front; here they are at the end, so ids of known tokens do not
-    depend on `num_oov_tokens`.  Integers are looked up as decimal strings.  A saved model holds the tokens, no path.
+    An unknown token gets the size of the vocabulary plus its FarmHash fingerprint modulo `num_oov_tokens`.  (In
+    `keras.layers.StringLookup` the ids of unknown tokens come first; here they come last, so that ids of known tokens
+    do not depend on `num_oov_tokens`.)  Integers are looked up as decimal strings.  A saved model contains the tokens,
+    not a path.
 
     Args:
-        vocabulary: tokens, or the path of a text file with one token a line; None: there are unknown tokens only.
-        num_oov_tokens: number of ids for unknown tokens, chosen by their FarmHash fingerprint modulo it.
+        vocabulary: Tokens, or the path of a text file with one token per line; None: all tokens are unknown.
+        num_oov_tokens: Number of ids for unknown tokens.
 
     Raises:
-        ValueError: a token is there twice, or the file cannot be read.
+        ValueError: A token occurs twice, the file cannot be read, or `num_oov_tokens` is not positive.
+        TypeError: The inputs are neither strings nor integers.
     """
 
     def __init__(
@@ -80,7 +86,7 @@ class IndexLookup(ElementwiseLayer):
         self._table = _table(self.vocabulary, self.num_oov_tokens)
 
     def vocab_size(self) -> int:
-        """Number of ids, those of unknown tokens included."""
+        """Return the number of ids, including those of unknown tokens."""
         return len(self.vocabulary) + self.num_oov_tokens
 
     def values(self, values: Tensor) -> Tensor:
@@ -114,13 +120,13 @@ def _tokens(vocabulary: Sequence[str] | str | os.PathLike[str] | None) -> list[s
 
 
 def _lines(path: Path) -> list[str]:
-    """Cut a file at ends of lines alone: to `str.splitlines` several characters that a token may hold are such, too."""
-    text = path.read_bytes().decode("utf-8-sig")  # editors of Windows begin a file with a mark
+    """Return the lines of a file, cut only at newlines: `str.splitlines` also cuts at characters allowed in tokens."""
+    text = path.read_bytes().decode("utf-8-sig")  # Windows editors write a byte order mark
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def _table(tokens: list[str], num_oov_tokens: int) -> Any:
-    """The lookup table; None: a table must not be empty."""
+    """Return the lookup table; None without tokens, because a table must not be empty."""
     if not tokens:
         return None
     with tf.init_scope():  # a layer may be made while `feed` is traced
@@ -131,16 +137,18 @@ def _table(tokens: list[str], num_oov_tokens: int) -> Any:
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class ConcatenateWithOffset(PreprocessingLayer):
-    """Adds ``offsets[i]`` to the i-th input and concatenates: dense inputs, or sparse, or ragged ones.
+    """Adds ``offsets[i]`` to the i-th input and concatenates all inputs, which are all dense, all sparse or all ragged.
 
-    Integers become int64. An input that is no list is returned as it is.
+    `ConcatenateWithOffset([0, 10])([[[1]], [[2]]])` is [[1, 12]].  Integers become int64.  An input that is not a list
+    or tuple is returned unchanged.
 
     Args:
-        offsets: None: nothing is added.
+        offsets: One per input; None: add nothing.
+        axis: Axis of the concatenation.
 
     Raises:
-        ValueError: there are more inputs than offsets, or fewer.
-        TypeError: the inputs are of several kinds.
+        ValueError: The number of inputs differs from the number of offsets.
+        TypeError: The inputs are of several kinds.
     """
 
     def __init__(self, offsets: Sequence[int] | None, axis: int = -1, **kwargs: Any) -> None:

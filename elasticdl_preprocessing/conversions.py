@@ -1,4 +1,4 @@
-"""Layers that change what a tensor is: `ToNumber` its dtype, `ToSparse` and `ToRagged` its kind."""
+"""Layers that convert tensors: `ToNumber` changes the dtype, `ToSparse` and `ToRagged` change the kind."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from elasticdl_preprocessing.layer import (
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class ToNumber(ElementwiseLayer):
-    """Strings as numbers, numbers cast; a string that is empty or blank becomes `default_value`.
+    """Parses strings and casts numbers: `ToNumber("float32", -1)(["1.5", " "])` is [1.5, -1.0].
 
-    Another string that is no number, or none that an integer `out_type` holds, is an error of the step that meets it.
+    A step fails on a string that is neither blank nor a number, or on a number outside the range of an integer
+    `out_type`.
 
     Args:
-        out_type: dtype of the result, "float32" or `tf.int64`, say.
+        out_type: Dtype of the result, such as "float32" or `tf.int64`.
+        default_value: Result for strings that are empty or blank.
 
     Raises:
-        ValueError: `out_type` is not the dtype of a number, or an integer and `default_value` is none.
+        ValueError: `out_type` is not a numeric dtype, or it is an integer dtype and `default_value` is not an integer.
     """
 
     def __init__(self, out_type: Any, default_value: float, **kwargs: Any) -> None:
@@ -56,16 +58,16 @@ class ToNumber(ElementwiseLayer):
 
 
 class _Dropping(PreprocessingLayer):
-    """Leaves out the cells of one value."""
+    """A layer that drops the cells with one value."""
 
-    _of_floats: float | None = None  # the value where none is given
+    _of_floats: float | None = None  # default of `ignore_value` for floats
 
     def __init__(self, ignore_value: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.ignore_value = ignore_value
 
     def _ignored(self, dtype: Any) -> Any:
-        """The value of cells that are left out; None: none is."""
+        """Return the value of the cells to drop; None: drop no cell."""
         if self.ignore_value is not None:
             return self.ignore_value
         if dtype == tf.string:
@@ -78,7 +80,7 @@ class _Dropping(PreprocessingLayer):
         ignored = self._ignored(values.dtype)
         if ignored is None:
             return tf.ones_like(values, tf.bool)
-        if ignored != ignored:  # NaN, which equals no value
+        if ignored != ignored:  # NaN: it is not equal to itself
             return ~tf.math.is_nan(values)
         return tf.not_equal(values, tf.constant(ignored, values.dtype))
 
@@ -91,10 +93,13 @@ class _Dropping(PreprocessingLayer):
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class ToSparse(_Dropping):
-    """The cells of a tensor, whatever its kind, that do not equal `ignore_value`, as a sparse tensor.
+    """Converts a tensor of any kind to a sparse one, without the cells that equal `ignore_value`.
+
+    `ToSparse()([[1, -1], [-1, 3]])` stores 1 at [0, 0] and 3 at [1, 1].
 
     Args:
-        ignore_value: None: "" for strings, −1 for integers with a sign, 0.0 for floats.
+        ignore_value: None: "" for strings, −1 for signed integers, 0.0 for floats; no cell of unsigned integers is
+            dropped.
     """
 
     _of_floats = 0.0
@@ -118,16 +123,18 @@ class ToSparse(_Dropping):
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class ToRagged(_Dropping):
-    """The cells of a dense or ragged tensor of one or two dimensions that do not equal `ignore_value`, as a ragged one.
+    """Converts a dense or ragged tensor to a ragged one, without the cells that equal `ignore_value`.
 
-    Strings are split first: a row "a,b" of one cell has the cells "a" and "b"; those of several cells are joined.
+    `ToRagged()(["a,b", "c"])` is [["a", "b"], ["c"]]: strings are split first, and the parts of all cells of a row are
+    joined to one row.
 
     Args:
-        sep: the separator of strings; None or "": they are not split.
-        ignore_value: None: "" for strings, −1 for integers with a sign; of floats every cell is kept.
+        sep: Separator for strings; None or "": do not split.
+        ignore_value: None: "" for strings, −1 for signed integers; no cell of floats and unsigned integers is dropped.
 
     Raises:
-        TypeError: the input is sparse.
+        TypeError: The input is sparse.
+        ValueError: The input does not have one or two dimensions.
     """
 
     def __init__(self, sep: str | None = ",", ignore_value: Any = None, **kwargs: Any) -> None:
@@ -180,7 +187,7 @@ def _whole(number: Any) -> int:
 
 
 def _held_by(dtype: Any, numbers: Tensor) -> Tensor:
-    """Integers of a wider dtype; one that `dtype` does not hold is an error of the step, as a cast would wrap it."""
+    """Return integers of a wider dtype; fail the step if one is out of `dtype`'s range, since a cast would wrap it."""
     least, most = dtype.min, min(dtype.max, numbers.dtype.max)
     flat = tf.reshape(numbers, [-1])
     wrong = tf.boolean_mask(flat, (flat < least) | (flat > most))
@@ -190,5 +197,5 @@ def _held_by(dtype: Any, numbers: Tensor) -> Tensor:
 
 
 def _wider(dtype: str) -> str:
-    """The dtype that strings are parsed to."""
+    """Return the dtype to which strings are parsed before the cast to `dtype`."""
     return "float32" if tf.as_dtype(dtype).is_floating else "int64"

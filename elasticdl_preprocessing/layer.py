@@ -1,6 +1,6 @@
-"""The base of this package's layers: they take tensors as they come and have nothing that is trained.
+"""Base classes of this package's layers, which do not cast their inputs and have no trainable variables.
 
-Functions for the three kinds of tensors that a layer gets, dense, sparse and ragged; they work on the values alone.
+Also functions for the three kinds of tensors that a layer accepts: dense, sparse and ragged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PACKAGE = "elasticdl_preprocessing"
 
 
 class PreprocessingLayer(keras.layers.Layer):  # type: ignore[misc]
-    """A layer whose inputs Keras does not cast, whatever the policy of dtypes: ids and strings are among them."""
+    """A layer with inputs that Keras never casts, whatever the dtype policy: they may be ids or strings."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -25,12 +25,12 @@ class PreprocessingLayer(keras.layers.Layer):  # type: ignore[misc]
 
 
 class ElementwiseLayer(PreprocessingLayer):
-    """Turns each value into another, alone: the result is of the kind and the shape of the input."""
+    """Maps each value independently: the result has the kind (dense, sparse, ragged) and the shape of the input."""
 
     output_dtype = "int64"
 
     def values(self, values: Tensor) -> Tensor:
-        """The results for values of any shape."""
+        """Return the results for a dense tensor of values, of any shape."""
         raise NotImplementedError
 
     def call(self, inputs: Any) -> Tensor:
@@ -47,7 +47,7 @@ Tensor = Any  # tf.Tensor, tf.SparseTensor or tf.RaggedTensor; TensorFlow is unt
 
 
 def as_tensor(inputs: Any) -> Tensor:
-    """Return a layer's input as a tensor; sparse and ragged ones stay what they are."""
+    """Return a layer's input as a tensor; a sparse or ragged tensor is returned unchanged."""
     if isinstance(inputs, (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)):
         return inputs
     if isinstance(inputs, tf.compat.v1.ragged.RaggedTensorValue):
@@ -56,7 +56,7 @@ def as_tensor(inputs: Any) -> Tensor:
 
 
 def map_values(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-    """The same tensor with other values; cells that a sparse tensor does not store stay unstored."""
+    """Apply a function to the values of a tensor; cells not stored in a sparse tensor remain not stored."""
     if isinstance(inputs, tf.SparseTensor):
         return with_sparse_values(inputs, function(inputs.values))
     if isinstance(inputs, tf.RaggedTensor):
@@ -65,16 +65,16 @@ def map_values(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
 
 
 def with_sparse_values(inputs: Tensor, values: Tensor) -> Tensor:
-    """A sparse tensor with other values; its static shape is kept."""
+    """Return a sparse tensor with other values and the same static shape."""
     result = tf.SparseTensor(inputs.indices, values, inputs.dense_shape)
     return _with_shape(result, inputs.shape)
 
 
 def keep_cells(inputs: Tensor, kept: Callable[[Tensor], Tensor]) -> Tensor:
-    """A sparse or ragged tensor without some of its cells.
+    """Return a sparse or ragged tensor with only some of its cells.
 
     Args:
-        kept: values [n] to whether each is kept, bool [n].
+        kept: Maps values [n] to bool [n]: whether to keep each cell.
     """
     if isinstance(inputs, tf.SparseTensor):
         return _with_shape(tf.sparse.retain(inputs, kept(inputs.values)), inputs.shape)
@@ -82,12 +82,12 @@ def keep_cells(inputs: Tensor, kept: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def spec_like(inputs: Any, dtype: str) -> Any:
-    """The symbolic tensor of a layer that changes values and dtype only."""
+    """Return the symbolic output of a layer that changes only values and dtype."""
     return symbolic(inputs, inputs.shape, dtype, sparse=is_sparse(inputs), ragged=is_ragged(inputs))
 
 
 def symbolic(inputs: Any, shape: Any, dtype: str, sparse: bool = False, ragged: bool = False) -> Any:
-    """A symbolic tensor; a ragged one has as many ragged dimensions as `inputs` has, if `inputs` is ragged."""
+    """Return a symbolic tensor; a ragged one has the ragged dimensions of `inputs`, if `inputs` is ragged."""
     if not ragged:
         return keras.KerasTensor(shape, dtype, sparse=sparse)
     splits = getattr(inputs, "row_splits_dtype", None)
@@ -96,17 +96,17 @@ def symbolic(inputs: Any, shape: Any, dtype: str, sparse: bool = False, ragged: 
 
 
 def is_sparse(inputs: Any) -> bool:
-    """Whether a tensor, or a symbolic one, is sparse."""
+    """Return whether a tensor, symbolic or not, is sparse."""
     return isinstance(inputs, tf.SparseTensor) or bool(getattr(inputs, "sparse", False))
 
 
 def is_ragged(inputs: Any) -> bool:
-    """Whether a tensor, or a symbolic one, is ragged."""
+    """Return whether a tensor, symbolic or not, is ragged."""
     return isinstance(inputs, tf.RaggedTensor) or bool(getattr(inputs, "ragged", False))
 
 
 def dtype_name(inputs: Any) -> str:
-    """The dtype of a tensor, or of a symbolic one."""
+    """Return the name of the dtype of a tensor, symbolic or not."""
     return str(keras.backend.standardize_dtype(inputs.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Layers for numbers: `Normalizer`, and three that make ids of them: `Discretization`, `LogRound`, `RoundIdentity`."""
+"""Layers for numbers: `Normalizer`, and three that return ids: `Discretization`, `LogRound`, `RoundIdentity`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from elasticdl_preprocessing.layer import PACKAGE, ElementwiseLayer, Tensor
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class Normalizer(ElementwiseLayer):
-    """(x − subtractor) / divisor as float32; of integers and float64 computed in float64: times in seconds keep digits.
+    """Computes (x − subtractor) / divisor as float32: `Normalizer(2, 4)([2, 4, 6])` is [0.0, 0.5, 1.0].
 
-    Minimum and range give values in [0, 1]; mean and standard deviation give mean 0 and deviation 1.  Cells that a
-    sparse tensor does not store stay unstored.
+    Integers and float64 are computed in float64, so that large numbers such as Unix times keep their digits.  Cells not
+    stored in a sparse tensor remain not stored.
+
+    Args:
+        subtractor: The minimum, for results in [0, 1]; or the mean, for results with mean 0.
+        divisor: The range (maximum − minimum), or the standard deviation.
 
     Raises:
-        ValueError: the divisor is 0.
+        ValueError: A number is not finite, or the divisor is 0.
     """
 
     output_dtype = "float32"
@@ -44,13 +48,18 @@ class Normalizer(ElementwiseLayer):
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class Discretization(ElementwiseLayer):
-    """The number of the bucket of each value, int64: that of boundaries that are not larger than it.
+    """Maps each value to the number of its bucket, int64: `Discretization([0, 1])([-1.0, 0.0, 1.0])` is [0, 1, 2].
 
-    Buckets hold their left boundary: with bins [0, 1] they are (−∞, 0), [0, 1) and [1, ∞), the last one with NaN.
-    Integers and float64 are compared as float64, so that times in seconds keep their digits; others as float32.
+    A bucket contains its left boundary: bins [0, 1] make the buckets (−∞, 0), [0, 1) and [1, ∞).  NaN is in the last
+    one.  Integers and float64 are compared as float64, so that large numbers such as Unix times keep their digits;
+    other types as float32.
 
     Args:
-        bins: boundaries, rising; of equal ones, as quantiles may have them, the buckets between stay empty.
+        bins: Boundaries in ascending order.  Equal boundaries, possible among quantiles, have empty buckets between
+            them.
+
+    Raises:
+        ValueError: The boundaries are not ascending, or contain NaN.
     """
 
     def __init__(self, bins: Sequence[float], **kwargs: Any) -> None:
@@ -60,16 +69,16 @@ class Discretization(ElementwiseLayer):
             raise ValueError(f"Discretization: the boundaries fall, or are no numbers: {self.bins}.")
 
     def num_bins(self) -> int:
-        """Number of buckets."""
+        """Return the number of buckets."""
         return len(self.bins) + 1
 
     def values(self, values: Tensor) -> Tensor:
         values = _widened(values)
         flat = tf.reshape(values, [-1])
         bins = tf.constant([self.bins], values.dtype)
-        # Not tf.searchsorted, which fails in a graph on a static shape without values.
+        # Not tf.searchsorted: in a graph it fails for a static shape without elements.
         ids = tf.raw_ops.UpperBound(sorted_inputs=bins, values=flat[tf.newaxis], out_type=tf.int64)[0]
-        ids = tf.where(tf.math.is_nan(flat), tf.constant(len(self.bins), tf.int64), ids)  # XLA's search says 0
+        ids = tf.where(tf.math.is_nan(flat), tf.constant(len(self.bins), tf.int64), ids)  # XLA's search returns 0
         return tf.ensure_shape(tf.reshape(ids, tf.shape(values)), values.shape)
 
     def get_config(self) -> dict[str, Any]:
@@ -78,12 +87,17 @@ class Discretization(ElementwiseLayer):
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class LogRound(ElementwiseLayer):
-    """The logarithm of each value, rounded to an id, halves to the even one.
+    """Maps each value to its rounded logarithm, int64: `LogRound(5, base=10)([1, 90, 1000])` is [0, 2, 3].
 
-    Where that is not in [0, num_bins), or there is no logarithm, it is `default_value`.
+    Halves are rounded to the even integer.
 
     Args:
-        base: of the logarithm; None: e.
+        num_bins: Number of ids: they are in [0, num_bins).
+        default_value: Result for values without a logarithm, or with a rounded logarithm out of range.
+        base: Base of the logarithm; None: e.
+
+    Raises:
+        ValueError: `num_bins` is not positive, or `base` is not the base of a logarithm.
     """
 
     def __init__(self, num_bins: int, default_value: int = 0, base: float | None = None, **kwargs: Any) -> None:
@@ -107,7 +121,17 @@ class LogRound(ElementwiseLayer):
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class RoundIdentity(ElementwiseLayer):
-    """Each value, rounded to an id, halves to the even one; `default_value` where that is not in [0, num_buckets)."""
+    """Rounds each value to an integer id, int64: `RoundIdentity(5)([0.6, 4.4, 7.0])` is [1, 4, 0].
+
+    Halves are rounded to the even integer.
+
+    Args:
+        num_buckets: Number of ids: they are in [0, num_buckets).
+        default_value: Result for values that are NaN, or out of range after rounding.
+
+    Raises:
+        ValueError: `num_buckets` is not positive.
+    """
 
     def __init__(self, num_buckets: int, default_value: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -123,7 +147,7 @@ class RoundIdentity(ElementwiseLayer):
 
 
 def _widened(values: Tensor) -> Tensor:
-    """Numbers as float64 where float32 would round them: integers and float64; others as float32."""
+    """Return integers and float64 as float64, since float32 would round them, and other numbers as float32."""
     is_wide = values.dtype.is_integer or values.dtype == tf.float64
     return tf.cast(values, tf.float64 if is_wide else tf.float32)
 
@@ -135,7 +159,7 @@ def _count(layer: str, name: str, number: int) -> int:
 
 
 def _ids(rounded: Tensor, count: int, default: int) -> Tensor:
-    """Whole numbers as ids; one that is not in [0, count), or no number at all, becomes the default."""
+    """Return whole numbers as int64 ids; NaN and numbers outside of [0, count) become the default."""
     bound = tf.cast(count, rounded.dtype)
     is_id = tf.logical_and(rounded >= 0, rounded < bound)
     known = tf.where(is_id, rounded, tf.zeros_like(rounded))

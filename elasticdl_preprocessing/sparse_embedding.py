@@ -1,7 +1,7 @@
 """`SparseEmbedding`: one vector for all ids of a row.
 
-The table is that of an ordinary `keras.layers.Embedding` inside, so it is moved to parameter servers like other
-tables of Keras.
+The layer contains an ordinary `keras.layers.Embedding`; its table moves to the parameter servers like other tables of
+Keras.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ COMBINERS = ("sum", "mean", "sqrtn")
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class SparseEmbedding(PreprocessingLayer):
-    """The vectors of the ids of each row, combined: ids of [B, L] become [B, output_dim].
+    """Combines the vectors of all ids of a row: `SparseEmbedding(100, 8)` maps ids [B, L] to [B, 8].
 
-    Ids are sparse or ragged; in dense ones 0 is padding.  A row without ids becomes zeros.
+    Ids are sparse, ragged or dense; dense ids 0 are padding and are ignored.  A row without ids becomes zeros.
 
     Args:
-        input_dim: ids are in [0, input_dim).
-        combiner: "sum", "mean", or "sqrtn", the sum divided by the square root of the number of ids.
+        input_dim: Number of ids: they are in [0, input_dim).
+        output_dim: Length of a vector.
+        embeddings_initializer: Keras initializer of the vectors.
+        combiner: "sum", "mean", or "sqrtn" (the sum divided by the square root of the number of ids).
+
+    Raises:
+        ValueError: `combiner` is unknown, or the ids do not have two dimensions.
     """
 
     def __init__(
@@ -45,12 +50,12 @@ class SparseEmbedding(PreprocessingLayer):
 
     @property
     def input_dim(self) -> int:
-        """Number of ids."""
+        """The number of ids."""
         return int(self.embedding.input_dim)
 
     @property
     def output_dim(self) -> int:
-        """Length of a vector."""
+        """The length of a vector."""
         return int(self.embedding.output_dim)
 
     def build(self, input_shape: Any = None) -> None:
@@ -69,7 +74,7 @@ class SparseEmbedding(PreprocessingLayer):
         else:
             ids, row, num_rows = inputs.values, inputs.indices[:, 0], inputs.dense_shape[0]
         vectors = self.embedding(tf.cast(ids, tf.int64))
-        if self.compute_dtype != "float64":  # half precision counts no further than 256 or 2,048
+        if self.compute_dtype != "float64":  # half precision cannot count beyond 256 or 2,048 ids
             vectors = tf.cast(vectors, tf.float32)
         return tf.cast(self._combined(vectors, row, num_rows), self.compute_dtype)
 

@@ -1,7 +1,7 @@
-"""`Embedding`: a Keras layer whose rows live on the parameter servers when the job has some.
+"""`Embedding`: a Keras layer with rows on the parameter servers, if the job has parameter servers.
 
-Owns the arithmetic from ids to vectors.  Where rows come from is `placement`'s business; without a placement the layer
-is an ordinary Keras embedding with a variable of its own.
+Owns the arithmetic from ids to vectors; `placement` decides where the rows come from.  Without a placement the layer
+is an ordinary Keras embedding with its own variable.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ COMBINERS = ("sum", "mean", "sqrtn")
 
 @keras.saving.register_keras_serializable(package="elasticdl")
 class Embedding(keras.layers.Layer):  # type: ignore[misc]
-    """Turn ids into vectors that are learnt: `Embedding(8, combiner="mean")` makes [B, 8] of ids [B, L].
+    """Turns ids into trainable vectors: `Embedding(8, combiner="mean")` maps ids [B, L] to [B, 8].
 
-    Dense ids [B, L] become [B, L, output_dim], or [B, output_dim] with a combiner, which combines over axis 1; to a
-    combiner ids [B] are rows of one id.  Ragged and sparse ids of two dimensions need a combiner; a row without ids
-    becomes zeros.  Ids are cast to int64.
+    Dense ids [B, L] become [B, L, output_dim], or [B, output_dim] with a combiner, which combines over axis 1; a
+    combiner treats ids [B] as rows of one id.  Ragged and sparse ids must have two dimensions and need a combiner; a
+    row without ids becomes zeros.  Ids are cast to int64.
 
-    Under ParameterServerStrategy the table is on the parameter servers: rows are made on first use, and without
-    `input_dim` any int64 is an id.  Elsewhere `input_dim` is needed.
+    Under ParameterServerStrategy the table is on the parameter servers: a row is created on first use, and without
+    `input_dim` any int64 is an id.  With other strategies `input_dim` is required.
 
     Args:
-        output_dim: length of a vector.
-        input_dim: ids are in [0, input_dim).
+        output_dim: Length of a vector.
+        input_dim: Number of ids: they are in [0, input_dim).  None: any int64 is an id.
         embeddings_initializer: Keras initializer of the rows.
-        mask_zero: id 0 is padding: it is masked for later layers, and left out by a combiner.
-        input_length: ignored; accepted for models written for older versions.
+        mask_zero: Treat id 0 as padding: mask it for later layers, and ignore it in a combiner.
+        input_length: Ignored; accepted for models written for older versions of Keras.
         combiner: None, "sum", "mean", or "sqrtn" (the sum divided by the square root of the number of ids).
-        embeddings_regularizer: Keras regularizer: of the rows that a minibatch looks up, each once, where the table
-            is on the parameter servers; of the whole table elsewhere.
-        embeddings_constraint: Keras constraint, applied to the rows that an update touches, or to the whole table.
+        embeddings_regularizer: Keras regularizer.  With parameter servers it applies to the rows that a minibatch
+            looks up, each counted once; otherwise to the whole table.
+        embeddings_constraint: Keras constraint.  With parameter servers it applies to the updated rows; otherwise to
+            the whole table.
 
     Raises:
-        ModelDefinitionError: an argument is out of its range, or the layer is built without an `input_dim` it needs.
+        ModelDefinitionError: An argument is out of range, or `input_dim` is missing where it is required.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         return tf.cast(self._combined(inputs), self.compute_dtype)
 
     def _combined(self, inputs: Tensor) -> Tensor:
-        """Return the result in float32 or float64: half precision counts no further than 256 or 2,048."""
+        """Return the result in float32 or float64: half precision cannot count beyond 256 or 2,048 ids."""
         if isinstance(inputs, tf.RaggedTensor):
             return self._combine_rows(inputs.values, inputs.value_rowids(), inputs.nrows(), "ragged", inputs.shape.rank)
         if isinstance(inputs, tf.SparseTensor):
@@ -148,7 +149,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         return tf.cast(self._placement.rows(self.name, ids, self.output_dim), dtype)
 
     def own_rows(self, ids: Tensor) -> Tensor:
-        """Return the rows of ids, of the layer's own variable."""
+        """Return the rows of the ids from the layer's own variable."""
         return tf.gather(tf.convert_to_tensor(self.embeddings), ids)
 
     def compute_mask(self, inputs: Tensor, mask: Any = None) -> Tensor | None:

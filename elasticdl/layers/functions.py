@@ -1,9 +1,9 @@
 """`TensorFlowFunction`: a TensorFlow function as an operation of a functional Keras model.
 
-Keras 2 let `tf.reshape(x)` stand in a functional model; Keras 3 refuses it, since `x` is symbolic there.  While
-`accepted` is open such a call becomes an operation of the model, so that models written for Keras 2 build as they are.
+Keras 2 accepts `tf.reshape(x)` in a functional model; Keras 3 refuses it, because `x` is symbolic.  Inside `accepted`
+such a call becomes an operation of the model, so that models written for Keras 2 build without changes.
 
-`inlined`: the user's own `tf.function`s as parts of what is being traced.
+`inlined`: calls of the user's `tf.function`s become part of the current trace.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _log = logging.getLogger("elasticdl.keras")
 
 @keras.saving.register_keras_serializable(package="elasticdl")
 class TensorFlowFunction(keras.Operation):  # type: ignore[misc]
-    """One call of a TensorFlow function.
+    """A TensorFlow function as a Keras operation.
 
     Args:
-        function: its public name without `tf.`, such as `math.reduce_sum`.
+        function: The function's public name without `tf.`, such as `math.reduce_sum`.
 
     Raises:
         ModelDefinitionError: TensorFlow has no such function.
@@ -57,7 +57,7 @@ class TensorFlowFunction(keras.Operation):  # type: ignore[misc]
         except (
             TypeError,
             ValueError,
-        ):  # Keras takes `0.5 * x` for sparse, since a number has no attribute that says so
+        ):  # Keras treats `0.5 * x` as sparse for a sparse `x`: retry with dense inputs
             dense_args, dense_kwargs = keras.tree.map_structure(_dense, (args, kwargs))
             return super().compute_output_spec(*dense_args, **dense_kwargs)
 
@@ -66,7 +66,7 @@ class TensorFlowFunction(keras.Operation):  # type: ignore[misc]
 
 
 class _Dispatcher(tf.__internal__.dispatch.GlobalOpDispatcher):  # type: ignore[misc]
-    """Asked by TensorFlow about arguments that a function of its own cannot take."""
+    """Called by TensorFlow for arguments that a TensorFlow function does not support."""
 
     def __init__(self) -> None:
         self.num_open = 0
@@ -87,7 +87,7 @@ _dispatcher.register()
 
 @contextmanager
 def accepted() -> Iterator[None]:
-    """TensorFlow functions take symbolic Keras tensors inside; says once which were used so."""
+    """Return a context in which TensorFlow functions accept symbolic Keras tensors; log the functions at its end."""
     _dispatcher.num_open += 1
     try:
         yield
@@ -103,10 +103,11 @@ _Function = type(tf.function(lambda: None))
 
 @contextmanager
 def inlined() -> Iterator[None]:
-    """Calls of a `tf.function` inside, by this thread, run its Python code as a part of what is being traced.
+    """Return a context in which this thread's calls of a `tf.function` run its Python code in the current trace.
 
-    A trace of its own would be called again with the values of variables and the rows of its first call, and takes no
-    symbolic inputs of a functional model.  Where nothing is traced it has its own: its code may need a graph.
+    A separate trace would reuse the values of variables and the rows of its first call, and it does not accept the
+    symbolic inputs of a functional model.  Outside of a trace the `tf.function` makes its own: its code may need a
+    graph.
     """
     call, own_thread = _Function.__call__, threading.get_ident()
 

@@ -1,7 +1,7 @@
-"""Where the rows of a model's embedding layers come from.
+"""Decide where the rows of a model's embedding layers come from.
 
-Owns the ambient placement under which a model is made, and a layer's requests for rows while a function is traced.
-It never talks to a parameter server: rows enter and leave a compiled function as ordinary tensors.
+Owns the context (`embedding_placement`) in which a model is made, and a layer's requests for rows while a function is
+traced.  It never talks to a parameter server: rows enter and leave a compiled function as ordinary tensors.
 """
 
 from __future__ import annotations
@@ -26,21 +26,24 @@ _PLACEMENT: ContextVar[Placement | None] = ContextVar("elasticdl_embedding_place
 class LayerError(ModelDefinitionError):
     """An error that a layer raises while it is called."""
 
-    _keras_call_info_injected = True  # or Keras would put a page of its own around the message
+    _keras_call_info_injected = True  # else Keras adds a page of text to the message
 
 
 class RowsNotFetched(LayerError):
-    """A layer is called where the rows of its table were not fetched for."""
+    """A layer was called outside of the code for which the rows of its table were fetched."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """A layer's requirements on its table.
+    """The table that a layer needs.
 
     Attributes:
-        input_dim: ids are in [0, input_dim); 0: any int64 is an id.
-        regularizer: Keras regularizer of the rows of a minibatch; None: none.
-        constraint: Keras constraint of the rows that an update touches; None: none.
+        name: Name of the layer and of its table; unique in a model.
+        dim: Length of a row.
+        initializer: Keras initializer of the rows.
+        input_dim: Ids are in [0, input_dim); 0: any int64 is an id.
+        regularizer: Keras regularizer of the rows of a minibatch, if any.
+        constraint: Keras constraint of the updated rows, if any.
     """
 
     name: str
@@ -52,17 +55,17 @@ class TableSpec:
 
 
 class Rows(Protocol):
-    """Gives a layer the rows of its ids."""
+    """A source of rows for layers."""
 
     def rows(self, table: str, ids: Tensor, dim: int) -> Tensor:
-        """[n, dim] float32 for `ids` [n] int64."""
+        """Return the rows, float32 [n, dim], of `ids`, int64 [n]."""
         ...
 
 
 class Placement:
-    """Places the tables of the layers made under it on the parameter servers.
+    """Places the tables of layers on the parameter servers, if they are made inside `embedding_placement`.
 
-    Outside of `using` a layer answers with zeros, which is all that building a model takes.
+    Outside of `using` a layer returns zeros; this is enough to build a model.
     """
 
     def __init__(self) -> None:
@@ -70,10 +73,10 @@ class Placement:
         self._active = threading.local()
 
     def add(self, table: TableSpec) -> None:
-        """Called by a layer when it is built.
+        """Add the table of a layer; called when the layer is built.
 
         Raises:
-            ModelDefinitionError: another layer has the name.
+            ModelDefinitionError: Another layer has the same name.
         """
         if table.name in self.tables:
             raise ModelDefinitionError(
@@ -83,12 +86,12 @@ class Placement:
         self.tables[table.name] = table
 
     def remove(self, table: str) -> None:
-        """The layer has a variable of its own after all."""
+        """Remove the table of a layer that uses its own variable instead."""
         del self.tables[table]
 
     @contextmanager
     def using(self, source: Rows) -> Iterator[None]:
-        """While it lasts, layers called in this thread take their rows from `source`."""
+        """Return a context in which layers called in this thread take their rows from `source`."""
         previous = self._source()
         self._active.source = source
         try:
@@ -108,7 +111,7 @@ class Placement:
 
 @contextmanager
 def embedding_placement(placement: Placement | None) -> Iterator[None]:
-    """Embedding layers made inside belong to `placement`; None: each has an ordinary variable of its own."""
+    """Return a context in which new embedding layers belong to `placement`; None: each has its own variable."""
     token = _PLACEMENT.set(placement)
     try:
         yield
@@ -117,12 +120,12 @@ def embedding_placement(placement: Placement | None) -> Iterator[None]:
 
 
 def current_placement() -> Placement | None:
-    """The placement of the innermost `embedding_placement`."""
+    """Return the placement of the innermost `embedding_placement`, if any."""
     return _PLACEMENT.get()
 
 
 class Recorded:
-    """Writes down the ids of every call of every layer and answers with zeros."""
+    """A source that records the ids of every call of every layer, and returns zeros."""
 
     def __init__(self) -> None:
         self.ids: dict[str, list[Tensor]] = {}
@@ -143,12 +146,12 @@ class Recorded:
 
 
 class Given:
-    """Rows handed in from outside: those of the k-th call of a layer are the k-th stretch of its table's."""
+    """A source of rows fetched before: each call of a layer takes the next rows of its table."""
 
     def __init__(self, rows: Mapping[str, Tensor]) -> None:
         """
         Args:
-            rows: table to [n, dim], for each id of each call, in order.
+            rows: Maps each table to [n, dim]: one row for each id of each call, in order.
         """
         self._rows = rows
         self._start: dict[str, Tensor] = {}
@@ -162,7 +165,7 @@ class Given:
 
 
 class Served:
-    """Whole tables, each a function of ids: for an exported model."""
+    """A source for an exported model: each table is a function from ids to rows."""
 
     def __init__(self, tables: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
         self._tables = tables

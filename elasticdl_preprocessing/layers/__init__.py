@@ -1,4 +1,4 @@
-"""The layers under the import paths of the original: this package, and a module of it for each layer."""
+"""The layers under the import paths of the original ElasticDL: this package, and one module in it per layer."""
 
 import sys
 from types import ModuleType

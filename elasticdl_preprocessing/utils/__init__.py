@@ -1,4 +1,4 @@
-"""The statistics under the import path of the original: `elasticdl_preprocessing.utils.analyzer_utils`."""
+"""The statistics under the import path of the original ElasticDL: `elasticdl_preprocessing.utils.analyzer_utils`."""
 
 import sys
 
