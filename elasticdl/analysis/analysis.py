@@ -1,11 +1,12 @@
-"""Statistics of a table's columns: of some records, put together from many parts, and as users get them.
+"""Statistics of a table's columns: collected from some records, merged from many parts, and formatted for users.
 
-`statistics_of_rows`: those of rows as a database driver gives them, Python values by column.
+`statistics_of_rows`: statistics of rows from a database driver, given as Python values by column.
 
-`ColumnSketch` is a summary of a column: small for any length; the sketches of two halves make that of the whole.
+`ColumnSketch`: a summary of a column, small for any length; the sketches of two halves can be merged.
 
-Numbers of values, minimum, maximum, mean and deviation are exact.  So are the counts of the values themselves while few
-differ; of more, Apache DataSketches keeps quantiles (KLL), their number (HyperLogLog) and the frequent ones.
+Numbers of values, minimum, maximum, mean and deviation are exact.  The counts of single values are exact while there
+are few distinct values; beyond that, Apache DataSketches keeps quantiles (KLL), the number of distinct values
+(HyperLogLog) and the frequent values.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from elasticdl.data.sources import need
 from elasticdl.data.text import common_type
 from elasticdl_client.errors import DataError
 
-EXACT_DISTINCT = 50_000  # where more values differ, they are sketched
+EXACT_DISTINCT = 50_000  # with more distinct values, they are sketched
 _KLL_K = 800
 _HLL_LG_K = 14
 _FREQUENT_LG_SIZE = 16
 
 
 def check_library() -> Any:
-    """The package datasketches.
+    """Return the package datasketches.
 
     Raises:
-        DataError: it is not installed.
+        DataError: The package is not installed.
     """
     return need("datasketches", "Statistics", "datasketches")
 
 
 class ColumnKind(IntEnum):
-    """The kind of all values of a column; of two parts of a column it is the larger one."""
+    """The kind of all values of a column; the kind of a merged column is the larger one of its parts."""
 
     NOTHING = 0
     INTEGER = 1
@@ -53,21 +54,23 @@ class ColumnKind(IntEnum):
 
 
 class ColumnSketch:
-    """Of one column.
+    """The summary of one column.
 
     Attributes:
-        count: number of values.
-        num_missing: of records without one, and of missing values.
-        counts: how often each value was seen, as text; None: too many differ.
+        kind: Kind of all values so far.
+        count: Number of values.
+        num_missing: Number of records without a value, and of missing values.
+        moments: Sums of the numbers.
+        counts: Number of occurrences of each value, as text; None: there are too many distinct values.
     """
 
     def __init__(self, exact_distinct: int = EXACT_DISTINCT) -> None:
         """
         Args:
-            exact_distinct: the number of different values that are counted one by one.
+            exact_distinct: Maximum number of distinct values to count one by one.
 
         Raises:
-            DataError: the package datasketches is not installed.
+            DataError: The package datasketches is not installed.
         """
         self._library = check_library()
         self._exact_distinct = exact_distinct
@@ -81,7 +84,7 @@ class ColumnSketch:
         self._frequent = self._library.frequent_strings_sketch(_FREQUENT_LG_SIZE)
 
     def add(self, cells: Cells) -> None:
-        """Adds values."""
+        """Add values."""
         self.num_missing += cells.num_missing
         self.count += len(cells.texts) + sum(map(len, cells.numbers))
         if cells.texts:
@@ -96,7 +99,7 @@ class ColumnSketch:
                 self._count(dict(zip(texts, counts.tolist(), strict=True)))
 
     def merge(self, other: ColumnSketch) -> None:
-        """Adds what another one has seen."""
+        """Add the values of another sketch."""
         self.count += other.count
         self.num_missing += other.num_missing
         self._widen(other.kind)
@@ -114,21 +117,21 @@ class ColumnSketch:
 
     @property
     def num_distinct(self) -> int:
-        """Exact while values are counted; else of them as text, within about one in a hundred."""
+        """The number of distinct values; if they are not counted, an estimate (about 1 % off) of distinct texts."""
         if self.counts is None:
             return round(float(self._distinct.get_estimate()))
         return len(self.counts if self.kind is ColumnKind.TEXT else self._by_value(self.counts))
 
     def most_frequent(self, number: int) -> list[tuple[str, int]]:
-        """Values and how often they were seen, the most frequent first, equals in order of their text.
+        """Return values and their counts, the most frequent first, and equally frequent ones in order of their text.
 
-        Of too many different values: those that are surely among the frequent ones, with estimates.
+        With too many distinct values, return only the certainly frequent ones, with estimated counts.
         """
         found = self.counts.items() if self.counts is not None else self._estimates()
         return sorted(found, key=lambda item: (-item[1], item[0]))[:number]
 
     def quantiles(self, num_buckets: int) -> list[float]:
-        """Return the num_buckets − 1 boundaries of as many equal parts of the numbers."""
+        """Return the num_buckets − 1 boundaries that cut the numbers into num_buckets parts of equal size."""
         if self.counts is None:
             return [float(q) for q in self._quantiles.get_quantiles([k / num_buckets for k in range(1, num_buckets)])]
         by_value = self._by_value(self.counts)
@@ -138,7 +141,7 @@ class ColumnSketch:
         return [values[int(place)] for place in np.searchsorted(ends, wanted)]
 
     def dump(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the sketch as values for JSON."""
         return {
             "kind": int(self.kind),
             "count": self.count,
@@ -152,7 +155,7 @@ class ColumnSketch:
 
     @classmethod
     def load(cls, saved: Mapping[str, Any], exact_distinct: int = EXACT_DISTINCT) -> ColumnSketch:
-        """The sketch that `dump` was called of."""
+        """Return the sketch saved by `dump`."""
         sketch = cls(exact_distinct)
         library = sketch._library
         sketch.kind = ColumnKind(saved["kind"])
@@ -165,7 +168,7 @@ class ColumnSketch:
         return sketch
 
     def _add_numbers(self, numbers: Numbers | None) -> None:
-        """Numbers, or None: there were others among them."""
+        """Add numbers; None: some of the values were not numbers."""
         if numbers is None:
             self._widen(ColumnKind.TEXT)
             return
@@ -187,7 +190,7 @@ class ColumnSketch:
             self._sketch()
 
     def _sketch(self) -> None:
-        """From now on values are not counted one by one."""
+        """Stop counting values one by one; sketch them from now on."""
         counts, self.counts = self.counts, None
         self._sketch_all(counts or {})
 
@@ -197,7 +200,7 @@ class ColumnSketch:
             self._frequent.update(value, count)
 
     def _by_value(self, counts: Mapping[str, int]) -> Counter[float]:
-        """Counts of numbers, however they are written."""
+        """Return the counts by number: texts such as 1 and 1.0 are added up."""
         by_value: Counter[float] = Counter()
         for text, count in counts.items():
             by_value[int(text) if self.kind is ColumnKind.INTEGER else float(text)] += count
@@ -209,7 +212,7 @@ class ColumnSketch:
 
 
 def _parsed(texts: Sequence[str]) -> Numbers | None:
-    """Texts as numbers; None: they are not all finite ones."""
+    """Return texts as numbers; None: not all of them are finite numbers."""
     match common_type(texts):
         case "int64":
             return np.array([int(text) for text in texts], np.int64)
@@ -220,7 +223,7 @@ def _parsed(texts: Sequence[str]) -> Numbers | None:
 
 
 def _shortest(number: float) -> str:
-    """A whole number without a fraction, which is how most people write it."""
+    """Return a number as text; a whole number without a fraction, as most people write it."""
     return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
 
 
@@ -234,17 +237,17 @@ def _bytes(text: str) -> bytes:
 
 @dataclass(slots=True)
 class Analysis:
-    """Of the records that were added."""
+    """Statistics of the added records."""
 
     exact_distinct: int = EXACT_DISTINCT
     num_records: int = 0
     sketches: dict[str, ColumnSketch] = field(default_factory=dict)
 
     def add(self, cells: Mapping[str, Cells], num_records: int) -> None:
-        """Adds the cells of records.
+        """Add the cells of records.
 
         Raises:
-            DataError: a package is missing.
+            DataError: A package is missing.
         """
         for name, values in cells.items():
             if name not in self.sketches:
@@ -255,7 +258,7 @@ class Analysis:
         self.num_records += num_records
 
     def merge(self, other: Analysis) -> None:
-        """Adds what another one has seen."""
+        """Add the records of another analysis."""
         for name in sorted(self.sketches.keys() | other.sketches.keys()):
             own = self.sketches.setdefault(name, self._missing_so_far())
             if name in other.sketches:
@@ -265,7 +268,7 @@ class Analysis:
         self.num_records += other.num_records
 
     def dump(self) -> bytes:
-        """For a file."""
+        """Return the analysis as the content of a file."""
         columns = {name: sketch.dump() for name, sketch in self.sketches.items()}
         return zlib.compress(json.dumps({"records": self.num_records, "columns": columns}).encode(), 1)
 
@@ -274,7 +277,7 @@ class Analysis:
         """Load the result of `dump`.
 
         Raises:
-            DataError: it is damaged.
+            DataError: The content is damaged.
         """
         try:
             saved = json.loads(zlib.decompress(data))
@@ -284,11 +287,11 @@ class Analysis:
         return cls(exact_distinct, saved["records"], sketches)
 
     def statistics(self, num_buckets: int, vocabulary_size: int) -> dict[str, Any]:
-        """Return the statistics for users, as values of JSON.
+        """Return the statistics for users, as values for JSON.
 
         Args:
-            num_buckets: that `boundaries` make.
-            vocabulary_size: the most values in `vocab`.
+            num_buckets: Number of buckets for `boundaries`.
+            vocabulary_size: Maximum number of values in `vocab`.
         """
         columns = {
             name: _column(sketch, num_buckets, vocabulary_size) for name, sketch in sorted(self.sketches.items())
@@ -331,15 +334,15 @@ def _column(sketch: ColumnSketch, num_buckets: int, vocabulary_size: int) -> dic
 def statistics_of_rows(
     columns: Mapping[str, Sequence[object]], num_buckets: int = 10, vocabulary_size: int = 100_000
 ) -> dict[str, Any]:
-    """Return what `elasticdl analyze` would write about a table.
+    """Return the statistics that `elasticdl analyze` would write for a table.
 
     Args:
-        columns: the values of each column, as many of each; None: missing.
-        num_buckets: that `boundaries` make.
-        vocabulary_size: the most values in `vocab`.
+        columns: The values of each column, the same number for each; None: missing.
+        num_buckets: Number of buckets for `boundaries`.
+        vocabulary_size: Maximum number of values in `vocab`.
 
     Raises:
-        DataError: a package is missing, or a column holds numbers and texts.
+        DataError: A package is missing, or a column contains both numbers and texts.
     """
     analysis = Analysis()
     num_rows = len(next(iter(columns.values()), ()))

@@ -1,11 +1,10 @@
-"""Records of any source as the values of each of their columns.
+"""Convert records of any source to the values of each column.
 
 A record is a row of a CSV file with a header, or a tf.train.Example; the type of a column is inferred from its
-values, by the rule of training.
+values, as in training.
 
-`Moments`: number, sum, sum of squares, minimum and maximum of numbers, added up exactly.
-
-So the order in which parts are put together changes no bit of the mean and the deviation.
+`Moments`: number, sum, sum of squares, minimum and maximum of numbers, added exactly, so that the mean and the
+deviation are bit-identical for any order of merging.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ class Cells:
     """The values of one column in some records.
 
     Attributes:
-        texts: values that came as text.
-        numbers: arrays [n] of values that came as numbers, int64 or float64.
-        num_missing: records without a value, and values that are missing.
-        are_texts: the source says that texts are texts, also those that look like numbers.
+        texts: Values that the source has as text.
+        numbers: Arrays [n] of values that the source has as numbers, int64 or float64.
+        num_missing: Number of records without a value, and of missing values.
+        are_texts: Texts are never parsed as numbers, because the source defines them as texts.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -46,13 +45,13 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """How the columns of a source are found.
+    """Extracts the columns of a source from its records.
 
     Attributes:
-        metadata: of the source.
-        wanted: names; empty: all.
-        missing: texts that stand for a missing value, beside the empty one.
-        declared_texts: columns whose type the user has named: string.
+        metadata: Metadata of the source.
+        wanted: Names of columns to extract; empty: all.
+        missing: Texts that mean a missing value, in addition to the empty text.
+        declared_texts: Columns that the user has declared as string.
     """
 
     metadata: Metadata
@@ -61,10 +60,10 @@ class Columns:
     declared_texts: frozenset[str] = frozenset()
 
     def cells(self, records: Sequence[bytes]) -> dict[str, Cells]:
-        """The values of each column.
+        """Return the values of each column.
 
         Raises:
-            DataError: a record has no columns, or a text where the reader says that there are numbers.
+            DataError: A record has no columns, or a text in a column of numbers.
         """
         if self.metadata.delimiter:
             return self._from_rows(records)
@@ -93,7 +92,7 @@ class Columns:
         for name in self.wanted or names:
             if name not in columns:
                 raise DataError(f"The data have no column {name}, which --columns names.", f"They have {_list(names)}.")
-            encoded(name, columns[name])  # an error here: statistics are JSON
+            encoded(name, columns[name])  # raises here if a text cannot be encoded: statistics are JSON
             cells = Cells(are_texts=name in self._texts)
             self._add_texts(cells, columns[name])
             if dtypes.get(name) in ("int64", "float64"):
@@ -103,12 +102,12 @@ class Columns:
 
     @property
     def _texts(self) -> Collection[str]:
-        """Return the columns of texts.  Texts for missing values among numbers mislead the reader's guess."""
+        """The columns of texts; the reader's guess is not used if texts among numbers can mean missing values."""
         guessed = () if self.missing else (name for name, dtype in self.metadata.column_dtypes if dtype == "string")
         return self.declared_texts.union(guessed)
 
     def _collected(self, parts: Sequence[tuple[list[int], npt.NDArray[Any]]], num_records: int) -> Cells:
-        cells = Cells(are_texts=True)  # a bytes feature is one for the model, too
+        cells = Cells(are_texts=True)  # the model also treats a bytes feature as text
         num_present = 0
         for rows, values in parts:
             if not values.shape[1]:
@@ -133,10 +132,10 @@ class Columns:
 
 
 def _take_as_numbers(cells: Cells, name: str, dtype: str) -> None:
-    """Make numbers of the texts of a column that holds numbers; those that are not finite are missing values.
+    """Convert the texts of a numeric column to numbers; numbers that are not finite count as missing.
 
     Raises:
-        DataError: one is no number.
+        DataError: A text is not a number.
     """
     kind = common_type(cells.texts)
     if kind == "string":
@@ -160,16 +159,19 @@ Numbers = npt.NDArray[np.float64] | npt.NDArray[np.int64]
 
 _MANTISSA_BITS = 53
 _ROOT_BITS = 64
-_SCALE = 1074 + _MANTISSA_BITS  # every double is a whole number of 2 ** -_SCALE
+_SCALE = 1074 + _MANTISSA_BITS  # every double is a multiple of 2 ** -_SCALE
 
 
 @dataclass(slots=True)
 class Moments:
-    """Of no numbers, at first.
+    """Exact sums over numbers; initially there are none.
 
     Attributes:
-        total: sum, in units of 2 ** -_SCALE.
-        squares: sum of squares, in units of 2 ** (-2 * _SCALE).
+        count: Number of numbers.
+        total: Sum, in units of 2 ** -_SCALE.
+        squares: Sum of squares, in units of 2 ** (-2 * _SCALE).
+        smallest: Minimum.
+        largest: Maximum.
     """
 
     count: int = 0
@@ -179,7 +181,7 @@ class Moments:
     largest: float = float("-inf")
 
     def add(self, numbers: Numbers) -> None:
-        """Adds finite numbers."""
+        """Add finite numbers."""
         if not len(numbers):
             return
         self.count += len(numbers)
@@ -199,7 +201,7 @@ class Moments:
         self.squares += sum(value * value for value in values) << (2 * shift)
 
     def merge(self, other: Moments) -> None:
-        """Adds what another has."""
+        """Add the numbers of another one."""
         self.count += other.count
         self.total += other.total
         self.squares += other.squares
@@ -212,12 +214,12 @@ class Moments:
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of these numbers: the sum of squares is divided by their number, not by one less."""
-        square = self.count * self.squares - self.total**2  # of count times the deviation; floats are too small for it
+        """The population standard deviation: the sum of squares is divided by n, not by n − 1."""
+        square = self.count * self.squares - self.total**2  # (count · deviation)²; it exceeds the range of floats
         return float(Fraction(math.isqrt(square << (2 * _ROOT_BITS)), self.count << (_SCALE + _ROOT_BITS)))
 
     def dump(self) -> list[Any]:
-        """For JSON."""
+        """Return the sums as values for JSON."""
         return [self.count, hex(self.total), hex(self.squares), self.smallest, self.largest]
 
     @classmethod

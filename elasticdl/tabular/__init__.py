@@ -1,1 +1,1 @@
-"""Keras models of tables that are described by parameters, not by code: the estimators of `elasticdl sql`."""
+"""Keras models for tables, described by parameters instead of code: the estimators of `elasticdl sql`."""

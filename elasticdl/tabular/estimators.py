@@ -1,7 +1,7 @@
-"""The model definition of `elasticdl sql`: one function that builds the estimator which a description names.
+"""The model definition of `elasticdl sql`: a function that builds the estimator named by a description.
 
-The description is a file of JSON: estimator, task, parameters, inputs and features; the client writes it.  A model of
-classes gives probabilities, one of numbers gives numbers in the label's own unit.
+The description is a JSON file written by the client: estimator, task, parameters, inputs and features.  A classifier
+returns probabilities; a regressor returns numbers in the label's unit.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from elasticdl.tabular.features import (
 )
 
 Metrics = dict[str, keras.metrics.Metric | Callable[[Any, Any], Any]]
-"""Metrics of Keras, and functions that give the value of each sample."""
+"""Keras metrics, and functions that return the value of each sample."""
 
 
 def custom_model(description: str) -> keras.Model:
     """Build and compile the model of a description.
 
     Args:
-        description: path of the file.
+        description: Path of the JSON file.
     """
     found = json.loads(Path(description).read_text())
     params, task = found["params"], found["task"]
@@ -43,7 +43,7 @@ def custom_model(description: str) -> keras.Model:
 
 
 def binary_metrics() -> Metrics:
-    """Of a label with two values."""
+    """Return the metrics for a label with two values."""
     return {
         "auc": keras.metrics.AUC(num_thresholds=1000),
         "accuracy": keras.metrics.BinaryAccuracy(),
@@ -54,14 +54,15 @@ def binary_metrics() -> Metrics:
 
 
 def classes_metrics() -> Metrics:
-    """Of a label with more values."""
+    """Return the metrics for a label with more than two values."""
     return {"accuracy": keras.metrics.SparseCategoricalAccuracy(), "loss": _classes_loss}
 
 
 def regression_metrics() -> Metrics:
-    """Of a label of numbers.
+    """Return the metrics for a numeric label.
 
-    Of each sample: Keras's own of a tensor [batch] would weigh a small minibatch as much as a large one.
+    They are functions of each sample, since Keras's own, for a tensor [batch], weigh a small minibatch as much as a
+    large one.
     """
     return {"mse": _squared_error, "rmse": keras.metrics.RootMeanSquaredError(), "mae": _absolute_error}
 
@@ -83,7 +84,7 @@ def _absolute_error(labels: Any, predictions: Any) -> Any:
 
 
 def _optimizer(params: Mapping[str, Any]) -> keras.optimizers.Optimizer:
-    """Adam with little momentum: gradients of asynchronous workers are late, which acts as momentum of its own."""
+    """Return the optimizer; Adam has little momentum, because late gradients of asynchronous workers act like it."""
     if params["optimizer"] == "adam":
         return keras.optimizers.Adam(params["learning_rate"], beta_1=0.5)
     made: keras.optimizers.Optimizer = {"sgd": keras.optimizers.SGD, "adagrad": keras.optimizers.Adagrad}[
@@ -93,7 +94,7 @@ def _optimizer(params: Mapping[str, Any]) -> keras.optimizers.Optimizer:
 
 
 def _loss(task: str, description: Mapping[str, Any]) -> Callable[[Any, Any], Any]:
-    """Return the loss of each sample; that of numbers in units of the label's deviation."""
+    """Return the loss function, per sample; for regression in units of the label's variance."""
     deviation = description["deviation"]
 
     def regression(labels: Any, predictions: Any) -> Any:
@@ -113,7 +114,7 @@ def _result(outputs: keras.KerasTensor, task: str, description: Mapping[str, Any
 
 
 def _dense(features: PartFeatures, vectors: Sequence[keras.KerasTensor], role: str) -> keras.KerasTensor:
-    """All that a dense network takes, as one tensor."""
+    """Return all inputs of a dense network as one tensor: vectors, indicators and numbers."""
     found = [*vectors, *indicators_of(features.categories, role)]
     if features.numbers is not None:
         found.append(features.numbers)
@@ -129,7 +130,7 @@ def _network(x: keras.KerasTensor, params: Mapping[str, Any], num_outputs: int, 
 
 
 def _weighted(features: PartFeatures, num_outputs: int, role: str) -> keras.KerasTensor:
-    """A weight of each number and each id."""
+    """Return a linear model: the sum of a weight for each number and each id."""
     terms = []
     for number, one in enumerate(features.categories):
         name = layer_name(role, "weights", str(number))
@@ -152,7 +153,7 @@ def _dnn(inputs: FeatureInputs, params: Mapping[str, Any], num_outputs: int) -> 
 
 
 def _wide_and_deep(inputs: FeatureInputs, params: Mapping[str, Any], num_outputs: int) -> keras.KerasTensor:
-    """Source: Cheng et al., arXiv:1606.07792."""
+    """Return the sum of a linear model and a network.  Source: Cheng et al., arXiv:1606.07792."""
     wide, deep = _linear(inputs, params, num_outputs), _dnn(inputs, params, num_outputs)
     return keras.layers.Add(name=layer_name("wide", "deep"))([wide, deep])
 
@@ -168,7 +169,7 @@ class PairwiseProducts(keras.layers.Layer):  # type: ignore[misc]
 
 
 def _deepfm(inputs: FeatureInputs, params: Mapping[str, Any], num_outputs: int) -> keras.KerasTensor:
-    """Source: Guo et al., arXiv:1703.04247."""
+    """Return a factorization machine plus a network.  Source: Guo et al., arXiv:1703.04247."""
     features, size = inputs.of("deep"), params["embedding_dim"]
     vectors = vectors_of(features.categories, size, "deep")
     fields = [keras.layers.Reshape((1, size), name=layer_name("field", str(at)))(one) for at, one in enumerate(vectors)]

@@ -1,7 +1,7 @@
-"""The features of a table as tensors: numbers, ids, vectors.  Reads a model's description, builds Keras layers.
+"""Build the features of a table (numbers, ids, vectors) as Keras layers, from a model's description.
 
-Each column reaches the model as `number` (float, NaN: missing) or `text` (empty: missing).  The layers are part of the
-model, so it is served with raw columns.
+Each column is an input of the model, as `number` (float, NaN: missing) or `text` (empty: missing).  The layers are part
+of the model, so serving uses raw columns.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import tensorflow as tf
 from elasticdl.layers import Embedding
 from elasticdl_preprocessing import Hashing, IndexLookup
 
-_SEPARATOR = "\x1f"  # between the values of a CROSS: no text of a table has it
+_SEPARATOR = "\x1f"  # between the values of a CROSS; texts of a table do not contain it
 
 
 @keras.saving.register_keras_serializable(package="elasticdl")
 class ScaledNumbers(keras.layers.Layer):  # type: ignore[misc]
-    """Columns of numbers [batch, 1] each as one tensor [batch, n]: (x − mean) / deviation, missing ones 0."""
+    """Concatenates n numeric columns [batch, 1] to [batch, n], scaled: (x − mean) / deviation; 0 if missing."""
 
     def __init__(self, means: Sequence[float], deviations: Sequence[float], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -40,7 +40,7 @@ class ScaledNumbers(keras.layers.Layer):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(package="elasticdl")
 class BucketOf(keras.layers.Layer):  # type: ignore[misc]
-    """The bucket of numbers [batch, 1], left boundary included; the last id is that of missing ones."""
+    """Maps numbers [batch, 1] to buckets, which include their left boundary; a missing number gets the last id."""
 
     def __init__(self, boundaries: Sequence[float], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -66,7 +66,7 @@ class BucketOf(keras.layers.Layer):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(package="elasticdl")
 class IdentityOf(keras.layers.Layer):  # type: ignore[misc]
-    """Whole numbers [batch, 1] in [0, size) as ids; the id `size` is that of all others and of missing ones."""
+    """Maps whole numbers [batch, 1] in [0, size) to ids; all others and missing ones get the id `size`."""
 
     def __init__(self, size: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -74,7 +74,7 @@ class IdentityOf(keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         numbers = tf.cast(inputs, tf.float32)
-        is_known = (numbers >= 0) & (numbers < self.size)  # false of NaN
+        is_known = (numbers >= 0) & (numbers < self.size)  # False for NaN
         others = tf.fill(tf.shape(numbers), float(self.size))
         return tf.cast(tf.where(is_known, numbers, others), tf.int64)
 
@@ -91,7 +91,7 @@ class IdentityOf(keras.layers.Layer):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(package="elasticdl")
 class CrossOf(keras.layers.Layer):  # type: ignore[misc]
-    """Ids of several columns [batch, 1] as one: the hash of all of them."""
+    """Combines the ids of several columns [batch, 1] to one id: the hash of all of them."""
 
     def __init__(self, size: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -114,13 +114,13 @@ class CrossOf(keras.layers.Layer):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A feature of ids.
+    """A categorical feature.
 
     Attributes:
         ids: [batch, 1], int64.
-        num_ids: one more than the largest.
-        kind: `category`: the estimator decides what becomes of it; `embedding`; `indicator`.
-        dimension: of an embedding.
+        num_ids: Number of ids: they are in [0, num_ids).
+        kind: `category` (the estimator decides how to use it), `embedding` or `indicator`.
+        dimension: Length of the embedding vectors; 0: not given.
     """
 
     ids: keras.KerasTensor
@@ -131,10 +131,11 @@ class Category:
 
 @dataclass(frozen=True, slots=True)
 class PartFeatures:
-    """The features of a part of a model.
+    """The features for one part of a model, such as wide or deep.
 
     Attributes:
-        numbers: [batch, n], scaled; None: there are none.
+        numbers: Scaled numbers [batch, n]; None: there are none.
+        categories: Categorical features.
     """
 
     numbers: keras.KerasTensor | None
@@ -142,16 +143,16 @@ class PartFeatures:
 
 
 class FeatureInputs:
-    """The inputs of a model, and the features made of them.
+    """The inputs of a model, and the features computed from them.
 
     Attributes:
-        inputs: by the name of the column in the data.
+        inputs: Keras inputs, by the name of the column in the data.
     """
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         """
         Args:
-            description: with `inputs` and `features`.
+            description: The model's description; its keys `inputs` and `features` are used.
         """
         self._features = description["features"]
         self._names = {(one["column"], one["form"]): one["name"] for one in description["inputs"]}
@@ -162,7 +163,7 @@ class FeatureInputs:
         self._made: dict[str, tuple[keras.KerasTensor, int]] = {}
 
     def of(self, part: str) -> PartFeatures:
-        """Return the features of a part, and those that are for all."""
+        """Return the features for a part, including those for all parts."""
         wanted = [one for one in self._features if one.get("part", "") in ("", part)]
         numbers = [one for one in wanted if one["kind"] == "number"]
         scaled = None
@@ -205,16 +206,16 @@ class FeatureInputs:
 
 
 def layer_name(*parts: str) -> str:
-    """Return the name of a layer, which no input has: the names of columns do not begin so."""
+    """Return a name for a layer that differs from all inputs: names of columns do not begin with `elasticdl_`."""
     return "_".join(("elasticdl", *parts))
 
 
 def vectors_of(categories: Sequence[Category], dimension: int, role: str) -> list[keras.KerasTensor]:
-    """Return a vector of each category [batch, d], indicators left out.
+    """Return a vector [batch, d] for each category except indicators.
 
     Args:
-        dimension: of those whose own is not given.
-        role: part of the layers' names.
+        dimension: Length of the vectors for categories without their own.
+        role: Used in the layers' names.
     """
     found = []
     for number, one in enumerate(categories):

@@ -1,8 +1,8 @@
-"""The permutation importance of a model's columns: how much its loss grows when a column's values are permuted.
+"""Compute the permutation importance of columns: how much the loss grows when the values of a column are permuted.
 
-`TO EXPLAIN` runs this as a program.  The model is an export, whose code is not needed; inputs of one column are
-permuted together.  Rows are Parquet files or a table of a database, the result is a file or a table.  Source: Breiman,
-Random Forests, 2001; Fisher, Rudin and Dominici, arXiv:1801.01489, for any model.
+`TO EXPLAIN` runs this module as a program.  The model is an export, so its code is not needed; all inputs made from one
+column are permuted together.  The rows are Parquet files or a database table; the result is a file or a table.
+Source: Breiman, Random Forests, 2001; Fisher, Rudin and Dominici, arXiv:1801.01489, for any model.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from elasticdl_client.data_sources import is_table
 
 Array = npt.NDArray[Any]
 Predict = Callable[[Mapping[str, Array]], Array]
-"""Gives the outputs of a batch of rows: [batch] or [batch, classes]."""
+"""Returns the outputs for a batch of rows: [batch] or [batch, classes]."""
 
 _BATCH = 4096  # rows
-_LEAST_PROBABILITY = 1e-7  # as Keras clips it
+_LEAST_PROBABILITY = 1e-7  # Keras clips probabilities at the same value
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Importance:
     """How much the predictions depend on a column.
 
     Attributes:
-        importance: by how much permuting the column raises the loss, on average.
-        deviation: of that between the permutations.
+        importance: Mean increase of the loss when the column is permuted.
+        deviation: Standard deviation of the increase over the permutations.
     """
 
     column: str
@@ -55,18 +55,19 @@ def importances_of(
     """Return the loss on rows, and the importance of each column.
 
     Args:
-        rows: the values of each input, [rows].
-        loss: of the outputs of all rows, in their order.
-        columns: the inputs of each column.
-        repeats: permutations of each column, at least 2.
-        seed: of the permutations.
+        predict: The model.
+        rows: The values of each input, [rows].
+        loss: Returns the loss for the outputs of all rows, in order.
+        columns: Maps each column to its inputs.
+        repeats: Number of permutations per column, at least 2.
+        seed: Seed of the permutations.
     """
     base = loss(_outputs(predict, rows))
     found = []
     for at, (column, inputs) in enumerate(columns.items()):
         growth = []
         for repeat in range(repeats):
-            generator = np.random.default_rng([seed, at, repeat])  # of a column, whatever the others are
+            generator = np.random.default_rng([seed, at, repeat])  # independent of the other columns
             order = generator.permutation(len(rows[inputs[0]]))
             permuted = {name: values[order] if name in inputs else values for name, values in rows.items()}
             growth.append(loss(_outputs(predict, permuted)) - base)
@@ -75,13 +76,13 @@ def importances_of(
 
 
 def loss_of(labels: Array, task: str, deviation: float, has_own_outputs: bool) -> tuple[str, Callable[[Array], float]]:
-    """Return the name of a loss, and the loss of the outputs of all rows.
+    """Return the name of a loss, and a function from the outputs of all rows to the loss.
 
     Args:
-        labels: classes' places or numbers, [rows].
+        labels: Indices of classes, or numbers, [rows].
         task: `binary`, `classes` or `regression`.
-        deviation: of the label in training.
-        has_own_outputs: the outputs of several classes may be other numbers than probabilities.
+        deviation: Standard deviation of the label in the training data.
+        has_own_outputs: The outputs for several classes may not be probabilities (a model written by the user).
     """
     if task == "regression":
         return "squared error / variance", lambda outputs: _mean(np.square((outputs - labels) / deviation))
@@ -116,17 +117,17 @@ def _outputs(predict: Predict, rows: Mapping[str, Array]) -> Array:
 
 
 def exported(path: Path, names: Sequence[str], num_classes: int) -> Predict:
-    """Return what predicts by an exported model.
+    """Return a function that predicts with an exported model.
 
     Args:
-        path: of the SavedModel.
-        names: of the inputs in the rows.
-        num_classes: of the label; 0: it is a number.
+        path: Directory of the SavedModel.
+        names: Names of the inputs in the rows.
+        num_classes: Number of classes of the label; 0: it is a number.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
-    model = tf.saved_model.load(str(path))  # kept: its functions have weak references to its variables
+    model = tf.saved_model.load(str(path))  # `predict` keeps it: its functions refer to variables weakly
     ((structure,), _) = model.serve.concrete_functions[0].structured_input_signature
     leaves = tf.nest.flatten(structure)
     inputs = dict(
@@ -166,13 +167,13 @@ def _by_row(outputs: Array, num_classes: int) -> Array:
 
 
 def read(source: str) -> dict[str, Array]:
-    """Return the columns of a directory of Parquet files, or of a table; texts are objects.
+    """Return the columns of a directory of Parquet files, or of a table; texts are arrays of objects.
 
     Args:
-        source: path, or the URL of a table with `table=` and `key=` in its query; the key is no column.
+        source: Path, or the URL of a table with `table=` and `key=` in its query; the key column is not returned.
     """
     if not is_table(source):
-        import pyarrow.parquet  # only here: an image for tables need not have it
+        import pyarrow.parquet  # imported only here: an image for tables does not need pyarrow
 
         table = pyarrow.parquet.read_table(source)
         return {name: table.column(name).to_numpy() for name in table.column_names}
@@ -191,14 +192,14 @@ def _values(kind: type, values: Sequence[Any]) -> Array:
         return np.array(values, object)
     if kind is int:
         return np.array(values, np.int64)
-    return np.array([np.nan if value is None else float(value) for value in values])  # MySQL holds no NaN
+    return np.array([np.nan if value is None else float(value) for value in values])  # MySQL has no NaN: NULL
 
 
 def write(output: str, loss: Importance, columns: Sequence[Importance]) -> None:
-    """Write a result: rows of a name, a number and its deviation, first the loss, then each column.
+    """Write a result as rows (name, importance, deviation): first the loss, then each column.
 
     Args:
-        output: path of a file of JSON, or the URL of a table with `key=` in its query, which numbers the rows.
+        output: Path of a JSON file, or the URL of a table with `key=` in its query; the key column numbers the rows.
     """
     rows = [loss, *columns]
     if not is_table(output):
@@ -216,7 +217,7 @@ def write(output: str, loss: Importance, columns: Sequence[Importance]) -> None:
 
 
 def main() -> None:
-    """Write the loss of a model and the importances of its columns to the file or table that --output names."""
+    """Write the loss of a model and the importance of its columns to a file or table."""
     parser = argparse.ArgumentParser(prog="python -m elasticdl.tabular.importance", description=main.__doc__)
     parser.add_argument("--export", required=True, help="the SavedModel: a directory, or a URL of storage")
     parser.add_argument("--description", type=Path, required=True, help="model.json of `elasticdl sql`")
