@@ -1,7 +1,7 @@
-"""Where a worker's time goes: the activities of its main thread, and the clock that measures each.
+"""Measure where a worker's time goes: the activities of its main thread, and the clock for them.
 
-The master makes goodput of it (master/core/slot_time.py).  Imports nothing that takes time: a worker has it before it
-catches SIGTERM.
+The master computes goodput from it (master/core/slot_time.py).  This module imports only what loads fast: a worker
+imports it before it can catch SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from enum import StrEnum
 
 
 class Activity(StrEnum):
-    """The activity of a worker's main thread; heartbeats carry it to the master."""
+    """The activity of a worker's main thread; heartbeats send it to the master."""
 
     START = "start"  # importing, loading and building the model
     COMPILE = "compile"  # the first minibatch
-    COMPUTE = "compute"  # minibatches, and work between the other activities
-    REPEAT = "repeat"  # computing a minibatch again whose gradient came too late
+    COMPUTE = "compute"  # minibatches, and all work that is none of the other activities
+    REPEAT = "repeat"  # computing a minibatch again because its gradient was too late
     PS = "ps"  # waiting for parameter servers
-    COLLECTIVE = "world"  # AllReduce: waiting for the other members in a step; the value is part of the status
-    JOIN = "join"  # AllReduce: waiting for a group, and taking its model over
+    COLLECTIVE = "world"  # AllReduce: waiting for other members in a step; the value is public, in the JSON status
+    JOIN = "join"  # AllReduce: waiting for a group, and copying its model
     INPUT = "input"  # waiting for records and the user's feed
     EVALUATE = "evaluate"
     EXPORT = "export"
@@ -31,7 +31,7 @@ class Activity(StrEnum):
 
 
 class _During:
-    """A block whose time belongs to an activity; a class, since a generator would take twice as long."""
+    """A context that counts its time as an activity; a class, since a generator would take twice as long."""
 
     __slots__ = ("_activity", "_before", "_clock")
 
@@ -48,7 +48,7 @@ class _During:
 
 
 class ActivityClock:
-    """Attributes the time of one thread to activities; read from any thread."""
+    """Counts the time of one thread per activity; any thread may read it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,22 +56,25 @@ class ActivityClock:
         self._now = Activity.START
         self._since = time.monotonic()
         self._asks_for_task = False
-        self._num_tasks = 0  # that are open
+        self._num_tasks = 0  # open tasks
 
     def switch(self, activity: Activity) -> Activity:
-        """Ends the present activity, begins another; returns the one that ended."""
+        """End the current activity and begin another; return the one that ended."""
         with self._lock:
             self._settle()
             before, self._now = self._now, activity
             return before
 
     def during(self, activity: Activity) -> _During:
-        """Return a context: the time of its block belongs to `activity`."""
+        """Return a context that counts its time as `activity`."""
         return _During(self, activity)
 
     @contextmanager
     def without_task(self) -> Iterator[None]:
-        """A thread waits for a task: a main thread that waits for input meanwhile is idle, if no other task is open."""
+        """Return a context for a thread that waits for a task: it turns waiting for input into idle time.
+
+        This holds only while no task is open.
+        """
         self._set_asking(True)
         try:
             yield
@@ -84,7 +87,7 @@ class ActivityClock:
             self._asks_for_task = value
 
     def add_tasks(self, number: int) -> None:
-        """Count more open tasks, whose minibatches are made or computed; fewer if `number` is negative."""
+        """Add to the number of open tasks (with minibatches being made or computed); `number` may be negative."""
         with self._lock:
             self._settle()
             self._num_tasks += number
@@ -94,7 +97,7 @@ class ActivityClock:
         return Activity.IDLE if self._now is Activity.INPUT and has_no_task else self._now
 
     def read(self) -> tuple[Activity, dict[str, float]]:
-        """The present activity, and seconds by activity so far."""
+        """Return the current activity, and the seconds of each activity so far."""
         with self._lock:
             self._settle()
             return self._doing(), {str(activity): seconds for activity, seconds in self._seconds.items()}

@@ -1,4 +1,4 @@
-"""Callbacks under the import path of the original ElasticDL; those of today are in `elasticdl.api.callbacks`."""
+"""Callbacks under the import path of the original ElasticDL; use `elasticdl.api.callbacks` in new code."""
 
 from elasticdl.original import install
 

@@ -1,7 +1,7 @@
-"""From the flags that name a model definition to its callables.
+"""Load a model definition: import the module named by the flags, and look up its callables.
 
-Finds the user's model-definition module in the model zoo and its symbols in the module.  It runs the module and nothing
-in it, imports no framework, and says by name whatever is missing.  `ModelDefinition` holds the callables.
+Finds the user's module in the model zoo and its symbols in the module.  It runs the module but calls nothing in it,
+imports no framework, and names every missing symbol in an error.  `ModelDefinition` holds the callables.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from elasticdl_client.zoo_modules import ADAPTER, ALIAS, NUM_ARGUMENTS, can_be_c
 __all__ = ["ModelDefinition", "framework_of", "load", "load_model_definition"]
 
 
-_FIRST_NOTICE_S = 5.0  # most modules are imported within this time, their framework included
+_FIRST_NOTICE_S = 5.0  # most modules are imported within this time, including their framework
 _LAST_NOTICE_S = 60.0
 _log = logging.getLogger("elasticdl.model_def")
 _SIGNATURES = {
@@ -45,15 +45,15 @@ _SIGNATURES = {
     "custom_data_reader": "a function custom_data_reader(data_origin, records_per_task=None, **params)",
     "prediction_outputs_processor": "a class with a method process(predictions, worker_id)",
 }
-_OF_TORCH = {  # symbols that no flag names
+_OF_TORCH = {  # symbols without a flag
     "collate_fn": "a function collate_fn(samples) that makes a minibatch",
     "lr_scheduler": "a function lr_scheduler(optimizer) that returns a scheduler of torch.optim",
 }
 _ADAPTER = "a function framework(definition, …) that returns a Framework"
-_DESCRIBED = ("loss", "optimizer")  # Keras takes their names and configs, too
-_OTHER_NAMES = {"feed": ("dataset_fn", "dataset")}  # the older name, and that of PyTorch
+_DESCRIBED = ("loss", "optimizer")  # may also be the name or config of a Keras object
+_OTHER_NAMES = {"feed": ("dataset_fn", "dataset")}  # the older name, and the name in a PyTorch module
 _DEFAULTS = {symbol: symbol for symbol in _SIGNATURES} | {"prediction_outputs_processor": "PredictionOutputsProcessor"}
-_OF_COMPILE = ("loss", "optimizer", "eval_metrics_fn")  # a compiled model may bring them, which is seen once it is made
+_OF_COMPILE = ("loss", "optimizer", "eval_metrics_fn")  # a compiled model may have its own: known once it is made
 _REQUIRED = {
     "train": ("feed", "loss", "optimizer"),
     "evaluate": ("feed", "eval_metrics_fn"),
@@ -62,10 +62,10 @@ _REQUIRED = {
 
 
 def load_model_definition(spec: JobSpec) -> ModelDefinition:
-    """The model definition that a job's flags name.
+    """Return the model definition named by a job's flags.
 
     Raises:
-        ModelDefinitionError: a file or symbol is missing or of the wrong kind, or the module cannot be imported.
+        ModelDefinitionError: A file or symbol is missing or of the wrong kind, or the module cannot be imported.
     """
     definition = load(
         spec.model_zoo or ".",
@@ -81,10 +81,10 @@ def load_model_definition(spec: JobSpec) -> ModelDefinition:
 
 
 def _dataset(module: ModuleType) -> Callable[[str], Any]:
-    """Return the data set of a module by mode: `validation_dataset()`, or `dataset()`, which may take the mode.
+    """Return a function from a mode to the module's data set: `validation_dataset()`, `dataset(mode)` or `dataset()`.
 
     Raises:
-        ModelDefinitionError: it has none.
+        ModelDefinitionError: The module has no such function.
     """
     own, of_validation = getattr(module, "dataset", None), getattr(module, "validation_dataset", None)
     expected = "a function dataset() or dataset(mode) that returns arrays, a PyDataset or a tf.data.Dataset"
@@ -134,16 +134,18 @@ def load(
     symbols: Mapping[str, str] | None = None,
     required: Collection[str] = _REQUIRED["train"],
 ) -> ModelDefinition:
-    """The model definition ``pkg.module.symbol`` of a model zoo.
+    """Return the model definition ``pkg.module.symbol`` of a model zoo.
 
     Args:
-        model_params: keyword arguments of the model function.
-        symbols: where to find the rest, each a name in the same module or dotted, in another module of the zoo;
-            omitted ones have their default names.
-        required: of `symbols`, those that must be there.  One that was named otherwise than by default must, too.
+        model_zoo: Directory of the model zoo.
+        model_def: Dotted path of the model function or class, relative to the model zoo.
+        model_params: Keyword arguments of the model function.
+        symbols: Names of the other symbols: a name in the same module, or a dotted name in another module of the zoo.
+            Omitted symbols have their default names.
+        required: The symbols that must exist.  A symbol with another name than its default must exist, too.
 
     Raises:
-        ModelDefinitionError: see `load_model_definition`.
+        ModelDefinitionError: See `load_model_definition`.
     """
     zoo = _directory(model_zoo)
     module_name, _, symbol = model_def.rpartition(".")
@@ -161,7 +163,7 @@ def load(
     for name in _OF_TORCH:
         wanted = (symbols or {}).get(name) or name
         found[name] = _symbol(zoo, module, name, wanted, required=wanted != name)
-    if ADAPTER in required:  # else it is the module's own affair what it calls so
+    if ADAPTER in required:  # else the module may use this name for something else
         found[ADAPTER] = _symbol(zoo, module, ADAPTER, ADAPTER, required=True)
     return ModelDefinition(path=_file(module), symbol=symbol, model=model, **found)
 
@@ -193,7 +195,7 @@ def _import(zoo: Path, name: str) -> ModuleType:
     except ModelDefinitionError:
         raise
     except (Exception, SystemExit) as error:
-        if os.getpid() != process:  # a child that the module has forked ends by it
+        if os.getpid() != process:  # a child forked by the module: let it exit
             raise
         raise ModelDefinitionError(
             f"{file} cannot be imported: {type(error).__name__}: {error}",
@@ -203,12 +205,12 @@ def _import(zoo: Path, name: str) -> ModuleType:
 
 
 def _add_working_directory() -> None:
-    """Let models import from it, which `RUN_MODULE` leaves out.
+    """Add the working directory to `sys.path`, since `RUN_MODULE` leaves it out, so that models can import from it.
 
-    It comes before installed packages, of which one may be an older copy of the project that is in it, and after the
-    standard library, of which it must hide nothing.
+    It comes before installed packages, because one of them may be an older copy of the project in the directory, and
+    after the standard library, because it must not hide standard modules.
     """
-    with contextlib.suppress(FileNotFoundError):  # it was deleted
+    with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
         here, standard = os.getcwd(), os.path.dirname(os.__file__)
         if not {"", here}.intersection(sys.path):
             places = (standard, os.path.join(standard, "lib-dynload"))
@@ -228,7 +230,7 @@ def _import_hint(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _saying_where(file: Path) -> Iterator[None]:
-    """Log, again and again, that a module is still being imported: it may compute for long, or without end."""
+    """Return a context that logs, at growing intervals, that a module is still being imported, and at which line."""
     importing, done = threading.get_ident(), threading.Event()
     started = time.monotonic()
 
@@ -252,14 +254,14 @@ def _saying_where(file: Path) -> Iterator[None]:
 
 
 def _alias(zoo: Path) -> None:
-    """Makes `import model_zoo.x` find the zoo's x, also where its directory has another name."""
+    """Make `import model_zoo.x` find the zoo's x, even if the zoo's directory has another name."""
     package = sys.modules.setdefault(ALIAS, ModuleType(ALIAS))
-    # No place elsewhere: a directory without __init__.py would lose against a package of the same name there.
+    # No other directories: a package there would take precedence over a zoo directory without __init__.py.
     package.__path__ = [str(place) for place in (zoo, zoo / ALIAS) if place.is_dir()]
 
 
 def _import_file(name: str, file: Path) -> ModuleType:
-    """By its name, so that imports relative to the zoo work; by its path, if that name is taken by another package."""
+    """Import a file by name, so that imports relative to the zoo work, or by path if another package has the name."""
     known = sys.modules.get(name)
     if known is not None and _file(known) == str(file):
         return known
@@ -284,7 +286,7 @@ def _import_file(name: str, file: Path) -> ModuleType:
 
 
 def _leads_to(top: str, file: Path) -> bool:
-    """Whether `import top` gives what the file is or lies in: not a package of the same name elsewhere."""
+    """Return whether `import top` finds the file or its package, not a package with the same name elsewhere."""
     taken = sys.modules.get(top)
     found = None if taken is not None else importlib.util.find_spec(top)
     if found is None:
@@ -316,7 +318,7 @@ def _model(module: ModuleType, symbol: str, params: dict[str, object]) -> Callab
             f"{_file(module)}: {symbol} cannot be called with {_listed(params)}: {error}.",
             "Set --model_params to the arguments of the model function.",
         ) from error
-    except ValueError:  # no signature to be had: the call itself will tell
+    except ValueError:  # no signature available: the call itself reports wrong arguments
         pass
     return functools.partial(model, **params)
 
@@ -347,9 +349,9 @@ def _symbol(zoo: Path, module: ModuleType, name: str, wanted: str, required: boo
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return what a call has to fit, after decorators, which may add arguments; None: the call itself will tell.
+    """Return the signature for calls, including arguments that decorators add; None: it is not available.
 
-    Of a wrapper that is written in C, such as that of `functools.cache`, it is that of the function in it.
+    For a wrapper written in C, such as that of `functools.cache`, return the signature of the wrapped function.
     """
     for follows in (False, True):
         with contextlib.suppress(TypeError, ValueError):
@@ -378,24 +380,24 @@ class ModelDefinition:
     """The symbols of a model-definition module.
 
     Attributes:
-        path: the module's file, for messages.
-        symbol: the model's name in it.
-        model: makes the model; `--model_params` are bound already.
-        feed: ``feed(dataset, mode, metadata)``; of PyTorch ``feed(records, mode, metadata)``, or ``dataset``.
-        dataset: of Keras alone, where the job's data are the module's own: from a mode to arrays, a
-            `keras.utils.PyDataset` or a `tf.data.Dataset`; the same object for the same mode.
-        loss: ``loss(labels, predictions)``; of Keras also what `compile` takes: a name, a config, one for each output.
-        loss_weights: of Keras alone: those of a `loss` that `compile` was given.
-        optimizer: ``optimizer()``; of PyTorch ``optimizer(model)`` or ``optimizer(params)``; of Keras also a name or
-            a config.
+        path: The module's file, for messages.
+        symbol: The model's name in the module.
+        model: Makes the model; `--model_params` are already bound.
+        feed: ``feed(dataset, mode, metadata)``; PyTorch: ``feed(records, mode, metadata)``, or ``dataset``.
+        dataset: Only Keras, if the module itself has the job's data: maps a mode to arrays, a `keras.utils.PyDataset`
+            or a `tf.data.Dataset`; the same object for the same mode.
+        loss: ``loss(labels, predictions)``; Keras: also the forms of `compile`: a name, a config, one per output.
+        loss_weights: Only Keras: the `loss_weights` of `compile`.
+        optimizer: ``optimizer()``; PyTorch: ``optimizer(model)`` or ``optimizer(params)``; Keras: also a name or a
+            config.
         eval_metrics_fn: ``eval_metrics_fn()``.
         callbacks: ``callbacks()``.
         custom_data_reader: ``custom_data_reader(data_origin, records_per_task=None, **params)``.
-        prediction_outputs_processor: class whose ``process(predictions, worker_id)`` takes predictions.
-        collate_fn: of PyTorch alone: ``collate_fn(samples)`` makes a minibatch.
-        lr_scheduler: of PyTorch alone: ``lr_scheduler(optimizer)``.
-        framework: of an adapter of the module's own: ``framework(definition, minibatch_size, seed, metadata,
-            on_parameter_server, mode)`` makes an `elasticdl.frameworks.framework.Framework`.
+        prediction_outputs_processor: Class with a method ``process(predictions, worker_id)``.
+        collate_fn: Only PyTorch: ``collate_fn(samples)`` makes a minibatch.
+        lr_scheduler: Only PyTorch: ``lr_scheduler(optimizer)``.
+        framework: The module's own adapter for another framework: ``framework(definition, minibatch_size, seed,
+            metadata, on_parameter_server, mode)`` makes an `elasticdl.frameworks.framework.Framework`.
     """
 
     path: str
@@ -416,5 +418,5 @@ class ModelDefinition:
 
     @property
     def has_data(self) -> bool:
-        """The module reads the data itself, so that a worker has to list them."""
+        """Whether the module reads the data itself; then a worker must list the shards."""
         return self.custom_data_reader is not None or self.dataset is not None

@@ -1,4 +1,4 @@
-"""Values that all processes of a job share: roles of pods, devices, ranges of records, the order of tasks, seeds."""
+"""Types and functions shared by all processes of a job: pod roles, devices, ranges of records, task order, seeds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-HEARTBEAT_S = 1.0  # between two heartbeats of a worker of a small job
-REPORT_S = 0.1  # between two of its reports of progress: a call costs both sides as much as many a minibatch
+HEARTBEAT_S = 1.0  # between two heartbeats of a worker in a small job
+REPORT_S = 0.1  # between two progress reports of a worker: a call can cost as much time as a minibatch
 
 
 class Role(StrEnum):
@@ -21,11 +21,12 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WrittenCheckpoint:
-    """By a worker that holds a model of its own.
+    """A checkpoint written by a worker that has its own model (Local strategy, AllReduce).
 
     Attributes:
-        version: minibatches in the model.
-        error: why it could not be written; empty: it is whole.
+        version: Number of minibatches in the model.
+        directory: The directory of the checkpoint.
+        error: Why it could not be written; empty: it is complete.
     """
 
     version: int
@@ -35,13 +36,13 @@ class WrittenCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The accelerator that a worker's model is on.
+    """The accelerator of a worker's model.
 
     Attributes:
-        name: as the framework has it: cuda:0, GPU:0.
-        kind: the product, such as NVIDIA H100 80GB HBM3.
-        used_bytes: of its memory, by this process, as far as the framework manages it.
-        total_bytes: of its memory; 0: not known.
+        name: Name in the framework: cuda:0, GPU:0.
+        kind: Product name, such as NVIDIA H100 80GB HBM3.
+        used_bytes: Device memory that the framework has allocated in this process.
+        total_bytes: Size of the device memory; 0: unknown.
     """
 
     name: str
@@ -52,10 +53,10 @@ class Device:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shard:
-    """Records ``start`` (inclusive) to ``end`` (exclusive) of the part of a source called ``name``.
+    """Records ``start`` (inclusive) to ``end`` (exclusive) of the part of a data source with the name ``name``.
 
     Attributes:
-        identity: of the part when the job counted it (`elasticdl.data.identity`); empty: nothing says which one it is.
+        identity: Identity of the part when the job counted its records (`elasticdl.data.identity`); empty: unknown.
     """
 
     name: str
@@ -67,17 +68,17 @@ class Shard:
         return self.end - self.start
 
     def first(self, num_records: int) -> Shard:
-        """Return a part of at most that many records, from the start on."""
+        """Return the first records of this shard, at most `num_records`."""
         return Shard(self.name, self.start, min(self.end, self.start + num_records), self.identity)
 
 
 def pod_and_process(worker_id: int, processes_per_worker: int) -> tuple[int, int]:
-    """Return the index of the pod that a worker's process is in, and its number in the pod."""
+    """Return the index of the pod of a worker's process, and the number of the process in the pod."""
     return divmod(worker_id, processes_per_worker)
 
 
 def task_order(seed: int, epoch: int, num_tasks: int) -> list[int]:
-    """Return the order in which the tasks of an epoch are granted: the same for any number of workers."""
+    """Return the order in which the tasks of an epoch are assigned: the same for any number of workers."""
     order = list(range(num_tasks))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
@@ -87,7 +88,7 @@ def derive_seed(*parts: int) -> int:
     """Return a seed in [0, 2**62), the same in every process.
 
     Args:
-        parts: such as (job seed, epoch, task) or (job seed, epoch, task, n).
+        parts: Numbers that identify the use, such as (job seed, epoch, task) or (job seed, epoch, task, n).
     """
     text = ",".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 2

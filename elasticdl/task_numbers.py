@@ -1,4 +1,4 @@
-"""A number for each of many tasks: watermarks of ledgers and applied sets, samples, fencing tokens."""
+"""Store one number per task, compactly: watermarks of ledgers and applied sets, samples, fencing tokens."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from itertools import groupby, zip_longest
 TaskKey = tuple[int, int]  # (epoch, task)
 
 _BLOCK_BITS = 12
-BLOCK_SIZE = 1 << _BLOCK_BITS  # tasks; no run has more
+BLOCK_SIZE = 1 << _BLOCK_BITS  # tasks; also the maximum length of a run
 _LAST_PLACE = BLOCK_SIZE - 1
 _NOTHING = array("q")
 
 
 class TaskNumbers(MutableMapping[TaskKey, int]):
-    """A number for each of many tasks, 0 where none was set, as a `collections.Counter`; in 8 bytes, not 200.
+    """Maps tasks to numbers, 0 by default, like a `collections.Counter`, in 8 bytes per task instead of 200.
 
-    A job keeps some of every task of all its epochs.
+    A job keeps such numbers for every task of all its epochs.
     """
 
     def __init__(self) -> None:
-        self._blocks: dict[TaskKey, array[int]] = {}  # of 4,096 tasks of an epoch, as long as it must be
+        self._blocks: dict[TaskKey, array[int]] = {}  # each for up to 4,096 tasks of an epoch
 
     def __getitem__(self, key: TaskKey) -> int:
         epoch, task = key
@@ -35,7 +35,7 @@ class TaskNumbers(MutableMapping[TaskKey, int]):
         self._block(epoch, task >> _BLOCK_BITS, place + 1)[place] = number
 
     def fill(self, epoch: int, first: int, count: int, number: int) -> None:
-        """Set the number of successive tasks of an epoch."""
+        """Set the same number for `count` consecutive tasks of an epoch."""
         while count > 0:
             place = first & _LAST_PLACE
             end = min(place + count, BLOCK_SIZE)
@@ -44,7 +44,7 @@ class TaskNumbers(MutableMapping[TaskKey, int]):
             first, count = first + end - place, count - end + place
 
     def _block(self, epoch: int, number: int, size: int) -> array[int]:
-        """Return a block, with room for at least this many tasks."""
+        """Return a block with space for at least `size` tasks."""
         block = self._blocks.get((epoch, number))
         if block is None:
             block = self._blocks[epoch, number] = array("q")
@@ -54,7 +54,7 @@ class TaskNumbers(MutableMapping[TaskKey, int]):
 
     @staticmethod
     def runs(*several: TaskNumbers) -> Iterator[tuple[int, ...]]:
-        """Yield (epoch, first task, count, numbers …) of successive tasks that are alike in all of them, and not 0."""
+        """Yield (epoch, first task, count, numbers …) for runs of tasks with equal numbers; skip those with only 0."""
         for epoch, number in sorted({key for one in several for key in one._blocks}):
             columns = [one._blocks.get((epoch, number), _NOTHING) for one in several]
             task = number << _BLOCK_BITS
@@ -102,11 +102,11 @@ class TaskNumbers(MutableMapping[TaskKey, int]):
         return found[:num_tasks]
 
     def last_epoch(self) -> int:
-        """Return the newest epoch of which a task has a number; -1: there is none."""
+        """Return the newest epoch that has a task with a number other than 0; -1: there is none."""
         return max((epoch for (epoch, _), block in self._blocks.items() if any(block)), default=-1)
 
     def least(self, other: TaskNumbers) -> TaskNumbers:
-        """Return the smaller one of two numbers of each task."""
+        """Return the minimum of both numbers for each task."""
         found = TaskNumbers()
         for key in self._blocks.keys() & other._blocks.keys():
             one, two = self._blocks[key], other._blocks[key]
@@ -118,7 +118,7 @@ class TaskNumbers(MutableMapping[TaskKey, int]):
         return sum(sum(block) for block in self._blocks.values())
 
     def total(self, epoch: int) -> int:
-        """The sum of the numbers of an epoch's tasks."""
+        """Return the sum of the numbers of an epoch's tasks."""
         return sum(sum(block) for (other, _), block in self._blocks.items() if other == epoch)
 
     def copy(self) -> TaskNumbers:
@@ -128,7 +128,7 @@ class TaskNumbers(MutableMapping[TaskKey, int]):
 
 
 def _are_equal(one: array[int], other: array[int]) -> bool:
-    """Whether they are, with zeros behind the end of the shorter one."""
+    """Return whether two arrays are equal if the shorter one is padded with zeros."""
     if len(one) > len(other):
         one, other = other, one
     return one == other[: len(one)] and other.count(0) - one.count(0) == len(other) - len(one)

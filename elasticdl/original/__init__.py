@@ -1,6 +1,7 @@
-"""Import paths of the original ElasticDL: modules that only hold today's names.
+"""Import paths of the original ElasticDL: modules with its names, which resolve to the names of this version.
 
-Owns no behaviour: `elasticdl_client.original_imports` has the table, the modules here the few things that exist for it.
+The table of names is in `elasticdl_client.original_imports`; the other modules of this package define the few classes
+and functions that exist only for compatibility.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _warned: set[str] = set()
 
 
 class _OriginalModule(ModuleType):
-    """A module of the original; a name is looked up when it is first used."""
+    """A module of the original; each name is resolved at its first use."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -39,7 +40,7 @@ class _OriginalModule(ModuleType):
 
 
 def install(root: str) -> None:
-    """Makes all modules of the table under `root`, a package that is being imported, importable."""
+    """Make all modules of the table below `root` importable; `root` is a package being imported."""
     sys.modules[root].__class__ = _OriginalModule
     for name in TABLE:
         if not name.startswith(f"{root}."):
@@ -53,7 +54,7 @@ def _add(name: str) -> None:
     if name in sys.modules:
         return
     module = _OriginalModule(name, f"{name} of the original ElasticDL.")
-    module.__path__ = []  # a package, for what lies in it
+    module.__path__ = []  # makes it a package: modules may be below it
     sys.modules[name] = module
     parent, _, last = name.rpartition(".")
     setattr(sys.modules[parent], last, module)

@@ -1,7 +1,7 @@
 """The controller and the data services of the original's training scripts, with its arguments.
 
-Such a script makes a DataLoader of a data set that asks a service for the number of each record.  Here the
-controller's loader decides which records come, so the service says the number of the record that is being fetched.
+Such a script has a data set that asks a service for the number of each record, and passes it to a DataLoader.  Here
+the controller's loader decides on the records, so the service returns the number of the record being fetched.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from elasticdl.api.session import ScriptSession
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.errors import DataError, FlagError, JobError
 
-_AVERAGE = 0  # Horovod's number of it
+_AVERAGE = 0  # horovod.torch.Average
 LOADER_HINT = "Write controller.loader(…) in the place of DataLoader(…): it takes the same arguments."
 
 
 class AllReduceController(ElasticController):
-    """The controller with what the original's has besides: `data_shard_service`, and `loader` in DataLoader's place."""
+    """The elastic controller, with the original's attribute `data_shard_service` and a `loader` like DataLoader."""
 
     def __init__(self, session: ScriptSession, wishes: TrainingOptions, record: CurrentRecord) -> None:
         super().__init__(
@@ -35,25 +35,26 @@ class AllReduceController(ElasticController):
         self._wishes = wishes
         self._record = record
         self._is_asked = False
-        self._begin: Callable[[], ElasticLoader] | None = None  # makes the loader
+        self._begin: Callable[[], ElasticLoader] | None = None  # creates the loop and its loader
 
     @property
     def data_shard_service(self) -> CurrentRecord:
-        """For the data set: `fetch_record_index()` is the number of the record that it is asked for."""
+        """The service for the data set: its `fetch_record_index()` returns the number of the record being fetched."""
         self.expect_questions()
         return self._record
 
     def expect_questions(self) -> None:
-        """The data set asks for the number of the record that it is to give."""
+        """Note that the data set asks this controller for the number of each record."""
         self._is_asked = True
 
     def loader(
         self, dataset: Any = None, collate_fn: Callable[..., Any] | None = None, **options: Any
     ) -> ElasticLoader:
-        """Return the substitute for a DataLoader, made of its arguments; the controller shuffles.
+        """Return the replacement of a DataLoader, with the same arguments; the controller shuffles.
 
         Raises:
-            DataError: the number of records is not known, or batches are of another size.
+            DataError: The number of records is unknown, or the batch size differs from the controller's.
+            JobError: The controller already has a loader.
         """
         size = self._wishes.batch_size
         if options.get("batch_size", size) != size:
@@ -73,12 +74,12 @@ class AllReduceController(ElasticController):
             raise JobError("a controller has one loader", "iterate over the same one in every epoch")
         is_numbered = self._is_asked and not hasattr(dataset, "__iter__")
         given = _Numbered(dataset, self._record) if is_numbered else dataset
-        # Not now: the original's scripts name model and optimizer after it.
+        # Delayed: the original's scripts register the model and the optimizer only after this call.
         self._begin = functools.partial(super().loader, given, collate_fn, **options)
         return ElasticLoader(self, dataset)
 
     def batches(self) -> Iterator[Any]:
-        """The batches of an epoch, or inside `scope()` of all of them; see `ElasticLoader`."""
+        """Return the batches of one epoch, or inside `scope()` of all epochs; see `ElasticLoader`."""
         self._wire_once()
         return super().batches()
 
@@ -93,10 +94,10 @@ class AllReduceController(ElasticController):
             self._begin()
 
     def set_broadcast_optimizer(self, optimizer: Any) -> None:
-        """Register it.
+        """Register the optimizer.
 
         Raises:
-            FlagError: it is to keep the global batch, and the job's flag does not say so, or another one.
+            FlagError: The optimizer keeps the global batch, but the job has no --fixed_global_batch, or another one.
         """
         spec = self._session.spec
         is_fixed = getattr(optimizer, "fixed_global_batch_size", False)
@@ -113,10 +114,10 @@ class AllReduceController(ElasticController):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Training stands inside; see `ElasticController.scope`.
+        """Return the context of the training loop; see `ElasticController.scope`.
 
         Raises:
-            JobError: the data set asks this controller for records, and no loader of the controller's fetches them.
+            JobError: The data set asks this controller for records, but the controller has no loader to fetch them.
         """
         if self._is_asked and self._begin is None:
             raise JobError("The data set asks the controller for records, and its loader is a DataLoader.", LOADER_HINT)
@@ -125,7 +126,7 @@ class AllReduceController(ElasticController):
 
 
 class _Numbered:
-    """A data set of which it is known which record is being fetched."""
+    """A data set that stores the number of the record being fetched."""
 
     def __init__(self, dataset: Any, record: CurrentRecord) -> None:
         self._dataset = dataset
@@ -149,7 +150,7 @@ def elastic_controller(
     shuffle: bool | None = None,
     **keywords: Any,
 ) -> AllReduceController:
-    """As the original's `create_elastic_controller`; see `elasticdl.api.pytorch.create_elastic_controller`."""
+    """Create a controller with the original's arguments; see `elasticdl.api.pytorch.create_elastic_controller`."""
     wishes = _wishes(batch_size, num_epochs, dataset_size, shuffle, **own_arguments(keywords))
     return AllReduceController(join_job(), wishes, CurrentRecord())
 
@@ -161,15 +162,17 @@ def _wishes(
     shuffle: bool | None = None,
     num_minibatches_per_shard: int = 0,
 ) -> TrainingOptions:
-    """Return them; the rest is the job's."""
+    """Return the options of a script; all others come from the job's flags."""
     return TrainingOptions(batch_size, num_epochs, dataset_size, shuffle, num_minibatches_per_shard, 0, "", None, 0)
 
 
 def all_reduce_controller(*arguments: Any, data_shard_service: Any = None, master_client: Any = None) -> Any:
-    """As the original's `PyTorchAllReduceController(master_client, data_shard_service)`, whose client is not needed.
+    """Create a controller like the original's `PyTorchAllReduceController(master_client, data_shard_service)`.
+
+    The client is not needed.
 
     Raises:
-        JobError: there is no `RecordIndexService` among the arguments.
+        JobError: There is no `RecordIndexService` among the arguments.
     """
     service = data_shard_service or (arguments[-1] if arguments else None)
     if not isinstance(service, OriginalRecordIndexService):
@@ -177,7 +180,7 @@ def all_reduce_controller(*arguments: Any, data_shard_service: Any = None, maste
             "PyTorchAllReduceController is made of a RecordIndexService.",
             "Write create_elastic_controller(batch_size, num_epochs, dataset_size, shuffle) of elasticdl.api.pytorch.",
         )
-    service.record, service.session.takes_data = CurrentRecord(), False  # the controller does, in its place
+    service.record, service.session.takes_data = CurrentRecord(), False  # the controller takes the data instead
     made = AllReduceController(join_job(service.session), _wishes(**service.wishes), service.record)
     made.expect_questions()
     return made
@@ -196,17 +199,17 @@ def distributed_optimizer(
     """Return the optimizer: the controller averages the gradients itself, for any optimizer.
 
     Args:
-        optimizer: of PyTorch.
-        named_parameters: not needed.
-        compression: not needed: gradients travel as they are.
-        backward_passes_per_step: with `fixed_global_batch_size` the job's flag decides on it.
-        op: of Horovod; None: its Average.
-        gradient_predivide_factor: does not change an average.
-        global_batch_num_per_step: batches of a step with `fixed_global_batch_size`; None: the number of workers.
-        fixed_global_batch_size: to be checked by `AllReduceController.set_broadcast_optimizer`.
+        optimizer: A PyTorch optimizer.
+        named_parameters: Ignored.
+        compression: Ignored: gradients are sent uncompressed.
+        backward_passes_per_step: Must be 1; with `fixed_global_batch_size` ignored, since the job's flag decides.
+        op: Horovod's reduction; None: Average, the only one supported.
+        gradient_predivide_factor: Ignored: it does not change an average.
+        global_batch_num_per_step: Batches per step with `fixed_global_batch_size`; None: the number of workers.
+        fixed_global_batch_size: Checked against the job's flag by `AllReduceController.set_broadcast_optimizer`.
 
     Raises:
-        FlagError: the arguments ask for other gradients than averages over one batch of each worker.
+        FlagError: The arguments request other gradients than averages over one batch of each worker.
     """
     if op not in (None, _AVERAGE):
         raise FlagError(
@@ -232,12 +235,12 @@ class OriginalDataShardService(DataShardService):
 
 
 class OriginalRecordIndexService(RecordIndexService):
-    """`RecordIndexService`, also with the arguments of the original, and for a controller that is made of it."""
+    """`RecordIndexService`, also with the arguments of the original; a controller can be created from it."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         names = ("batch_size", "num_epochs", "dataset_size")
         self.wishes = dict(zip(names, arguments, strict=False)) | own_arguments(keywords)
-        self.record: CurrentRecord | None = None  # of the controller that is made of it
+        self.record: CurrentRecord | None = None  # set by a controller created from this service
         super().__init__(**self.wishes)
 
     def fetch_record_index(self) -> int:
@@ -245,23 +248,23 @@ class OriginalRecordIndexService(RecordIndexService):
 
 
 class CurrentRecord:
-    """Which record a data set is asked for, in the process that fetches it."""
+    """The number of the record being fetched, in the process that fetches it."""
 
     def __init__(self) -> None:
         self.number: int | None = None
 
     def fetch_record_index(self) -> int:
-        """Return the number of the record that is being fetched.
+        """Return the number of the record being fetched.
 
         Raises:
-            JobError: it is not the controller's loader that fetches.
+            JobError: Another loader than the controller's fetches.
         """
         if self.number is None:
             raise JobError("A DataLoader of the script's own asks the controller for records.", LOADER_HINT)
         return self.number
 
     def fetch_shard(self) -> None:
-        """Raise: shards are the business of `build_data_shard_service`, for loops without a controller."""
+        """Raise JobError: only `build_data_shard_service`, for loops without a controller, returns shards."""
         raise JobError(
             "A controller gives no shards to the script.",
             "Make a data set whose item k is record k, and write controller.loader(…) in the place of DataLoader(…).",
@@ -269,12 +272,12 @@ class CurrentRecord:
 
 
 def own_arguments(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that mean something here.
+    """Return the arguments that have a meaning in this version.
 
-    Tasks are permuted always, so `shuffle_shards` is; a job trains on one set of data, so `dataset_name` names nothing.
+    `shuffle_shards` is dropped because tasks are always permuted, `dataset_name` because a job has one data set.
 
     Raises:
-        DataError: the service is not one for training.
+        DataError: The service is not for training.
     """
     if keywords.get("task_type", pb.TRAINING) != pb.TRAINING:
         raise DataError(

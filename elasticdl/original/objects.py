@@ -1,4 +1,4 @@
-"""Names that user code of the original ElasticDL subclasses or calls, for compatibility alone."""
+"""Classes and functions that user code for the original ElasticDL subclasses or calls; only for compatibility."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ default_logger = logging.getLogger("elasticdl.user")
 
 
 def get_logger(name: str, level: str = "INFO") -> logging.Logger:
-    """Return a logger below that of ElasticDL, so that its lines are in the pod's log."""
+    """Return a logger below ElasticDL's own, so that its lines appear in the pod's log."""
     logger = default_logger.getChild(name)
     logger.setLevel(level.upper())
     return logger
 
 
 class _Predictions(np.ndarray):
-    """An array with the one method of an eager tensor that processors call."""
+    """An array with the method `numpy` of an eager tensor, for processors that call it."""
 
     def numpy(self) -> np.ndarray[Any, Any]:
         return np.asarray(self)
 
 
 class BasePredictionOutputsProcessor:
-    """Base class of a module's `PredictionOutputsProcessor`; `process` gets what has `.numpy()`, as tensors have."""
+    """Base class of a module's `PredictionOutputsProcessor`; `process` gets arrays with the method `numpy`."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -41,10 +41,11 @@ class BasePredictionOutputsProcessor:
             cls.process = _with_numpy(cls.process)  # type: ignore[method-assign]
 
     def process(self, predictions: Any, worker_id: int) -> None:
-        """Take the predictions of a minibatch.
+        """Process the predictions of a minibatch; override it.
 
         Args:
-            predictions: the model's output [records, …], or a dictionary of outputs.
+            predictions: The model's output [records, …], or a dictionary of outputs.
+            worker_id: Number of the worker.
         """
         raise NotImplementedError
 
@@ -67,7 +68,7 @@ def _viewed(outputs: Any) -> Any:
 
 
 class AbstractDataReader:
-    """Base class of what a module's `custom_data_reader` returns: `create_shards()` and `read_records(task)`."""
+    """Base class of the readers returned by `custom_data_reader`; define `create_shards()` and `read_records(task)`."""
 
     def __init__(self, **keywords: Any) -> None:
         pass
@@ -75,10 +76,10 @@ class AbstractDataReader:
 
 @dataclass
 class OriginalMetadata:
-    """The result of a reader's property `metadata`.
+    """The value of a reader's property `metadata`.
 
     Attributes:
-        column_dtypes: name to dtype.
+        column_dtypes: Maps names of columns to dtypes.
     """
 
     column_names: Sequence[str] = ()
@@ -86,7 +87,7 @@ class OriginalMetadata:
 
 
 class OriginalRecordIOReader:
-    """The records of several RecordIO files, counted through."""
+    """Reads several RecordIO files as one sequence of records."""
 
     def __init__(self, files: Sequence[str]) -> None:
         self._reader = create_reader(",".join(files), {"reader_type": "RecordIO"})
@@ -97,7 +98,7 @@ class OriginalRecordIOReader:
         self._files = list(files)
 
     def read_records(self, start: int, end: int) -> Iterator[bytes]:
-        """Return records `start` to `end` - 1."""
+        """Yield records `start` to `end` - 1."""
         begin = 0
         for file in self._files:
             size = len(self._shards[file])
@@ -108,7 +109,7 @@ class OriginalRecordIOReader:
 
 
 class MaxComputeConfig:
-    """Names of the environment variables for MaxCompute."""
+    """The names of the environment variables for MaxCompute."""
 
     PROJECT_NAME = "MAXCOMPUTE_PROJECT"
     ACCESS_ID = "MAXCOMPUTE_AK"
@@ -124,7 +125,7 @@ def is_odps_configured() -> bool:
 
 
 class ODPSWriter:
-    """Refuses to be made: MaxCompute is not supported."""
+    """A class whose constructor always raises: MaxCompute is not supported."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         raise ModelDefinitionError(
