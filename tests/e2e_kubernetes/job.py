@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from tests.e2e_kubernetes.recorder import Recorder, describe_events
 from tests.e2e_kubernetes.waiting import wait_until
 
 ENDED = (JobPhase.SUCCEEDED, JobPhase.FAILED)
-
+_LOOK_S = 0.2  # at the least between two looks at what has changed
 
 _CLIENT = (sys.executable, "-m", "elasticdl_client.main")
 
@@ -52,6 +53,7 @@ class KubernetesJob:
     num_records: int
     command: str = "train"
     output: list[str] = field(default_factory=list)
+    _in_mirror: bool = False
 
     def client(self, command: str, *arguments: str, timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
         """``elasticdl COMMAND JOB --namespace=… ARGUMENTS``."""
@@ -97,10 +99,12 @@ class KubernetesJob:
 
     def status(self) -> JobStatus | None:
         """From the ConfigMap with the job's state; nothing before the master's first word or without an API server."""
+        name = names.state_object(self.name)
         try:
-            text = read_config_map(self.namespace, names.state_object(self.name)).get(names.STATUS_KEY)
+            found = self.recorder.mirror.config_map(name) if self._in_mirror else read_config_map(self.namespace, name)
         except (ApiException, HTTPError, OSError):
             return None
+        text = found.get(names.STATUS_KEY)
         return JobStatus.from_json(text) if text else None
 
     def version(self) -> int:
@@ -109,8 +113,13 @@ class KubernetesJob:
 
     def pods(self, role: str = "") -> list[PodView]:
         """Of a role, or all of them, by index."""
-        selector = f"{names.JOB_LABEL}={self.name}" + (f",{names.ROLE_LABEL}={role}" if role else "")
-        return sorted(map(PodView.of, list_pods(self.namespace, selector)), key=lambda pod: (pod.role, pod.index))
+        wanted = {names.JOB_LABEL: self.name} | ({names.ROLE_LABEL: role} if role else {})
+        if self._in_mirror:
+            all_pods = self.recorder.mirror.pods()
+            found = [pod for pod in all_pods if wanted.items() <= pod["metadata"].get("labels", {}).items()]
+        else:
+            found = list_pods(self.namespace, ",".join(f"{label}={value}" for label, value in wanted.items()))
+        return sorted(map(PodView.of, found), key=lambda pod: (pod.role, pod.index))
 
     def pod(self, name: str) -> PodView | None:
         return next((pod for pod in self.pods() if pod.name == name), None)
@@ -168,16 +177,40 @@ class KubernetesJob:
 
         def is_over() -> bool:
             nonlocal has_held
-            has_held = condition()  # once is enough: it may not hold any more a moment later
+            has_held = self._holds(condition)  # once is enough: it may not hold any more a moment later
             return has_held or self._has_failed()
 
-        took = wait_until(what, is_over, timeout_s, self.story)
+        took = self._wait(what, is_over, timeout_s)
         assert has_held, f"the job failed while the test waited for: {what}\n{self.story()}"
         return took
 
+    def _wait(self, what: str, is_over: Callable[[], bool], timeout_s: float) -> float:
+        """Look again after each change of pods, status and logs, and for what is on the disk from time to time."""
+        known = 0
+
+        def pause(look_s: float) -> None:
+            nonlocal known
+            threading.Event().wait(_LOOK_S)  # changes come in swarms
+            known = self.recorder.mirror.wait_for_change(known, look_s)
+
+        return wait_until(what, is_over, timeout_s, self.story, pause=pause)
+
+    def _holds(self, condition: Callable[[], bool]) -> bool:
+        """Whether it holds in the mirror and, as that may be behind, by the API server's own word."""
+        self._in_mirror = True
+        try:
+            if not condition():
+                return False
+        finally:
+            self._in_mirror = False
+        return condition()
+
     def _has_failed(self) -> bool:
-        status = self.status()
-        return status is not None and status.phase is JobPhase.FAILED
+        def failed() -> bool:
+            status = self.status()
+            return status is not None and status.phase is JobPhase.FAILED
+
+        return self._holds(failed)
 
     def wait_for_running(self, role: str, count: int, timeout_s: float = 360.0) -> float:
         return self.wait_until(
@@ -205,7 +238,7 @@ class KubernetesJob:
             status, master = self.status(), self.pod(self.master)
             return status is not None and status.phase in ENDED and (master is None or not master.running)
 
-        wait_until("the end of the job", ended, timeout_s, self.story)
+        self._wait("the end of the job", lambda: self._holds(ended), timeout_s)
         status = self.status()
         assert status is not None
         return status

@@ -15,7 +15,8 @@ from typing import Any
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from tests.e2e_kubernetes.kubectl import HOLLOW, core, list_pods
+from tests.e2e_kubernetes.kubectl import HOLLOW, core
+from tests.e2e_kubernetes.mirror import Mirror
 from tests.e2e_kubernetes.pods import PodView
 
 _LOOK_S = 0.5
@@ -26,10 +27,15 @@ _MARKS = {"Pending": "·", "Running": "█", "Succeeded": "✓", "Failed": "✗"
 
 @dataclass(slots=True)
 class Recorder:
-    """Looks at a namespace twice a second until it is closed."""
+    """Looks at a namespace twice a second until it is closed.
+
+    Attributes:
+        mirror: where it looks.
+    """
 
     namespace: str
     directory: Path
+    mirror: Mirror = field(init=False)
     _seen: list[tuple[float, dict[str, str]]] = field(default_factory=list)
     _following: set[str] = field(default_factory=set)
     _complete: set[str] = field(default_factory=set)
@@ -38,6 +44,7 @@ class Recorder:
 
     def start(self) -> Recorder:
         self.directory.mkdir(parents=True, exist_ok=True)
+        self.mirror = Mirror(self.namespace)
         self._thread = threading.Thread(target=self._look_on, daemon=True)
         self._thread.start()
         return self
@@ -46,13 +53,11 @@ class Recorder:
         self._closed.set()
         if self._thread is not None:
             self._thread.join(30)
+            self.mirror.close()
 
     def _look_on(self) -> None:
         while not self._closed.wait(_LOOK_S):
-            try:
-                pods = [PodView.of(pod) for pod in list_pods(self.namespace)]
-            except (ApiException, HTTPError, OSError):
-                continue  # the API server is down: a gap in the timeline
+            pods = [PodView.of(pod) for pod in self.mirror.pods()]
             self._seen.append((time.monotonic(), {pod.key: pod.state for pod in pods}))
             for pod in pods:
                 if not pod.node.startswith(HOLLOW):  # where nothing runs, nothing is printed
@@ -78,6 +83,7 @@ class Recorder:
                     for chunk in itertools.chain([first], chunks):
                         log.write(chunk[known:])
                         log.flush()
+                        self.mirror.note()
                         known = max(0, known - len(chunk))
             if pod.container_ended:
                 self._complete.add(life)

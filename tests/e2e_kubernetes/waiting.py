@@ -19,8 +19,12 @@ def wait_until(
     timeout_s: float = 60.0,
     story: Callable[[], str] = lambda: "",
     look_s: float = LOOK_S,
+    pause: Callable[[float], object] | None = None,
 ) -> float:
     """Looks until a condition holds.
+
+    Args:
+        pause: lets this many seconds pass between two looks, or fewer.
 
     Returns:
         The seconds that it took.
@@ -29,11 +33,11 @@ def wait_until(
         Overdue: it did not hold in time.
     """
     started = time.monotonic()
-    pause = threading.Event()
+    pause = pause or threading.Event().wait
     while not condition():
         if time.monotonic() - started > timeout_s:
             raise Overdue(f"waited {timeout_s:g} s for: {what}\n{story()}")
-        pause.wait(look_s)
+        pause(look_s)
     return time.monotonic() - started
 
 
