@@ -76,7 +76,7 @@ class Space:
             "volume": f"host_path={self.data},mount_path=/data;host_path={directory},mount_path=/job",
             "checkpoint_dir": "/job/checkpoints",
             "checkpoint_steps": 20,
-            "num_epochs": 32,
+            "num_epochs": 8,
             "minibatch_size": 32,
             "num_minibatches_per_task": 4,
             "log_loss_steps": 1,
@@ -90,5 +90,5 @@ class Space:
             "worker_resource_limit": "memory=2Gi",
         }
         job = KubernetesJob(self.namespace, name, {**defaults, **flags}, directory, self.recorder, NUM_DIGITS)
-        job.set_pace(0.02)
+        job.set_pace(0.1)
         return job

@@ -28,9 +28,7 @@ def lives(job: KubernetesJob) -> dict[str, tuple[str, int]]:
 
 
 def test_a_worker_deleted_evicted_or_killed_gets_a_successor_and_the_others_never_stop(open_space: OpenSpace) -> None:
-    job = open_space("workers").job("digits", num_workers=4)
-    job.set_pace(0.06)  # three successors, one after the other, come before the others have done it all
-    job.submit()
+    job = open_space("workers").job("digits", num_workers=4).submit()
     job.wait_for_running("worker", 4)
     for index in range(4):
         job.wait_for_loss(job.worker(index))
@@ -64,7 +62,7 @@ def test_a_worker_deleted_evicted_or_killed_gets_a_successor_and_the_others_neve
 
 def test_a_deleted_parameter_server_comes_back_under_its_id_with_its_checkpoint(open_space: OpenSpace) -> None:
     job = open_space("server").job("digits", encrypt=True).submit()
-    job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
+    job.wait_for_checkpoint()
     before = lives(job)
 
     with wire.greetings(before[job.worker(0)][0]) as greetings:
@@ -85,7 +83,7 @@ def test_a_deleted_parameter_server_comes_back_under_its_id_with_its_checkpoint(
 
 def test_ten_kills_of_parameter_servers_lose_nothing(open_space: OpenSpace) -> None:
     job = open_space("kills").job("digits", checkpoint_steps=10).submit()
-    job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
+    job.wait_for_checkpoint()
     for number in range(10):
         server = job.server(number % 2)
         before = job.the_pod(server).uid

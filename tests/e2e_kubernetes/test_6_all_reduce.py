@@ -14,7 +14,7 @@ from tests.e2e_kubernetes.space import Space
 from tests.e2e_kubernetes.test_2_lost_pods import resume, stop
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
-_ALL_REDUCE: dict[str, object] = {"distribution_strategy": "AllReduceStrategy", "num_ps_pods": 0}
+_ALL_REDUCE: dict[str, object] = {"distribution_strategy": "AllReduceStrategy", "num_ps_pods": 0, "num_epochs": 16}
 
 
 def all_reduce_job(space: Space, name: str = "digits", **flags: object) -> KubernetesJob:
@@ -80,7 +80,7 @@ def test_training_continues_from_a_checkpoint_when_all_pods_are_lost_or_stopped(
     open_space: OpenSpace,
 ) -> None:
     job = all_reduce_job(open_space("all")).submit()
-    job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
+    job.wait_for_checkpoint()
     for worker in (pod for pod in job.pods("worker") if pod.running):
         host.kill(worker.uid, signal.SIGKILL)
     host.kill(job.the_pod(job.master).uid, signal.SIGKILL)

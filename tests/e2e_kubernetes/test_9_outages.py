@@ -32,8 +32,9 @@ def trains_on_for(job: KubernetesJob, seconds: float) -> None:
 def test_training_continues_while_the_api_server_is_away_for_20_seconds_and_the_kubelet_for_60(
     open_space: OpenSpace,
 ) -> None:
-    job = open_space("outages").job("digits", **CHECKPOINTS).submit()
-    job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
+    job = open_space("outages").job("digits", num_epochs=16, **CHECKPOINTS)
+    job.set_pace(0.04)  # for some checkpoints in each outage
+    job.submit().wait_for_checkpoint()
     with stopped("kube-apiserver"):
         trains_on_for(job, 20)
     job.wait_until("word of the master", lambda: job.version() >= job.checkpoints()[-1])
