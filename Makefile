@@ -156,14 +156,14 @@ e2e: e2e-together e2e-alone e2e-quiet
 e2e-full: MARKS := cluster
 e2e-full: e2e-together e2e-alone e2e-quiet
 
-# The long whole jobs come first, one test at a time goes to a process that is free, and short tests fill what is left.
+# The longest tests come first, one at a time goes to a process that is free, and short tests fill what is left.
 e2e-together: $(NATIVE)
 	$(on_cluster)
 	$(call say,building the image of the tests (once; TensorFlow is a large download))
 	@$(BIN)/python -m tests.e2e_kubernetes.image
 	$(call say,running whole jobs on the cluster of $$KUBECONFIG and all else that needs one$(comma) $(JOBS) at a time)
-	@$(BIN)/python -m tests.again -m "($(MARKS)) and not (alone or quiet)" -n $(JOBS) --dist load --maxschedchunk 1 \
-	    --durations 0 --durations-min 3 tests/e2e_kubernetes $(sort $(ON_CLUSTER))
+	@ELASTICDL_DURATIONS=build/durations_on_cluster.txt $(BIN)/python -m tests.again -m "($(MARKS)) and not (alone or quiet)" \
+	    -n $(JOBS) --dist load --maxschedchunk 1 --durations 0 --durations-min 3 tests/e2e_kubernetes $(sort $(ON_CLUSTER))
 
 # Those that need all of the room of the cluster, then the image of e2e-together: in CI `make test` runs beside both.
 e2e-alone: $(NATIVE)

@@ -35,14 +35,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none, and begin with the longest files if other processes run beside."""
+    """Skip what needs a GPU where there is none, and begin with the longest if other processes run beside."""
     if _is_xdist_worker(config):
         place = durations.longest_first(durations.read())
-        items.sort(key=lambda item: place(item.nodeid))
+        items.sort(key=lambda item: place(recorded_name(item)))
     need_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if need_gpu and not has_gpu():
         for item in need_gpu:
             item.add_marker(pytest.mark.skip(reason="there is no GPU"))
+
+
+def recorded_name(item: pytest.Item) -> str:
+    """The name under which a test's duration is recorded."""
+    return durations.recorded_name(item.nodeid, item.get_closest_marker("cluster") is not None)
 
 
 def _is_xdist_worker(config: pytest.Config) -> bool:
@@ -66,12 +71,13 @@ def has_gpu() -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Note in the report of a test's part, which pytest-xdist sends on, what it took of the processors."""
     global _processor_s
     report = yield
     now = durations.processor_seconds()
     vars(report)["processor_s"], _processor_s = now - _processor_s, now
+    vars(report)["recorded_name"] = recorded_name(item)
     return report
 
 
@@ -105,7 +111,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     if record := os.environ.get(durations.VARIABLE):
         reports = (report for found in reporter.stats.values() for report in found if hasattr(report, "processor_s"))
-        durations.write(((report.nodeid, report.duration, report.processor_s) for report in reports), Path(record))
+        durations.write(
+            ((report.recorded_name, report.duration, report.processor_s) for report in reports), Path(record)
+        )
     found = skips.unlisted(str(report.longrepr[2]) for report in reporter.stats.get("skipped", ()))
     if found and session.exitstatus == pytest.ExitCode.OK:
         reporter.write_line("")

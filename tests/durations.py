@@ -4,6 +4,9 @@ pytest-xdist begins with the files of the most tests: whole jobs, of which a fil
 process would still run them when the others have ended.  `make test` names the file in which to record how long they
 took, in ELASTICDL_DURATIONS: copy it to `tests/durations.txt` when tests were added that take long.  A line has the
 seconds of a file, those of processors in it (its own and those of the processes that it waited for), and its name.
+
+Tests on a cluster go to processes one by one, so `make e2e-together` records each of them, for
+`tests/durations_on_cluster.txt`.
 """
 
 from __future__ import annotations
@@ -13,27 +16,26 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORDED = ROOT / "tests" / "durations.txt"
+RECORDED = (ROOT / "tests" / "durations.txt", ROOT / "tests" / "durations_on_cluster.txt")
 VARIABLE = "ELASTICDL_DURATIONS"
-MIN_RECORDED_S = 1.0  # of a file
+MIN_RECORDED_S = 1.0
 
 
-def read(path: Path = RECORDED) -> dict[str, float]:
-    """Return the seconds by file that a run has recorded."""
-    lines = (line.split(maxsplit=2) for line in path.read_text().splitlines())
-    return {file: float(seconds) for seconds, _, file in lines}
+def read(*paths: Path) -> dict[str, float]:
+    """Return the seconds by name that runs have recorded."""
+    lines = (line.split(maxsplit=2) for path in paths or RECORDED for line in path.read_text().splitlines())
+    return {name: float(seconds) for seconds, _, name in lines}
 
 
 def write(durations: Iterable[tuple[str, float, float]], path: Path) -> None:
-    """Record the files that take long, the longest first, from (nodeid, seconds, processor seconds) of tests."""
+    """Record what takes long, the longest first, from (name, seconds, processor seconds) of parts of tests."""
     sums: dict[str, tuple[float, float]] = {}
-    for nodeid, seconds, of_processors in durations:
-        file = file_of(nodeid)
-        before = sums.get(file, (0.0, 0.0))
-        sums[file] = before[0] + seconds, before[1] + of_processors
-    longest = sorted(((*both, file) for file, both in sums.items() if both[0] >= MIN_RECORDED_S), reverse=True)
+    for name, seconds, of_processors in durations:
+        before = sums.get(name, (0.0, 0.0))
+        sums[name] = before[0] + seconds, before[1] + of_processors
+    longest = sorted(((*both, name) for name, both in sums.items() if both[0] >= MIN_RECORDED_S), reverse=True)
     path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(f"{seconds:.0f} {of_processors:.0f} {file}\n" for seconds, of_processors, file in longest))
+    path.write_text("".join(f"{seconds:.0f} {of_processors:.0f} {name}\n" for seconds, of_processors, name in longest))
 
 
 def processor_seconds() -> float:
@@ -43,10 +45,10 @@ def processor_seconds() -> float:
 
 
 def longest_first(recorded: Mapping[str, float]) -> Callable[[str], float]:
-    """Return the key, of a nodeid, that sorts tests: those of a file without a record stay behind, in their order."""
-    return lambda nodeid: -recorded.get(file_of(nodeid), 0.0)
+    """Return the key, of a name, that sorts tests: those without a record stay behind, in their order."""
+    return lambda name: -recorded.get(name, 0.0)
 
 
-def file_of(nodeid: str) -> str:
-    """The file of a test."""
-    return nodeid.partition("::")[0]
+def recorded_name(nodeid: str, on_cluster: bool) -> str:
+    """Of the test or, without a cluster, of its file."""
+    return nodeid if on_cluster else nodeid.partition("::")[0]
