@@ -1,13 +1,13 @@
-"""The master on Kubernetes: a pod among the job's pods, whose objects the client has made.
+"""The master on Kubernetes: a pod among the job's pods; the client has created the job's other objects.
 
-Environment: ``ELASTICDL_NAMESPACE``, ``ELASTICDL_JOB_NAME``, ``ELASTICDL_TOKEN_FILE`` and ``MASTER_PORT``.  Before
-anything is begun the master's rights are checked, and the job's ConfigMap becomes the owner of its other objects, so
-that deleting it deletes all.  While it runs, annotations of the ConfigMap say how many workers the user wants, and
-whether the job is to stop.
+Environment: ``ELASTICDL_NAMESPACE``, ``ELASTICDL_JOB_NAME``, ``ELASTICDL_TOKEN_FILE`` and ``MASTER_PORT``.  First the
+master's rights are checked, and the job's ConfigMap becomes the owner of its other objects, so that deleting it deletes
+all.  While the job runs, annotations of the ConfigMap contain the user's requests: the number of workers, and whether
+the job is to stop.
 
-`OwnPod`: the label of the pod that the master runs in, and its end.  A failure to set the label is only a warning.
+`OwnPod`: the label and the end of the pod that the master runs in.  A failure to set the label is only a warning.
 
-`Expiry`: after --ttl_after_finished seconds the master of an ended job deletes everything of it.
+`Expiry`: after --ttl_after_finished seconds the master of an ended job deletes all its objects.
 
 It deletes the ConfigMap that owns the rest, and leaves the rest to the cluster's garbage collector: all pods, the
 Services, the Secret and the NetworkPolicy go first, the ConfigMap goes last.
@@ -58,9 +58,9 @@ _LABELS = {
 _PS_ENV = {"PS_PORT": str(names.PS_PORT), "PS_ADVERTISED_HOST": "$(MY_POD_IP)"}
 
 _STRATEGIC = "application/strategic-merge-patch+json"  # owner references are merged by their uid
-_STREAM_S = 60  # after it the server ends a stream, and the object is read again; one that is silent longer is broken
+_STREAM_S = 60  # then the server ends a stream, and the object is read again; a longer silence means a broken stream
 _SILENCE_S = 3.0
-_LASTING_S = 1.0  # a stream that ends sooner is opened again later and later
+_LASTING_S = 1.0  # after a stream that ends sooner, the delay of the next one grows
 _FIRST_PAUSE_S = 0.5
 
 Found = TypeVar("Found")
@@ -71,12 +71,12 @@ class KubernetesEnvironment:
     """`RuntimeEnvironment` of a job in a namespace; see the port for the attributes."""
 
     def __init__(self, connection: Connection, namespace: str, job_name: str, port: int) -> None:
-        """Takes the job over; calls that the API does not answer are repeated for `PATIENCE_S`.
+        """Take the job over; calls that the API does not answer are repeated for `PATIENCE_S`.
 
         Raises:
-            Superseded: the job was deleted, or its journal was, or this pod has a successor.
-            ElasticDLError: the job cannot be run here; one that has begun can be once that is mended, in the next start
-                of this pod's container.
+            Superseded: The job was deleted, or its journal was, or this pod has a successor.
+            ElasticDLError: The job cannot be run here; a job that has begun can continue once the error is fixed, after
+                the next start of this pod's container.
         """
         self.endpoint = Endpoint(addresses.any_host(), port, read_token())
         self._connection = connection
@@ -90,14 +90,14 @@ class KubernetesEnvironment:
         self._own_pod = OwnPod(connection, namespace, job_name)
         try:
             self._take(job_name)
-        except JournalDeleted:  # another start, or another master, would find no more
+        except JournalDeleted:  # another start, or another master, would not find it either
             self._own_pod.label(_LABELS[JobPhase.FAILED])
             self._own_pod.end()
             raise
         except Superseded:
             raise
         except ElasticDLError as error:
-            if not self.is_transient(error) and not self._has_begun(job_name):  # else what is wrong can be mended
+            if not self.is_transient(error) and not self._has_begun(job_name):  # otherwise the error can be fixed
                 self._own_pod.label(_LABELS[JobPhase.FAILED])
                 self._own_pod.end()
             raise
@@ -105,7 +105,7 @@ class KubernetesEnvironment:
     def _take(self, job_name: str) -> None:
         job, server_now = _patiently(lambda: self._read_job(job_name))
         now = time.time()
-        ahead = now - server_now  # of the API server's clock, which has no fractions of a second in what it tells
+        ahead = now - server_now  # of the API server's clock, which reports whole seconds
         owner_uid: str = job["metadata"]["uid"]
         self._owner_uid = owner_uid
         self.spec = whole_spec(job["data"][names.SPEC_KEY])
@@ -132,7 +132,7 @@ class KubernetesEnvironment:
         self._requests = RequestWatch(client, self._namespace, job_name, self._calls)
 
     def _has_begun(self, job_name: str) -> bool:
-        """Whether an earlier generation has written a journal; one that cannot be read may be there."""
+        """Return whether an earlier generation has written a journal; True if that cannot be read."""
         name = names.state_object(job_name)
         try:
             with self._connection.doing(f"read ConfigMap {name} of namespace {self._namespace}"):
@@ -159,7 +159,7 @@ class KubernetesEnvironment:
         return isinstance(error, JournalWriteError) or (isinstance(error, ClusterError) and error.unreachable)
 
     def end(self, exit_code: int, ended_at: float, stop: threading.Event) -> None:
-        """A job with a time to live is deleted after it; else the kubelet learns that a failed pod is over."""
+        """Delete a job with a time to live after that time; otherwise tell the kubelet that a failed pod is over."""
         self._close_publisher()
         if self.spec.expires and self._expiry.wait(ended_at, self.spec.ttl_after_finished, stop):
             return
@@ -167,7 +167,7 @@ class KubernetesEnvironment:
             self._own_pod.end()
 
     def pause(self) -> None:
-        """The pod stays, with its log, as one that has failed: `elasticdl resume` makes another one."""
+        """Keep the pod and its log, as a failed one: `elasticdl resume` creates another one."""
         self._close_publisher()
         self._own_pod.label(names.STOPPED)
         self._own_pod.end()
@@ -185,7 +185,7 @@ class KubernetesEnvironment:
         self._own_pod.label(_LABELS[phase])
 
     def _read_job(self, job_name: str) -> tuple[Object, float]:
-        """Return the job's ConfigMap, and the time by the API server's clock; without that, by this machine's."""
+        """Return the job's ConfigMap, and the time by the API server's clock, or else by this machine's."""
         name = names.job_object(job_name)
         try:
             with self._connection.doing(f"read ConfigMap {name} of namespace {self._namespace}"):
@@ -206,11 +206,11 @@ class KubernetesEnvironment:
 
 
 def open_environment() -> KubernetesEnvironment:
-    """The place that the environment names.
+    """Return the environment that the process's variables describe.
 
     Raises:
-        Superseded: another master has it, or the job was deleted.
-        ElasticDLError: the job cannot be run here.
+        Superseded: Another master owns the job, or it was deleted.
+        ElasticDLError: The job cannot be run here.
     """
     port = os.environ.get("MASTER_PORT", "")
     if port and not (port.isdecimal() and int(port) <= 65535):
@@ -229,10 +229,10 @@ def _created_at(found: Object) -> float:
 
 
 def _patiently(action: Callable[[], Found]) -> Found:
-    """Does something with the API, again and again while that does not answer.
+    """Call the API, and repeat calls that it does not answer.
 
     Raises:
-        ElasticDLError: it refuses, or has not answered for `PATIENCE_S`.
+        ElasticDLError: The API refuses, or has not answered for `PATIENCE_S`.
     """
     deadline = time.monotonic() + PATIENCE_S
     pause_s, said = 0.5, ""
@@ -250,14 +250,14 @@ def _patiently(action: Callable[[], Found]) -> Found:
 
 
 def check_rights(connection: Connection, namespace: str, service_account: str, expires: bool) -> None:
-    """Checks all rights of a master.
+    """Check all rights of a master.
 
     Args:
-        expires: it deletes its job some time after the end.
+        expires: Whether it deletes its job some time after the end.
 
     Raises:
-        JobError: naming every verb that is missing.
-        ClusterError: the API does not answer.
+        JobError: Rights are missing; the message names every verb.
+        ClusterError: The API does not answer.
     """
     try:
         missing = missing_of_user(connection, namespace, (*MASTER_RIGHTS, *(EXPIRY_RIGHTS if expires else ())))
@@ -275,12 +275,12 @@ def check_rights(connection: Connection, namespace: str, service_account: str, e
 
 
 def set_owners(connection: Connection, spec: JobSpec, namespace: str, owner_uid: str) -> None:
-    """Add the owner to everything of the job, the master's pod last, as a mark that all is done.
+    """Add the owner to all objects of the job; the master's pod is last, as a mark that all is done.
 
-    The client does so when it submits a job; objects that came by `kubectl apply` have no owner yet.
+    The client does so when it submits a job; objects created by `kubectl apply` have no owner yet.
 
     Raises:
-        ClusterError: the API does not answer, or refuses; an object that is missing is a warning.
+        ClusterError: The API does not answer, or refuses; a missing object is only a warning.
     """
     job = names.job_object(spec.job_name)
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": job, "uid": owner_uid}
@@ -314,10 +314,10 @@ class RequestWatch:
     """The requests of the user in the annotations of one ConfigMap.
 
     Args:
-        api_client: how the server is reached.
-        namespace: of the job.
-        job_name: whose ConfigMap exists.
-        calls: counts the calls.
+        api_client: Client for the server.
+        namespace: Namespace of the job.
+        job_name: Name of the job; its ConfigMap must exist.
+        calls: Counts the calls.
     """
 
     def __init__(self, api_client: ApiClient, namespace: str, job_name: str, calls: ApiCalls) -> None:
@@ -346,14 +346,14 @@ class RequestWatch:
             pause_s = pauses.next_s()
 
     def close(self) -> None:
-        """Ends the watch."""
+        """End the watch."""
         self._api.close()
 
     def _watch(self) -> Iterator[Object]:
-        """The object as it is, then as it changes, until the stream ends.
+        """Yield the object as it is, then at each change, until the stream ends.
 
-        Without a resource version a watch begins with the object as it is.  With the object's own it is refused as too
-        old, again and again, once other objects of its kind have changed often enough since.
+        A watch without a resource version begins with the present object.  A watch with the object's own version is
+        refused as too old, again and again, once other objects of its kind have changed often enough since.
         """
         query: Query = {"watch": 1, "fieldSelector": f"metadata.name={self._name}", "timeoutSeconds": _STREAM_S}
         with self._api.stream(self._api.namespaced("configmaps"), query, _STREAM_S + _SILENCE_S) as lines:
@@ -380,14 +380,14 @@ _MERGE = "application/merge-patch+json"
 
 
 class OwnPod:
-    """The master's pod, by its name and uid; its methods may be called from any thread.
+    """The master's pod, by its name and uid; thread-safe.
 
-    `elasticdl resume` makes a pod of the same name while the process of a deleted one may still run: that one changes
-    nothing of its successor.
+    `elasticdl resume` creates a pod of the same name while the process of a deleted one may still run: that process
+    changes nothing of its successor.
 
     Attributes:
-        created_at: by the API server's clock, in seconds since the Unix epoch; 0 before `look`.
-        uid: of the pod; empty before `look`.
+        created_at: Creation by the API server's clock, in seconds since the Unix epoch; 0 before `look`.
+        uid: Uid of the pod; empty before `look`.
     """
 
     def __init__(self, connection: Connection, namespace: str, job_name: str) -> None:
@@ -397,25 +397,25 @@ class OwnPod:
         self.created_at, self.uid = 0.0, ""
 
     def look(self, owner_uid: str) -> bool:
-        """Whether it has the job's ConfigMap as its owner.
+        """Read the pod; return whether its owner is the job's ConfigMap.
 
         Raises:
-            Superseded: the pod of that name is another one than this process runs in.
-            ClusterError: it cannot be read.
+            Superseded: The pod of that name is not the one that this process runs in.
+            ClusterError: It cannot be read.
         """
         pod = self._read()
         self.created_at, self.uid = _created_at(pod), str(pod["metadata"]["uid"])
         return any(owner["uid"] == owner_uid for owner in pod["metadata"].get("ownerReferences") or [])
 
     def label(self, status: str) -> None:
-        """Sets the label `status`."""
+        """Set the label `status`."""
         self._patch({"metadata": {"labels": {names.STATUS_LABEL: status}}}, f"get the label {status}")
 
     def end(self) -> None:
-        """Ends it for good: the kubelet does not start it again, and its phase becomes Failed.
+        """End the pod for good: the kubelet does not start it again, and its phase becomes Failed.
 
-        A container that exits with 1 would be restarted without end (restartPolicy OnFailure).  So the pod's deadline
-        is set; until the kubelet has read that, this process must run: the next one would put its log aside.
+        A container that exits with 1 would be restarted forever (restartPolicy OnFailure).  So the pod's deadline is
+        set; until the kubelet has read it, this process must run: a restarted container would replace its log.
         """
         try:
             if self._read()["spec"].get("restartPolicy") == "Never":
@@ -435,10 +435,11 @@ class OwnPod:
             threading.Event().wait(_LOOK_S)
 
     def _read(self) -> Object:
-        """
+        """Read the pod.
+
         Raises:
-            Superseded: it is gone, or the pod of that name is another one than this process runs in.
-            ClusterError: it cannot be read.
+            Superseded: The pod is gone, or the pod of that name is not the one that this process runs in.
+            ClusterError: It cannot be read.
         """
         try:
             with self._connection.doing(f"read pod {self._name} of namespace {self._namespace}"):
@@ -459,7 +460,7 @@ class OwnPod:
     def _patch(self, body: dict[str, Any], what: str) -> None:
         try:
             uid = self.uid or str(self._read()["metadata"]["uid"])
-            body = {**body, "metadata": {**body.get("metadata", {}), "uid": uid}}  # the API refuses those of another
+            body = {**body, "metadata": {**body.get("metadata", {}), "uid": uid}}  # the API refuses another pod's
             with self._connection.doing(f"change pod {self._name}"):
                 path = object_path("pods", self._name, self._namespace)
                 self._connection.patch(path, body, _MERGE, timeout_s=_TIMEOUT_S)
@@ -468,17 +469,18 @@ class OwnPod:
 
 
 _LONGEST_EXPIRY_PAUSE_S = 30.0
-_COLLECTED_S = 120.0  # until the garbage collector ends this pod; else its container would be started again
+_COLLECTED_S = 120.0  # until the garbage collector ends this pod; otherwise its container would be restarted
 
 
 class Expiry:
-    """Of one job."""
+    """Deletes an ended job after its time to live."""
 
     def __init__(self, connection: Connection, namespace: str, job_name: str, owner_uid: str, account: str) -> None:
-        """
+        """Prepare the deletion of a job.
+
         Args:
-            owner_uid: of the job's ConfigMap; one of the same name that was made since is not deleted.
-            account: the service account of the master, for messages.
+            owner_uid: Uid of the job's ConfigMap; a newer one of the same name is not deleted.
+            account: The service account of the master, for messages.
         """
         self._connection = connection
         self._namespace = namespace
@@ -487,12 +489,12 @@ class Expiry:
         self._account = account
 
     def wait(self, ended_at: float, ttl_s: float, stop: threading.Event) -> bool:
-        """Delete the job when its time is over, and wait until this pod is terminating; False if it may not be deleted.
+        """Delete the job after its time, and wait until this pod is terminating; return False if it may not be deleted.
 
         Args:
-            ended_at: when the job has ended, in seconds since the Unix epoch.
-            ttl_s: seconds that it stays.
-            stop: set when this process is terminating: a next generation continues the wait.
+            ended_at: End of the job, in seconds since the Unix epoch.
+            ttl_s: Seconds from the end to the deletion.
+            stop: Set when this process is terminating: a next generation continues the wait.
         """
         left_s = max(0.0, ended_at + ttl_s - time.time())
         logger.info("The job and all its objects are deleted in %.0f s (--ttl_after_finished)", left_s)
@@ -504,7 +506,7 @@ class Expiry:
         return True
 
     def _delete(self, stop: threading.Event) -> bool:
-        """Delete the owner, again and again while the API server does not answer; return False if it refuses."""
+        """Delete the owner, and repeat calls that the API server does not answer; return False if it refuses."""
         body = {"propagationPolicy": "Foreground", "preconditions": {"uid": self._uid}}
         pause_s = _FIRST_PAUSE_S
         while not stop.is_set():

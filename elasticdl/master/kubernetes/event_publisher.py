@@ -1,9 +1,9 @@
 """The job's events as Events of Kubernetes, for `kubectl describe` and `kubectl get events`.
 
-The journal is the truth: an Event is created some seconds after the journal holds what it shows.  Those of one kind and
-subject are one Event if they are of one generation of the master and of the same few seconds; its name is made of the
-number of the first.  So every generation groups them alike, and the API refuses those of an earlier one.  A thread does
-that; a job without the right to create Events runs without them and says so once.
+The journal is authoritative: an Event is created some seconds after the journal contains its content.  Events of one
+kind and subject are one Event if they are of one generation of the master and of the same few seconds; its name has
+the number of the first.  So every generation groups them alike, and the API refuses those of an earlier one.  A thread
+does that; a job without the right to create Events runs without them and logs that once.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from elasticdl_client.kubernetes.api_client import object_path
 from elasticdl_client.kubernetes.events import COMPONENT
 
 _LOOK_S = 1.0
-_SETTLED_S = 3.0  # the journal is written once a second: older events are in it
+_SETTLED_S = 3.0  # the journal is written once a second: it contains older events
 _WINDOW_S = 5.0  # events of a kind and subject within it are one Event
-_AHEAD_S = 60.0  # an event that seems to be yet to come by more than that is of a generation whose clock was ahead
-_CAUGHT_UP_S = 600.0  # a new generation publishes what is not older; before that, the last one did
+_AHEAD_S = 60.0  # an event further in the future is of a generation whose clock was ahead
+_CAUGHT_UP_S = 600.0  # a new generation publishes events up to this age; the previous one has published older ones
 _MAX_MESSAGE = 1000  # bytes; Kubernetes takes 1,024
 _TIMEOUT_S = (5.0, 5.0)
 _NEW_LIVES = (EventKind.JOB_RESUMED, EventKind.MASTER_RESTARTED)
@@ -48,7 +48,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Events of one kind about one object, that are published together."""
+    """Events of one kind about one object, published together."""
 
     first: JobEvent
     last: JobEvent
@@ -59,10 +59,10 @@ class EventPublisher:
     """Publishes the events of one job until it is closed.
 
     Args:
-        connection: to the cluster.
-        owner: of the job.
-        history: the events so far; called in a thread of this object's own.
-        pod_uid: the uid of a pod by its name; empty: unknown, and its events are shown with the job.
+        connection: Connection to the cluster.
+        owner: ConfigMap of the job.
+        history: Returns the events so far; called in a thread of this object's own.
+        pod_uid: Returns the uid of a pod by its name; empty if unknown: then its events are shown with the job.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class EventPublisher:
         self._owner = owner
         self._history = history
         self._pod_uid = pod_uid
-        self._published = 0  # number of the newest
+        self._published = 0  # number of the newest published event
         self._oldest = time.time() - _CAUGHT_UP_S
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Publish what is left, within a time."""
+        """Publish the remaining events, within a time."""
         self._closed.set()
         self._thread.join(timeout_s)
 
@@ -109,13 +109,13 @@ class EventPublisher:
                 return
 
     def _publish(self, *, is_last: bool) -> None:
-        """Creates the Events of the windows that are over.
+        """Create the Events of the windows that are over.
 
         Args:
-            is_last: of the present one, too.
+            is_last: Also those of the present window.
 
         Raises:
-            ClusterError: the API does not answer, or refuses; the next call tries again to create the rest.
+            ClusterError: The API does not answer, or refuses; the next call tries again to create the rest.
         """
         history, now = self._history().events, time.time()
 
@@ -173,11 +173,11 @@ def _window(event: JobEvent) -> int:
 
 
 def _grouped(events: Iterable[JobEvent], restarts: Sequence[int]) -> list[_Group]:
-    """One for each subject, kind, generation of the master and window, in the order of their first events.
+    """Return a group per subject, kind, generation of the master and window, in the order of their first events.
 
     Args:
-        events: to be published.
-        restarts: numbers of the events with which generations of the master have begun.
+        events: Events to publish.
+        restarts: Numbers of the events with which generations of the master have begun.
     """
     groups: dict[tuple[str, EventKind, int, int], _Group] = {}
     for event in events:

@@ -1,8 +1,8 @@
 """The journal and the status in the ConfigMap `elasticdl-<job>-state`, for the one master that wrote it last.
 
 Every write is conditional on the version of the object that this generation knows, and leaves the generation's random
-name in it.  So a master that has a successor finds out at its next write, and one whose answer was lost on the way
-recognises its own hand.  A `JournalWriter` writes what may be written later; `save` waits.
+name in it.  So a master that has a successor finds out at its next write, and a master that lost the answer to its own
+write recognises it.  A `JournalWriter` does delayed writes; `save` waits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.kubernetes.api_client import object_path
 
 WRITER = "elasticdl-writer"  # annotation: the generation that wrote last
-MAX_BYTES = 1024 * 1024 - 64 * 1024  # Kubernetes takes 1 MiB of data in a ConfigMap; the rest is the status's
+MAX_BYTES = 1024 * 1024 - 64 * 1024  # a ConfigMap may have 1 MiB of data; the rest is for the status
 INTERVAL_S = 1.0  # between two writes in the background
 TIMEOUT_S = (5.0, 5.0)  # to connect, to answer
 _MAX_CLAIMS = 10
@@ -46,10 +46,10 @@ class ConfigMapJournal:
     """`Journal` on Kubernetes.
 
     Args:
-        connection: to the cluster.
-        namespace: of the job.
-        job_name: whose state object exists.
-        on_phase: called after the first status of each phase is written, in the thread that wrote it.
+        connection: Connection to the cluster.
+        namespace: Namespace of the job.
+        job_name: Name of the job; its state object must exist.
+        on_phase: Called after the first status of each phase is written, in the thread that wrote it.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class ConfigMapJournal:
         job_name: str,
         on_phase: Callable[[JobPhase], None] = lambda phase: None,
     ) -> None:
-        """Takes the job over: from here on no earlier generation can write.
+        """Take the job over: from here on no earlier generation can write.
 
         Raises:
-            ClusterError: the API does not answer, or refuses.
-            JobError: the job does not exist, or its journal does not.
+            ClusterError: The API does not answer, or refuses.
+            JobError: The job does not exist, or its journal does not.
         """
         self._connection = connection
         self._namespace = namespace
@@ -71,11 +71,11 @@ class ConfigMapJournal:
         self._name = names.state_object(job_name)
         self._where = f"in ConfigMap {self._name} of namespace {namespace}"
         self._on_phase = on_phase
-        self._telling = threading.Lock()  # one phase at a time; guards the next
+        self._telling = threading.Lock()  # one call of `on_phase` at a time; guards the next
         self._phase: JobPhase | None = None
         self._writer = secrets.token_hex(8)
         self._version = ""  # the lock of `_later` guards this and the next two
-        self._written = b""  # the snapshot as this generation has written it
+        self._written = b""  # the snapshot, if this generation has written it
         self._lost: Superseded | None = None
         self._outages = Outages()
         found = self._claim()
@@ -151,7 +151,7 @@ class ConfigMapJournal:
         return data
 
     def _claim(self) -> Any:
-        """Writes this generation's name into the object, whatever is written meanwhile; the object as it then is."""
+        """Write this generation's name into the object, again after each conflict; return the resulting object."""
         for _ in range(_MAX_CLAIMS):
             try:
                 found = self._read()
@@ -167,13 +167,13 @@ class ConfigMapJournal:
         raise JobError(f"other masters keep writing the journal {self._where}", "delete the one that is too many")
 
     def _write(self, data: bytes | None, status: JobStatus | None) -> None:
-        """Writes what is given; the caller holds the lock."""
+        """Write the given values; the caller holds the lock."""
         if self._lost is not None:
             raise self._lost
         body: dict[str, Any] = {}
         written = self._written if data is None else data
         if written != self._written:
-            self._written = b""  # the attempt may take effect, however it ends
+            self._written = b""  # a failed attempt may have had an effect
             body["binaryData"] = {names.JOURNAL_KEY: base64.b64encode(written).decode()}
         text = status.to_json() if status is not None else ""
         if text:
@@ -207,7 +207,7 @@ class ConfigMapJournal:
             self._patch(body)
 
     def _adopt_version(self) -> None:
-        """Continue from the object's version, if we wrote it or no other writer has since."""
+        """Continue from the object's present version, unless another writer has written it since."""
         try:
             found = self._read()
         except ClusterError as error:
@@ -236,7 +236,7 @@ class ConfigMapJournal:
             self._version = answer["metadata"]["resourceVersion"]
 
     def _say_phase(self) -> None:
-        """Report the newest written phase, in any thread; so the last one reported is the last one written."""
+        """Report the newest written phase, in any thread; so the last reported one is the last written one."""
         with self._telling:
             if not self._status_text:
                 return
@@ -246,7 +246,7 @@ class ConfigMapJournal:
                 self._on_phase(phase)
 
     def _deleted(self) -> Superseded:
-        """The error of a journal that is gone: with its job, or alone, by hand."""
+        """Return the error of a deleted journal: with its job, or alone, by hand."""
         name = names.job_object(self._job_name)
         try:
             with self._connection.doing(f"read ConfigMap {name} of namespace {self._namespace}"):
