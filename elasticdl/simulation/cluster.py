@@ -1,8 +1,8 @@
 """A simulated cluster: virtual time, nodes with capacities and prices, a scheduler with priorities, interruptions.
 
-It owns where pods are and what that costs.  The owner of a pod decides its content and is notified of every
-change.  Placement follows Kubernetes: pods of a higher priority first, then older ones; a pod without room ends pods of
-lower priority where the fewest and least of them have to end.
+It owns the places of pods and their cost.  The owner of a pod decides its content and is notified of every change.
+Placement follows Kubernetes: pods of a higher priority first, then older ones; a pod without room ends pods of lower
+priority on the node where the fewest and smallest of them have to end.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from itertools import count
 from elasticdl.simulation.scenario import Amounts, NodePool, OtherPods, Scenario
 
 HOUR = 3600.0
-_EPSILON = 1e-9  # of an amount: sums of floats
+_EPSILON = 1e-9  # tolerance of amounts, which are sums of floats
 
 
 class Timeline:
-    """Virtual time: future events, in order; of two at the same moment the one that was planned first."""
+    """Virtual time with planned events, in order of time; at the same time in the order of planning."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -29,14 +29,14 @@ class Timeline:
         self._planned: list[tuple[float, int, Callable[[], None]]] = []
 
     def at(self, moment: float, action: Callable[[], None]) -> None:
-        """Plan an action; one of the past happens now."""
+        """Plan an action; a time in the past means now."""
         heapq.heappush(self._planned, (max(moment, self.now), next(self._numbers), action))
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         self.at(self.now + seconds, action)
 
     def run_until(self, is_over: Callable[[], bool], end: float) -> None:
-        """Let everything happen until it is over, nothing is planned, or the end is reached."""
+        """Run events until `is_over`, none is planned, or the end is reached."""
         while self._planned and not is_over() and self._planned[0][0] <= end:
             self.now, _, action = heapq.heappop(self._planned)
             action()
@@ -46,7 +46,7 @@ class Change(Enum):
     """The events of a pod."""
 
     SCHEDULED = auto()
-    STARTED = auto()  # its image is there, its process begins
+    STARTED = auto()  # its image is pulled, its process begins
     WARNED = auto()  # it is about to end
     CUT_OFF = auto()  # its node is gone, and Kubernetes does not know yet
     ENDED = auto()
@@ -54,13 +54,13 @@ class Change(Enum):
 
 @dataclass(eq=False, slots=True)
 class SimulatedPod:
-    """A pod.
+    """A pod of the job or of another user.
 
     Attributes:
-        on_change: called with each change and, of an end, its reason.
-        is_billed: it is one of the job's.
-        may_fail: it is one of those that `Scenario.worker_failures` counts.
-        is_ending: it was warned: it ends in a moment.
+        on_change: Called with each change, and with the reason of an end.
+        is_billed: Whether it is one of the job's pods.
+        may_fail: Whether `Scenario.worker_failures` applies to it.
+        is_ending: It was warned and ends soon.
     """
 
     name: str
@@ -78,13 +78,13 @@ class SimulatedPod:
 
     @property
     def shape(self) -> tuple[int, tuple[tuple[str, float], ...]]:
-        """Pods of the same shape have room in the same places."""
+        """Key of placement: pods of the same shape have room in the same places."""
         return (self.priority, tuple(sorted(self.requests.items())))
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A node; `image_at`: when it has the job's image, None: not before a pod is there."""
+    """A node; `image_at`: when it has the job's image, None until a pod is placed on it."""
 
     name: str
     pool: NodePool
@@ -99,16 +99,16 @@ class Node:
         return self.is_up and all(free.get(name, 0.0) + _EPSILON >= amount for name, amount in requests.items())
 
     def share(self, requests: Amounts) -> float:
-        """Of the node that a pod takes: of the resource of which it takes most."""
+        """Return the largest share of a resource of the node that a pod takes."""
         capacity = self.pool.resources
         return max((amount / capacity[name] for name, amount in requests.items() if capacity.get(name)), default=0.0)
 
 
 class SimulatedCluster:
-    """Nodes and pods.
+    """Nodes and pods of a cluster.
 
     Args:
-        grace: seconds between the warning of a pod that has to make room and its end.
+        grace: Seconds between the warning of a pod that has to make room and its end.
     """
 
     def __init__(self, scenario: Scenario, timeline: Timeline, seed: int, grace: float = 2.0) -> None:
@@ -125,7 +125,7 @@ class SimulatedCluster:
         self._candidates: dict[object, list[int]] = {}  # by shape: nodes that may have room, a heap
         self._is_due = False
         self.on_room: list[Callable[[], None]] = []  # called when there may be more room
-        self.cost = 0.0  # of pods of the job that have ended
+        self.cost = 0.0  # of ended pods of the job
         for node in self.nodes:
             if node.pool.interruptions:
                 self._plan_interruptions(node, random.Random(f"{seed}/{node.name}"))
@@ -138,13 +138,13 @@ class SimulatedCluster:
     # Pods -----------------------------------------------------------------------------------------------------------
 
     def create(self, pod: SimulatedPod) -> None:
-        """A pod is to be placed as soon as there is room."""
+        """Create a pod; it is placed as soon as there is room."""
         pod.number = next(self._numbers)
         self._pending.setdefault(pod.shape, {})[pod.number] = pod
         self._look_soon()
 
     def create_all(self, pods: list[SimulatedPod]) -> bool:
-        """Place all of these pods now, or none of them; whether they are placed."""
+        """Place all of these pods now, or none of them; return whether they are placed."""
         placed: list[SimulatedPod] = []
         for pod in pods:
             pod.number = next(self._numbers)
@@ -161,7 +161,7 @@ class SimulatedCluster:
         return True
 
     def end(self, pod: SimulatedPod, reason: str) -> None:
-        """A pod ends; without effect on one that has ended."""
+        """End a pod; without effect on an ended one."""
         if pod.is_gone:
             return
         pod.is_gone, pod.is_running = True, False
@@ -175,7 +175,7 @@ class SimulatedCluster:
         pod.on_change(pod, Change.ENDED, reason)
 
     def could_ever_hold(self, groups: Iterable[tuple[Amounts, int]]) -> bool:
-        """Whether the empty cluster has room for these numbers of pods of each kind at once."""
+        """Return whether the empty cluster has room for these numbers of pods of each kind at once."""
         room = [Node(node.name, node.pool, node.number, dict(node.pool.resources)) for node in self.nodes]
         for requests, number in groups:
             left = number
@@ -188,7 +188,7 @@ class SimulatedCluster:
         return True
 
     def total_cost(self) -> float:
-        """Of the job's pods until now, in the unit of the prices."""
+        """Return the cost of the job's pods until now, in the unit of the prices."""
         running = (pod for node in self.nodes for pod in node.pods.values())
         return self.cost + sum(self._cost_of(pod) for pod in running)
 
@@ -206,7 +206,7 @@ class SimulatedCluster:
             self._timeline.after(0.0, self._look)
 
     def _look(self) -> None:
-        """Places what can be placed."""
+        """Place pending pods as far as there is room."""
         self._is_due = False
         shapes = [shape for shape, pods in self._pending.items() if pods]
         for shape in sorted(shapes, key=lambda one: (-one[0], next(iter(self._pending[one])))):  # type: ignore[index]
@@ -224,7 +224,7 @@ class SimulatedCluster:
             action()
 
     def _node_for(self, pod: SimulatedPod) -> Node | None:
-        """The first node with room."""
+        """Return the first node with room; None if there is none."""
         heap = self._candidates.get(pod.shape)
         if heap is None:
             heap = self._candidates[pod.shape] = list(range(len(self.nodes)))
@@ -266,7 +266,7 @@ class SimulatedCluster:
             heapq.heappush(heap, node.number)
 
     def _make_room(self, pod: SimulatedPod) -> None:
-        """Ends pods of lower priority on the node where that costs least, unless some are ending already."""
+        """End pods of lower priority on the node where that costs least, unless some are ending already."""
         best: tuple[int, int, int] | None = None
         chosen: list[SimulatedPod] = []
         for node in self.nodes:
@@ -285,7 +285,7 @@ class SimulatedCluster:
             self.warn(victim, "Preempted", self._grace)
 
     def warn(self, pod: SimulatedPod, reason: str, seconds: float) -> None:
-        """A pod ends in this time."""
+        """Warn a pod and end it after `seconds`."""
         pod.is_ending = True
         self._timeline.after(seconds, lambda: self.end(pod, reason))
         pod.on_change(pod, Change.WARNED, reason)
@@ -345,10 +345,10 @@ class SimulatedCluster:
         self._timeline.at(others.at, create)
 
     def check(self) -> None:
-        """No node has more on it than fits.
+        """Check that the pods of each node fit on it.
 
         Raises:
-            AssertionError: one has.
+            AssertionError: A node has more pods than fit.
         """
         for node in self.nodes:
             for name, capacity in node.pool.resources.items():
@@ -357,7 +357,7 @@ class SimulatedCluster:
 
 
 def _victims(node: Node, lower: list[SimulatedPod], requests: Amounts) -> list[SimulatedPod]:
-    """The first of some pods by whose end there is room; empty if there is none even without all of them."""
+    """Return the first pods whose end makes enough room; empty if not even the end of all does."""
     free = dict(node.free)
     for k, one in enumerate(lower):
         _subtract(free, one.requests, -1.0)

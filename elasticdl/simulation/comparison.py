@@ -1,7 +1,7 @@
-"""A job on a simulated cluster, elastic and as a gang: how long it takes, what it costs, what it loses.
+"""A job on a simulated cluster, elastic and as a gang: its duration, its cost and its losses.
 
-A gang is how a job without elasticity runs: all of its pods or none of them; a pod that is lost ends all, and the job
-starts again from its newest checkpoint once there is room for all.
+A job without elasticity runs as a gang: all of its pods or none of them; the loss of a pod ends all, and the job starts
+again from its newest checkpoint once there is room for all.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ LIMIT_S = 90 * 24 * HOUR
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How a job fares.
+    """Result of a simulated job.
 
     Attributes:
-        seconds: from the submission to the end; None: it does not end within `LIMIT_S`.
-        cost: of all pods, each its share of the price of its node.
-        mean_workers: that run, over the whole time.
-        workers_lost: interrupted, preempted or failed.
-        records_again: computed more than once, or wasted.
-        starts: of the whole job.
+        seconds: Time from the submission to the end; None if it does not end within `LIMIT_S`.
+        cost: Cost of all pods: each has its share of the price of its node.
+        mean_workers: Mean number of running workers over the whole time.
+        workers_lost: Number of workers that were interrupted, preempted or failed.
+        records_again: Number of records computed more than once, or wasted.
+        starts: Number of starts of the whole job.
     """
 
     seconds: float | None
@@ -47,7 +47,7 @@ def elastic(workload: Workload, scenario: Scenario, seed: int, limit_s: float = 
     """Run a job under the real core.
 
     Raises:
-        JobError: the core fails the job.
+        JobError: The core fails the job.
     """
     timeline = Timeline()
     cluster = SimulatedCluster(scenario, timeline, seed)
@@ -79,12 +79,12 @@ def gang(workload: Workload, scenario: Scenario, seed: int, limit_s: float = LIM
 
 
 def pods_of(workload: Workload, num_workers: int) -> list[tuple[Amounts, int]]:
-    """How many pods of which size a job has."""
+    """Return the resources and the number of the job's pods, by role."""
     return [(workload.requests[Role.PS], workload.settings.num_ps), (workload.requests[Role.WORKER], num_workers)]
 
 
 class _Gang:
-    """All pods of a job, or none."""
+    """A job whose pods run all together or not at all."""
 
     def __init__(self, workload: Workload, scenario: Scenario, cluster: SimulatedCluster, timeline: Timeline) -> None:
         self._workload = workload
@@ -93,9 +93,9 @@ class _Gang:
         self._timeline = timeline
         self._pods: list[SimulatedPod] = []
         self._num_running = 0
-        self._life = 0  # grows with each start and each end
-        self._since: float | None = None  # since when it trains
-        self._pace = 0.0  # minibatches a second, of all workers
+        self._life = 0  # incremented at each start and each end
+        self._since: float | None = None  # since when it trains; None if it does not
+        self._pace = 0.0  # minibatches per second, of all workers
         self._done = 0.0  # minibatches in the newest checkpoint
         settings = workload.settings
         tasks = [-(-len(shard) // settings.minibatch_size) for shard in workload.shards]
@@ -110,7 +110,7 @@ class _Gang:
         cluster.on_room.append(self.wait)
 
     def wait(self) -> None:
-        """Start, if there is room for all."""
+        """Start if there is room for all pods."""
         if self._pods or self.has_ended:
             return
         slots = [(role, slot) for role, number in self._numbers() for slot in range(number)]
@@ -153,7 +153,7 @@ class _Gang:
         self._timeline.after((self._planned - self._done) / self._pace, self._if_alive(self._finish))
 
     def _break(self) -> None:
-        """Lose the work that the newest checkpoint lacks."""
+        """Handle a lost pod: lose the work that the newest checkpoint lacks, and end all pods."""
         if self._since is not None:
             self._count()
             trained = (self._timeline.now - self._since) * self._pace
@@ -163,7 +163,7 @@ class _Gang:
         self._end_all()
 
     def _kept(self, trained: float) -> float:
-        """Minibatches of those trained since the start that are in a checkpoint."""
+        """Return how many of the minibatches trained since the start are in a checkpoint."""
         settings = self._workload.settings
         if not settings.checkpoint_dir:
             return 0.0
@@ -187,17 +187,17 @@ class _Gang:
 
 
 def estimates_of(spec: JobSpec, path: str, step_s: float, num_records: int) -> dict[str, Estimate]:
-    """Estimate a job with parameter servers, elastic and as a gang; that has the most workers of a range.
+    """Estimate a job with parameter servers, elastic and as a gang, which has the most workers of a range.
 
     Args:
-        spec: of the job.
-        path: of the file that describes the cluster.
-        step_s: seconds of a worker for a minibatch on a node of speed 1.
-        num_records: of the training data.
+        spec: Specification of the job.
+        path: Path of the file that describes the cluster.
+        step_s: Seconds of a worker for a minibatch on a node of speed 1.
+        num_records: Number of records of the training data.
 
     Raises:
-        FlagError: the file, or a resource, is wrong.
-        JobError: the master would fail the job.
+        FlagError: The file, or a resource, is invalid.
+        JobError: The master would fail the job.
     """
     scenario, seed = read_scenario(path), spec.seed
     settings = dataclasses.replace(
@@ -214,7 +214,7 @@ def estimates_of(spec: JobSpec, path: str, step_s: float, num_records: int) -> d
         of_worker = classes[min(slot, spec.num_workers - 1)]
         return scenario.priorities.get(spec.ps_pod_priority if role is Role.PS else of_worker, 0)
 
-    limit = scenario.steps_per_server * spec.num_ps_pods * step_s or float("inf")  # in workers that nothing holds up
+    limit = scenario.steps_per_server * spec.num_ps_pods * step_s or float("inf")  # in workers at full speed
 
     requests = {
         Role.PS: _requests(spec.ps_resource_request, spec.ps_resource_limit),
@@ -236,5 +236,5 @@ def estimates_of(spec: JobSpec, path: str, step_s: float, num_records: int) -> d
 
 
 def _requests(request: str, limit: str) -> Amounts:
-    """What a pod takes of a node: Kubernetes takes a limit alone for a request, too."""
+    """Return the resources of a node that a pod takes: without a request, Kubernetes uses the limit as the request."""
     return {**amounts(limit), **amounts(request)}

@@ -1,8 +1,8 @@
 """A simulated job: the master's real core, and pods, parameter servers, workers and groups in virtual time.
 
-The core decides everything that a master decides; here is what surrounds it.  The model is what parameter servers or
-members of a group hold: of each task the minibatches 0, 1, … up to a watermark, as workers take them in order.  A
-minibatch that was begun and not finished is computed again, and so is what a model loses.
+The core decides everything that a master decides; this module simulates its environment.  The model is the state of the
+parameter servers or of the members of a group: of each task the minibatches 0, 1, … up to a watermark, since workers
+process them in order.  A started but unfinished minibatch is computed again, and so is everything that a model loses.
 
 Not simulated: evaluation, export and restarts of the master.
 """
@@ -35,14 +35,14 @@ class Workload:
     """A job to simulate.
 
     Attributes:
-        settings: of the core; nothing is evaluated or exported.
-        shards: of the training data.
-        step_s: seconds that a worker takes for a minibatch on a node of speed 1.
-        requests: resources by role.
-        priorities: of a pod by role and slot.
-        heartbeat_s: between two heartbeats of a process.
-        speed: of each worker at a moment among a number of them, as a share of its speed alone.
-        waits_for: the activity that the rest of their time goes to: ps, input, world, or compute.
+        settings: Settings of the core; evaluation and export are not simulated.
+        shards: Shards of the training data.
+        step_s: Seconds of a worker for a minibatch on a node of speed 1.
+        requests: Resources of a pod, by role.
+        priorities: Returns the priority of a pod, given role and slot.
+        heartbeat_s: Seconds between two heartbeats of a process.
+        speed: Returns the speed of a worker, as a share of its speed alone, given the time and the number of workers.
+        waits_for: The activity of the rest of their time: ps, input, world (a collective), or compute.
     """
 
     settings: JobSettings
@@ -63,25 +63,25 @@ class Process:
     role: Role
     index: int
     uid: str
-    is_heard: bool = False  # its process has begun, and its messages arrive
+    is_heard: bool = False  # whether its process has begun and its messages arrive
     incarnation: int = 0
     began: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
 class SimulatedWorker(Process):
-    """A worker.
+    """A worker process.
 
     Attributes:
-        held: leases, the one that it computes first.
-        since: since when it computes the first of them; None: it does not.
-        base: minibatches of that task that were in the model then.
-        told: of that task, as far as it has reported them.
-        computed: seconds.
-        waited: seconds for what `Workload.waits_for` says.
-        speed: as a share of that alone, in the present task.
-        own_step_s: seconds of a minibatch alone.
-        step_s: the same at this speed.
+        held: Its leases; it computes the first.
+        since: Since when it computes the first lease; None if it does not.
+        base: Minibatches of that task that were in the model at that time.
+        told: Minibatches of that task that it has reported.
+        computed: Seconds of computing.
+        waited: Seconds of waiting for `Workload.waits_for`.
+        speed: Its speed in the present task, as a share of its speed alone.
+        own_step_s: Seconds of a minibatch at its speed alone.
+        step_s: Seconds of a minibatch at the present speed.
     """
 
     own_step_s: float = 1.0
@@ -115,7 +115,7 @@ class SimulatedJob:
     """A job with parameter servers.
 
     Args:
-        times: measured if given.
+        times: If given, accumulates the core's times.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class SimulatedJob:
         self._num_processes = 0
         self._inbox: deque[e.Event] = deque()
         self._is_handling = False
-        self._processes: dict[str, Process] = {}  # by the name of the pod
-        self._running: list[SimulatedWorker] = []  # those with a process
+        self._processes: dict[str, Process] = {}  # by pod name
+        self._running: list[SimulatedWorker] = []  # workers with a process
         self._computing: dict[TaskName, SimulatedWorker] = {}
         self._slots: dict[str, int] = {}
         self._running_since = 0.0
@@ -159,7 +159,7 @@ class SimulatedJob:
         self._tick()
 
     def tell(self, event: e.Event) -> None:
-        """Hand an event to the core, after those that it is still busy with, and carry its commands out."""
+        """Give an event to the core after its queued ones, and carry out the commands."""
         self._inbox.append(event)
         if self._is_handling:
             return
@@ -175,7 +175,7 @@ class SimulatedJob:
         self._is_handling = False
 
     def call(self, make: Callable[[int], e.Event], answered: Callable[[Any], None]) -> None:
-        """Make a call of the master; the answer comes at once, or later if it is a long poll."""
+        """Make a call of the master; the answer comes at once, or later for a long poll."""
         self._num_calls += 1
         self._calls[self._num_calls] = answered
         self.tell(make(self._num_calls))
@@ -211,7 +211,7 @@ class SimulatedJob:
                 self.end = command
 
     def applied(self) -> CommittedSet:
-        """The minibatches in the model."""
+        """Return the minibatches in the model."""
         self._settle_all()
         held = CommittedSet(num_applies=sum(self.model.values()))
         held.watermarks.update(self.model)
@@ -220,7 +220,7 @@ class SimulatedJob:
     # The API of Kubernetes ------------------------------------------------------------------------------------------
 
     def _over_api(self, action: Callable[[], None]) -> None:
-        """A request to the API, or a change that it reports: later, while it does not answer."""
+        """Run a request to the API, or report a change; delayed while the API does not answer."""
         moment = self.timeline.now + self.scenario.api_latency
         for outage in self.scenario.api_outages:
             if outage.at <= moment < outage.at + outage.lasts:
@@ -288,7 +288,7 @@ class SimulatedJob:
         self._heartbeat(process)
 
     def count_seconds(self) -> None:
-        """Bring `worker_seconds` up to now."""
+        """Update `worker_seconds` to the present time."""
         self.worker_seconds += len(self._running) * (self.timeline.now - self._running_since)
         self._running_since = self.timeline.now
 
@@ -304,7 +304,7 @@ class SimulatedJob:
                 self._compute(one)
 
     def _stops(self, process: Process) -> None:
-        """A process is gone, or its node."""
+        """Stop a process: it is gone, or its node is."""
         if not process.is_heard:
             return
         process.is_heard = False
@@ -315,12 +315,12 @@ class SimulatedJob:
             self._lose_ps(process)
 
     def lose(self, worker: SimulatedWorker) -> None:
-        """A worker does not compute any more; the minibatch that it has begun is lost."""
+        """Stop a worker's computing; the minibatch that it has begun is lost."""
         self._pause(worker, is_lost=True)
         worker.held.clear()
 
     def _is_warned(self, process: Process) -> None:
-        """A worker gives back what it has not finished; a server waits for a checkpoint."""
+        """Handle the warning of a process: a worker gives back unfinished tasks, a server waits for a checkpoint."""
         if not process.is_heard:
             return
         if not isinstance(process, SimulatedWorker):
@@ -351,7 +351,7 @@ class SimulatedJob:
         self.call(lambda call: e.PsJoined(call, server.index, server.pod.name, "address", nonce), joined)
 
     def _lose_ps(self, server: Process) -> None:
-        """Its part of the model goes back to the newest checkpoint, and with it what counts as in the model."""
+        """Set a lost server's part of the model back to the newest checkpoint, and the commits with it."""
         for worker in self._running:
             self._pause(worker)
             worker.partition = None
@@ -362,7 +362,7 @@ class SimulatedJob:
     # Workers --------------------------------------------------------------------------------------------------------
 
     def join(self, worker: SimulatedWorker) -> None:
-        """A worker registers, and reports a model without metrics."""
+        """Register a worker, and report a model without metrics."""
 
         def joined(answer: Any) -> None:
             if isinstance(answer, c.Registered):
@@ -373,7 +373,7 @@ class SimulatedJob:
         self.call(lambda call: e.WorkerJoined(call, worker.index, worker.incarnation, worker.pod.name), joined)
 
     def ask(self, worker: SimulatedWorker) -> None:
-        """Ask for a lease, if there is place for one."""
+        """Request a lease if the worker may hold another one."""
         if worker.asks or not worker.is_heard or worker.is_leaving or len(worker.held) >= HOLD or self.end is not None:
             return
 
@@ -397,11 +397,11 @@ class SimulatedJob:
             self.ask(worker)
 
     def size(self, lease: Lease) -> int:
-        """Minibatches of a task."""
+        """Return the number of minibatches of a task."""
         return -(-len(lease.shard) // self.settings.minibatch_size)
 
     def _compute(self, worker: SimulatedWorker) -> None:
-        """Begin the first task that it holds, unless it computes, or servers are missing."""
+        """Begin a worker's first task, unless it computes, or servers are missing."""
         if worker.since is not None or not worker.held or worker.partition is None or not worker.is_heard:
             return
         lease = worker.held[0]
@@ -410,7 +410,7 @@ class SimulatedJob:
             self._finish(worker)
             return
         other = self._computing.get(name)
-        if other is not None:  # it has lost its lease and does not know yet: the servers refuse it from now on
+        if other is not None:  # it has lost its lease and does not know yet: the servers reject it from now on
             self._pause(other, is_lost=True)
         worker.base = worker.told = self.model.get(name, 0)
         worker.since = self.timeline.now
@@ -436,13 +436,13 @@ class SimulatedJob:
         self.ask(worker)
 
     def _done(self, worker: SimulatedWorker) -> int:
-        """Minibatches of its task that are in the model by now."""
+        """Return how many minibatches of a worker's task are in the model by now."""
         assert worker.since is not None
         steps = int((self.timeline.now - worker.since) / worker.step_s + 1e-6)
         return min(worker.base + steps, self.size(worker.held[0]))
 
     def _settle(self, worker: SimulatedWorker) -> None:
-        """Count in the model what a worker has computed so far."""
+        """Add what a worker has computed so far to the model."""
         if worker.since is not None:
             lease = worker.held[0]
             name, done = (lease.epoch, lease.task), self._done(worker)
@@ -471,7 +471,7 @@ class SimulatedJob:
             worker.held.popleft()
 
     def _seconds(self, worker: SimulatedWorker) -> dict[str, float]:
-        """Of its life, by activity."""
+        """Return the seconds of a worker since its start, by activity."""
         now = self.timeline.now
         start, spent = self.scenario.start, now - worker.since if worker.since is not None else 0.0
         computed = worker.computed + spent * worker.speed

@@ -1,7 +1,6 @@
 """Scenario: the cluster of a simulation, read from YAML: nodes, other pods, priorities, failures, delays.
 
-It owns the keys of the file and their checks.  Times are seconds of the simulation from its start, prices are of an
-hour.
+It owns the keys of the file and their checks.  Times are seconds from the start of the simulation, prices are per hour.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def amounts(text: str) -> Amounts:
     """Read a resource string, such as cpu=4,memory=16Gi,gpu=1.
 
     Raises:
-        FlagError: it is wrong.
+        FlagError: The text is invalid.
     """
     return {name: float(quantity(value)) for name, value in parse_resources(text).items()}
 
@@ -97,12 +96,12 @@ class NodePool:
     """Nodes of one kind.
 
     Attributes:
-        resources: that pods can have on one of them.
-        price: of one of them, for an hour.
-        speed: of a worker on it, as a multiple of the speed at which the seconds of a step were measured.
-        interruptions: of each of them, for an hour of its presence, on average: spot instances are taken back.
-        notice: seconds between the announcement of an interruption and the end of the pods; 0: there is none.
-        away: seconds until there is a node again in place of an interrupted one.
+        resources: Resources that one of them offers to pods.
+        price: Price of one of them per hour.
+        speed: Speed of a worker on it, relative to the speed at which the seconds of a step were measured.
+        interruptions: Mean number of interruptions per node and hour: spot instances are taken back.
+        notice: Seconds between the announcement of an interruption and the end of the pods; 0 means no announcement.
+        away: Seconds until a new node replaces an interrupted one.
     """
 
     name: str = _key(_name)
@@ -120,8 +119,8 @@ class OtherPods:
     """Pods of other users.
 
     Attributes:
-        at: when they are created.
-        lasts: how long each of them runs.
+        at: When they are created.
+        lasts: How long each of them runs.
     """
 
     at: float = _key(_seconds)
@@ -133,7 +132,7 @@ class OtherPods:
 
 @dataclass(frozen=True, slots=True)
 class ApiOutage:
-    """For this long the Kubernetes API answers nothing: no pod is created, and no change is reported."""
+    """An outage of the Kubernetes API: no pod is created, and no change is reported."""
 
     at: float = _key(_seconds)
     lasts: float = _key(_seconds)
@@ -141,16 +140,16 @@ class ApiOutage:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A cluster, and its events.
+    """A cluster, and its events over time.
 
     Attributes:
-        priorities: the value of each PriorityClass, by its name; a pod without one has 0.
-        image_pull: seconds that a node takes for the job's image, once.
-        start: seconds from the start of a worker's or a server's container to its first call of the master.
-        node_lost: seconds after which Kubernetes gives up a node that is gone without notice.
-        api_latency: seconds between a change of a pod and the master's knowledge of it, and the other way round.
-        worker_failures: of the whole job for an hour, on average: a worker's process is killed.
-        steps_per_server: minibatches a second that each parameter server can serve; 0: without limit.
+        priorities: Value of each PriorityClass, by its name; a pod without one has 0.
+        image_pull: Seconds that a node takes to pull the job's image, once.
+        start: Seconds from the start of a worker's or a server's container to its first call of the master.
+        node_lost: Seconds after which Kubernetes gives up a node that is gone without notice.
+        api_latency: Seconds between a change of a pod and the master's knowledge of it, and the other way round.
+        worker_failures: Mean number of killed worker processes of the whole job per hour.
+        steps_per_server: Minibatches per second that each parameter server can serve; 0 means no limit.
     """
 
     nodes: tuple[NodePool, ...] = _list_of(NodePool)
@@ -169,7 +168,7 @@ def read_scenario(path: str) -> Scenario:
     """Read a file.
 
     Raises:
-        FlagError: it cannot be read, or is wrong; with the line.
+        FlagError: The file cannot be read or is invalid; the message names the line.
     """
     try:
         text = Path(path).read_text()
@@ -182,7 +181,7 @@ def scenario_of(text: str, path: str) -> Scenario:
     """Read YAML; `path` is for messages.
 
     Raises:
-        FlagError: it is wrong; with the line.
+        FlagError: The text is invalid; the message names the line.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
