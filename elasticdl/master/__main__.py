@@ -1,6 +1,6 @@
-"""``python -m elasticdl.master``: one generation of a job's master, from its environment to its exit code.
+"""``python -m elasticdl.master``: run one generation of a job's master, from its environment to its exit code.
 
-``ELASTICDL_NAMESPACE`` and ``ELASTICDL_JOB_NAME`` make it one on Kubernetes; else it is one of the local runtime.
+``ELASTICDL_NAMESPACE`` and ``ELASTICDL_JOB_NAME`` select Kubernetes; otherwise it runs on the local runtime.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ logger = logging.getLogger("elasticdl.master")
 
 
 class MasterProcess:
-    """One generation; the thread of signals sets `stop`."""
+    """One generation of the master; the signal thread sets `stop`."""
 
     def __init__(self) -> None:
         self._master: Master | None = None
         self._is_checkpoint_requested = False
 
     def run(self) -> int:
-        """The exit code."""
+        """Run the generation; return its exit code."""
         try:
             environment = _open_environment()
         except Superseded as error:
@@ -51,7 +51,7 @@ class MasterProcess:
             return self._run(environment)
 
     def on_signal(self, number: int) -> None:
-        """SIGUSR1 asks for a checkpoint, the others end the job, or this generation of its master."""
+        """Handle a signal: SIGUSR1 requests a checkpoint, others end the job or this generation of its master."""
         if number == signal.SIGUSR1:
             self._is_checkpoint_requested = True
             if self._master is not None:
@@ -72,7 +72,7 @@ class MasterProcess:
                     return 1
                 raise JobError(what, hint)
             self._master = Master(environment)
-            if self._is_checkpoint_requested:  # before there was one
+            if self._is_checkpoint_requested:  # before the master existed
                 self._master.request_checkpoint()
             return self._master.run()
         except ResumedElsewhere as error:
@@ -93,7 +93,7 @@ class MasterProcess:
 
 
 def main() -> int:
-    """The exit code of this generation of the master."""
+    """Run this generation of the master; return its exit code."""
     log_to_stdout()
     process = MasterProcess()
     on_signals(process.on_signal, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -114,4 +114,4 @@ if __name__ == "__main__":
     exit_code = main()
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(exit_code)  # threads of gRPC and of the watch may still wait for something
+    os._exit(exit_code)  # threads of gRPC and of the watch may still be blocked

@@ -1,10 +1,10 @@
-"""Checkpoints of the parameter servers: their manifest, which one a job begins or continues with, and calls for them.
+"""Checkpoints of the parameter servers: manifests, the choice of the one to restore, and the calls that write them.
 
-A version holds one part per PS.  This module owns the manifest; the content of a part belongs to the PS that wrote
-it, and the names, starts and ends of versions to `elasticdl.storage.versions`.
+A version has one part per PS.  This module owns the manifest; the content of a part belongs to the PS that wrote it,
+and the names, beginnings and ends of versions to `elasticdl.storage.versions`.
 
-`PsCalls` reads applied sets, too, and calls all servers in parallel.  It decides nothing; a PS that is silent, newer or
-older than thought is a reason in the answer.
+`PsCalls` calls all servers in parallel, also to read applied sets.  It decides nothing; if a PS is silent, or has
+another incarnation than expected, the error says so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from elasticdl_client.errors import CheckpointError, ElasticDLError, FlagError, 
 from elasticdl_client.storage_kinds import AnyPath
 from elasticdl_client.trained_model import check_beginning
 
-_TAIL = struct.Struct("<QII8s")  # of a part: size and checksum of the index before it, format, magic
+_TAIL = struct.Struct("<QII8s")  # end of a part: size and checksum of the index before it, format, magic
 _MAGIC = b"ELDLPS02"
 
 logger = logging.getLogger(__name__)
@@ -43,12 +43,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PsPart:
-    """The part of a checkpoint that one PS wrote.
+    """The part of a checkpoint that a PS wrote.
 
     Attributes:
-        file: name within the directory.
-        index_crc32: checksum of the index at the part's end, which holds the checksums of everything else in it.
-        buckets: ranges [start, end) of 1,024 that it holds.
+        file: Name within the directory.
+        index_crc32: Checksum of the index at the part's end, which has the checksums of everything else in the part.
+        buckets: Ranges [start, end) of the 1,024 buckets that are in the part.
     """
 
     ps_id: int
@@ -64,9 +64,9 @@ class Manifest:
     """The contents of a checkpoint.
 
     Attributes:
-        data_fingerprint: of the job's data; a job takes the ledger over only if it equals its own.
-        variables: dense variables in the order of the flat vectors: name, shape, trainable.
-        tables: embedding tables: name, dim, initializer, input_dim.
+        data_fingerprint: Fingerprint of the job's data; a job takes the ledger over only if it equals its own.
+        variables: Dense variables in the order of the flat vectors: name, shape, trainable.
+        tables: Embedding tables: name, dim, initializer, input_dim.
     """
 
     job_name: str
@@ -82,20 +82,20 @@ class Manifest:
 
 
 def commit(directory: AnyPath, manifest: Manifest) -> None:
-    """Makes a directory whose parts are all written a checkpoint.
+    """Make a directory whose parts are all written a checkpoint.
 
     Raises:
-        CheckpointError: it is none.
+        CheckpointError: The checkpoint could not be completed.
     """
     versions.commit(directory, asdict(manifest))
 
 
 def read(directory: AnyPath) -> Manifest:
-    """The manifest of a checkpoint.
+    """Return the manifest of a checkpoint.
 
     Raises:
-        NewerFormat: a later version wrote it.
-        CheckpointError: there is none, it is damaged, or a part is missing, of another size or without its index.
+        NewerFormat: A later version wrote it.
+        CheckpointError: There is none, it is damaged, or a part is missing, of another size or without its index.
     """
     path = directory / MANIFEST
     try:
@@ -127,7 +127,7 @@ def initial(path: AnyPath) -> AnyPath:
     """Return the checkpoint of --checkpoint_dir_for_init: the path itself, or the newest complete one in it.
 
     Raises:
-        CheckpointError: it is neither, or damaged.
+        CheckpointError: The path is neither, or the checkpoint is damaged.
     """
     if is_complete(path) or not complete(path):
         read(path)
@@ -140,10 +140,10 @@ def initial(path: AnyPath) -> AnyPath:
 
 
 def newest(checkpoint_dir: AnyPath) -> AnyPath | None:
-    """The newest checkpoint whose manifest and parts are whole; damaged ones are skipped and logged.
+    """Return the newest checkpoint with a complete manifest and parts; skip and log damaged ones.
 
     Raises:
-        NewerFormat: a later version wrote it.
+        NewerFormat: A later version wrote it.
     """
     for path in reversed(complete(checkpoint_dir)):
         try:
@@ -158,12 +158,12 @@ def newest(checkpoint_dir: AnyPath) -> AnyPath | None:
 
 
 def check_unused(checkpoint_dir: AnyPath, strategy: DistributionStrategy, job_name: str) -> None:
-    """Check that a job which begins has the directory to itself: versions of two jobs in one place would be mixed up.
+    """Check that a new job has the directory to itself, since versions of two jobs in one place would be mixed up.
 
-    The worker of a job of the Local strategy continues from checkpoints of the job's own name.
+    A job of the Local strategy may continue from checkpoints of its own name.
 
     Raises:
-        CheckpointError: an earlier job's checkpoints are in it.
+        CheckpointError: The directory has checkpoints of an earlier job.
     """
     found = complete(checkpoint_dir)
     if not found:
@@ -186,7 +186,7 @@ def check_unused(checkpoint_dir: AnyPath, strategy: DistributionStrategy, job_na
 
 
 def _may_be_of(directory: AnyPath, local_job: str) -> bool:
-    """Whether a checkpoint is of this job of the Local strategy; the worker passes over damaged ones, and says so."""
+    """Return whether a checkpoint is of this job of the Local strategy; the worker skips damaged ones and logs them."""
     try:
         manifest = read_manifest(directory / MANIFEST)
     except NewerFormat:
@@ -205,20 +205,20 @@ def _may_begin_with(directory: AnyPath, strategy: DistributionStrategy) -> bool:
 
 
 def still_there(directory: str) -> str:
-    """A checkpoint that a journal names; the journal may be late, and newer ones may have taken the old one's place.
+    """Return the checkpoint that a journal names, or its replacement: newer ones may have been written since.
 
     Returns:
-        The directory, also if it cannot be looked at; if it is gone the newest whole one next to it, or empty if there
+        The directory, also if it cannot be read; if it is gone, the newest complete one beside it, or empty if there
         is none.
     """
     try:
         if not directory or is_complete(path_of(directory)):
             return directory
         found = newest(path_of(directory).parent)
-    except NewerFormat as error:  # a server that restores refuses it, too, and its error ends the job
+    except NewerFormat as error:  # a restoring server rejects it, too, and its error ends the job
         logger.warning("%s", error.what)
         return directory
-    except (StorageError, OSError) as error:  # it may be back before a server needs it
+    except (StorageError, OSError) as error:  # it may be readable again before a server needs it
         logger.warning(
             "The checkpoint %s cannot be looked at, and stays the one to restore: %s", directory, versions.reason(error)
         )
@@ -228,10 +228,10 @@ def still_there(directory: str) -> str:
 
 
 def _look_at(file: AnyPath, part: PsPart) -> None:
-    """That a part is there, of the right size, and ends in the index that the manifest knows; the rest is not read.
+    """Check that a part exists, has the right size, and ends in the manifest's index; the rest is not read.
 
     Raises:
-        CheckpointError: it is not.
+        CheckpointError: One of these does not hold.
     """
     try:
         with file.open("rb") as opened:
@@ -259,9 +259,7 @@ def _part(values: dict[str, Any]) -> PsPart:
     return PsPart(**(values | {"buckets": buckets}))
 
 
-_QUESTION_TIMEOUT_S = (
-    300.0  # 3 million tasks that are unlike their neighbours take 9 s; a silent PS ends the call sooner
-)
+_QUESTION_TIMEOUT_S = 300.0  # 3 million tasks with different watermarks take 9 s; a silent PS ends the call sooner
 _SAVE_TIMEOUT_S = 1800.0  # some 200 GB on a slow disk; a PS that dies ends its call at once
 _MAX_AT_ONCE = 32
 
@@ -269,11 +267,11 @@ Answer = TypeVar("Answer")
 
 
 class PsUnreachable(ElasticDLError):
-    """A PS did not answer, or is another one than the master thinks; asking again later may succeed."""
+    """A PS did not answer, or has another incarnation than expected; a repeated call may succeed."""
 
 
 class PsCalls:
-    """Calls of all PS, each by a connection of its own: a channel to a lost one tries its address without end.
+    """Calls to all PS, each on its own connection: a channel to a lost PS retries its address forever.
 
     Safe to use from any thread.
     """
@@ -283,10 +281,10 @@ class PsCalls:
         self._generation = generation
 
     def read_applied_sets(self, ps: Sequence[PsAddress]) -> dict[int, CommittedSet]:
-        """By PS id.
+        """Return the applied sets by PS id.
 
         Raises:
-            PsUnreachable: of some PS.
+            PsUnreachable: A PS cannot be reached.
         """
 
         def read(address: PsAddress) -> CommittedSet:
@@ -297,11 +295,11 @@ class PsCalls:
         return dict(zip((address.ps_id for address in ps), self._all(read, ps), strict=True))
 
     def save_parts(self, ps: Sequence[PsAddress], directory: AnyPath) -> tuple[PsPart, ...]:
-        """Lets every PS write its part of a checkpoint into a directory that exists.
+        """Have every PS write its part of a checkpoint into an existing directory.
 
         Raises:
-            CheckpointError: a PS could not write.
-            PsUnreachable: of some PS.
+            CheckpointError: A PS could not write.
+            PsUnreachable: A PS cannot be reached.
         """
 
         def save(address: PsAddress) -> PsPart:

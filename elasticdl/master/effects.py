@@ -1,4 +1,4 @@
-"""The slow effects of the core's commands, in threads of their own; each ends in an event to the inbox.
+"""The slow effects of the core's commands, in their own threads; each posts its result to the inbox as an event.
 
 Pods are created and deleted in parallel, one pod's commands in their order.  Nothing here decides what to do next.
 """
@@ -32,31 +32,31 @@ from elasticdl_client.storage_kinds import AnyPath
 
 logger = logging.getLogger("elasticdl.master")
 Work = Callable[[], None]
-_DATA_RETRY_S = 60.0  # doubled each time
-_LONGEST_DATA_RETRY_S = 3600.0  # a try may read all data
+_DATA_RETRY_S = 60.0  # doubled after each attempt
+_LONGEST_DATA_RETRY_S = 3600.0  # an attempt may read all data
 
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """A note to the shell: a background thread has met a bug."""
+    """Note to the shell: a background thread has failed by a bug."""
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A note to the shell: all pods, and how many creations were done before they were listed."""
+    """Note to the shell: all pods, and the number of creations that were done before the listing."""
 
     pods: events.PodsListed
     num_creations: int
 
 
 class Effects:
-    """Executes commands; returns at once.
+    """Executes commands in the background.
 
     Attributes:
-        cluster: where the job's pods are.
-        inbox: takes the events in which effects end.
+        cluster: The cluster of the job's pods.
+        inbox: Takes the events with the results.
     """
 
     def __init__(
@@ -69,9 +69,10 @@ class Effects:
         num_pod_threads: int = 1,
         find_files: Callable[[str], list[str]] | None = None,
     ) -> None:
-        """
+        """Start the threads.
+
         Args:
-            find_files: finds the files of a data source; None: as `elasticdl.data.sources` does.
+            find_files: Finds the files of a data source; None means the function of `elasticdl.data.sources`.
         """
         self._spec = spec
         self.cluster = cluster
@@ -80,14 +81,14 @@ class Effects:
         self.inbox = inbox
         self._pod_threads = PodThreads(num_pod_threads)
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="effect")
-        self._resizing = ThreadPoolExecutor(4, thread_name_prefix="resize")  # which may take long
+        self._resizing = ThreadPoolExecutor(4, thread_name_prefix="resize")  # a resize may take long
         self._find_files = find_files
         self._listed: set[DataKind] = set()
         self._is_closed = threading.Event()
 
     @property
     def num_creations(self) -> int:
-        """Asked for so far; a `Listing` that says less may lack a pod."""
+        """Number of creations requested so far; a `Listing` with a lower number may lack a pod."""
         return self._pod_threads.num_asked
 
     def create_pod(self, command: commands.CreatePod) -> None:
@@ -101,20 +102,20 @@ class Effects:
         self._pod_threads.delete(command.name, self._guarded(lambda: self._delete_pod(command)))
 
     def list_pods(self) -> None:
-        """Ends in a `Listing`, taken when no creation is under way."""
+        """Post a `Listing` that is taken when no creation is in progress."""
         self._pod_threads.between_creations(self._guarded(self._list_pods))
 
     def list_shards(self, kind: DataKind) -> None:
-        """Lists a source once, however often it is asked for."""
+        """List a data source once, even if it is requested several times."""
         if kind not in self._listed:
             self._listed.add(kind)
             self._run(lambda: self._list_shards(kind))
 
     def verify_shards(self, kind: DataKind, known: Sequence[Shard]) -> None:
-        """Fails the job if a source is no longer what it was in an earlier generation of the master.
+        """Fail the job if a source has changed since an earlier generation of the master.
 
-        One that cannot be read now is read again later: it may be away for this process alone, and what workers cannot
-        read they report.
+        A source that cannot be read now is read again later: it may be unreachable for this process alone, and workers
+        report what they cannot read.
         """
         self._run(lambda: self._verify_shards(kind, tuple(known)))
 
@@ -124,16 +125,16 @@ class Effects:
     def save_checkpoint(
         self, command: commands.SaveCheckpoint, layout: Mapping[str, object], check_owner: Callable[[], None]
     ) -> None:
-        """Saves in the background.
+        """Save a checkpoint in the background.
 
         Args:
-            layout: of the model, as `messages.model_layout` makes it.
-            check_owner: raises `Superseded` if another master is known to own the job.
+            layout: Layout of the model, from `messages.model_layout`.
+            check_owner: Raises `Superseded` if another master is known to own the job.
         """
         self._run(lambda: self._save_checkpoint(command, layout, check_owner))
 
     def close(self) -> None:
-        """Wait for deletions; other calls that still run are left behind."""
+        """Wait for deletions; do not wait for other calls in progress."""
         self._is_closed.set()
         self._pod_threads.close()
         for threads in (self._threads, self._resizing):
@@ -146,7 +147,7 @@ class Effects:
         def guarded() -> None:
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001  handed to the loop, which ends the master with it
+            except BaseException as error:  # noqa: BLE001  passed to the loop, which ends the master with it
                 self.inbox.post(Crashed(error))
 
         return guarded
@@ -224,7 +225,7 @@ class Effects:
             )
 
     def _read_shards(self, kind: DataKind) -> tuple[Shard, ...]:
-        from elasticdl.data.factory import open_source  # NumPy, which a job without such data does not need
+        from elasticdl.data.factory import open_source  # imports NumPy, only for jobs with such data
 
         reader = open_source(self._spec, getattr(self._spec, f"{kind}_data"), find=self._find_files)
         return tuple(reader.shards())
@@ -242,7 +243,7 @@ class Effects:
     ) -> None:
         checkpoint_dir = path_of(self._spec.checkpoint_dir)
         try:
-            check_owner()  # its successor may have begun the same version
+            check_owner()  # a successor may have begun the same version
             directory, manifest = self._write_parts(checkpoint_dir, command, layout)
             check_owner()
             checkpoints.commit(directory, manifest)
@@ -285,7 +286,7 @@ def _what(error: ElasticDLError | OSError) -> str:
 
 
 def _last_good(checkpoint_dir: AnyPath) -> str:
-    """Say which checkpoint is the newest that is whole."""
+    """Return a sentence about the newest complete checkpoint."""
     try:
         last = checkpoints.newest(checkpoint_dir)
     except (StorageError, OSError):
@@ -296,14 +297,14 @@ def _last_good(checkpoint_dir: AnyPath) -> str:
 
 
 def pods_listed(pods: list[Pod]) -> events.PodsListed:
-    """The event of a listing; the master's own pod is left out."""
+    """Return the event of a listing, without the master's own pod."""
     return events.PodsListed(
         tuple(_pod_changed(pod, PodState(pod.phase)) for pod in pods if pod.role is not Role.MASTER)
     )
 
 
 def pod_changed(event: PodEvent) -> events.PodChanged | None:
-    """The event of a change; None for the master's own pod."""
+    """Return the event of a change; None for the master's own pod."""
     if event.pod.role is Role.MASTER:
         return None
     return _pod_changed(event.pod, PodState.DELETED if event.type is EventType.DELETED else PodState(event.pod.phase))
@@ -327,40 +328,40 @@ def _pod_changed(pod: Pod, phase: PodState) -> events.PodChanged:
 
 
 class PodThreads:
-    """Threads that create, delete and list pods.  The work must not raise.
+    """Threads that create, delete and list pods; their work must not raise.
 
-    Work on different pods is concurrent, work on one pod in the order of requests.  Workers are created after the
-    servers that were asked for before them: where there is not room for all, servers must get it.
+    Work on different pods is concurrent, work on one pod in the order of requests.  Workers are created after all
+    servers requested before them: if there is not room for all, servers must get it.
 
     Args:
-        num_threads: 1: everything in the order in which it was asked for, but for the servers.
+        num_threads: 1 means all work in the order of the requests, except that servers come first.
     """
 
     def __init__(self, num_threads: int) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="pods")
         self._lock = threading.Lock()  # guards everything below
-        self._queues: dict[str, deque[Work]] = {}  # of pods with work, by name; its first is under way or held back
-        self._num_servers = 0  # whose creation is asked for and not done
-        self._held: list[str] = []  # workers that wait for them
-        self._waiting: list[Work] = []  # for a moment without creations
+        self._queues: dict[str, deque[Work]] = {}  # pending work by pod; its first is running or held back
+        self._num_servers = 0  # requested and unfinished creations of servers
+        self._held: list[str] = []  # workers that wait for these
+        self._waiting: list[Work] = []  # until no creation is in progress
         self._num_asked = 0
         self._num_done = 0
         self._is_closed = False
 
     @property
     def num_asked(self) -> int:
-        """Creations asked for so far."""
+        """Number of creations requested so far."""
         with self._lock:
             return self._num_asked
 
     @property
     def num_done(self) -> int:
-        """Creations that are over, well or not."""
+        """Number of finished creations, successful or not."""
         with self._lock:
             return self._num_done
 
     def create(self, name: str, work: Work, is_server: bool) -> None:
-        """Runs the creation of a pod."""
+        """Run the creation of a pod."""
 
         def create() -> None:
             try:
@@ -374,18 +375,18 @@ class PodThreads:
             self._add(name, create, is_held=not is_server and self._num_servers > 0)
 
     def delete(self, name: str, work: Work) -> None:
-        """Runs the deletion of a pod, after its creation if that is asked for."""
+        """Run the deletion of a pod, after its creation if that is pending."""
         with self._lock:
             self._add(name, work, is_held=False)
 
     def between_creations(self, work: Work) -> None:
-        """Runs something when every creation that was asked for is done."""
+        """Run work when all requested creations are done."""
         with self._lock:
             self._waiting.append(work)
             self._start_waiting()
 
     def close(self) -> None:
-        """Waits for what is under way; workers that are held back are not created any more."""
+        """Wait for running work; workers that are held back are not created."""
         with self._lock:
             self._is_closed = True
         self._threads.shutdown(wait=True)

@@ -1,4 +1,4 @@
-"""The port `RuntimeEnvironment`: where a master runs, and all that differs between the runtimes.
+"""The port `RuntimeEnvironment`: the runtime of a master, with all differences between the runtimes.
 
 Adapters: local_environment.py and kubernetes/environment.py.
 """
@@ -20,11 +20,11 @@ from elasticdl_client.job_spec import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class UserRequest:
-    """The requests of the user for a job while it runs.
+    """The requests of the user for a running job.
 
     Attributes:
-        num_workers: how many workers there are to be, as text; empty: no number was asked for.
-        is_stop: the job is to stop, and to continue once it is resumed.
+        num_workers: Requested number or range of workers, as text; empty if none was requested.
+        is_stop: The job is to stop, and to continue once it is resumed.
     """
 
     num_workers: str = ""
@@ -33,11 +33,11 @@ class UserRequest:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a master listens.
+    """The endpoint that a master listens on.
 
     Attributes:
-        port: 0: any free one, the same in each generation.
-        token: the job's, that every call must carry.
+        port: 0 means any free port, the same in each generation.
+        token: The job's token, required in every call.
     """
 
     host: str
@@ -47,12 +47,12 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """The masters of one submission, or of one `elasticdl resume`.
+    """One submission or one `elasticdl resume` of a job, with all its masters.
 
     Attributes:
-        name: of this run; clocks do not tell it from one that follows within a second.  Empty: not known.
-        submitted_at: when the job was submitted, in seconds since the Unix epoch by this machine's clock; 0: unknown.
-        resumed_at: when this run was asked for, likewise.
+        name: Name of this run, since clocks cannot distinguish runs within a second; empty if unknown.
+        submitted_at: When the job was submitted, in seconds since the Unix epoch by this machine's clock; 0 if unknown.
+        resumed_at: When this run was requested, likewise.
     """
 
     name: str = ""
@@ -62,13 +62,13 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeTraits:
-    """What a runtime can do, and how a master behaves in it.
+    """The abilities of a runtime, and how a master behaves in it.
 
     Attributes:
-        num_pod_threads: pods that are created and deleted at once.
-        patience_s: how long cluster and journal may be away while a generation begins or writes the job's end.
+        num_pod_threads: Number of pods created and deleted concurrently.
+        patience_s: Seconds that cluster and journal may be unreachable as a generation begins or writes the job's end.
         sigterm_ends_job: SIGTERM ends the job, not only this generation of its master.
-        read_api_calls: return the answers of the Kubernetes API so far, by HTTP method and status; from any thread.
+        read_api_calls: Returns the numbers of answers of the Kubernetes API by HTTP method and status; thread-safe.
     """
 
     num_pod_threads: int
@@ -78,7 +78,7 @@ class RuntimeTraits:
 
 
 class RuntimeEnvironment(Protocol):
-    """Seven verbs, and the master's collaborators."""
+    """The runtime of a master: seven verbs, and the master's collaborators."""
 
     @property
     def spec(self) -> JobSpec: ...
@@ -88,7 +88,7 @@ class RuntimeEnvironment(Protocol):
 
     @property
     def journal(self) -> Journal:
-        """Held by this generation alone."""
+        """Journal that this generation alone holds."""
         ...
 
     @property
@@ -101,34 +101,34 @@ class RuntimeEnvironment(Protocol):
     def traits(self) -> RuntimeTraits: ...
 
     def pod_specs(self, port: int) -> PodSpecs:
-        """For pods that reach this master at a port."""
+        """Return the specifications for pods that reach this master at a port."""
         ...
 
     def publish(self, history: Callable[[], EventHistory]) -> None:
-        """Shows the job's events where people of this runtime look for them, from now on until `close`."""
+        """Show the job's events in the usual place of this runtime, from now on until `close`."""
         ...
 
     def requests(self, stop: threading.Event) -> Iterator[UserRequest]:
-        """The requests of the user: the present ones, if there are any, then each change, until `stop`."""
+        """Yield the present requests of the user, if there are any, then each change, until `stop` is set."""
         ...
 
     def is_transient(self, error: ElasticDLError) -> bool:
-        """Whether the next generation may do better, so that the job continues."""
+        """Return whether the next generation may succeed, so that the job continues."""
         ...
 
     def end(self, exit_code: int, ended_at: float, stop: threading.Event) -> None:
-        """The job has ended and its status is written: there must be no further generation.
+        """Prevent further generations: the job has ended and its status is written.
 
         Args:
-            ended_at: in seconds since the Unix epoch, maybe in an earlier generation.
-            stop: set when this generation is terminating; it may wait until the job is to be deleted.
+            ended_at: End of the job in seconds since the Unix epoch, maybe in an earlier generation.
+            stop: Set when this generation is terminating; the call may wait until the job is to be deleted.
         """
         ...
 
     def pause(self) -> None:
-        """The job is stopped and its state is written: no generation may follow before the job is resumed."""
+        """Prevent further generations until the job is resumed: it is stopped and its state is written."""
         ...
 
     def close(self) -> None:
-        """Frees the job for another master."""
+        """Release the job for another master."""
         ...

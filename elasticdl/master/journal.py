@@ -1,7 +1,7 @@
-"""The journal: the master's own state, kept for its next generation, and beside it the status for people.
+"""The journal: the master's own state, kept for its next generation, and the status for users beside it.
 
-Owns the port `Journal` and the form of a snapshot.  It never looks inside one: its content belongs to
-`master/core`.  Adapters: local_environment.py, kubernetes/journal.py and storage_journal.py.
+Owns the port `Journal` and the format of a snapshot.  It never reads the content, which belongs to `master/core`.
+Adapters: local_environment.py, kubernetes/journal.py and storage_journal.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobStatus
 
 FORMAT = 3
-_READ = (2, FORMAT)  # 2 has an entry of each epoch
+_READ = (2, FORMAT)  # format 2 has an entry for each epoch
 _FIRST_DELAY_S = 0.1
 _MAX_DELAY_S = 5.0
 _HEAD = re.compile(rb'\{"format":(\d+),"crc32":"([0-9a-f]{8})","snapshot":')
@@ -33,24 +33,24 @@ class Superseded(JobError):
 
 
 class ResumedElsewhere(Superseded):
-    """The job was given to another machine or namespace; what is left of it here ends."""
+    """The job was given to another machine or namespace; the rest of it here ends."""
 
 
 class JournalDeleted(Superseded):
-    """The journal of a job that is there was deleted: without it the job cannot continue, under no master."""
+    """The journal of an existing job was deleted: without it no master can continue the job."""
 
 
 class JournalWriteError(JobError):
-    """A snapshot could not be written; the one before it is still whole.  Saving again may succeed."""
+    """A snapshot could not be written; the previous one is intact.  Saving again may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A time in which nothing could be written.
+    """A time in which the journal could not be written.
 
     Attributes:
-        message: why, the last time that it was tried.
-        seconds: from the first failure to the next success.
+        message: The reason, from the last attempt.
+        seconds: Duration from the first failure to the next success.
     """
 
     message: str
@@ -58,10 +58,10 @@ class Outage:
 
 
 class Outages:
-    """The outages of a journal, from any thread.
+    """The outages of a journal; thread-safe.
 
     Args:
-        clock: seconds, of any beginning.
+        clock: Returns seconds, from any origin.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +72,7 @@ class Outages:
         self._over: list[Outage] = []
 
     def failed(self, message: str) -> float:
-        """A write has failed; return the seconds since the first one that did."""
+        """Record a failed write; return the seconds since the first failure of this outage."""
         with self._lock:
             now = self._clock()
             self._since = now if self._since is None else self._since
@@ -80,51 +80,51 @@ class Outages:
             return now - self._since
 
     def written(self) -> None:
-        """A write has succeeded."""
+        """Record a successful write."""
         with self._lock:
             if self._since is not None:
                 self._over.append(Outage(self._message, self._clock() - self._since))
                 self._since = None
 
     def take(self) -> list[Outage]:
-        """Return those that are over, each once."""
+        """Return the finished outages, each once."""
         with self._lock:
             over, self._over = self._over, []
             return over
 
 
 class Journal(Protocol):
-    """Eight verbs.  A snapshot is a dict that JSON can hold.  All but `close` may raise `Superseded`."""
+    """Eight verbs.  A snapshot is a dict of JSON values.  All verbs but `close` may raise `Superseded`."""
 
     def load(self) -> dict[str, Any] | None:
-        """The newest snapshot, or None for a job that never had one.
+        """Return the newest snapshot; None for a job that has none yet.
 
         Raises:
-            JobError: there is one, but it is damaged: the job must not start afresh behind the user's back.
+            JobError: The snapshot is damaged: the job must not start afresh behind the user's back.
         """
         ...
 
     def save(self, snapshot: dict[str, Any], status: JobStatus | None = None) -> None:
-        """Replaces the snapshot, and the status if one is given; when it returns, both survive a crash.
+        """Replace the snapshot, and the status if one is given; when it returns, both survive a crash.
 
         Raises:
-            JournalWriteError: the snapshot is not written; the one before it is still whole.
-            JobError: it can never be written.
+            JournalWriteError: The snapshot is not written; the previous one is intact.
+            JobError: It can never be written.
         """
         ...
 
     def save_later(self, snapshot: dict[str, Any], status: JobStatus) -> None:
-        """Replaces both within about a second unless a later call comes first.
+        """Replace both within about a second unless a later call comes first.
 
-        It never waits for another machine.  A failed write is logged; the next call tries again.
+        The call never waits for another machine.  A failed write is logged; the next call tries again.
 
         Raises:
-            JobError: the snapshot can never be written.
+            JobError: The snapshot can never be written.
         """
         ...
 
     def read_status(self) -> JobStatus | None:
-        """The status written last, in this generation or an earlier one; None if none readable was."""
+        """Return the last written status of this or an earlier generation; None if none is readable."""
         ...
 
     def write_status(self, status: JobStatus) -> None:
@@ -135,12 +135,12 @@ class Journal(Protocol):
         """Raise `Superseded` if another master owns the job by now: this process may have been paused.
 
         Raises:
-            JournalWriteError: it is not known.
+            JournalWriteError: The owner is unknown.
         """
         ...
 
     def take_outages(self) -> list[Outage]:
-        """Return the times in which it could not be written and that are over, each once."""
+        """Return the finished outages, each once."""
         ...
 
     def close(self) -> None:
@@ -149,20 +149,20 @@ class Journal(Protocol):
 
 
 def encode(snapshot: dict[str, Any]) -> bytes:
-    """A snapshot as it is kept: JSON, with the CRC-32 of the snapshot's own bytes before it."""
+    """Return a snapshot as JSON, with the CRC-32 of the snapshot's own bytes before it."""
     body = json.dumps(snapshot, separators=(",", ":")).encode()
     return b'{"format":%d,"crc32":"%08x","snapshot":%b}' % (FORMAT, zlib.crc32(body), body)
 
 
 def decode(data: bytes, where: str, remedy: str) -> dict[str, Any]:
-    """The inverse of `encode`.  Journals of earlier versions have no CRC, and are decoded without one.
+    """Return the snapshot of a result of `encode`.  Journals of earlier versions have no CRC and need none.
 
     Args:
-        where: of the journal, for the message.
-        remedy: the command that removes a damaged one.
+        where: Place of the journal, for the message.
+        remedy: The command that removes a damaged one.
 
     Raises:
-        JobError: it is damaged.
+        JobError: The journal is damaged.
     """
     try:
         document = json.loads(data)
@@ -186,7 +186,7 @@ def decode(data: bytes, where: str, remedy: str) -> dict[str, Any]:
 
 
 def damaged(where: str, why: str, remedy: str) -> JobError:
-    """The error of a journal that cannot be read."""
+    """Return the error of a journal that cannot be read."""
     return JobError(
         f"the journal {where} is damaged: {why}",
         f"{remedy} to train from the beginning; its record of pods, failures and evaluations is then lost",
@@ -196,17 +196,17 @@ def damaged(where: str, why: str, remedy: str) -> JobError:
 def save_patiently(
     journal: Journal, snapshot: dict[str, Any], status: JobStatus | None, patience_s: float, stop: threading.Event
 ) -> None:
-    """Saves, again and again while that fails.
+    """Save, and repeat failed attempts.
 
     Args:
-        journal: where to.
-        snapshot: see `Journal.save`.
-        status: see `Journal.save`.
-        patience_s: for so long.
-        stop: set: the attempt under way is the last.
+        journal: The journal to write.
+        snapshot: See `Journal.save`.
+        status: See `Journal.save`.
+        patience_s: For how long attempts are repeated.
+        stop: When set, the present attempt is the last.
 
     Raises:
-        JournalWriteError: not written.
+        JournalWriteError: The snapshot is not written.
     """
     deadline = time.monotonic() + patience_s
     delay_s, complaint = _FIRST_DELAY_S, ""

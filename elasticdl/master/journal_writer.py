@@ -1,6 +1,6 @@
-"""The thread of a journal that writes what may be written later.
+"""The background thread of a journal, for delayed writes.
 
-Owns the newest snapshot and status that wait, and the lock under which the journal writes.  It never knows where to.
+Owns the newest pending snapshot and status, and the lock of all writes of the journal; never knows the destination.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elasticdl_client.job_status import JobStatus
 
 Snapshot = TypeVar("Snapshot")
 
-_CLOSE_S = 1.0  # for a write that is under way
+_CLOSE_S = 1.0  # for a write in progress
 
 logger = logging.getLogger("elasticdl.master")
 
@@ -24,12 +24,12 @@ class JournalWriter(Generic[Snapshot]):
     """Write the newest snapshot and status, and repeat a write that fails.
 
     Args:
-        interval_s: between two writes.
-        write: called with the lock held; a `JournalWriteError` is logged, any other error ends the thread.
-        after: called after each write, without the lock.
+        interval_s: Seconds between two writes.
+        write: Called with the lock held; a `JournalWriteError` is logged, any other error ends the thread.
+        after: Called after each write, without the lock.
 
     Attributes:
-        lock: one write at a time, in any thread.
+        lock: Held during each write, in any thread.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class JournalWriter(Generic[Snapshot]):
         self._interval_s = interval_s
         self._write = write
         self._after = after
-        self._change = threading.Condition()  # guards the two below
+        self._change = threading.Condition()  # guards the next two
         self._waiting: tuple[Snapshot, JobStatus] | None = None
         self._failure: BaseException | None = None
         self._closed = threading.Event()
@@ -50,10 +50,10 @@ class JournalWriter(Generic[Snapshot]):
         self._thread.start()
 
     def put(self, snapshot: Snapshot, status: JobStatus) -> None:
-        """Have both written in place of what waits.
+        """Replace the pending snapshot and status.
 
         Raises:
-            BaseException: the error that has ended the thread.
+            BaseException: The error that has ended the thread.
         """
         with self._change:
             if self._failure is not None:
@@ -62,13 +62,13 @@ class JournalWriter(Generic[Snapshot]):
             self._change.notify_all()
 
     def take(self) -> tuple[Snapshot, JobStatus] | None:
-        """Return what waits, which is then written no more; the caller holds the lock."""
+        """Return the pending snapshot and status, which are then not written; the caller holds the lock."""
         with self._change:
             waiting, self._waiting = self._waiting, None
             return waiting
 
     def update_status(self, status: JobStatus) -> Snapshot | None:
-        """Replace the status that waits, if there is one, and return the snapshot beside it."""
+        """Replace the pending status, if there is one, and return the snapshot beside it."""
         with self._change:
             if self._waiting is None:
                 return None
@@ -76,7 +76,7 @@ class JournalWriter(Generic[Snapshot]):
             return self._waiting[0]
 
     def close(self) -> None:
-        """End the thread; what waits is dropped."""
+        """End the thread; drop what is pending."""
         self._closed.set()
         with self._change:
             self._change.notify_all()
@@ -103,14 +103,14 @@ class JournalWriter(Generic[Snapshot]):
                 return
 
     def _wait_for_work(self) -> bool:
-        """False when there will be none any more."""
+        """Wait for something pending; return False after `close`."""
         with self._change:
             self._change.wait_for(lambda: self._waiting is not None or self._closed.is_set())
             return not self._closed.is_set()
 
     def _write_waiting(self) -> None:
         with self.lock:
-            content = self.take()  # not before: a `save` that was on its way is newer than what waited then
+            content = self.take()  # not earlier: a concurrent `save` may have written something newer than was pending
             if content is None:
                 return
             try:

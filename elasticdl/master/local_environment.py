@@ -1,9 +1,9 @@
-"""The master on the local runtime: pods are children of the agent, everything else are files in the job's directory.
+"""The master on the local runtime: pods are children of the agent, all other state is in files of the job's directory.
 
-Environment: ``ELASTICDL_JOB_DIR``, ``ELASTICDL_TOKEN_FILE``, ``ELASTICDL_AGENT_SOCKET``, ``MASTER_PORT`` (0: a free
+Environment: ``ELASTICDL_JOB_DIR``, ``ELASTICDL_TOKEN_FILE``, ``ELASTICDL_AGENT_SOCKET``, ``MASTER_PORT`` (0: any free
 one) and ``ELASTICDL_RESUMED_AT`` (seconds since the Unix epoch).
 
-`FileJournal` and `StatusFile`: files, for the one master that holds the lock next to them.
+`FileJournal` and `StatusFile`: files of the one master that holds the lock beside them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from elasticdl_client.storage_kinds import is_remote
 from elasticdl_client.worker_range import FILE as NUM_WORKERS_FILE
 
 STORAGE_PATIENCE_S = 300.0
-_LOOK_S = 0.5  # at a file that only the user writes
+_LOOK_S = 0.5  # between two reads of a file that only the user writes
 LOOPBACK = "127.0.0.1"
-# The agent does one thing at a time.  A disk answers at once; storage may be away.
+# The agent does one thing at a time.  A disk answers at once; storage may be unreachable.
 _TRAITS = RuntimeTraits(num_pod_threads=1, patience_s=0.0, sigterm_ends_job=True)
 _UNKNOWN_RUN = JobRun()
 _THREADS_VARIABLES = {FrameworkName.TENSORFLOW: "TF_NUM_INTRAOP_THREADS", FrameworkName.TORCH: "OMP_NUM_THREADS"}
@@ -50,10 +50,10 @@ _THREADS_VARIABLES = {FrameworkName.TENSORFLOW: "TF_NUM_INTRAOP_THREADS", Framew
 
 @dataclass(frozen=True, slots=True)
 class LocalEnvironment:
-    """`RuntimeEnvironment` of a directory.
+    """`RuntimeEnvironment` of a job's directory.
 
     Attributes:
-        token_file: of the job, readable by its pods too.
+        token_file: File with the job's token, readable by its pods, too.
     """
 
     spec: JobSpec
@@ -72,7 +72,7 @@ class LocalEnvironment:
         return PodSpecs(self.spec, sys.executable, address, env, ps_env, tf_addresses=tf_addresses)
 
     def _tf_addresses(self) -> dict[str, list[str]]:
-        """Of TensorFlow's own servers and workers: chosen once, for all restarts of the job's master and pods."""
+        """Return the addresses of TensorFlow's servers and workers: chosen once for all restarts of master and pods."""
 
         def choose() -> str:
             sizes = {"ps": self.spec.num_ps_pods, "worker": self.spec.num_workers}
@@ -83,7 +83,7 @@ class LocalEnvironment:
         return dict(json.loads(chosen_once(Path(self.token_file).parent / "tf_addresses.json", choose)))
 
     def publish(self, history: Callable[[], EventHistory]) -> None:
-        """The client of a local job shows them itself."""
+        """Do nothing: the client of a local job shows the events itself."""
 
     def requests(self, stop: threading.Event) -> Iterator[UserRequest]:
         path, known = Path(self.token_file).parent / NUM_WORKERS_FILE, ""
@@ -99,20 +99,20 @@ class LocalEnvironment:
         return is_remote(self.spec.job_dir) and isinstance(error, JournalWriteError)
 
     def end(self, exit_code: int, ended_at: float, stop: threading.Event) -> None:
-        """The client reads the status and ends the agent."""
+        """Do nothing: the client reads the status and ends the agent."""
 
     def pause(self) -> None:
-        """The client ends the agent."""
+        """Do nothing: the client ends the agent."""
 
     def close(self) -> None:
         self.journal.close()
 
 
 def shares_of_machine(spec: JobSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that give each process of a job its share of this machine's cores, unless the user says otherwise.
+    """Return variables that give each process of a job its share of this machine's cores, unless the user sets them.
 
-    The frameworks' threads wait for each other by spinning: as many as there are cores, in each of several pods, take
-    twice the time for the same step.
+    The frameworks' threads wait for each other by spinning: one thread per core in each of several pods makes a step
+    take twice as long.
     """
     known = _THREADS_VARIABLES
     own = known.get(framework_of(spec)) if spec.model_def else None
@@ -124,11 +124,11 @@ def shares_of_machine(spec: JobSpec, environment: Mapping[str, str]) -> dict[str
 
 
 def open_environment() -> LocalEnvironment:
-    """The place that the environment names.
+    """Return the environment that the process's variables describe.
 
     Raises:
-        Superseded: another master has it.
-        ElasticDLError: it cannot be used; the status says so, if there is a directory for it.
+        Superseded: Another master owns the job.
+        ElasticDLError: The environment cannot be used; the status says so, if there is a directory for it.
     """
     job_dir, job_name = Path(_environment("ELASTICDL_JOB_DIR")), ""
     try:
@@ -159,11 +159,11 @@ def open_environment() -> LocalEnvironment:
 
 
 def read_spec(job_dir: Path) -> JobSpec:
-    """The job of a directory.
+    """Return the job of a directory.
 
     Raises:
-        JobError: there is none.
-        FlagError: it is damaged.
+        JobError: There is none.
+        FlagError: It is damaged.
     """
     path = job_dir / "spec.json"
     try:
@@ -179,10 +179,10 @@ def read_spec(job_dir: Path) -> JobSpec:
 
 
 def port_of(text: str) -> int:
-    """A port from the environment.
+    """Return a port of an environment variable.
 
     Raises:
-        JobError: it is none.
+        JobError: The text is no port.
     """
     if not text.isdecimal() or int(text) > 65535:
         raise JobError(f"MASTER_PORT={text} is not a port")
@@ -190,21 +190,21 @@ def port_of(text: str) -> int:
 
 
 def port_here(job_dir: Path) -> int:
-    """The port of all masters of the job on this machine; the journal may hold that of another machine.
+    """Return the port of all masters of the job on this machine; the journal may have another machine's.
 
     Raises:
-        JobError: see `chosen_once`.
+        JobError: See `chosen_once`.
     """
     return port_of(chosen_once(job_dir / "master_port", lambda: str(free_ports(LOOPBACK, 1)[0])))
 
 
 def chosen_once(path: Path, choose: Callable[[], str]) -> str:
-    """Return the text of a file; the first call chooses it.
+    """Return the text of a file; the first call writes a chosen text.
 
     Raises:
-        JobError: the file cannot be written.
+        JobError: The file cannot be written.
     """
-    if not path.exists() or not path.stat().st_size:  # a full disk left it empty in earlier versions
+    if not path.exists() or not path.stat().st_size:  # in earlier versions a full disk left an empty file
         data = choose().encode()
         try:
             replace_file(path, path.with_suffix(".new"), data)
@@ -215,10 +215,10 @@ def chosen_once(path: Path, choose: Callable[[], str]) -> str:
 
 
 def _time(text: str) -> float:
-    """Seconds since the Unix epoch, from the environment.
+    """Return seconds since the Unix epoch, from an environment variable.
 
     Raises:
-        JobError: it is none.
+        JobError: The text is no time.
     """
     try:
         return float(text)
@@ -240,18 +240,18 @@ class FileJournal:
     """`Journal` in ``<job_dir>/journal.json`` and ``status.json``."""
 
     def __init__(self, job_dir: Path) -> None:
-        """Takes the lock, which the kernel frees when the process ends in any way.
+        """Take the lock, which the kernel releases when the process ends.
 
         Raises:
-            Superseded: another master runs this job.
-            JobError: the directory cannot be written.
+            Superseded: Another master runs this job.
+            JobError: The directory cannot be written.
         """
         self._path = job_dir / "journal.json"
         self._temporary = job_dir / "journal.json.new"
-        self._on_disk = b""  # as far as this process has written it
+        self._on_disk = b""  # the snapshot, if this process has written it
         self._status = StatusFile(job_dir)
         self._outages = Outages()
-        self._complaint = ""  # of `save_later`, while it lasts
+        self._complaint = ""  # the last logged failure of `save_later`, until it succeeds
         try:
             self._lock = os.open(job_dir / "journal.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -266,7 +266,7 @@ class FileJournal:
                 "wait for it to end, or choose another --job_name or --job_dir",
             ) from error
         os.ftruncate(self._lock, 0)
-        with suppress(OSError):  # on a full disk; it is for the message above alone
+        with suppress(OSError):  # on a full disk; it is only for the message above
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def load(self) -> dict[str, Any] | None:
@@ -280,13 +280,13 @@ class FileJournal:
 
     def save(self, snapshot: dict[str, Any], status: JobStatus | None = None) -> None:
         self._write(encode(snapshot))
-        if status is not None:  # after the snapshot: a status must not show what a crash could take back
+        if status is not None:  # after the snapshot: a status must not show something that a crash could undo
             self.write_status(status)
 
     def _write(self, data: bytes) -> None:
         if data == self._on_disk:
             return
-        self._on_disk = b""  # the attempt may take effect, however it ends
+        self._on_disk = b""  # a failed attempt may have had an effect
         try:
             replace_file(self._path, self._temporary, data)
         except OSError as error:
@@ -299,7 +299,7 @@ class FileJournal:
         self._on_disk, self._complaint = data, ""
 
     def save_later(self, snapshot: dict[str, Any], status: JobStatus) -> None:
-        """A disk is fast: it is done at once."""
+        """Save at once: a disk is fast."""
         try:
             self.save(snapshot, status)
         except JournalWriteError as error:
@@ -314,13 +314,13 @@ class FileJournal:
         self._status.write(status)
 
     def check_owner(self) -> None:
-        """No other master has the lock while this process lives."""
+        """Do nothing: no other master has the lock while this process lives."""
 
     def take_outages(self) -> list[Outage]:
         return self._outages.take()
 
     def close(self) -> None:
-        """Frees the lock."""
+        """Release the lock."""
         os.close(self._lock)
 
     def __enter__(self) -> Self:
@@ -339,7 +339,7 @@ class StatusFile:
         self._complained = False
 
     def write(self, status: JobStatus) -> None:
-        """Write it now, whole or not at all, such that it survives a crash.  A failure is logged once."""
+        """Write a status now, atomically and such that it survives a crash.  A failure is logged once."""
         try:
             replace_file(self._path, self._temporary, (status.to_json() + "\n").encode())
         except OSError as error:
@@ -350,7 +350,7 @@ class StatusFile:
             self._complained = False
 
     def read(self) -> JobStatus | None:
-        """Return the last status that was written; None if there is no readable one."""
+        """Return the last written status; None if none is readable."""
         try:
             return JobStatus.from_json(self._path.read_text())
         except (OSError, ValueError, TypeError, KeyError):
@@ -358,10 +358,10 @@ class StatusFile:
 
 
 def replace_file(path: Path, temporary: Path, data: bytes) -> None:
-    """Puts `data` in place of `path` such that any crash leaves either the old or the new content, whole.
+    """Replace a file such that any crash leaves either the old or the new content, complete.
 
     Raises:
-        OSError: not replaced; the temporary file is removed so that it does not fill the disk.
+        OSError: Not replaced; the temporary file is removed so that it does not fill the disk.
     """
     try:
         with open(temporary, "wb") as file:

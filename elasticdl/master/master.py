@@ -1,6 +1,6 @@
-"""Master: wires one generation of a job's master together, from its place to its exit code.
+"""Master: runs one generation of a job's master, from its environment to its exit code.
 
-It owns the order of things at start and end: journal, generation on disk, core, server, pods; and the reverse.
+It owns the order of steps at start and end: journal, generation on disk, core, server, pods; and the reverse.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ from elasticdl_client.zoo_modules import framework_of
 if TYPE_CHECKING:
     from elasticdl.master.metrics_server import MetricsServer
 
-EXIT_TERMINATED = 143  # of a generation that was terminated and has left the job to the next
+EXIT_TERMINATED = 143  # of a generation that was terminated and leaves the job to the next
 _PORT_RETRY_S = 10.0
 _STOP_GRACE_S = 1.0
-_MAX_SCALED_WORKERS = 1000  # of a job that began with fewer; beyond, calls wait for one another
+_MAX_SCALED_WORKERS = 1000  # of a job that began with fewer; beyond that, calls wait for one another
 
 logger = logging.getLogger("elasticdl.master")
 
@@ -68,8 +68,8 @@ class Master:
     """One generation of the master of a job.
 
     Raises:
-        Superseded: another master runs it.
-        ElasticDLError: it cannot be run.
+        Superseded: Another master runs it.
+        ElasticDLError: It cannot be run.
     """
 
     def __init__(self, environment: RuntimeEnvironment) -> None:
@@ -80,14 +80,14 @@ class Master:
         self._shell: Shell | None = None
         self._metrics: MetricsServer | None = None
         self._stopped_by = ""
-        self._is_checkpoint_requested = False  # before there was a shell
-        self._is_pausing = False  # the job stops, to be resumed
+        self._is_checkpoint_requested = False  # before the shell existed
+        self._is_pausing = False  # the job stops, until it is resumed
         self._shell_lock = threading.Lock()
         self._stop = threading.Event()
-        self._find_files: Callable[[str], list[str]] | None = None  # with the lists that were made to begin with
+        self._find_files: Callable[[str], list[str]] | None = None  # reuses the lists of the preparation
 
     def request_stop(self, by: str) -> None:
-        """Ends the job in order, or only this generation where another one follows; from any thread."""
+        """End the job in order, or only this generation if another one follows; thread-safe."""
         with self._shell_lock:
             self._stopped_by = by
             self._stop.set()
@@ -95,7 +95,7 @@ class Master:
                 self._stop_shell(self._shell)
 
     def request_checkpoint(self) -> None:
-        """Asks for a checkpoint as soon as one can be written; from any thread."""
+        """Request a checkpoint as soon as one can be written; thread-safe."""
         with self._shell_lock:
             if self._shell is not None:
                 self._shell.request_checkpoint()
@@ -109,7 +109,7 @@ class Master:
 
     @property
     def stopped(self) -> threading.Event:
-        """Set by `request_stop`."""
+        """Event that `request_stop` sets."""
         return self._stop
 
     @property
@@ -117,7 +117,7 @@ class Master:
         return self._stop.is_set() and not self._environment.traits.sigterm_ends_job
 
     def run(self) -> int:
-        """Runs the job to its end; the exit code."""
+        """Run the job to its end; return the exit code."""
         saved = self._journal.load()
         if saved is not None and saved.get("ended") is not None:
             return self._end_again(saved)
@@ -132,9 +132,9 @@ class Master:
                 self._metrics.close()
 
     def _prepare(self, saved: dict[str, Any] | None) -> dict[str, Any]:
-        """Checks the job; returns the shell's part of the journal for this generation."""
+        """Check the job; return the shell's part of the journal for this generation."""
         if self._spec.encrypt:
-            check_encryption()  # the image is that of all pods
+            check_encryption()  # all pods have the same image
         check_packages(self._spec)
         state = _next_state(self._environment, saved, self._journal.read_status())
         if saved is None:
@@ -143,17 +143,17 @@ class Master:
         self._spec = _with_partition_dtypes(self._spec, state.get("partition_dtypes", {}))
         chosen: dict[str, Any] = {"checkpoint_dir_for_init": state["initial_checkpoint"]}
         if self._spec.job_type is not JobType.TRAIN:
-            self._spec = dataclasses.replace(self._spec, **chosen)  # workers load it, too: all the same
+            self._spec = dataclasses.replace(self._spec, **chosen)  # workers load it, too: all get the same
             chosen["model_version"] = state["initial_version"]
         self._settings = dataclasses.replace(self._settings, **chosen)
         return state
 
     def _partition_dtypes(self) -> dict[str, str]:
-        """See `elasticdl.data.sources`: each worker would find those of the files that are there when it begins."""
+        """See `elasticdl.data.sources`: otherwise each worker would derive them from the files present at its start."""
         spec = self._spec
         if not spec.job_command and reads_data_itself(spec, Path(spec.model_zoo or ".")):
             return {}
-        from elasticdl.data.sources import FoundFiles, partition_dtypes  # not needed by a job without such data
+        from elasticdl.data.sources import FoundFiles, partition_dtypes  # only for jobs with such data
 
         found = FoundFiles()
         self._find_files = found.take
@@ -167,10 +167,10 @@ class Master:
         for line in describe(self._spec):
             logger.info("%s", line)
         job = self._make_job(state, "" if saved is None else saved.get("run", ""))
-        # Before the first answer, so that no two masters ever have the same generation.
+        # Before the first answer, so that two masters never have the same generation.
         first = {**state, "core": job.snapshot()}
         patience_s = self._environment.traits.patience_s
-        begin_s = patience_s if saved is None else float("inf")  # a job that runs waits for a disk
+        begin_s = patience_s if saved is None else float("inf")  # a running job waits for a disk
         save_patiently(self._journal, first, None, begin_s, self._stop)
         inbox = Inbox()
         effects = self._make_effects(inbox, generation, state["port"])
@@ -226,7 +226,7 @@ class Master:
         return EXIT_TERMINATED
 
     def _end_again(self, saved: dict[str, Any]) -> int:
-        """A generation that was started after the job's end has nothing to do but to say so."""
+        """Report the end again in a generation that was started after the job's end."""
         exit_code, message, ended_at = int(saved["ended"][0]), str(saved["ended"][1]), float(saved["ended"][2])
         status = self._journal.read_status() or JobStatus(self._spec.job_name)
         if (
@@ -241,7 +241,7 @@ class Master:
         return exit_code
 
     def _last_status(self, saved: Mapping[str, Any], older: JobStatus) -> JobStatus:
-        """Return what a snapshot says of the job, if more was counted by then than in an older status."""
+        """Return the status of a snapshot if it has newer counts than the written status, else the latter."""
         now = time.monotonic()
         job = Job.restore(self._settings, saved["core"], saved["generation"] + 1, now, time.time() - now)
         found = to_job_status(job.status(), saved["started_at"], older.pods, older.lost_pods)
@@ -253,14 +253,15 @@ class Master:
             return
         try:
             self._journal.save({**snapshot, "end_posted": True})
-        except (JournalWriteError, Superseded) as error:  # another generation would post it once more
+        except (JournalWriteError, Superseded) as error:  # another generation would post it again
             logger.warning("%s", error)
 
     def _make_job(self, state: dict[str, Any], earlier_run: str) -> Job:
-        """
+        """Make the core of a new job, or restore it from the journal.
+
         Args:
-            state: the shell's part of the journal, with the core's, which is taken out of it.
-            earlier_run: that of the generation before; empty: there is none, or its version did not write it down.
+            state: The shell's part of the journal, with the core's, which is removed from it.
+            earlier_run: Run of the previous generation; empty if there is none, or its version did not record it.
         """
         snapshot = state.pop("core", None)
         now = time.monotonic()
@@ -291,7 +292,7 @@ class Master:
         )
 
     def _follow_user(self, inbox: Inbox, shell: Shell, has_ended: threading.Event) -> None:
-        """Carries out what the user wants while the job runs; in a thread of its own."""
+        """Carry out the user's requests while the job runs; runs in a thread of its own."""
         known = UserRequest()
         try:
             for request in self._environment.requests(has_ended):
@@ -312,11 +313,11 @@ class Master:
         return ScaleRequested(wanted.least, 0 if wanted.is_fixed else wanted.most)
 
     def _save_and_leave(self, shell: Shell, has_ended: threading.Event) -> None:
-        """Ends this generation of the master for a job that is to stop, after a checkpoint where one can be written."""
+        """End this generation of the master for a job that is to stop, after a checkpoint if one can be written."""
         logger.info("The job is to stop: `elasticdl resume %s` continues it", self._spec.job_name)
         read_status = self._journal.read_status
 
-        @functools.cache  # asked at each look, but one checkpoint is enough
+        @functools.cache  # called at each poll, but one checkpoint is enough
         def ask() -> bool:
             shell.request_checkpoint()
             return True
@@ -328,7 +329,7 @@ class Master:
         shell.request_pause()
 
     def _pause(self, effects: Effects) -> int:
-        """Deletes all pods but this one, at once: their work since the checkpoint is done again."""
+        """Delete all other pods at once: their work since the checkpoint will be repeated."""
         effects.close()
         cluster = self._environment.cluster
         for pod in cluster.list():
@@ -350,8 +351,8 @@ class Master:
         def register(server: grpc.Server) -> None:
             pb_grpc.add_MasterServicer_to_server(servicer, server)
 
-        num_polls = 2 if self._settings.has_groups else 1  # of a worker at a time, besides its stream and other calls
-        num_workers = max(self._settings.num_workers, _MAX_SCALED_WORKERS)  # threads are made when they are needed
+        num_polls = 2 if self._settings.has_groups else 1  # long polls of a worker, besides its stream and other calls
+        num_workers = max(self._settings.num_workers, _MAX_SCALED_WORKERS)  # threads are created on demand
         num_workers *= self._settings.processes_per_worker
         max_threads = (num_polls + 2) * num_workers + 2 * self._settings.num_ps + 16
         deadline = time.monotonic() + (_PORT_RETRY_S if generation > 1 else 0.0)
@@ -360,7 +361,7 @@ class Master:
             try:
                 server, bound = serve(register, endpoint.host, port, endpoint.token, max_threads)
             except JobError as error:
-                # Pods know this port from the generation before; a process that has taken it may release it.
+                # Pods know this port from the previous generation; a process that has taken it may release it.
                 if time.monotonic() > deadline:
                     raise
                 logger.warning("%s", error.what)
@@ -370,13 +371,13 @@ class Master:
                 return server
 
     def _serve_metrics(self, *, is_patient: bool) -> MetricsServer:
-        """Until this process ends, so that the last values are seen, too.
+        """Serve metrics until this process ends, so that the last values are seen, too.
 
         Args:
-            is_patient: pods train already: a port that is taken must not end the job.
+            is_patient: Pods train already, so a taken port must not end the job.
 
         Raises:
-            JobError: the port cannot be used, or an image was built without the package that knows the format.
+            JobError: The port cannot be used, or an image was built without the package for the format.
         """
         try:
             from elasticdl.master.metrics import JobCollector
@@ -392,8 +393,8 @@ class Master:
         return MetricsServer(environment.endpoint.host, environment.spec.metrics_port, collector, is_patient=is_patient)
 
     def _list_data(self, effects: Effects, saved: Mapping[str, Any] | None) -> None:
-        """Begins to list what the master can list itself, and to check what an earlier generation has listed."""
-        if self._spec.job_command:  # listed when a script asks for them
+        """Begin to list the data that the master can list, and to verify what an earlier generation has listed."""
+        if self._spec.job_command:  # listed when a script requests them
             return
         if reads_data_itself(self._spec, Path(self._spec.model_zoo or ".")):
             return
@@ -419,10 +420,10 @@ def _ended(status: JobStatus, exit_code: int, message: str) -> JobStatus:
 
 
 def fail(environment: RuntimeEnvironment, error: ElasticDLError, stop: threading.Event) -> None:
-    """Ends a job that cannot be run; one that the next generation may run is left to it.
+    """End a job that cannot be run, unless the next generation may run it.
 
     Args:
-        stop: see `RuntimeEnvironment.end`.
+        stop: See `RuntimeEnvironment.end`.
     """
     if environment.is_transient(error):
         return
@@ -436,10 +437,10 @@ def fail(environment: RuntimeEnvironment, error: ElasticDLError, stop: threading
 
 
 def end_here(environment: RuntimeEnvironment, error: ResumedElsewhere, stop: threading.Event) -> None:
-    """Ends what is left here of a job that was resumed elsewhere: its pods, and its status in this place.
+    """End the local rest of a job that was resumed elsewhere: its pods, and its status in this place.
 
     Args:
-        stop: see `RuntimeEnvironment.end`.
+        stop: See `RuntimeEnvironment.end`.
     """
     try:
         for pod in environment.cluster.list():
@@ -455,7 +456,7 @@ def end_here(environment: RuntimeEnvironment, error: ResumedElsewhere, stop: thr
 
 
 def crash(environment: RuntimeEnvironment, log: str) -> None:
-    """Says in the status that this generation of the master met a bug; the next one may fare better."""
+    """Write to the status that this generation of the master has met a bug; the next one may succeed."""
     _change_status(environment, message=f"internal error, see {log}", updated_at=time.time())
 
 
@@ -470,7 +471,7 @@ def _change_status(environment: RuntimeEnvironment, **changes: Any) -> JobStatus
 
 
 def _post_end(environment: RuntimeEnvironment, end: JobStatus, stop: threading.Event) -> bool:
-    """Post the end of a job with --on_end; of a local one its front does that.
+    """Post the end of a job with --on_end; for a local job the client does that.
 
     Returns:
         Whether no other generation needs to.
@@ -478,7 +479,7 @@ def _post_end(environment: RuntimeEnvironment, end: JobStatus, stop: threading.E
     spec = environment.spec
     if not spec.on_end or spec.runtime is not Runtime.KUBERNETES:
         return False
-    from elasticdl_client import end_hook  # HTTP's modules, for few jobs
+    from elasticdl_client import end_hook  # imports HTTP modules, which few jobs need
 
     delivery = end_hook.post(spec, end, stop)
     if delivery is not None:
@@ -487,7 +488,7 @@ def _post_end(environment: RuntimeEnvironment, end: JobStatus, stop: threading.E
 
 
 def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
-    """Choose the initial model of the job, once: there may be a newer one in the next generation of the master."""
+    """Choose the initial model of the job, once: the next generation of the master might find a newer one."""
     files = {"metrics_output", "output"} if spec.job_type is JobType.ANALYZE else {"metrics_output"}
     for flag in ("output", "checkpoint_dir", "bad_records_dir", "tensorboard_log_dir", "metrics_output"):
         if place := getattr(spec, flag):
@@ -495,12 +496,12 @@ def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
     if spec.job_type is JobType.TRAIN:
         return {"initial_checkpoint": _initial_checkpoint(settings)}
     if spec.job_type is JobType.ANALYZE:
-        remove_matching(path_of(spec.prediction_outputs), PARTS)  # of an earlier job that has not ended
+        remove_matching(path_of(spec.prediction_outputs), PARTS)  # of an earlier job that did not end
         return {"initial_checkpoint": "", "initial_version": 0}
     if is_remote(spec.prediction_outputs):
         _check_unused_storage(spec.prediction_outputs)
     elif is_table(spec.prediction_outputs):
-        from elasticdl.data.sql import check_unused_table  # NumPy, which not every job's master needs
+        from elasticdl.data.sql import check_unused_table  # imports NumPy, only for jobs that need it
 
         check_unused_table(spec.prediction_outputs)
     elif spec.prediction_outputs:
@@ -535,12 +536,12 @@ def _initial_checkpoint(settings: JobSettings) -> str:
 def _next_state(
     environment: RuntimeEnvironment, saved: Mapping[str, Any] | None, status: JobStatus | None
 ) -> dict[str, Any]:
-    """Return the shell's part of the journal, for the generation that begins.
+    """Return the shell's part of the journal for the new generation.
 
     Args:
-        environment: of the job.
-        saved: the journal; None: there is none.
-        status: written last, always after a journal of the same generation.
+        environment: Environment of the job.
+        saved: The journal; None if there is none.
+        status: The last written status, which always follows a journal of the same generation.
     """
     spec, run, endpoint = environment.spec, environment.run, environment.endpoint
     if saved is None:
@@ -568,8 +569,8 @@ def _next_state(
         )
     return {
         **saved,
-        "run_id": saved.get("run_id") or secrets.token_hex(6),  # of a job that an older version has begun
+        "run_id": saved.get("run_id") or secrets.token_hex(6),  # a job of an older version has none
         "run": run.name,
-        "generation": newest + 1,  # leases of an earlier one must not pass for this one's
+        "generation": newest + 1,  # leases of earlier generations must be distinguishable
         "port": endpoint.port or saved["port"],
     }

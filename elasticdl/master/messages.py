@@ -1,6 +1,6 @@
-"""Wire messages to the core's records, and its answers and records to wire messages.  Both are known here alone.
+"""Conversion of wire messages to the core's records and back; only this module knows both.
 
-Nothing here decides anything; ids, names and numbers pass unchanged.
+It decides nothing; ids, names and numbers are unchanged.
 """
 
 from __future__ import annotations
@@ -85,9 +85,10 @@ def worker_joined(call: int, message: pb.RegisterWorkerRequest) -> events.Worker
 
 
 def check_callbacks(message: pb.ModelReport) -> None:
-    """
+    """Check the rules of the user's callbacks.
+
     Raises:
-        InvalidMessage: the rules of the user's callbacks are none that the master can keep.
+        InvalidMessage: The master cannot apply these rules.
     """
     try:
         Callbacks(json.loads(message.callbacks) if message.callbacks else {})
@@ -245,9 +246,10 @@ def task_finished(call: int, message: pb.FinishedTask) -> events.TaskFinished:
 
 
 def message_received(call: int, message: pb.WorkerMessage) -> events.MessageReceived:
-    """
+    """Return the event of a worker's message.
+
     Raises:
-        InvalidMessage: there is nothing in it.
+        InvalidMessage: The message is empty.
     """
     has_heartbeat, has_request = message.HasField("heartbeat"), message.HasField("lease_request")
     if not has_heartbeat and not message.reports and not has_request:
@@ -335,7 +337,7 @@ def model_layout(message: pb.ModelReport) -> dict[str, object]:
 def manifest_layout(
     layout: Mapping[str, object],
 ) -> tuple[tuple[dict[str, object], ...], tuple[dict[str, object], ...]]:
-    """Variables and tables of `model_layout`, as a manifest takes them."""
+    """Return variables and tables of `model_layout` in the format of a manifest."""
     variables, tables = layout.get("variables", []), layout.get("tables", [])
     assert isinstance(variables, list)
     assert isinstance(tables, list)

@@ -1,8 +1,8 @@
-"""Metrics: a job's status as Prometheus reads it: names, types, labels and help of every metric, and their values.
+"""Metrics: a job's status for Prometheus: names, types, labels and help of every metric, and their values.
 
-Values come from the status that was written with the journal last, in this generation of the master or an earlier one.
-So a counter never shows what a crash could take back, and it does not fall when the master starts again.  How
-Prometheus gets them is in metrics_server.py; docs/prometheus.md lists them all.
+Values come from the status that was last written with the journal, in this or an earlier generation of the master.  So
+a counter never shows something that a crash could undo, and it does not fall when the master restarts.
+metrics_server.py serves them; docs/prometheus.md lists them all.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import DeviceStatus, JobPhase, JobStatus, PsStatus
 from elasticdl_client.version import VERSION
 
-JOB_LABEL = "elasticdl_job"  # Prometheus has a label `job` of its own: the scrape configuration's name
+JOB_LABEL = "elasticdl_job"  # Prometheus has its own label `job`: the name of the scrape configuration
 _POD_PHASES = ("Pending", "Running", "Succeeded", "Failed")
-_STALENESS_BUCKETS = 12  # up to 1,024 updates; more where a gradient has missed more
+_STALENESS_BUCKETS = 12  # up to 1,024 updates; more if a gradient has missed more
 _CHECKPOINTS = {"saved": EventKind.CHECKPOINT_SAVED, "failed": EventKind.CHECKPOINT_FAILED}
 
 ApiCalls = Mapping[tuple[str, str], int]  # by HTTP method and status
@@ -33,7 +33,7 @@ Sample = tuple[tuple[str, ...], float]  # values of the labels, value
 
 
 class MetricType(StrEnum):
-    """As Prometheus names it."""
+    """Types of metrics, by Prometheus' names."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -45,7 +45,7 @@ class Snapshot:
     """The values behind the metrics.
 
     Attributes:
-        api_calls: to the Kubernetes API, of this generation of the master.
+        api_calls: Calls of the Kubernetes API by this generation of the master.
     """
 
     spec: JobSpec
@@ -58,7 +58,7 @@ class Snapshot:
 
     @property
     def has_ps(self) -> bool:
-        return self.spec.num_ps_pods > 0 and not self.spec.job_command  # a script has TensorFlow's own
+        return self.spec.num_ps_pods > 0 and not self.spec.job_command  # a script uses TensorFlow's servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class MetricFamily:
     """One metric.
 
     Attributes:
-        name: as queries have it; of a histogram without `_bucket`.
-        samples: its values; none: the job has no such thing, or not yet.
-        labels: beside `JOB_LABEL`.
+        name: Name in queries; of a histogram without `_bucket`.
+        samples: Returns the values; empty if the job has none, or none yet.
+        labels: Labels beside `JOB_LABEL`.
     """
 
     type: MetricType
@@ -78,7 +78,7 @@ class MetricFamily:
     labels: tuple[str, ...] = ()
 
     def collected(self, snapshot: Snapshot) -> Metric | None:
-        """Return it with its values; None: there are none."""
+        """Return the metric with its values; None without values."""
         samples = list(self.samples(snapshot))
         if not samples:
             return None
@@ -95,12 +95,12 @@ class MetricFamily:
 
 
 class JobCollector(Collector):
-    """Makes all metrics anew at each scrape; any thread may call it.
+    """Computes all metrics at each scrape; thread-safe.
 
     Args:
-        spec: of the job.
-        read_status: the status that was written last; None: none was yet.
-        read_api_calls: to the Kubernetes API so far.
+        spec: Specification of the job.
+        read_status: Returns the last written status; None before the first.
+        read_api_calls: Returns the calls of the Kubernetes API so far.
     """
 
     def __init__(
@@ -122,11 +122,11 @@ class JobCollector(Collector):
                 yield metric
 
 
-# How values are read off the status
+# Functions that read values from the status
 
 
 def _one(value: Callable[[JobStatus], float | None]) -> Callable[[Snapshot], Iterable[Sample]]:
-    """A metric without labels; None: it has no value yet."""
+    """Read a metric without labels; None means no value yet."""
 
     def samples(snapshot: Snapshot) -> Iterator[Sample]:
         found = value(snapshot.status)
@@ -137,27 +137,27 @@ def _one(value: Callable[[JobStatus], float | None]) -> Callable[[Snapshot], Ite
 
 
 def _each(values: Callable[[JobStatus], Mapping[str, float]]) -> Callable[[Snapshot], Iterable[Sample]]:
-    """A metric with one label."""
+    """Read a metric with one label."""
     return lambda snapshot: [((name,), value) for name, value in values(snapshot.status).items()]
 
 
 def _of_roles(values: Callable[[JobStatus], tuple[int, int]]) -> Callable[[Snapshot], Iterable[Sample]]:
-    """A metric of workers and of parameter servers."""
+    """Read a metric of workers and parameter servers."""
     return lambda snapshot: zip([("worker",), ("ps",)], values(snapshot.status), strict=True)
 
 
 def _of_groups(value: Callable[[JobStatus], float]) -> Callable[[Snapshot], Iterable[Sample]]:
-    """A metric that only AllReduce jobs have."""
+    """Read a metric that only AllReduce jobs have."""
     return lambda snapshot: [((), value(snapshot.status))] if snapshot.has_groups else []
 
 
 def _of_ps(value: Callable[[PsStatus], float]) -> Callable[[Snapshot], Iterable[Sample]]:
-    """A metric of each parameter server."""
+    """Read a metric of each parameter server."""
     return lambda snapshot: [((str(ps.id),), value(ps)) for ps in snapshot.status.ps]
 
 
 def _of_devices(value: Callable[[DeviceStatus], float]) -> Callable[[Snapshot], Iterable[Sample]]:
-    """A metric of the device of each worker's process that has one; 0: not known."""
+    """Read a metric of the device of each worker's process that has one; 0 means unknown and is left out."""
     return lambda snapshot: [
         ((str(device.worker), str(device.process), device.name, device.kind), value(device))
         for device in snapshot.status.devices
@@ -175,7 +175,7 @@ def _phases(status: JobStatus) -> Mapping[str, float]:
 
 
 def _pods(snapshot: Snapshot) -> Iterator[Sample]:
-    """Every phase of a role that the job has, those without a pod too: a query need not reckon with gaps."""
+    """Yield every phase of the job's roles, those without a pod too, so that queries see no gaps."""
     pods = snapshot.status.pods
     wanted = {"worker": snapshot.status.workers_wanted, "ps": snapshot.status.ps_wanted}
     for role in ("worker", "ps"):
@@ -195,7 +195,7 @@ def _checkpoints(status: JobStatus) -> Mapping[str, float]:
 
 
 def _staleness(snapshot: Snapshot) -> Iterator[Sample]:
-    """Cumulative, as Prometheus has its buckets; those of the status are 0, 1, 2, 3-4, 5-8, …"""
+    """Yield cumulative buckets for Prometheus; those of the status are 0, 1, 2, 3-4, 5-8, …"""
     if not snapshot.has_ps:
         return
     found = snapshot.status.staleness

@@ -1,7 +1,7 @@
-"""MetricsServer: the HTTP server that Prometheus scrapes, at /metrics, and nothing else.
+"""MetricsServer: the HTTP server that Prometheus scrapes, only at /metrics.
 
-It speaks OpenMetrics and the text format, as the scraper asks.  Any client of the port may read; a slow or silent
-one costs one of a few threads until newer ones need it, and never the job.
+It speaks OpenMetrics and the text format, as the scraper requests.  Any client of the port may read; a slow or silent
+one occupies one of a few threads until newer ones need it, and never affects the job.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from elasticdl.rpc.handshake import Lobby
 from elasticdl_client.errors import JobError
 
 PATH = "/metrics"
-MAX_SCRAPES = 8  # at a time
-TIMEOUT_S = 10.0  # of a read or write; Prometheus itself waits as long by default
+MAX_SCRAPES = 8  # concurrently
+TIMEOUT_S = 10.0  # for a read or write; Prometheus' own default is as long
 RETRY_S = 1.0
-POLL_S = 0.1  # `close` waits no longer for the thread
+POLL_S = 0.1  # limits the wait of `close` for the thread
 _BACKLOG = 16
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -37,13 +37,13 @@ class MetricsServer:
     """Serves from its construction on until `close`.
 
     Args:
-        host: to listen on.
-        port: to listen on.
-        collector: of the job's metrics.
-        is_patient: a port that is taken is tried again in the background, and not an error: the job runs already.
+        host: Host to listen on.
+        port: Port to listen on.
+        collector: Collector of the job's metrics.
+        is_patient: Retry a taken port in the background instead of raising, because the job runs already.
 
     Raises:
-        JobError: the port is taken, or not for this user.
+        JobError: The port is taken, or forbidden for this user.
     """
 
     def __init__(self, host: str, port: int, collector: Collector, *, is_patient: bool = False) -> None:
@@ -93,11 +93,11 @@ class _Handler(WSGIRequestHandler):
     timeout = TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are no news."""
+        """Do nothing: scrapes are not logged."""
 
 
 class _HttpServer(ThreadingMixIn, WSGIServer):
-    """One thread a request, of a few; it takes over a socket that listens."""
+    """One thread per request, of a few; it takes over a listening socket."""
 
     daemon_threads = True
     timeout = POLL_S  # of `handle_request`
@@ -107,7 +107,7 @@ class _HttpServer(ThreadingMixIn, WSGIServer):
         super().__init__(address, _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
-        self.server_name, self.server_port = address  # the base class would ask the DNS for a name
+        self.server_name, self.server_port = address  # the base class would query the DNS for a name
         self.setup_environ()
         self.set_app(application)
         self._scrapes = Lobby(MAX_SCRAPES)
@@ -117,19 +117,19 @@ class _HttpServer(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Called at the end of each request, however it ends."""
+        """Release the thread at the end of each request, however it ends."""
         self._scrapes.leave(request)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Called inside of an `except`: a reader that has gone away is no error of ours."""
+        """Log errors except those of a reader that has gone away; called inside of an `except`."""
         error = sys.exception()
         if not isinstance(error, OSError):
             logger.error("A scrape of the metrics has failed", exc_info=error)
 
 
 def _only_metrics(metrics: Application) -> Application:
-    """prometheus_client answers with the metrics at any path."""
+    """Answer 404 for other paths: prometheus_client answers with the metrics at any path."""
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"] == PATH:

@@ -1,8 +1,8 @@
-"""The job's pods outside of the core: how they are to be made, and how the cluster reports them.
+"""The job's pods outside of the core: their specifications, and their states as the cluster reports them.
 
-`PodSpecs` are command, environment and labels of PS and worker pods.  `PodView` holds the pods for the log, each change
-once, and for the status that the client reads.  It creates nothing and decides nothing: the core decides the
-consequences of an end.
+`PodSpecs` are command, environment and labels of PS and worker pods.  `PodView` keeps the pods for the log, which shows
+each change once, and for the status that the client reads.  It creates nothing and decides nothing: the core decides
+the consequences of an end.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _PROCESSES_MODULE = "elasticdl.worker.processes"
 _KERAS = {"KERAS_BACKEND": "tensorflow"}
 _ID_VARIABLES = {Role.PS: "PS_ID", Role.WORKER: "WORKER_ID"}
 _OF_WORKERS = {  # read when torch is imported
-    "TORCH_CPP_LOG_LEVEL": "FATAL",  # below, NCCL's watchdog prints the stacks of each member that is lost
-    # Its threads spin for some 50 µs where they wait for each other, then sleep. The 3 ms that OpenMP takes by itself
-    # make a step several times longer where others want the processors, too.
+    "TORCH_CPP_LOG_LEVEL": "FATAL",  # at lower levels NCCL's watchdog prints the stacks of each lost member
+    # OpenMP threads spin for some 50 µs when they wait for each other, then sleep. OpenMP's default of 3 ms makes a
+    # step several times longer if other processes need the processors, too.
     "GOMP_SPINCOUNT": "5000",
 }
 _GRACE_S = {Role.PS: 30.0, Role.WORKER: 10.0}  # a terminating PS writes a checkpoint first
@@ -52,11 +52,11 @@ class PodSpecs:
     """Makes the specifications of one job's pods.
 
     Attributes:
-        python: the interpreter where the pods run.
+        python: The Python interpreter in the pods.
         master_address: host:port at which pods reach the master.
-        env: of all pods, what the runtime adds.
-        ps_env: of servers, the same.
-        tf_addresses: where the job has TensorFlow's own servers, and the runtime does not set TF_CONFIG itself.
+        env: Variables of all pods that the runtime adds.
+        ps_env: Variables of servers that the runtime adds.
+        tf_addresses: Addresses of TensorFlow's own servers, if the runtime does not set TF_CONFIG itself.
     """
 
     spec: JobSpec
@@ -68,12 +68,12 @@ class PodSpecs:
     _framework: str = field(init=False)  # that a worker imports; unknown for a user's command, empty without a model
 
     def __post_init__(self) -> None:
-        # Once, and not by the threads that create pods: CPython 3.11.2 may raise where two of them parse at a time.
+        # Once, and not in the threads that create pods: CPython 3.11.2 may raise if two threads parse at a time.
         framework = framework_of(self.spec).value if self.spec.model_def else ""
         object.__setattr__(self, "_framework", framework)
 
     def of(self, command: CreatePod) -> PodSpec:
-        """The pod that the core wants."""
+        """Return the specification of the pod of a command."""
         role = command.role
         labels = names.pod_labels(self.spec.job_name, role, command.index)
         framework = self._framework if role is Role.WORKER else ""
@@ -98,7 +98,7 @@ class PodSpecs:
                 _ID_VARIABLES[role]: str(command.index * num_processes),
                 **({FRAMEWORK_VARIABLE: framework} if framework else {}),
                 **(_KERAS if framework == FrameworkName.TENSORFLOW else {}),
-                ENCRYPT_VARIABLE: "true" if self.spec.encrypt else "",  # a local pod inherits the variable of the flag
+                ENCRYPT_VARIABLE: "true" if self.spec.encrypt else "",  # a local pod inherits the flag's variable
                 **self._tf_config(command),
             },
             labels=labels,
@@ -110,7 +110,7 @@ class PodSpecs:
         )
 
     def _command(self, role: Role) -> tuple[str, ...]:
-        """Of a role's pods; a user's own command is given word by word."""
+        """Return the command of a role's pods; a user's own command is passed word by word."""
         module: tuple[str, ...] = (_MODULES[role],)
         if self.spec.job_command:
             module = (COMMAND_MODULE, self.spec.model_zoo or ".", *shlex.split(self.spec.job_command))
@@ -140,37 +140,37 @@ class PodSpecs:
 
 
 MAX_LOST = 20
-MAX_ENDED = 50  # the newest of those that have ended; the others are in the log
+MAX_ENDED = 50  # newest ended pods in the status; the others are in the log
 _ROLES = (Role.PS, Role.WORKER)
 _GONE = frozenset({PodState.SUCCEEDED, PodState.FAILED, PodState.DELETED})
 _LOST = frozenset({PodState.FAILED, PodState.DELETED})
-_EXPLAINED = frozenset({PodState.PENDING, PodState.FAILED})  # phases whose message says something
+_EXPLAINED = frozenset({PodState.PENDING, PodState.FAILED})  # phases whose message is shown
 
 logger = logging.getLogger("elasticdl.master")
 MAX_EPOCHS = 100  # one by one, 20 kB of the status; it is written once a second, on Kubernetes into a ConfigMap
 
 
 class PodView:
-    """The newest event of each pod, by name, and the pods that were lost.
+    """The newest event of each pod, by name, and the lost pods.
 
     Args:
-        clock: seconds since the Unix epoch.
+        clock: Returns seconds since the Unix epoch.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._pods: dict[str, PodChanged] = {}
-        self._forgotten: set[str] = set()  # uids of older ones, which lists still show
+        self._forgotten: set[str] = set()  # uids of older ended pods, which lists still contain
         self._lost: deque[LostPod] = deque(maxlen=MAX_LOST)
         self._clock = clock
 
     def changed(self, event: PodChanged) -> None:
-        """Takes a change in, and logs it if it says something new."""
+        """Apply a change, and log it if it is new."""
         before = self._pods.get(event.name)
         is_over = before is not None and before.uid == event.uid and before.phase in _GONE
         if event.uid in self._forgotten or (is_over and event.phase not in _GONE):
-            return  # the latter is from a list that was taken before its end
+            return  # a list that was taken before the pod's end
         if not is_over:
-            self._pods.pop(event.name, None)  # to the end: ended pods are in the order of their ends
+            self._pods.pop(event.name, None)  # move it to the end: ended pods are in the order of their ends
         self._pods[event.name] = event
         if before is not None and before.uid == event.uid and before.phase not in _GONE and event.phase in _LOST:
             self._lose(event, _why(_without_log(event)))
@@ -194,17 +194,17 @@ class PodView:
             self.changed(pod)
 
     def living(self) -> list[str]:
-        """Names of the pods that have not ended."""
+        """Return the names of the pods that have not ended."""
         return [name for name, pod in self._pods.items() if pod.phase not in _GONE]
 
     def statuses(self) -> tuple[PodStatus, ...]:
-        """Of servers, then of workers, each by number; pods that are gone from the cluster are left out."""
+        """Return the status of servers, then of workers, each by number, without pods gone from the cluster."""
         shown = [pod for pod in self._pods.values() if pod.phase is not PodState.DELETED and pod.role in _ROLES]
         shown.sort(key=lambda pod: (_ROLES.index(pod.role), pod.index))
         return tuple(PodStatus(pod.name, pod.role, pod.phase, _why(pod)) for pod in shown)
 
     def lost(self) -> tuple[LostPod, ...]:
-        """The newest that were seen alive and failed or were deleted, newest last."""
+        """Return the newest pods that were seen alive and failed or were deleted, newest last."""
         return tuple(self._lost)
 
     def _lose(self, event: PodChanged, why: str) -> None:
@@ -222,12 +222,12 @@ class PodView:
 
 
 def _without_log(event: PodChanged) -> PodChanged:
-    """Without what its program said at its end: if that fails the job, the job's error says it, once."""
+    """Return an event without the pod's last output: if that fails the job, the job's error shows it, once."""
     return dataclasses.replace(event, message="") if event.message.startswith("exit code") else event
 
 
 def _why(event: PodChanged) -> str:
-    """Why it is pending, or why it ended; in one line."""
+    """Return why a pod is pending or has ended, in one line."""
     details = [event.reason] if event.reason else []
     lines = event.message.strip().splitlines() if event.phase in _EXPLAINED else []
     is_error = bool(lines) and lines[0].startswith("exit code") and not lines[0].endswith("its last lines:")
@@ -243,7 +243,7 @@ def _why(event: PodChanged) -> str:
 def to_job_status(
     status: JobStatus, started_at: float, pods: tuple[PodStatus, ...] = (), lost_pods: tuple[LostPod, ...] = ()
 ) -> JobStatus:
-    """Return the core's view as of now, with the pods as the cluster has shown them."""
+    """Return the core's present status, with the pods as the cluster has reported them."""
     earlier, newest = status.coverage[:-MAX_EPOCHS], status.coverage[-MAX_EPOCHS:]
     return dataclasses.replace(
         status,

@@ -21,8 +21,8 @@ from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.validation import InvalidMessage
 
 _MAX_WAIT_S = 60.0
-_ASK_S = 10.0  # for as long a member waits for the answer to anything but a long poll
-_POLL_MARGIN_S = 0.5  # a long poll is answered this long before the caller would give up
+_ASK_S = 10.0  # seconds that the caller waits for the answer to anything but a long poll
+_POLL_MARGIN_S = 0.5  # a long poll is answered this long before the caller's deadline
 
 
 class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
@@ -31,19 +31,19 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
     def __init__(
         self, inbox: Inbox, generation: int, job_spec: str, on_model_report: Callable[[pb.ModelReport], None]
     ) -> None:
-        """Makes the servicer.
+        """Make the servicer.
 
         Args:
-            inbox: where events go.
-            generation: of this master.
-            job_spec: JSON, handed to workers and PS.
-            on_model_report: called with every report without an error, before its event is posted.
+            inbox: Takes the events.
+            generation: Number of this generation of the master.
+            job_spec: JSON, passed to workers and PS.
+            on_model_report: Called with every report without an error, before its event is posted.
         """
         self._inbox = inbox
         self._generation = generation
         self._job_spec = job_spec
         self._on_model_report = on_model_report
-        self._streams: set[grpc.ServicerContext] = set()  # of workers; changed by one operation at a time
+        self._streams: set[grpc.ServicerContext] = set()  # of workers; each change is a single atomic operation
 
     def RegisterWorker(
         self, request: pb.RegisterWorkerRequest, context: grpc.ServicerContext
@@ -83,14 +83,14 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         return self._ack(lambda call: messages.group_formed(call, request), context)
 
     def _poll(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> tuple[int, Answer]:
-        """A long poll: the number of the call, and its answer or, in time for the caller, `NoLeaseNow`."""
+        """Make a long poll; return its number and answer, `NoLeaseNow` shortly before the caller's deadline."""
         call, future = self._post(make_event, context)
         answer: Answer
         try:
             if not future.done():
                 context.add_callback(lambda: self._abandon(call))
                 concurrent.futures.wait([future], _wait_s(context) - _POLL_MARGIN_S)
-                self._abandon(call)  # in vain if it is answered, or is being answered at this moment
+                self._abandon(call)  # without effect if it is answered, or is being answered at this moment
             answer = future.result()
         except concurrent.futures.CancelledError:
             answer = NoLeaseNow()  # its time is over, or the caller has gone
@@ -145,7 +145,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         return reply
 
     def close_streams(self) -> None:
-        """Ends the streams of all workers: none of them ends by itself."""
+        """End the streams of all workers, which do not end by themselves."""
         for context in list(self._streams):
             context.cancel()
 
@@ -153,13 +153,13 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         return messages.ack(self._ask(make_event, context)[1], self._generation)
 
     def _ask(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> tuple[int, Answer]:
-        """The number of a call, and its answer."""
+        """Make a call; return its number and its answer."""
         call, future = self._post(make_event, context)
         try:
             return call, future.result(min(_ASK_S, _wait_s(context)))
         except TimeoutError:
             self._inbox.abandon(call)
-            self._inbox.post(CallAbandoned(call))  # a lease that it is granted, or was granted at this moment
+            self._inbox.post(CallAbandoned(call))  # gives back a lease that it is granted, maybe at this moment
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the master is busy or cannot write its journal")
         except InboxClosed:
             _refuse_closed(context)
@@ -176,7 +176,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
             _refuse_closed(context)
 
     def _abandon(self, call: int) -> bool:
-        """Takes a long poll back; False if it is answered."""
+        """Take a long poll back; return False if it is answered."""
         if not self._inbox.abandon(call):
             return False
         self._inbox.post(CallAbandoned(call))

@@ -1,4 +1,4 @@
-"""From a JobSpec to what the core needs to know of it, and to the lines that show it in the log."""
+"""Conversion of a JobSpec to the core's settings, and to the lines that show it in the log."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _VERBS = {
 
 
 def settings_of(spec: JobSpec) -> JobSettings:
-    """The core's settings.
+    """Return the core's settings.
 
     Raises:
-        JobError: this master cannot run such a job.
+        JobError: This master cannot run such a job.
     """
     strategy = spec.distribution_strategy
     runs_command = bool(spec.job_command)
@@ -80,14 +80,14 @@ def settings_of(spec: JobSpec) -> JobSettings:
 
 
 def data_kinds(spec: JobSpec) -> list[DataKind]:
-    """The data sources that a job has."""
+    """Return the kinds of data of a job."""
     return [kind for kind in DataKind if getattr(spec, f"{kind}_data")]
 
 
 def fixed_flags(spec: JobSpec) -> dict[str, object]:
     """Return the flags that all generations of a job's master share: they define the minibatches and the strategy.
 
-    Without what is secret: the journal holds it, and a password may change between two generations.
+    Secrets are left out: the journal contains the result, and a password may change between two generations.
     """
     spec = spec.public()
     sources = (
@@ -110,17 +110,17 @@ def fixed_flags(spec: JobSpec) -> dict[str, object]:
 
 
 def check_fixed_flags(before: Mapping[str, object], spec: JobSpec) -> None:
-    """Refuses what the journal was not written for.
+    """Raise if the journal was written for other flags.
 
     Args:
-        before: the fixed flags of the generation that wrote it.
-        spec: of this generation.
+        before: The fixed flags of the generation that wrote it.
+        spec: Specification of this generation.
 
     Raises:
-        JobError: naming the flags that differ.
+        JobError: The flags differ; the message names them.
     """
-    known = {name: hide_in_flag(name, value) for name, value in before.items()}  # an older version hid nothing
-    known.setdefault("processes_per_worker", 1)  # it had no others
+    known = {name: hide_in_flag(name, value) for name, value in before.items()}  # older versions hid nothing
+    known.setdefault("processes_per_worker", 1)  # older versions had only one
     changed = [
         f"--{name}={known.get(name)}, not {now}" for name, now in fixed_flags(spec).items() if known.get(name) != now
     ]
@@ -137,7 +137,7 @@ def check_fixed_flags(before: Mapping[str, object], spec: JobSpec) -> None:
 
 
 def describe(spec: JobSpec) -> Iterator[str]:
-    """The flags that differ from their defaults, one line each, in the order of ``--help``."""
+    """Yield the flags that differ from their defaults, one line each, in the order of ``--help``."""
     yield f"Flags of this job ({spec.job_type}); all others have their defaults:"
     for name in changed_flags(spec):
         yield f"  --{name}={hide_in_flag(name, getattr(spec, name))}"

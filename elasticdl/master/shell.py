@@ -1,4 +1,4 @@
-"""The shell: it owns the core, which one thread at a time works on.
+"""The shell: it owns the core, which one thread at a time uses.
 
 Events → core → journal → commands, executed in order: in the thread of a call if no other works, else in the loop's.
 The loop keeps the journal and the status, and wakes the core twice a second.  Slow work is for `Effects`.  The shell
@@ -29,7 +29,7 @@ from elasticdl_client.job_status import JobPhase, JobStatus
 TICK_S = 0.5
 JOURNAL_INTERVAL_S = 1.0
 RELIST_S = 60.0
-MAX_BATCH = 256  # events that one write of the journal may stand for
+MAX_BATCH = 256  # most events per write of the journal
 _CLUSTER_RETRY_S = 1.0
 _LAST_PODS_S = 15.0
 _LOG_LINES = 30
@@ -40,7 +40,7 @@ _LEVELS = {Level.INFO: logging.INFO, Level.WARNING: logging.WARNING, Level.ERROR
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A note of the shell to itself: this generation of the master ends, the job continues."""
+    """Note of the shell to itself: this generation of the master ends, the job continues."""
 
 
 class Core(Protocol):
@@ -60,12 +60,12 @@ class Shell:
     """One generation of the master.
 
     Args:
-        core: used from here on only by the thread whose turn it is (see `Inbox`).
-        effects: executes what is slow, in its cluster; its inbox takes the events of all other threads.
-        journal: of this job.
-        shell_state: the shell's own part of the journal; `snapshot` adds the core's to it.
-        patience_s: how long the cluster may be away at the start, and the journal at the end.
-        watcher: receives the job's progress.
+        core: Used from here on only by the thread whose turn it is (see `Inbox`).
+        effects: Executes slow commands in its cluster; its inbox takes the events of all other threads.
+        journal: Journal of this job.
+        shell_state: The shell's own part of the journal; `snapshot` adds the core's to it.
+        patience_s: How long the cluster may be unreachable at the start, and the journal at the end.
+        watcher: Receives the job's progress.
     """
 
     def __init__(
@@ -89,54 +89,54 @@ class Shell:
         self._has_run = threading.Event()
         self._journalled_at = float("-inf")
         self._ticked_at = float("-inf")
-        self._wake_at = float("inf")  # asked for by the core, before the next tick that comes by itself
+        self._wake_at = float("inf")  # requested by the core, before the next regular tick
         self._listed_at = time.monotonic()
         self._tick_is_queued = False
         self._pods = PodView()
         self._outcome: commands.EndJob | None = None
         self._is_leaving = False
         self._failure: BaseException | None = None  # ends the generation
-        self._todo: list[commands.Command] = []  # left to the loop; nothing else is carried out before it
+        self._todo: list[commands.Command] = []  # left to the loop; no other commands are executed before these
         self._history = core.events
 
     def request_stop(self, reason: str) -> None:
-        """Ends the job in order; from any thread."""
+        """End the job in order; thread-safe."""
         self._stop.set()
         self._inbox.post(events.StopRequested(reason))
 
     def request_checkpoint(self) -> None:
-        """Asks for a checkpoint as soon as one can be written; from any thread."""
+        """Request a checkpoint as soon as one can be written; thread-safe."""
         self._inbox.post(events.CheckpointRequested())
 
     def request_leave(self) -> None:
-        """Ends this generation of the master and leaves the job to the next; from any thread."""
+        """End this generation of the master and leave the job to the next; thread-safe."""
         self._stop.set()
         self._inbox.post(Leave())
 
     def request_pause(self) -> None:
-        """End this generation of the master, unless the job ends first, once the journal is written; any thread."""
+        """End this generation once the journal is written, unless the job ends first; thread-safe."""
         self._inbox.post(Leave())
 
     @property
     def history(self) -> EventHistory:
-        """The job's events as of the last second; from any thread."""
+        """The job's events as of the last second; thread-safe."""
         return self._history
 
     def keep_model_layout(self, layout: dict[str, object]) -> None:
-        """Keeps the first description of the model for manifests; from any thread."""
+        """Keep the first description of the model for manifests; thread-safe."""
         with self._state_lock:
             if not self._state.get("model"):
                 self._state["model"] = layout
 
     def run(self) -> commands.EndJob | None:
-        """Runs the job to its end.
+        """Run the job to its end.
 
         Returns:
-            How it ended; None if it has not and this generation is terminating.
+            The end of the job; None if it has not ended and this generation is terminating.
 
         Raises:
-            Superseded: another master has the job.
-            ElasticDLError: the cluster or the journal cannot be used.
+            Superseded: Another master owns the job.
+            ElasticDLError: The cluster or the journal cannot be used.
         """
         try:
             self._begin()
@@ -156,7 +156,7 @@ class Shell:
             self._inbox.end()
         if self._failure is not None:
             raise self._failure
-        self._carry_out(self._todo)  # before the word to leave
+        self._carry_out(self._todo)  # before `Leave` is handled
         if self._outcome is not None:
             self._wait_for_pods()
         elif self._stop.is_set():
@@ -166,7 +166,7 @@ class Shell:
         return self._outcome
 
     def status(self) -> JobStatus:
-        """How the job stands; it runs until `write_end` says how it has ended, with all that happened until then."""
+        """Return the status; the phase stays that of a running job until `write_end` writes the end."""
         with self._state_lock:
             started_at = self._state["started_at"]
         core = self._core.status(time.monotonic())
@@ -176,7 +176,7 @@ class Shell:
         return dataclasses.replace(found, phase=JobPhase.RUNNING, message="")
 
     def write_end(self, status: JobStatus) -> None:
-        """Writes the last status, and in the journal that there is nothing left to do."""
+        """Write the last status, and to the journal that the job has ended."""
         with self._state_lock:
             self._state["ended"] = [status.exit_code, status.message, status.updated_at]
         try:
@@ -192,7 +192,7 @@ class Shell:
         return self._outcome is not None or self._is_leaving or self._failure is not None
 
     def _take_turn(self) -> None:
-        """The loop's turn: work left by a call, due work, and a batch of the queue."""
+        """Take the loop's turn: commands left by a call, due work, and a batch of the queue."""
         todo, self._todo = self._todo, []
         self._carry_out(todo)
         if not self._is_over:
@@ -201,7 +201,7 @@ class Shell:
             self._carry_out(self._take_batch(item))
 
     def _work(self) -> None:
-        """Takes one batch in the thread of a call, which must not wait for the journal: that is left to the loop."""
+        """Process one batch in the thread of a call, which must not wait for the journal: that is left to the loop."""
         if self._is_over or self._todo or (item := self._inbox.next(0.0)) is None:
             return
         try:
@@ -217,10 +217,10 @@ class Shell:
             self._inbox.wake()
 
     def _take_batch(self, item: Any) -> list[commands.Command]:
-        """Handles an item and what is queued behind it.
+        """Handle an item and those queued behind it.
 
         Returns:
-            The commands for all of them: the journal is written once.
+            The commands for all of them, so that the journal is written once.
         """
         todo: list[commands.Command] = []
         for _ in range(MAX_BATCH):
@@ -243,7 +243,7 @@ class Shell:
                 self._is_leaving = True
                 return []
             case Listing(pods, num_creations):
-                # A pod whose creation was not done when the list was taken is not missing: such a list says nothing.
+                # A list taken before a creation was done may lack that pod: it does not prove that the pod is gone.
                 if num_creations == self._effects.num_creations:
                     return self._handle(pods)
                 self._effects.list_pods()
@@ -261,12 +261,12 @@ class Shell:
             case events.PodsListed():
                 self._pods.listed(event)
         todo = self._core.handle(event, time.monotonic())
-        if isinstance(event, events.ModelReported | events.ShardsListed):  # said once in a job
+        if isinstance(event, events.ModelReported | events.ShardsListed):  # once in a job
             return [commands.Persist(), *todo]
         return todo
 
     def _keep_time(self) -> None:
-        """Queues a tick behind everything that has come in before it, so that late heartbeats count first."""
+        """Queue a tick behind everything that has arrived, so that late heartbeats count first."""
         moment = time.monotonic()
         if moment >= min(self._ticked_at + TICK_S, self._wake_at) and not self._tick_is_queued:
             self._ticked_at, self._wake_at = moment, float("inf")
@@ -284,13 +284,13 @@ class Shell:
             self._history = self._core.events
 
     def _until_tick_s(self) -> float:
-        """A tick that is queued and not taken is in the hands of another thread."""
+        """Return the seconds until the next tick; a queued tick is processed by another thread."""
         return TICK_S if self._tick_is_queued else min(self._ticked_at + TICK_S, self._wake_at) - time.monotonic()
 
     # Commands ----------------------------------------------------------------------------------------------------
 
     def _carry_out(self, todo: list[commands.Command]) -> None:
-        """Executes commands in their order; the first `Persist` among them is for the others, too."""
+        """Execute commands in order; the first `Persist` among them covers the others, too."""
         is_saved = False
         for command in todo:
             if not isinstance(command, commands.Persist):
@@ -334,16 +334,16 @@ class Shell:
                 assert_never(command)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything that the next generation of the master must know."""
+        """Return everything that the next generation of the master must know."""
         with self._state_lock:
             return {**self._state, "core": self._core.snapshot()}
 
     def _persist(self) -> None:
-        """Writes the journal before anything else happens, however long a full disk takes to be mended."""
+        """Write the journal before anything else happens, however long a full disk takes to be fixed."""
         save_patiently(self._journal, self.snapshot(), None, float("inf"), self._stop)
 
     def _check_owner(self) -> None:
-        """Raise `Superseded` if another master owns the job; checkpoints continue while the journal is away."""
+        """Raise `Superseded` if another master owns the job; checkpoints continue while the journal is unreachable."""
         with contextlib.suppress(JournalWriteError):
             self._journal.check_owner()
 
@@ -356,7 +356,7 @@ class Shell:
     # Pods --------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Tells the core which pods there are."""
+        """Report the existing pods to the core."""
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
@@ -370,7 +370,7 @@ class Shell:
                 return
 
     def _watch(self) -> None:
-        """Put every change of a pod into the inbox, to the last pod's end; runs in a thread of its own."""
+        """Put every change of a pod into the inbox, until the last pod's end; runs in a thread of its own."""
         while True:
             try:
                 for event in self._cluster.watch():
@@ -384,10 +384,10 @@ class Shell:
                 return
             if self._has_run.wait(_CLUSTER_RETRY_S):
                 return
-            self._effects.list_pods()  # for what was missed
+            self._effects.list_pods()  # for missed changes
 
     def _wait_for_pods(self) -> None:
-        """Give terminating pods the time to end, then none; calls are still answered."""
+        """Wait for terminating pods, then delete the rest without grace; calls are still answered."""
         deadline = time.monotonic() + _LAST_PODS_S
         while time.monotonic() < deadline and self._pods.living():
             item = self._inbox.next(TICK_S)
@@ -402,7 +402,7 @@ class Shell:
             self._effects.delete_pod(commands.DeletePod(name))
 
     def _handle_last(self, event: events.Event) -> None:
-        """After the end only calls are answered and pods deleted."""
+        """Handle an event after the end: only answer calls and delete pods."""
         if isinstance(event, events.PodChanged):
             self._pods.changed(event)
         for command in self._core.handle(event, time.monotonic()):
@@ -411,7 +411,7 @@ class Shell:
 
 
 def end_of_log(cluster: Cluster, pod: str) -> str:
-    """The last lines of a pod's log, for the message that a job ends with; empty if there are none."""
+    """Return the last lines of a pod's log for the message of the job's end; empty if there are none."""
     if not pod:
         return ""
     try:

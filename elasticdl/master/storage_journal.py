@@ -1,15 +1,15 @@
 """The journal of a job whose directory is a URL of storage: it outlives the machine and the cluster of its masters.
 
-The objects lie in ``<job_dir>/journal/``.  A generation of the master first publishes a claim, ``NUMBER-PLACE-RANDOM``,
+The objects are in ``<job_dir>/journal/``.  A generation of the master first publishes a claim, ``NUMBER-PLACE-RANDOM``,
 then lists: the highest claim owns the job, and only its holder reads the newest snapshot before it.  A snapshot is an
 object of its own, ``CLAIM.NUMBER``, published and then looked up in a list, which also shows a higher claim.  So a
-snapshot that a successor could not have read was never acknowledged.  This needs no conditional write, but storage
-whose writes and lists are strongly consistent: a list shows every object that was published before it began.
+snapshot that a successor could not have read was never acknowledged.  This needs no conditional writes, but storage
+with strongly consistent writes and lists: a list shows every object that was published before it began.
 
 A place is a set of a job's processes with one secret: a machine, or a namespace.  A master whose place has lost the
 job to another one never claims it again: `elasticdl resume` gives the job to a new place.
 
-What people read, status and events, is written to the runtime's own journal as well.
+The status and events for users are written to the runtime's own journal as well.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from elasticdl_client.storage_kinds import scheme_of
 
 INTERVAL_S = 2.0  # between two writes in the background: with the list, one request a second
 STATUS_INTERVAL_S = 30.0  # between two copies of the status in storage, while the job runs
-_ONE_ATTEMPT = RetryPolicy(request_s=20.0, total_s=0.0)  # the callers try again, and end in time when they are to
+_ONE_ATTEMPT = RetryPolicy(request_s=20.0, total_s=0.0)  # the callers retry, and must be able to end in time
 _SHOWN_AFTER_S = 3.0  # storage refuses a request now and then, which delays a write by two seconds
-_NUM_KEPT = 2  # snapshots of this generation
-_MAX_SNAPSHOTS = 10  # more are deleted by the next `save`: the thread has nothing to write where it is always first
+_NUM_KEPT = 2  # snapshots of this generation that are kept
+_MAX_SNAPSHOTS = 10  # more are deleted by `save`: the thread has nothing to write if `save` always comes first
 _NAME = re.compile(r"(\d{8})-([0-9a-f]{16})-([0-9a-f]{8})(?:\.(\d{8}))?")
 
 logger = logging.getLogger("elasticdl.master")
@@ -60,10 +60,10 @@ logger = logging.getLogger("elasticdl.master")
 
 @dataclass(frozen=True, slots=True, order=True)
 class JournalClaim:
-    """A generation of the master; a higher one owns the job.
+    """A generation's claim to the job; the highest claim owns it.
 
     Attributes:
-        place: of its master, see the module.
+        place: Place of its master, see the module.
     """
 
     number: int
@@ -89,12 +89,12 @@ class JournalObject:
 
 
 class StorageJournal:
-    """`Journal` in storage, beside that of the runtime, which keeps the status and the part for people.
+    """`Journal` in storage, beside the runtime's journal, which keeps the status and the part for users.
 
     Args:
-        job_dir: the URL of the job's directory.
-        place: of this master, see the module: 16 hexadecimal digits.
-        shown: the runtime's journal of this job.
+        job_dir: URL of the job's directory.
+        place: Place of this master, see the module: 16 hexadecimal digits.
+        shown: The runtime's journal of this job.
     """
 
     def __init__(self, job_dir: str, place: str, shown: Journal) -> None:
@@ -104,12 +104,12 @@ class StorageJournal:
         self._shown = shown
         self._scheme = scheme_of(job_dir)
         self._claim: JournalClaim | None = None  # the lock of `_writer` guards this and the next six
-        self._number = 0  # of the last attempt to write a snapshot: none is repeated under its name
+        self._number = 0  # of the last attempt to write a snapshot: no number is used twice
         self._written = b""
         self._lost: JobError | None = None
         self._status_at = float("-inf")
         self._stored_status: JobStatus | None = None
-        self._complained = False  # that objects cannot be deleted
+        self._complained = False  # a warning was logged that objects cannot be deleted
         self._outages = Outages()
         self._writer = JournalWriter(INTERVAL_S, self._write_later)
 
@@ -117,9 +117,9 @@ class StorageJournal:
         """Take the job over, and return its newest snapshot.
 
         Raises:
-            JournalWriteError: storage is away; the next generation tries again.
-            StorageError: it refuses a job that has not begun here.
-            JobError: the job's directory was removed, or the snapshot is damaged.
+            JournalWriteError: Storage is unreachable; the next generation tries again.
+            StorageError: Storage refuses a job that has not begun here.
+            JobError: The job's directory was removed, or the snapshot is damaged.
         """
         storage = storage_of(self._directory)
         with self._writer.lock:
@@ -128,12 +128,12 @@ class StorageJournal:
                 if self._shown.read_status() is None:
                     self._stored_status = self._read_stored_status(storage)
                 return self._newest_snapshot(storage, found)
-            except (StorageUnreachable, StorageFileMissing) as error:  # or a successor has deleted what was listed
+            except (StorageUnreachable, StorageFileMissing) as error:  # or a successor has deleted listed objects
                 raise self._write_error(error) from error
             except StorageError as error:
                 if self._shown.read_status() is None:
                     raise
-                raise self._write_error(error) from error  # what it refuses now, it has taken
+                raise self._write_error(error) from error  # storage has accepted such requests before
 
     def save(self, snapshot: dict[str, Any], status: JobStatus | None = None) -> None:
         with self._writer.lock:
@@ -156,9 +156,9 @@ class StorageJournal:
         return self._shown.read_status() or self._stored_status
 
     def write_status(self, status: JobStatus) -> None:
-        """Replace the status; the one in storage belongs to the master that owns the job and has written a snapshot.
+        """Replace the status; that in storage only for the job's owner, after its first snapshot.
 
-        One that fails before has changed nothing, and the job can be resumed elsewhere.
+        A master that fails before its first snapshot has changed nothing, so the job can be resumed elsewhere.
         """
         with self._writer.lock:
             self._writer.update_status(status)
@@ -189,7 +189,7 @@ class StorageJournal:
     def _write_later(self, snapshot: dict[str, Any], status: JobStatus) -> None:
         found = self._write(snapshot)
         try:
-            self._shown.save_later(shown_part(snapshot), status)  # after it: see `FileJournal.save`
+            self._shown.save_later(shown_part(snapshot), status)  # after the write: see `FileJournal.save`
         except Superseded as error:
             self._lost = error
             raise
@@ -201,11 +201,11 @@ class StorageJournal:
 
     @functools.cached_property
     def _storage(self) -> Storage:
-        """Of a single attempt.  Not before `load`, whose error of a missing package the status shows."""
+        """Storage with a single attempt per request.  Not before `load`: the status shows its import errors."""
         return FsspecStorage(self._scheme, _ONE_ATTEMPT)
 
     def _take_over(self, storage: Storage) -> list[JournalObject]:
-        """Publish a claim above all others; return the objects that were there by then."""
+        """Publish a claim above all others; return the objects that existed then."""
         found = self._list(storage)
         if not found and self._shown.load() is not None:
             raise self._removed()
@@ -219,7 +219,7 @@ class StorageJournal:
         return found
 
     def _newest_snapshot(self, storage: Storage, found: list[JournalObject]) -> dict[str, Any] | None:
-        """Return the newest whole snapshot of the newest generation that has written one."""
+        """Return the newest undamaged snapshot of the newest generation that has written one."""
         snapshots = [one for one in reversed(found) if one.is_snapshot]
         error: JobError | None = None
         for one in snapshots:
@@ -235,10 +235,10 @@ class StorageJournal:
         return None
 
     def _write(self, snapshot: dict[str, Any]) -> list[JournalObject]:
-        """Publish a snapshot and see in a list that it is there and that no other master has claimed the job since.
+        """Publish a snapshot; check in a list that it is there and that no other master has claimed the job since.
 
         Returns:
-            The list.
+            The listed objects.
         """
         if self._lost is not None:
             raise self._lost
@@ -247,7 +247,7 @@ class StorageJournal:
             if self._claim is None:
                 self._take_over(self._storage)
             if data != self._written:
-                self._written = b""  # the attempt may take effect, however it ends
+                self._written = b""  # a failed attempt may have had an effect
                 self._number += 1
                 self._storage.publish(f"{self._directory}/{self._claim}.{self._number:08}", data)
             found = self._list(self._storage)
@@ -264,9 +264,9 @@ class StorageJournal:
         return found
 
     def _show_outage(self, why: str) -> None:
-        """Say in the runtime's status that the job waits; the next one that is written says so no more."""
+        """Write to the runtime's status that the job waits; the next written status no longer says so."""
         status = self._shown.read_status()
-        if status is not None and status.exit_code is None:  # without one the job has not begun: see `load`
+        if status is not None and status.exit_code is None:  # a job without status has not begun: see `load`
             self._shown.write_status(dataclasses.replace(status, message=f"{WAITS_FOR_STORAGE}: {why}"))
 
     def _check_owner(self, found: list[JournalObject]) -> None:
@@ -275,7 +275,7 @@ class StorageJournal:
         if all(one.claim != self._claim or one.is_snapshot for one in found):  # only a successor deletes a claim
             self._lost = self._removed()
             with contextlib.suppress(StorageError):
-                for one in found:  # written since: it would not let another job begin here, whose objects stay
+                for one in found:  # written since: it would prevent another job here, whose objects stay
                     if one.claim == self._claim:
                         self._storage.delete(one.url)
             raise self._lost
@@ -287,7 +287,7 @@ class StorageJournal:
         )
 
     def _lose(self, found: list[JournalObject]) -> Superseded:
-        """Return the error of a master that another claim supersedes, from now on that of every verb."""
+        """Return the error of a superseded master, which every verb raises from now on."""
         if found[-1].claim.place == self._place:
             self._lost = Superseded(f"another master has taken over the job: it writes the journal {self._directory}")
         else:
@@ -298,7 +298,7 @@ class StorageJournal:
         return self._lost
 
     def _tidy(self, found: list[JournalObject]) -> None:
-        """Delete what no successor reads; of other places the claims stay, from which they know that they have lost."""
+        """Delete objects that no successor reads; keep the claims of other places, which show them their loss."""
         own = [one for one in found if one.claim == self._claim and one.is_snapshot]
         kept = own[-_NUM_KEPT:]
         old = [one for one in found if one.is_snapshot and one not in kept]

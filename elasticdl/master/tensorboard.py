@@ -1,9 +1,9 @@
-"""TensorBoard: the events of the job, as event files in --tensorboard_log_dir; their format is TensorBoard's own.
+"""TensorBoard: the progress of the job, as event files in --tensorboard_log_dir, in TensorBoard's own format.
 
-Every generation of the master begins a file of its own and says from which step on it continues, so that nothing that
-an earlier generation may have left half-written is touched, and no step is shown twice.  A thread of its own writes: a
-slow or full disk never holds up the job, of which nothing is decided here.  Storage cannot append: a file for it lies
-on the disk of the master meanwhile, and is published whole again and again.
+Every generation of the master begins a file of its own and writes from which step it continues, so that files that an
+earlier generation may have left half-written are not touched, and no step is shown twice.  A background thread writes:
+a slow or full disk never delays the job, and no decision of the job depends on it.  Storage cannot append: a file for
+it is on the master's disk meanwhile, and is published as a whole again and again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from elasticdl_client.errors import JobError, StorageError
 from elasticdl_client.goodput import goodput
 from elasticdl_client.job_status import JobStatus
 
-EVALUATION_PREFIX = "evaluation/"  # of the metrics' tags
-TIME_PREFIX = "time/"  # of the workers' seconds by state
+EVALUATION_PREFIX = "evaluation/"  # of the tags of metrics
+TIME_PREFIX = "time/"  # of the tags of the workers' seconds by state
 _PUBLISH_S = 30.0  # between two uploads of a file
-_MAX_BYTES = 4 << 20  # of a file that is uploaded again; then the next one is begun
-_RETRY_S = 30.0  # after a write that failed
-_BEGUN = re.compile(r"events\.out\.tfevents\.(\d+)\.")  # when a file was, in seconds since the Unix epoch
+_MAX_BYTES = 4 << 20  # of a file that is uploaded repeatedly; then the next one is begun
+_RETRY_S = 30.0  # after a failed write
+_BEGUN = re.compile(r"events\.out\.tfevents\.(\d+)\.")  # beginning of a file, in seconds since the Unix epoch
 
 logger = logging.getLogger("elasticdl.master")
 
@@ -41,15 +41,15 @@ class Watcher(Protocol):
     """Receives the progress of the job from the shell; called in its thread, so it must return at once."""
 
     def measured(self, step: int, metrics: Mapping[str, float]) -> None:
-        """An evaluation has these numbers."""
+        """Handle the results of an evaluation."""
         ...
 
     def look(self, status: JobStatus) -> None:
-        """The job as it is now; about once a second."""
+        """Handle the present status of the job; called about once a second."""
         ...
 
     def close(self) -> None:
-        """The master's generation ends."""
+        """Handle the end of the master's generation."""
         ...
 
 
@@ -67,18 +67,18 @@ def watcher(directory: str, generation: int, step: int) -> Watcher:
     """Return the writer for a directory, or a `NullWatcher` for an empty name.
 
     Args:
-        generation: of this master.
-        step: the model version with which it begins.
+        generation: Number of this generation of the master.
+        step: The model version with which it begins.
 
     Raises:
-        JobError: the directory cannot be written, or a package is missing.
+        JobError: The directory cannot be written, or a package is missing.
     """
     return TensorBoardLog(directory, generation, step) if directory else NullWatcher()
 
 
 @dataclass(frozen=True, slots=True)
 class _Scalars:
-    """Numbers of a moment."""
+    """Numbers at one time."""
 
     step: int
     values: Mapping[str, float]
@@ -86,15 +86,15 @@ class _Scalars:
 
 
 class ProgressScalars:
-    """The numbers of a job as it continues: those that are new since the call before."""
+    """The numbers of a running job that have changed since the previous call."""
 
     def __init__(self) -> None:
         self._last_step = -1
         self._last_workers = -1
-        self._last_staleness: Sequence[int] | None = None  # not looked at yet
+        self._last_staleness: Sequence[int] | None = None  # unknown before the first call
 
     def of(self, status: JobStatus) -> dict[str, float]:
-        """Return numbers by tag: of the workers when they change, the others when the model does."""
+        """Return numbers by tag: those of the workers when they change, the others when the model does."""
         values: dict[str, float] = {}
         if status.workers_alive != self._last_workers:
             values["workers"] = self._last_workers = status.workers_alive
@@ -123,7 +123,7 @@ class TensorBoardLog:
             if isinstance(path, RemotePath)
             else EventFiles(Path(directory), generation, takes_over_at)
         )
-        # Of a later generation the job runs, and storage may not answer: the first event begins the file.
+        # In a later generation the job runs already, and storage may not answer: the first event begins the file.
         if generation == 1 and not isinstance(path, RemotePath):
             self._files.open()
         self._queue: queue.SimpleQueue[_Scalars | None] = queue.SimpleQueue()
@@ -160,18 +160,19 @@ class EventFiles:
     """Appends to one file; after an error to a new one.
 
     Attributes:
-        close_s: time that the master's end waits for pending writes.
+        close_s: Seconds that the master's end waits for pending writes.
     """
 
     close_s = 5.0
 
     def __init__(self, directory: Path, generation: int, takes_over_at: int | None = None) -> None:
-        """
+        """Prepare a writer.
+
         Args:
-            takes_over_at: the first step of a generation that continues the files of another one.
+            takes_over_at: The first step of a generation that continues the files of another one.
 
         Raises:
-            JobError: the package that knows the format is not installed.
+            JobError: The package for the format is not installed.
         """
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2  # its writer of records would import boto3, too
@@ -185,15 +186,15 @@ class EventFiles:
         self._generation = generation
         self._takes_over_at = takes_over_at  # until it is written
         self._num_files = 0
-        self._path = directory  # of the newest file
+        self._path = directory  # the newest file
         self._file: BinaryIO | None = None
         self._retry_at = 0.0
 
     def open(self) -> None:
-        """Begins a file.
+        """Begin a file.
 
         Raises:
-            JobError: it cannot be written.
+            JobError: The file cannot be written.
         """
         try:
             self._open()
@@ -204,7 +205,7 @@ class EventFiles:
             ) from error
 
     def write(self, step: int, values: Mapping[str, float], at: float) -> None:
-        """Numbers by tag.  A failure is logged, and writing goes on after a while."""
+        """Write numbers by tag.  A failure is logged, and writing continues after a while."""
         if self._file is None and time.monotonic() < self._retry_at:
             return
         made = [self._summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
@@ -218,7 +219,7 @@ class EventFiles:
             self._retry_at = time.monotonic() + _RETRY_S
 
     def publish(self) -> None:
-        """Show what has been written; does nothing: a file system shows it at once."""
+        """Publish what has been written; does nothing, since a file system shows it at once."""
 
     def close(self) -> None:
         """Close the writer; written events stay."""
@@ -235,7 +236,7 @@ class EventFiles:
     def _open(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._num_files += 1
-        # TensorBoard reads the files of a directory in the order of their names: no clock that is behind may change it.
+        # TensorBoard reads the files of a directory in the order of their names, which a late clock must not change.
         begun = max((int(found[1]) for name in self._names() if (found := _BEGUN.match(name))), default=0)
         stamp = max(int(time.time()), begun + 1)
         name = f"events.out.tfevents.{stamp:010d}.{self._generation:06d}.{self._num_files:04d}"
@@ -248,11 +249,11 @@ class EventFiles:
             self._takes_over_at = None
 
     def _names(self) -> list[str]:
-        """The files that TensorBoard finds."""
+        """Return the names of the files that TensorBoard finds."""
         return [path.name for path in self._directory.iterdir()]
 
     def _write(self, event: Any) -> None:
-        from elasticdl.data.tfrecord import framed  # NumPy, which a master without event files may not need
+        from elasticdl.data.tfrecord import framed  # imports NumPy, only for masters with event files
 
         assert self._file is not None
         self._file.write(framed(event.SerializeToString()))
@@ -260,7 +261,7 @@ class EventFiles:
 
 
 class PublishedEventFiles(EventFiles):
-    """Writes on the disk of this machine and publishes each file whole, every 30 s and at the end."""
+    """Writes to the disk of this machine and publishes each file as a whole, every 30 s and at the end."""
 
     close_s = 30.0
 
@@ -273,13 +274,13 @@ class PublishedEventFiles(EventFiles):
         self._next_at = 0.0
 
     def write(self, step: int, values: Mapping[str, float], at: float) -> None:
-        """See `EventFiles`; files that storage does not take now stay on the disk, and are published later."""
+        """See `EventFiles`; files that storage rejects now stay on the disk, and are published later."""
         super().write(step, values, at)
         if time.monotonic() >= self._next_at:
             self.publish()
 
     def publish(self) -> None:
-        """Publish the newest file, if there is anything new in it."""
+        """Publish the newest file, if it has grown."""
         self._next_at = time.monotonic() + _PUBLISH_S
         if self._path == self._directory:
             return
@@ -301,19 +302,19 @@ class PublishedEventFiles(EventFiles):
     def _names(self) -> list[str]:
         try:
             return [path.name for path in self._target.iterdir()]
-        except (OSError, StorageError) as error:  # not there yet, or away
+        except (OSError, StorageError) as error:  # it does not exist yet, or is unreachable
             logger.debug("%s cannot be listed: %s", self._target, error)
             return []
 
     def close(self) -> None:
-        """Publish what is new, and close."""
+        """Publish new content, and close."""
         super().close()
         self.publish()
         self._scratch.cleanup()
 
 
 def mean_staleness(before: Sequence[int], now: Sequence[int]) -> float | None:
-    """Of the gradients taken between two histograms: 0, 1, 2, 3-4, 5-8, …; the middle of a range stands for it."""
+    """Return the mean staleness of the gradients between two histograms: 0, 1, 2, 3-4, …; by the middles of ranges."""
     counts = [b - a for a, b in zip_longest(before, now, fillvalue=0)]
     total = sum(counts)
     if total <= 0:

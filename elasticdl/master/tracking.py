@@ -1,10 +1,10 @@
-"""--track: the job's progress for experiment trackers, by a writer in the master; one run for all of its lives.
+"""--track: the job's progress for experiment trackers, written by the master; one run for all its generations.
 
-Every tracker has a thread and a bounded queue of its own.  One that hangs or fails costs points and a line in the log,
-never the job, of which nothing is decided here.
+Every tracker has a thread and a bounded queue of its own.  A tracker that hangs or fails costs points and a line in the
+log, but never affects the job, and no decision of the job depends on it.
 
-MLflow and Weights & Biases are the adapters of the port `Tracker`: a run is found again by its id, or by a tag that
-holds it.  Where they are, and the credentials, are said by their own variables (--envs): MLFLOW_TRACKING_URI,
+MLflow and Weights & Biases are the adapters of the port `Tracker`: a run is found again by its id, or by a tag with the
+id.  Their addresses and credentials come from their own variables (--envs): MLFLOW_TRACKING_URI,
 MLFLOW_EXPERIMENT_NAME, WANDB_API_KEY, WANDB_PROJECT, WANDB_MODE, …
 """
 
@@ -30,7 +30,7 @@ from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.storage_kinds import is_remote
 
 _MAX_QUEUED = 1000
-_CLOSE_S = 10.0  # for the last points; a pod that is deleted has 30 s
+_CLOSE_S = 10.0  # for the last points; a deleted pod has 30 s
 _RETRY_S = 30.0  # after a failure
 
 logger = logging.getLogger("elasticdl.master")
@@ -48,7 +48,7 @@ class Tracker(Protocol):
         ...
 
     def close(self, phase: JobPhase) -> None:
-        """End the run, or leave it to the master's next generation where the job runs on."""
+        """End the run, or leave it to the master's next generation if the job continues."""
         ...
 
 
@@ -64,11 +64,11 @@ class TrackerThread:
     """A `Watcher` that feeds a tracker.
 
     Args:
-        name: for the log.
-        open_tracker: opens or resumes the run; called in the thread, and again after a failure.
-        max_queued: points that wait; more are dropped.
-        close_s: how long `close` waits for the last ones.
-        retry_s: how long points are left out after a failure.
+        name: Name of the tracker, for the log.
+        open_tracker: Opens or resumes the run; called in the thread, and again after a failure.
+        max_queued: Most points that wait; more are dropped.
+        close_s: Seconds that `close` waits for the last points.
+        retry_s: Seconds after a failure in which points are dropped.
     """
 
     def __init__(
@@ -137,11 +137,11 @@ class TrackerThread:
                 tracker.log(point.step, point.values, point.at)
                 for name, text in point.tags.items():
                     tracker.tag(name, text)
-            except Exception as error:  # noqa: BLE001  of any package and server; none may cost the job
+            except Exception as error:  # noqa: BLE001  any error of packages and servers; none may end the job
                 logger.warning("--track=%s: points are left out for %.0f s: %s", self._name, self._retry_s, error)
                 tracker, retry_at = None, time.monotonic() + self._retry_s
         try:
-            # A run that a failure has left open; where the job runs on, the next generation opens it.
+            # A run that a failure has left open; if the job continues, the next generation opens it.
             if tracker is None and retry_at > float("-inf") and self._phase in _STATUS:
                 tracker = self._open()
             if tracker is not None:
@@ -151,7 +151,7 @@ class TrackerThread:
 
 
 class Watchers:
-    """Several watchers as one."""
+    """Several watchers, used as one."""
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = watchers
@@ -173,10 +173,10 @@ class Watchers:
 
 
 def check_packages(spec: JobSpec) -> None:
-    """Check that the master can feed what --track names.
+    """Check that the master can write to the trackers of --track.
 
     Raises:
-        JobError: a package is missing, or the run would be lost with this pod.
+        JobError: A package is missing, or the run would be lost with this pod.
     """
     for name in spec.trackers:
         if importlib.util.find_spec(name.value) is None:
@@ -187,11 +187,11 @@ def check_packages(spec: JobSpec) -> None:
 
 
 def trackers(spec: JobSpec, run_id: str) -> list[Watcher]:
-    """Return the watchers that --track names, but for TensorBoard's.
+    """Return the watchers for --track, without TensorBoard's.
 
     Args:
-        spec: of the job.
-        run_id: of the job's run, the same in all generations of its master.
+        spec: Specification of the job.
+        run_id: Id of the job's run, the same in all generations of its master.
     """
 
     kinds = {TrackerName.MLFLOW: MlflowTracker, TrackerName.WANDB: WandbTracker}
@@ -204,19 +204,19 @@ def trackers(spec: JobSpec, run_id: str) -> list[Watcher]:
 
 _PROJECT = "elasticdl"  # unless the user's variables name another
 _RUN_TAG = "elasticdl.run"
-_REFUSED = re.compile(r"[^\w.\- :/]+")  # by MLflow, in the name of a metric such as recall@10
+_REFUSED = re.compile(r"[^\w.\- :/]+")  # characters that MLflow refuses in a metric's name, such as recall@10
 _AXIS = "model_version"  # of the charts of Weights & Biases
-_MAX_PARAM = 500  # letters of a parameter's value that every MLflow takes
+_MAX_PARAM = 500  # characters of a parameter's value that every MLflow version accepts
 _STATUS = {JobPhase.SUCCEEDED: "FINISHED", JobPhase.FAILED: "FAILED"}
 
 
 def _directory(spec: JobSpec) -> str:
-    """The job's directory on this machine; empty: it has none."""
+    """Return the job's directory on this machine; empty if it has none."""
     return os.environ.get("ELASTICDL_JOB_DIR", "") if is_remote(spec.job_dir) else spec.job_dir
 
 
 class MlflowTracker:
-    """See `Tracker`; without MLFLOW_TRACKING_URI a local job has its runs in its directory."""
+    """`Tracker` for MLflow; without MLFLOW_TRACKING_URI a local job has its runs in its directory."""
 
     def __init__(self, spec: JobSpec, run_id: str) -> None:
         from mlflow.entities import Param
@@ -257,10 +257,10 @@ class MlflowTracker:
 
 
 class WandbTracker:
-    """See `Tracker`.
+    """`Tracker` for Weights & Biases.
 
     The model version is a value of each point: the package drops a point with an older step than its newest, such as
-    an evaluation that has ended while training continued.
+    an evaluation that ended while training continued.
     """
 
     def __init__(self, spec: JobSpec, run_id: str) -> None:
@@ -291,6 +291,6 @@ class WandbTracker:
 
 
 def _flags(spec: JobSpec) -> dict[str, object]:
-    """The flags of the job that differ from their defaults, without what is secret in them."""
+    """Return the flags of the job that differ from their defaults, without secrets."""
     public = spec.public()
     return {name: getattr(public, name) for name in changed_flags(public)}

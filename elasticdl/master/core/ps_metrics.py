@@ -96,7 +96,7 @@ class PsMetrics:
         return _sum(self._ended[ps_id], newest) if ps_id in self._ended else newest
 
     def servers(self) -> tuple[PsStatus, ...]:
-        """Status of all servers, in order of id."""
+        """Return the status of all servers, in order of id."""
         return tuple(self._server(ps_id) for ps_id in self._ids())
 
     def _server(self, ps_id: int) -> PsStatus:

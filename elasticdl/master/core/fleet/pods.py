@@ -348,7 +348,7 @@ class Pods:
 
     @property
     def _servers_come_first(self) -> bool:
-        """Return whether a worker created now could take the quota that a server needs.
+        """Whether a worker created now could take the quota that a server needs.
 
         A queue need not admit pods in the order of their creation: Kueue's ages are whole seconds.
         """

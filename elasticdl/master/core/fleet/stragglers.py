@@ -54,7 +54,7 @@ class _Series:
 
     @property
     def share(self) -> float:
-        """Return the share of the window spent in computing."""
+        """Share of the window spent in computing."""
         begin, end = self.samples[0], self.samples[-1]
         return (end.compute - begin.compute) / (end.at - begin.at)
 

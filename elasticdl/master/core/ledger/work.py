@@ -118,7 +118,7 @@ class Work:
 
     @property
     def _has_something_to_grant(self) -> bool:
-        """Return whether there is any task to grant; if not, the requests of all workers wait."""
+        """Whether there is any task to grant; if not, the requests of all workers wait."""
         current = self.evaluations.current
         is_evaluating = current is not None and bool(current.todo)
         has_tasks = self.tasks.has_todo or self._may_begin_epoch

@@ -108,7 +108,7 @@ class Data:
         return max(num_cut(shards, self.settings.records_per_task) for shards in self._shards.values())
 
     def planned_shards(self) -> tuple[Shard, ...]:
-        """The shards of an epoch."""
+        """Return the shards of an epoch."""
         kind = DataKind.TRAINING if self._settings.trains else DataKind.PREDICTION
         kind = DataKind.VALIDATION if self._settings.evaluates_alone else kind
         return self._shards.get(kind, ())
