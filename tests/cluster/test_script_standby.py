@@ -73,7 +73,14 @@ if __name__ == "__main__":
 '''
 SCRIPTS = {
     "facts": FACTS,
-    "torch": "import multiprocessing, os, random\nIMPORTS = len(os.environ)\ndefault_generator = random.Random()\n",
+    "torch": """
+import multiprocessing, os, random
+from elasticdl.cluster.local.framework_import import finalize_at_exit
+finalize_at_exit()  # as `elasticdl.api.pytorch` does
+IMPORTS = len(os.environ)
+default_generator = random.Random()
+""",
+    "end": "import torch\nimport atexit, gc\natexit._run_exitfuncs()\nprint(gc.get_freeze_count() > 1000)\n",
     "key": "import multiprocessing\nimport torch\nprint(multiprocessing.current_process().authkey.hex())\n",
     "draw": "import torch\nprint(torch.default_generator.random())\n",
     "raise": """
@@ -173,6 +180,12 @@ def test_each_forked_script_has_its_own_key_of_multiprocessing(scripts: Scripts)
     assert code == other_code == 0
     assert len(key) == len(other_key) > 2 * 16
     assert key != other_key
+
+
+@pytest.mark.parametrize("scripts", [("python", "end.py")], indirect=True)
+def test_collections_at_the_end_of_a_forked_script_skip_what_its_standby_has_imported(scripts: Scripts) -> None:
+    """Passing over all of PyTorch, whose memory it shares with the standby, would take it a second."""
+    assert scripts.run() == (0, "True\n")
 
 
 @pytest.mark.parametrize(

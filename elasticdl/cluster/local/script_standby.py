@@ -101,6 +101,7 @@ def main() -> None:
         sys.exit(f"standby: {', '.join(modules)} or sitecustomize has started a thread, which no fork would have")
     control.send(b"{}")
     request = serve(control)
+    del control  # `finalize_at_exit` would find the socket alive, and collections at the exit pass over all of PyTorch
     if request is None:
         return
     become(request, agent, environment.of(request.env))
