@@ -35,7 +35,7 @@ def test_whatever_happens_to_small_jobs_every_record_is_in_the_model_once(first:
     for seed in range(first, first + _AT_ONCE):
         play_small(seed)
         if seed % _COLLECT_EACH == 0:
-            gc.collect()  # whole jobs at once, which are over
+            gc.collect(0)  # whole jobs at once, which are over: nothing older can have become garbage
 
 
 def test_members_begin_though_every_task_has_a_record_that_is_set_aside() -> None:
