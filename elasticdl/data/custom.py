@@ -1,8 +1,8 @@
-"""Adapts what the user's `custom_data_reader` returns to the port `Reader`, and checks that it keeps its word.
+"""Adapt the result of the user's `custom_data_reader` to the port `Reader`, and check what it returns.
 
-Two forms are taken: the three verbs of the port (`shards`, `read`, `metadata`), and the original's `create_shards()`,
-`read_records(task)` and property `metadata`.  Runs user code, so it is used in workers only; an exception of the user's
-code passes unchanged.
+Two forms are accepted: the methods of the port (`shards`, `read`, `metadata`), and the original's `create_shards()`,
+`read_records(task)` and property `metadata`.  This module runs user code, so only workers use it; an exception of the
+user's code is raised unchanged.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def adapt_reader(
     seed: int = 0,
     selection: Selection = _ALL_COLUMNS,
 ) -> Reader:
-    """Calls the user's ``custom_data_reader(data_origin, records_per_task=…, **reader_params)``.
+    """Call the user's ``custom_data_reader(data_origin, records_per_task=…, **reader_params)``, and adapt the result.
 
     Args:
-        custom_data_reader: the user's function; it need not take ``records_per_task``.
-        data_origin: of `--training_data` and the like.
-        records_per_task: minibatch size times minibatches per task.
-        reader_params: of `--data_reader_params`.
-        seed: of the job; goes into the metadata.
-        selection: of the columns, for the metadata; the label goes into it where there is such a column.
+        custom_data_reader: The user's function; its argument ``records_per_task`` is optional.
+        data_origin: The value of `--training_data` or a similar flag.
+        records_per_task: Minibatch size times minibatches per task.
+        reader_params: The value of `--data_reader_params`.
+        seed: Seed of the job, for the metadata.
+        selection: Selected columns, for the metadata; the label is added if the reader has a column of that name.
 
     Raises:
-        ModelDefinitionError: if the function does not take these arguments or what it returns is no reader.
+        ModelDefinitionError: The function does not accept these arguments, or its result is not a reader.
     """
     arguments: dict[str, object] = dict(reader_params or {})
     signature = inspect.signature(custom_data_reader)
@@ -74,11 +74,11 @@ def _has(reader: object, *verbs: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CustomTask:
-    """The task that the original's `read_records` is given.
+    """The task passed to the original's `read_records`.
 
     Attributes:
-        shard: with `name`, `start` and `end`, as in its latest form.
-        shard_name: the same in its older form, as `start` and `end` are.
+        shard: The records to read, with `name`, `start` and `end`, as in the original's newest version.
+        shard_name: Name of the shard, for older versions, like `start` and `end`.
     """
 
     shard: Shard
@@ -93,10 +93,10 @@ class CustomTask:
 
 
 class _OriginalReader:
-    """The port over a reader of the original's form.
+    """Adapts a reader of the original's form to the port.
 
-    Its shards are slices, often several to a name; here contiguous ones become one, and those that do not begin at 0
-    get the name ``name@start``.
+    The original's shards are slices, often several with one name.  Contiguous slices are merged to one shard; a shard
+    that does not begin at 0 gets the name ``name@start``.
     """
 
     def __init__(self, reader: object) -> None:
@@ -118,7 +118,7 @@ class _OriginalReader:
         name, offset = self._places.get(shard.name, (shard.name, 0))
         task = CustomTask(Shard(name, offset + shard.start, offset + shard.end))
         read_records = cast(Callable[[CustomTask], Iterable[object]], self._reader.read_records)  # type: ignore[attr-defined]
-        # One more than asked for, so that a reader that does not stop is found out.
+        # Take one more record than requested, to detect a reader that does not stop.
         return cast(Sequence[bytes], list(islice(read_records(task), len(shard) + 1)))
 
     def metadata(self) -> Metadata:
@@ -136,7 +136,7 @@ class _OriginalReader:
 
 
 def _slices(created: object) -> list[tuple[str, int, int]]:
-    """(name, start, end) of what `create_shards` returned: tuples with counts, or a dict of them by name."""
+    """Return (name, start, end) for each result of `create_shards`: tuples (name, start, count), or a dict by name."""
     if isinstance(created, Mapping):
         created = [(name, *places) for name, places in created.items()]
     slices: list[tuple[str, int, int]] = []
@@ -154,7 +154,7 @@ def _slices(created: object) -> list[tuple[str, int, int]]:
 
 
 def _merge(slices: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
-    """Contiguous slices of the same name become one; empty ones go."""
+    """Merge contiguous slices of the same name; drop empty ones."""
     merged: list[tuple[str, int, int]] = []
     for name, start, end in sorted(piece for piece in slices if piece[2] > piece[1]):
         if merged and merged[-1][0] == name and start < merged[-1][2]:
@@ -167,14 +167,14 @@ def _merge(slices: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
 
 
 def _type_name(dtype: object) -> str:
-    """ "int64", "float64" or "string" for a name or a dtype object (of NumPy or TensorFlow)."""
+    """Return "int64", "float64" or "string" for the name of a type, or for a NumPy or TensorFlow dtype."""
     name = str(getattr(dtype, "name", dtype)).lower()
     known = {"bigint": "int64", "int": "int64", "double": "float64", "float": "float64", "str": "string"}
     return known.get(name, name)
 
 
 class _CheckedReader:
-    """Any reader of the user's, made to keep the port's promises or fail by name."""
+    """Checks a user's reader against the contract of the port; errors name the violation."""
 
     def __init__(self, reader: Reader, source: str, seed: int, selection: Selection) -> None:
         self._reader = reader
@@ -218,7 +218,7 @@ class _CheckedReader:
         """See `Reader.metadata`.
 
         Raises:
-            DataError: --columns names a column that the reader does not have.
+            DataError: --columns contains a column that the reader does not have.
         """
         metadata = self._reader.metadata()
         named = self._selection.label if self._selection.label in metadata.column_names else ""

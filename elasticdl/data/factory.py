@@ -1,7 +1,7 @@
-"""Chooses the `Reader` for a data source, and cuts its shards to the size of `--records_per_shard`.
+"""Create the `Reader` for a data source, and cut its shards to the size given by `--records_per_shard`.
 
-Never looks into a file: the kind is the `reader_type` of `--data_reader_params`, else it follows from a URL's scheme,
-from what is in a directory, or from the ending of the files' names.
+Files are not read for this: the kind is the `reader_type` of `--data_reader_params`, or follows from the scheme of a
+URL, the content of a directory, or the extensions of the files.
 """
 
 from __future__ import annotations
@@ -55,28 +55,29 @@ def create_reader(
     is_raw: bool = False,
     find: Callable[[str], list[str]] | None = None,
 ) -> Reader:
-    """The reader for a file, a directory, a glob pattern, a table, or several of them separated by commas.
+    """Create the reader for a file, a directory, a glob pattern, a table, or several of them separated by commas.
 
     Args:
-        data_origin: of `--training_data` and the like.
-        reader_params: of `--data_reader_params`: `reader_type`, and those of the client's `data_sources` for each.
-        seed: of the job; goes into the metadata.
-        columns: of --columns; empty: all.
-        label_column: of --label_column.
-        records_per_shard: the most records of a shard; 0: a shard is a whole file or table.
-        is_exact: see `Selection`.
-        is_raw: the user's code takes rows of CSV files apart, which are those of the files then, without partitions.
-        find: instead of `find_files`; asked once for each source.
+        data_origin: The value of `--training_data` or a similar flag.
+        reader_params: The value of `--data_reader_params`: `reader_type`, and the parameters of that type (see
+            `elasticdl_client.data_sources`).
+        seed: Seed of the job, for the metadata.
+        columns: The value of --columns; empty: all.
+        label_column: The value of --label_column.
+        records_per_shard: Maximum number of records per shard; 0: a shard is a whole file or table.
+        is_exact: See `Selection`.
+        is_raw: User code parses the rows of CSV files: leave them unchanged, without columns from partitions.
+        find: Replaces `find_files`; called once per source.
 
     Raises:
-        DataError: if there is no such data, or a parameter is wrong.
+        DataError: There are no such data, or a parameter is wrong.
     """
     params = dict(reader_params or {})
     given_type = params.pop("reader_type", None)
     wanted = None if given_type is None else known_type(given_type)
     sources = split_sources(data_origin) or [""]
     with reading(hide(data_origin)):
-        find = functools.cache(find or find_files)  # one list of a directory for both questions
+        find = functools.cache(find or find_files)  # list a directory only once
         kinds = {source: wanted or _kind(source, find) for source in sources}
     kind = kinds[sources[0]]
     other = next((source for source in sources if kinds[source] != kind), None)
@@ -105,20 +106,22 @@ def open_source(
     is_raw: bool = False,
     find: Callable[[str], list[str]] | None = None,
 ) -> Reader:
-    """The reader of one of a job's data sources, with all that its flags say.
+    """Create the reader for one of a job's data sources, as its flags specify.
 
     Args:
-        reader_params: instead of those of `--data_reader_params`.
-        is_exact: see `Selection`.
-        is_raw: see `create_reader`.
-        find: see `create_reader`.
+        spec: The job's flags.
+        origin: The data source.
+        reader_params: Replace those of `--data_reader_params`.
+        is_exact: See `Selection`.
+        is_raw: See `create_reader`.
+        find: See `create_reader`.
 
     Raises:
-        DataError: see `create_reader`; or folders of images for validation have other classes than those for training.
+        DataError: See `create_reader`; or image folders for validation have other classes than those for training.
     """
     params = spec.data_reader_params_dict()
     if reader_params is not None:
-        decided = {name: params[name] for name in ("partition_dtypes",) if name in params}  # by the job's master
+        decided = {name: params[name] for name in ("partition_dtypes",) if name in params}  # set by the job's master
         params = decided | dict(reader_params)
     if origin == spec.validation_data and known_type(params.get("reader_type", "ImageFolder")) == "ImageFolder":
         with reading(hide(f"{spec.training_data}, {origin}")):
@@ -139,7 +142,7 @@ def open_source(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    source: str  # as the user named it
+    source: str  # the source as the user named it
     parts: list[str]
     params: Mapping[str, object]
     selection: Selection
@@ -167,7 +170,7 @@ def _kind(source: str, find: Callable[[str], list[str]]) -> str:
 
 
 def _has_classes(source: str) -> bool:
-    """Whether a source is a directory of directories of images."""
+    """Return whether a source is a directory with a directory of images per class."""
     return os.path.isdir(source) and _holds_images(source) and bool(class_names(source))
 
 
@@ -179,12 +182,12 @@ def _holds_images(directory: str) -> bool:
 
 
 def _is_saved_dataset(directory: str) -> bool:
-    """Whether `save_to_disk` of Hugging Face has written a directory."""
+    """Return whether a directory was written by Hugging Face's `save_to_disk`."""
     return any(os.path.isfile(os.path.join(directory, name)) for name in ("state.json", "dataset_dict.json"))
 
 
 def _parts(sources: Sequence[str], kind: str, find: Callable[[str], list[str]]) -> list[str]:
-    """Names of files, directories or tables; each once."""
+    """Return the names of all files, directories or tables, without duplicates."""
     found: list[str] = []
     for source in sources:
         if kind == "SQL":
@@ -204,7 +207,7 @@ def _parts(sources: Sequence[str], kind: str, find: Callable[[str], list[str]]) 
 
 
 def _why_no_partitions(kind: str, params: Mapping[str, object], is_raw: bool) -> str:
-    """Why files are read without columns in the names of their directories; empty: they are not."""
+    """Return why partition columns (in names of directories) are not read; empty: they are read."""
     if kind in ("Parquet", "Arrow", "JSONL"):
         return ""
     if kind != "CSV":
@@ -221,7 +224,7 @@ def _partitions(
     dtypes: Mapping[str, str],
     why_none: str,
 ) -> Partitions:
-    """The columns in the names of directories, which the files of some kinds can be given."""
+    """Return the partition columns, in the names of directories; warn if they cannot be used."""
     if kind == "SQL" or kind in DIRECTORIES:
         return Partitions({})
     files = ((source, path) for source in sources for path in find(source))
@@ -282,7 +285,7 @@ def _text_reader(wanted: _Wanted, is_csv: bool) -> TextReader:
 
 
 def _selection(params: dict[str, object], columns: Sequence[str], label_column: str) -> Selection:
-    """Return the columns of the flags, else of --data_reader_params."""
+    """Return the columns given by the flags, or else by --data_reader_params."""
     listed = params.pop("columns", ())
     names = split_columns(listed) if isinstance(listed, str) else listed
     label = params.pop("label_col", "")
@@ -335,7 +338,7 @@ def _partition_dtypes(params: dict[str, object]) -> dict[str, str]:
 
 
 def _image_size(params: Mapping[str, object]) -> tuple[int, ...]:
-    """(height, width, 3), or (height, width, channels) as given; empty where nothing is said."""
+    """Return (height, width, channels), with 3 channels by default; empty if no size is given."""
     value = params.get("image_size", ())
     numbers = [value, value] if isinstance(value, int) else value
     if isinstance(numbers, list | tuple) and all(isinstance(number, int) and number > 0 for number in numbers):
@@ -350,9 +353,9 @@ def _image_size(params: Mapping[str, object]) -> tuple[int, ...]:
 
 
 class SlicedReader:
-    """Shards `name#0000`, `name#1000`, …: the part's name and the number of the first record in it, all as long.
+    """Cuts shards: `name#0000`, `name#1000`, … are the part's name and the number of the first record.
 
-    So their names are in the order of the records.
+    The numbers of a part have the same width, so that sorting by name keeps the order of records.
     """
 
     def __init__(self, reader: Reader, records_per_shard: int) -> None:

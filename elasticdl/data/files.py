@@ -1,10 +1,11 @@
-"""One file of data, local or of storage: bytes from an offset on, a scan in order, and indexes.
+"""Data files, local or in storage: reads at an offset, sequential scans, and cached indexes.
 
-Indexes are built once: arrays of a data source, kept in a hidden directory beside it, found again by every process.
+An index is a set of arrays about a data file.  It is built once and kept in a hidden directory next to the file, so
+that every process finds it.
 
-An index belongs to a file of one size and time of change, or of one etag; another file under its name is built
-anew.  Where nothing can be written (read-only data), each process builds its own; those of storage are kept in
-the user's cache directory, too.
+An index is valid for one size and time of change, or one etag; it is rebuilt after the file is replaced.  If the
+directory is read-only, each process builds its own index.  Indexes of files in storage are also kept in the user's
+cache directory.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ if TYPE_CHECKING:
 
 
 _BUFFER_BYTES = 1 << 18
-_GAP_BYTES = 4 << 10  # between two ranges: copying a page costs less than another system call
+_GAP_BYTES = 4 << 10  # ranges closer than this are read together: copying a page costs less than a system call
 
 
 class DataFile(Protocol):
-    """A file that is open.  Safe to use from several threads.
+    """An open file.  Thread-safe.
 
     Attributes:
-        path: its path or URL.
-        stamp: changes when the file does.
-        is_local: a second read of the same bytes costs next to nothing.
+        path: Path or URL.
+        stamp: A value that changes when the file changes.
+        is_local: The file is in a file system: reading the same bytes again costs almost nothing.
     """
 
     path: str
@@ -55,35 +56,35 @@ class DataFile(Protocol):
     def size_bytes(self) -> int: ...
 
     def pread(self, size_bytes: int, offset: int) -> bytes:
-        """Bytes from an offset on: fewer than asked for only at the end of the file."""
+        """Return `size_bytes` bytes at an offset; fewer only at the end of the file."""
         ...
 
     def pread_all(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """The bytes of several ranges, (offset, size), in ascending order: near ones are views of one read."""
+        """Return the bytes of several ranges (offset, size), given in ascending order; near ranges share one read."""
         ...
 
     def pread_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of spans, (start, end), of the file, all read at once: fewer where it has become shorter."""
+        """Return the bytes of spans (start, end), read concurrently; fewer if the file has become shorter."""
         ...
 
     def scan(self) -> BinaryIO:
-        """A stream over the file, to be closed, that is best read in order."""
+        """Return a stream over the file for sequential reads; the caller closes it."""
         ...
 
     def close(self) -> None:
-        """Closes the file; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         ...
 
 
 class LocalFile:
-    """A file of a file system."""
+    """A file in a file system."""
 
     is_local = True
 
     def __init__(self, path: str) -> None:
         """
         Raises:
-            DataError: it cannot be opened.
+            DataError: The file cannot be opened.
         """
         self.path = path
         try:
@@ -100,7 +101,7 @@ class LocalFile:
     def pread(self, size_bytes: int, offset: int) -> bytes:
         try:
             data = os.pread(self._descriptor, size_bytes, offset)
-            while len(data) < size_bytes:  # the system gives 2 GiB at once, at most
+            while len(data) < size_bytes:  # the system returns at most 2 GiB per call
                 more = os.pread(self._descriptor, size_bytes - len(data), offset + len(data))
                 if not more:
                     break
@@ -110,10 +111,12 @@ class LocalFile:
         return data
 
     def pread_records(self, offset: int, ends: NDArray[np.int64], begin: int) -> list[bytes] | None:
-        """Framed records from an offset on, each read to where it stays; None where the file has others, or its end.
+        """Read records, each preceded by its length; return None if the lengths differ from `ends`, or the file ends.
 
         Args:
-            ends: of the records with the lengths before them, counted from `begin`, where the first one begins.
+            offset: Offset of the first record in the file.
+            ends: End of each record, including the length fields; the first record begins at `begin`.
+            begin: Position of the first record, in the numbering of `ends`.
         """
         try:
             return _native.read_records(self._descriptor, offset, ends, begin)
@@ -143,7 +146,7 @@ class LocalFile:
 
 
 class FileView(PositionedStream):
-    """A file as libraries want it: each read is one of exactly those bytes.  Of one thread at a time."""
+    """A data file as a Python file object: each read reads exactly the requested bytes.  Not thread-safe."""
 
     def __init__(self, file: DataFile) -> None:
         super().__init__(lambda: file.size_bytes)
@@ -162,17 +165,17 @@ class FileView(PositionedStream):
 
 
 def open_file(path: str) -> DataFile:
-    """Opens a file by its path or URL.
+    """Open a file by its path or URL.
 
     Raises:
-        DataError: it is not there, or cannot be read.
+        DataError: The file does not exist, or cannot be read.
     """
     return RemoteFile(path) if is_remote(path) else LocalFile(path)
 
 
 @contextlib.contextmanager
 def pread_in_order(file: DataFile) -> Iterator[Callable[[int, int], bytes]]:
-    """A `pread` for offsets that ascend: of storage it reads ahead where they are near each other."""
+    """Return a context with a `pread` for ascending offsets; for a file in storage it reads ahead."""
     if file.is_local:
         yield file.pread
         return
@@ -207,13 +210,14 @@ def cached(
     stamp: object = None,
     holds: Callable[[Arrays], bool] = lambda index: True,
 ) -> Arrays:
-    """The index of a file: from its cache, or built and put there.
+    """Return the index of a file from the cache; build and store it if it is not there.
 
     Args:
-        path: of the file; its index goes into a hidden directory beside it.
-        kind: which index, with everything but the file that it depends on.
-        stamp: equal as long as the source is the same; None: size and time of change of the file.
-        holds: asked of an index that was found, where the index itself says what must not have changed.
+        path: Path of the file; its index is stored in a hidden directory next to it.
+        kind: Kind of the index, including all parameters that it depends on.
+        build: Builds the index.
+        stamp: A value that changes when the source changes; None: size and time of change of the file.
+        holds: Returns whether a stored index is still valid, for an index that contains what must not have changed.
     """
     if is_remote(path):
         return _cached_of_storage(path, kind, build, stamp)
@@ -255,7 +259,7 @@ def _cached_of_storage(url: str, kind: str, build: Callable[[], Arrays], stamp: 
 def _fetch(storage: FsspecStorage, url: str, words: str) -> Arrays | None:
     try:
         return _load(io.BytesIO(storage.read(url, 0, storage.stat(url).size_bytes)), words)
-    except StorageError as error:  # there is none, or it may not be read
+    except StorageError as error:  # there is no index, or reading it is not allowed
         _log.debug("The index %s is not taken: %s", url, error)
         return None
 
@@ -271,7 +275,7 @@ def _load(source: Path | io.BytesIO, words: str) -> Arrays | None:
         with np.load(source, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
-        return None  # there is none, or it was cut off: the next one replaces it
+        return None  # there is no index, or it is truncated: a new one replaces it
     return found if str(found.pop("words", "")) == words else None
 
 

@@ -1,12 +1,12 @@
-"""Which content a file has: the same on every machine and after any copy, another one once the file is replaced.
+"""The identity of a file's content: equal on every machine and for every copy, different after the file is replaced.
 
-An identity is the length and a digest.  Of a local file the digest is over blocks of its content, for times of change
-and inodes differ between machines, images and copies of equal content: all of a file of at most 64 KiB, else eight
-blocks of 8 KiB from its begin to its end.  So a larger file that keeps its length and differs between the blocks alone
-has the same identity; `SHA256SUMS` finds that, too.  Of a file of storage the digest is over its etag, which comes with
-its length.
+An identity is the length and a digest.  For a local file the digest covers blocks of its content (times and inodes
+differ between machines, images and copies): the whole content up to 64 KiB, else eight blocks of 8 KiB, evenly
+distributed.  So a larger file with the same length that differs only between the blocks has the same identity;
+`SHA256SUMS` detects this case, too.  For a file in storage the digest covers its etag, which storage returns together
+with the length.
 
-`OncePerFile`: a file is looked into again only where its inode, length or times say that it may be another one.
+`OncePerFile`: reads a file again only if its inode, length or times show that it may have changed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from elasticdl_client.errors import DataError
 from elasticdl_client.storage_kinds import is_remote
 
 _BLOCK_BYTES = 8 << 10
-_NUM_BLOCKS = 8  # on a disk that is far away each is a wait
-_AT_ONCE = 16  # questions to storage
-_DIGEST_BYTES = 4  # each file has one in the journal; another file has the same once in four billion times
+_NUM_BLOCKS = 8  # on a remote file system each block costs a round trip
+_AT_ONCE = 16  # concurrent requests to storage
+_DIGEST_BYTES = 4  # stored per file in the journal; two files collide with probability 1 / 4 billion
 
 
 def identity_of_file(path: str) -> str:
     """Return the identity of a local file.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: The file cannot be read.
     """
     with closing(LocalFile(path)) as file:
         size, distance = file.size_bytes, 0
@@ -49,17 +49,17 @@ def identity_of_file(path: str) -> str:
 
 
 def identity_of_files(paths: Iterable[str]) -> str:
-    """Return the identity of local files together, by their names and content; its length is their number.
+    """Return one identity for several local files, from their names and content; its length is the number of files.
 
     Raises:
-        DataError: one cannot be read.
+        DataError: A file cannot be read.
     """
     found = [f"{os.path.basename(path)}\n{identity_of_file(path)}\n".encode() for path in sorted(paths)]
     return identity_of(len(found), found)
 
 
 def identity_of(length: int, content: Iterable[bytes]) -> str:
-    """Return the identity of what has a length and content."""
+    """Return the identity made of a length and the digest of parts of the content."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in content:
         digest.update(part)
@@ -67,50 +67,51 @@ def identity_of(length: int, content: Iterable[bytes]) -> str:
 
 
 class OncePerFile:
-    """Checks a file before its first record is given, and again only when it may be another file."""
+    """Checks a file before its first record is read, and again only if it may have changed."""
 
     def __init__(
         self, check: Callable[[str], None] | None, identify: Callable[[str], str] | None = identity_of_file
     ) -> None:
         """
         Args:
-            check: of a local path; raises a `DataError`; None: nothing is checked but the identity.
-            identify: returns the identity of a local path; None: it has none.
+            check: Checks a local path and raises `DataError`; None: only the identity is checked.
+            identify: Returns the identity of a local path; None: local files have none.
         """
         self._check = check
         self._identify = identify
-        self._known: dict[str, _Known] = {}  # of local files
-        self._counted: dict[str, tuple[int, int]] = {}  # length and time of those that are being counted
-        self._first: dict[str, FileStatus] = {}  # of files of storage
+        self._known: dict[str, _Known] = {}  # local files
+        self._counted: dict[str, tuple[int, int]] = {}  # files being counted: length, time of change
+        self._first: dict[str, FileStatus] = {}  # files in storage, at the first read
         self._lock = threading.Lock()
 
     def __call__(self, path: str, is_open: bool = False, identity: str = "") -> None:
-        """
+        """Check a file.
+
         Args:
-            is_open: it was open at an earlier check, and is read through what was opened then.
-            identity: that it must have; empty: any.
+            is_open: The file has been open since an earlier check, and is read through that open file.
+            identity: The required identity; empty: any.
 
         Raises:
-            DataError: the file is not what it should be, or not there.
+            DataError: The file has another identity or a wrong checksum, or does not exist.
         """
         found = self._in_storage(path, is_open) if is_remote(path) else self._here(path, bool(identity))
         if identity and found and found != identity:
             raise _changed(path, identity, found)
 
     def begin_count(self, path: str) -> None:
-        """Call before the records of a file are counted, so that `identities` refuses one that changes meanwhile."""
-        if is_remote(path) or not os.path.isfile(path):  # a directory changes where an index is kept in it
+        """Note the state of a file before its records are counted, so that `identities` detects a change meanwhile."""
+        if is_remote(path) or not os.path.isfile(path):  # a directory changes when an index is stored in it
             return
         status = _stat(path)
         self._counted[path] = status.st_size, status.st_mtime_ns
 
     def identities(self, paths: Iterable[str]) -> dict[str, str]:
-        """Return the identities of files by their paths; empty where nothing says which file it is.
+        """Return the identities of files by path; an identity is empty if it is unknown.
 
-        Nothing else is checked, for that may take a pass over all data.
+        Nothing else is checked, because this could require reading all data.
 
         Raises:
-            DataError: one has changed while its records were counted, or is not there.
+            DataError: A file changed while its records were counted, or does not exist.
         """
         paths = list(paths)
         remote = [path for path in paths if is_remote(path)]
@@ -129,11 +130,11 @@ class OncePerFile:
         return found
 
     def can_tell(self, path: str) -> bool:
-        """Whether a check may find something: not of a file of storage that none has seen."""
+        """Return whether a check can detect a change; it cannot for a file in storage before the first read."""
         return not is_remote(path) or path in self._first
 
     def _here(self, path: str, identifies: bool) -> str:
-        """Check a local file; return its identity where that is wanted."""
+        """Check a local file; return its identity, or empty if it is neither requested nor known."""
         with self._lock:
             known = self._known_of(path)
             if not known.is_checked and self._check is not None:
@@ -151,7 +152,7 @@ class OncePerFile:
         return known.identity
 
     def _known_of(self, path: str) -> _Known:
-        """Return the findings about a local file, empty for one that may be another than before."""
+        """Return the results for a local file; new, empty ones if the file may have changed."""
         status = _stat(path)
         state = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         known = self._known.get(path)
@@ -160,9 +161,9 @@ class OncePerFile:
         return known
 
     def _in_storage(self, url: str, is_open: bool) -> str:
-        """Return the identity; the etag is the one at the first read.  For a checksum the whole file would be fetched.
+        """Return the identity, from the etag at the first read: a checksum would require fetching the whole file.
 
-        Storage that compares etags refuses the reads of an open file that has changed, without a request for that.
+        No request is sent for an open file if the storage compares etags: it then refuses reads after a change.
         """
         storage, first = storage_of(url), self._first.get(url)
         if not (is_open and first and first.etag and storage.compares(first.etag)):
@@ -175,7 +176,7 @@ class OncePerFile:
 
 @dataclass(slots=True)
 class _Known:
-    """The findings about a local file, valid as long as its inode, length and times are these."""
+    """Results for a local file; they are valid while its inode, length and times equal `state`."""
 
     state: tuple[int, ...]
     is_checked: bool = False
@@ -183,7 +184,7 @@ class _Known:
 
 
 def find_changed(known: Iterable[Shard], found: Iterable[Shard]) -> DataError | None:
-    """Return the error for the first shard that has another identity now; None: there is none."""
+    """Return the error for the first shard with a changed identity; None: no identity has changed."""
     now = {shard.name: shard.identity for shard in found}
     for shard in known:
         if shard.identity and now[shard.name] and shard.identity != now[shard.name]:
@@ -199,7 +200,7 @@ def _stat(path: str) -> os.stat_result:
 
 
 def _strong(etag: str) -> str:
-    """Return an etag without the mark of a weak one, which servers and caches set or not by the way of transport."""
+    """Return an etag without the prefix of a weak one: servers and caches add or drop it, depending on transport."""
     return etag.removeprefix("W/")
 
 

@@ -1,11 +1,10 @@
-"""The port `Reader`: a data source cut into countable, range-addressable shards.
+"""The port `Reader`: a data source as shards, which can be counted and read by range.
 
-A reader finds its number of records itself and reads any range of them without reading what comes
-before.  It never parses a record: that is the business of the user's `feed`.
+A reader finds out its number of records itself, and reads any range without reading the records before it.  It never
+parses a record: the user's `feed` does.
 
-`PartsReader`, the base of readers with one shard a part, counts, checks ranges and keeps opened parts.
-
-A part is what can be opened by name and read by record number: a file, a table.  Never looks into one.
+`PartsReader`, for readers with one shard per part, counts records, checks ranges and keeps parts open.  A part can be
+opened by name and read by record number: a file, a table.
 """
 
 from __future__ import annotations
@@ -27,13 +26,14 @@ class Metadata:
     """A source's description of its records; passed to the user's `feed`.
 
     Attributes:
-        column_names: in order, empty when the source has no columns.
-        column_dtypes: name to "int64", "float64", "string" or "image" (an encoded one); empty when unknown.
-        seed: of the job; for stateless random ops in `feed`.
-        column_shapes: name to the shape of a record's values; (-1,): any number of them; left out: one value.
-        label_column: of --label_column; empty where the source has none of that name.
-        features: of --columns; empty: all columns but the label.
-        delimiter: of CSV rows; empty: each record is a tf.train.Example, if there are columns.
+        column_names: Names of the columns, in order; empty if the source has no columns.
+        column_dtypes: Pairs of a name and "int64", "float64", "string" or "image" (an encoded image); empty: unknown.
+        seed: Seed of the job, for stateless random ops in `feed`.
+        column_shapes: Pairs of a name and the shape of a record's values; (-1,): any number of values; a column
+            without an entry has one value.
+        label_column: Name from --label_column; empty if the source has no such column.
+        features: Names from --columns; empty: all columns except the label.
+        delimiter: Delimiter of CSV rows; empty: each record is a tf.train.Example, if there are columns.
     """
 
     column_names: tuple[str, ...] = ()
@@ -46,34 +46,36 @@ class Metadata:
 
 
 class Reader(Protocol):
-    """Three verbs.  Raise `DataError` naming file and offset for anything missing, empty, damaged or replaced."""
+    """A data source.  Methods raise `DataError`, with file and offset, for missing, empty, damaged or changed data."""
 
     def shards(self) -> list[Shard]:
-        """All shards, sorted by name, each starting at 0, with their identity; the same list every time."""
+        """Return all shards, sorted by name, each starting at 0, with their identity; always the same list."""
         ...
 
     def read(self, shard: Shard) -> Sequence[bytes]:
-        """The records of a slice of a shard, in order: exactly ``len(shard)`` of them, of its identity."""
+        """Return the records of a slice of a shard, in order: exactly ``len(shard)``, from data of its identity."""
         ...
 
-    def metadata(self) -> Metadata: ...
+    def metadata(self) -> Metadata:
+        """Return the description of the records."""
+        ...
 
 
-_KEPT_OPEN = 256  # parts; a process may not have many more files open
+_KEPT_OPEN = 256  # parts; the number of open files per process is limited
 
 
 class ShardPart(Protocol):
-    """Records of one shard by number.  Safe to use from several threads."""
+    """The records of one shard, by number.  Thread-safe."""
 
     def __len__(self) -> int: ...
 
     def read(self, start: int, end: int) -> Sequence[bytes]:
-        """Records ``start`` to ``end`` - 1; the range is one of the part."""
+        """Return records ``start`` to ``end`` - 1; the range is inside the part."""
         ...
 
 
 class PartsReader:
-    """The `Reader` over parts, each a shard of its name.  Parts without records are left out."""
+    """The `Reader` over parts; each part is a shard with its name, and parts without records are left out."""
 
     def __init__(
         self,
@@ -84,15 +86,15 @@ class PartsReader:
         check: Callable[[str], None] | None = check_file,
         identify: Callable[[str], str] | None = identity_of_file,
     ) -> None:
-        """Opens nothing yet.
+        """Create a reader, without opening a part.
 
         Args:
-            source: as the user named it; for messages.
-            names: of the parts.
-            open_part: by its name.
-            metadata: asked for once at most.
-            check: of a part that is a file or directory, before its first record is given; None: there is none.
-            identify: returns the identity of such a part (see `elasticdl.data.identity`); None: it has none.
+            source: The source as the user named it, for messages.
+            names: Names of the parts.
+            open_part: Opens a part by name.
+            metadata: Returns the metadata; called at most once.
+            check: Checks a part that is a file or directory before its first record is read; None: no check.
+            identify: Returns the identity of such a part (see `elasticdl.data.identity`); None: parts have none.
         """
         self._source = source
         self._names = sorted(names)
@@ -112,7 +114,7 @@ class PartsReader:
                     self._check.begin_count(name)
                 count = len(self._open(name))
                 if not count and self._check is not None:
-                    self._check(name)  # nothing of it will be read
+                    self._check(name)  # `read` will not check it: it has no records
             if count:
                 found.append(Shard(name, 0, count))
         if not found:
@@ -130,10 +132,10 @@ class PartsReader:
                 records = self._read(shard)
             except Exception:
                 if self._check is not None and shard.identity:
-                    self._check(shard.name, False, shard.identity)  # of another file nearly any error comes
+                    self._check(shard.name, False, shard.identity)  # prefer the error of a changed file
                 raise
             if self._check is not None and not is_remote(shard.name):
-                self._check(shard.name, True, shard.identity)  # it was not replaced meanwhile
+                self._check(shard.name, True, shard.identity)  # raises if it was replaced meanwhile
             return records
 
     def metadata(self) -> Metadata:
@@ -149,7 +151,7 @@ class PartsReader:
         return part.read(shard.start, shard.end) if len(shard) else []
 
     def _checked(self, shard: Shard) -> ShardPart:
-        """Return a part that was checked; one that is opened for it is checked before that, if it can be, and after."""
+        """Return a checked part; if it has to be opened, check it before, if possible, and after."""
         name = shard.name
         if self._check is None:
             return self._open(name)
@@ -159,7 +161,7 @@ class PartsReader:
             self._check(name, is_open, shard.identity)
         part = self._open(name)
         if not is_open:
-            self._check(name, False, shard.identity)  # the open file is the checked one
+            self._check(name, False, shard.identity)  # ensures that the open file is the checked one
         return part
 
     def _open(self, name: str) -> ShardPart:
