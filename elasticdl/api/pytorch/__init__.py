@@ -1,4 +1,4 @@
-"""A user's own PyTorch script made elastic: its loop runs in all workers together, while workers join and leave.
+"""Make a PyTorch script elastic: all workers run its training loop together, while workers join and leave.
 
     from elasticdl.api.pytorch import create_elastic_controller
 
@@ -12,10 +12,10 @@
                 loss.backward()
                 optimizer.step()
 
-Launched by `elasticdl run --num_workers=4 train.py …` each worker runs the script; `python train.py` runs it alone,
+With `elasticdl run --num_workers=4 train.py …` each worker runs the script; `python train.py` runs it in one process,
 over all of the data.
 
-Other launchers of processes that train together are refused, for their groups can neither grow nor shrink.
+Other launchers, such as torchrun, are refused, because their process groups cannot grow or shrink.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from typing import Any
 from elasticdl.cluster.local.framework_import import finalize_at_exit, no_garbage_collection
 
 finalize_at_exit()
-with no_garbage_collection():  # at the script's exit, too, collections pass over all that is imported by now
+with no_garbage_collection():  # also freezes the imported objects: collections at the script's exit skip them
     import torch
 
-    if parent_process() is None:  # a child that only loads data does without
-        import torch._dynamo  # which PyTorch imports when the first optimizer is made
+    if parent_process() is None:  # a child that only loads data does not need it
+        import torch._dynamo  # PyTorch would import it when the first optimizer is made
 
     from elasticdl.api.data import DataShardService, Minibatch
     from elasticdl.api.pytorch.controller import ElasticController, ElasticLoader
@@ -62,26 +62,27 @@ def create_elastic_controller(
     trainable_only: bool = False,
     session: ScriptSession | None = None,
 ) -> ElasticController:
-    """Return the controller of a script's training loop, after joining the job if there is one; example above.
+    """Join the job, if there is one, and return the controller of the training loop.  See the example of this module.
 
     Args:
-        batch_size: records of a minibatch; 0: --minibatch_size.
-        num_epochs: passes over the data; None: --num_epochs.
-        dataset_size: number of records; 0: that of the loader's data set.
-        shuffle: permute records within each task (tasks always are); None: --shuffle.
-        state: objects equal in all workers, see `ElasticController.register`: models, optimizers, schedulers …; a
-            sequence, a mapping from names, or a single one.
-        num_minibatches_per_shard: minibatches that a worker is given at once; 0: --num_minibatches_per_task.
-        fixed_global_batch: records of every step, however many workers there are; in a job that is the flag's.
-        training_data: files that ElasticDL reads; empty: --training_data, or the data set is the script's own.
+        batch_size: Records per minibatch; 0: --minibatch_size.
+        num_epochs: Passes over the data; None: --num_epochs.
+        dataset_size: Number of records; 0: the length of the loader's data set.
+        shuffle: Permute records within each task (tasks always are permuted); None: --shuffle.
+        state: Objects that are equal in all workers, such as models, optimizers and schedulers (see
+            `ElasticController.register`): a sequence, a mapping from names to objects, or one object.
+        num_minibatches_per_shard: Minibatches assigned to a worker at once; 0: --num_minibatches_per_task.
+        fixed_global_batch: Records of every step, for any number of workers; 0: not fixed.  In a job the flag
+            --fixed_global_batch decides.
+        training_data: Files that ElasticDL reads; empty: --training_data, or the script has its own data set.
         checkpoint_dir: None: --checkpoint_dir.
-        checkpoint_steps: minibatches between two checkpoints; 0: --checkpoint_steps, or one a minute.
-        trainable_only: frozen parameters of registered modules are neither sent to new workers nor written to
-            checkpoints: every worker loads the same ones itself, which is checked.
-        session: of a script that has joined the job already.
+        checkpoint_steps: Minibatches between two checkpoints; 0: --checkpoint_steps, or one checkpoint per minute.
+        trainable_only: Do not send frozen parameters of registered modules to new workers, and do not write them to
+            checkpoints.  Every worker must load the same frozen parameters itself; this is checked.
+        session: Session of a script that has already joined the job; None: join now.
 
     Raises:
-        JobError: the master cannot be reached, or another launcher has started this process.
+        JobError: The master cannot be reached, or another launcher has started this process.
     """
     joined = join_job(session)
     wishes = TrainingOptions(
@@ -103,10 +104,10 @@ def create_elastic_controller(
 
 
 def join_job(session: ScriptSession | None = None) -> ScriptSession:
-    """Return the script's place in its job, as a script in PyTorch takes it.
+    """Join the job and return its session, after the checks for a PyTorch script.
 
     Raises:
-        JobError: the master cannot be reached, or another launcher has started this process.
+        JobError: The master cannot be reached, or another launcher has started this process.
     """
     _show_log()
     refuse_other_launchers()
@@ -117,7 +118,7 @@ def join_job(session: ScriptSession | None = None) -> ScriptSession:
 
 
 def _show_log() -> None:
-    """Where the script has not said what becomes of logs, send ours to its output."""
+    """Send ElasticDL's log to stdout, unless the script has configured logging."""
     ours = logging.getLogger("elasticdl")
     if not ours.hasHandlers():
         handler = logging.StreamHandler(sys.stdout)
@@ -133,10 +134,10 @@ _HINT = (
 
 
 def refuse_other_launchers() -> None:
-    """Called before the job is joined.
+    """Check that this process was not started by another launcher; called before the job is joined.
 
     Raises:
-        JobError: this process is one of a launcher's.
+        JobError: Another launcher has started this process.
     """
     is_another_address = "MASTER_PORT" in os.environ and ":" not in os.environ.get("MASTER_ADDR", ":")
     if is_another_address or os.environ.get("WORLD_SIZE", "1") != "1" or "TORCHELASTIC_RUN_ID" in os.environ:
@@ -146,7 +147,7 @@ def refuse_other_launchers() -> None:
 
 
 def refuse_their_group() -> None:
-    """From now on PyTorch's default group is refused where it would meet at the address of the master."""
+    """Make `init_process_group` raise JobError if it would use MASTER_ADDR, the address of the job's master."""
     make: Callable[..., Any] = torch.distributed.init_process_group
 
     def init_process_group(backend: Any = None, init_method: Any = None, *arguments: Any, **keywords: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The group of one process without a master: steps of its own minibatches, without other members.
+"""The group of a single process without a master, and the ports of a group for a script.
 
-The ports of a script's group, each for the clients that use it; `LoneGroup` and `GroupSession` have them all.
+There is one port per client of the group; `LoneGroup` and `GroupSession` implement all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elasticdl.worker.ledger import Ledger
 
 
 class SharesGroup(Membership, Protocol):
-    """The part of `GroupSession` that decides on a script's minibatches."""
+    """The part of `GroupSession` used to choose the minibatches of a script."""
 
     most_parts: int
 
@@ -63,7 +63,7 @@ class StepGroup(EndingGroup, SharesGroup, GradientGroup, MetricGroup, Protocol):
 
 
 class LoneGroup:
-    """See `GroupSession`; nothing of it can be lost."""
+    """A group of one member, which cannot be lost; see `GroupSession`."""
 
     def __init__(self, state: ReplicaState) -> None:
         self.ledger = Ledger()
@@ -77,7 +77,7 @@ class LoneGroup:
         self._confirmed: list[MinibatchName] = []
 
     def start(self) -> None:
-        """There is no plan to listen to."""
+        """Do nothing: there is no master that changes the group."""
 
     def enter(self) -> bool:
         if not self._has_begun:
@@ -113,7 +113,7 @@ class LoneGroup:
         """Do nothing: there is no other member."""
 
     def finish_reduce(self, reductions: Sequence[Reduction]) -> None:
-        """They are finished."""
+        """Do nothing: there is no other member."""
 
     def commit(self, plan: StepPlan, reported: Sequence[BatchRef] | None = None) -> None:
         for part in plan.all_parts:

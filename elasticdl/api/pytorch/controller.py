@@ -1,4 +1,4 @@
-"""The elastic controller: a script's view of the group it trains in."""
+"""The elastic controller: a script's view of its group of workers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class ElasticController(ScriptSteps):
-    """Turns a script's own loop into the steps of a group that changes; made by `create_elastic_controller`.
+    """Turns a script's own loop into steps of an elastic group; made by `create_elastic_controller`.
 
     Attributes:
-        rank: of this process in its group; the member with rank 0 writes checkpoints.
-        size: members of the group.
-        is_rehearsal: the present batch only makes this process ready (compilation, memory) before it joins; the
-            script's changes to registered state on it are undone.
+        rank: Rank of this process in its group; the member with rank 0 writes checkpoints.
+        size: Number of members of the group.
+        is_rehearsal: The current batch only prepares this process (compilation, memory) before it joins the group; its
+            changes to registered objects are reverted.
     """
 
     _loader: ElasticLoader | None = None
@@ -34,12 +34,17 @@ class ElasticController(ScriptSteps):
     # Before training ------------------------------------------------------------------------------------------------
 
     def register(self, *things: Any, **named: Any) -> None:
-        """Register objects that are equal in all members and are restored from checkpoints; same order everywhere.
+        """Register objects that must be equal in all members, and are saved in checkpoints.
 
-        Models, optimizers, schedulers, scalers, objects of the script's own with `state_dict` and `load_state_dict`.
+        These are models, optimizers, schedulers, scalers, and objects of your own with `state_dict` and
+        `load_state_dict`.  Register them in the same order in every worker.
+
+        Args:
+            things: Objects; each is named after its type.
+            named: Objects by name.
 
         Raises:
-            JobError: a model comes after `loader`, or anything else after the first batch.
+            JobError: A model is registered after `loader`, or another object after the first batch.
         """
         if self._has_rehearsed:
             raise JobError("register() comes too late: training has begun", "call it before the first batch")
@@ -52,30 +57,31 @@ class ElasticController(ScriptSteps):
             self._loop.model.begin()
 
     def set_broadcast_model(self, model: torch.nn.Module) -> None:
-        """As in the original: registers it."""
+        """Register a model, as in the original ElasticDL."""
         self.register(model)
 
     def set_broadcast_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """As in the original: registers it."""
+        """Register an optimizer, as in the original ElasticDL."""
         self.register(optimizer)
 
     def loader(
         self, dataset: Any = None, collate_fn: Callable[..., Any] | None = None, **options: Any
     ) -> ElasticLoader:
-        """Return the substitute for a DataLoader: each iteration is one epoch, or the rest of it.
+        """Return the replacement of a DataLoader: each iteration yields one epoch, or the rest of it.
 
-        Called again with the same data, as in a loop over epochs, it returns the same loader.
+        Another call with the same data, for example in a loop over epochs, returns the same loader.
 
         Args:
-            dataset: a map-style data set, or an `IterableDataset` of a known size, see `Fetcher`; a `DataLoader`, whose
-                data set and options are taken; or a function that makes the batch of a `Minibatch`, for files that
-                ElasticDL reads.
-            options: of `DataLoader`, such as `num_workers`; `batch_size` and `shuffle` where
-                `create_elastic_controller` was not given them.
+            dataset: A map-style data set, or an `IterableDataset` of known size (see `Fetcher`); or a `DataLoader`, to
+                use its data set and options; or a function from a `Minibatch` to a batch, for files that ElasticDL
+                reads.
+            collate_fn: Makes a batch of samples, as in `DataLoader`; None: PyTorch's default.
+            options: Other arguments of `DataLoader`, such as `num_workers`; also `batch_size` and `shuffle`, if
+                `create_elastic_controller` did not get them.
 
         Raises:
-            ElasticDLError: the data set cannot be counted, it is another one than before, or an option contradicts the
-                job's flags.
+            ElasticDLError: The size of the data set is unknown, the data set differs from the one before, or an option
+                contradicts the job's flags.
         """
         if isinstance(dataset, torch.utils.data.DataLoader):
             dataset, collate_fn, options = taken_over(dataset, collate_fn, options)
@@ -92,13 +98,14 @@ class ElasticController(ScriptSteps):
     def on_evaluation(
         self, dataset_size: int, steps: int = 0
     ) -> Callable[[Callable[[range], Mapping[str, float]]], Callable[[range], Mapping[str, float]]]:
-        """Decorate a function that evaluates the model on some validation records: their numbers → means by name.
+        """Return a decorator for a function that evaluates the model on some validation records.
 
-        It is called without gradients, the modules in evaluation mode; the log shows the means over all records.
+        The function gets the numbers of the records, as a range, and returns means over them, by name.  It is called
+        without gradients and with the modules in evaluation mode; the log shows the means over all records.
 
         Args:
-            dataset_size: number of validation records; each worker evaluates a part of them.
-            steps: minibatches between two evaluations; 0: after every epoch.
+            dataset_size: Number of validation records; each worker evaluates a part of them.
+            steps: Minibatches between two evaluations; 0: after every epoch.
         """
 
         def take(function: Callable[[range], Mapping[str, float]]) -> Callable[[range], Mapping[str, float]]:
@@ -110,9 +117,9 @@ class ElasticController(ScriptSteps):
     # In the loop ----------------------------------------------------------------------------------------------------
 
     def epochs(self) -> Iterator[int]:
-        """Numbers of the epochs that are left, in the place of `range(num_epochs)`.
+        """Yield the numbers of the remaining epochs; use it instead of `range(num_epochs)`.
 
-        Where the loader is made in the loop's body, the first number is 0 in every worker.
+        If the loader is made inside this loop, the first number is 0 in every worker.
         """
         self._spans_epochs = False
         if self._loop is None:
@@ -123,27 +130,29 @@ class ElasticController(ScriptSteps):
             self._settle()
 
     def _epoch_to_join(self) -> int:
-        """Return the epoch of the model with which this process will begin after its rehearsal."""
+        """Return the epoch in which this process will begin after its rehearsal."""
         data, epoch = self._parts.data, self._sampled_epoch
         if epoch < 0:
             epoch = self._parts.model.num_saved() // data.get_minibatch_count_per_epoch()
         num_epochs = data.plan.num_epochs
-        return min(epoch, num_epochs - 1) if num_epochs else epoch  # all may be trained
+        return min(epoch, num_epochs - 1) if num_epochs else epoch  # the last epoch may be complete
 
     def step(self, num_items: Any = None) -> AbstractContextManager[None]:
-        """Return the context of the script's code on one batch: forward, backward, the update of the model.
+        """Return the context for the script's code on one batch: forward, backward, the update of the model.
+
+        If the step is dropped, because a worker was lost, its batch comes again in a later iteration.
 
         Args:
-            num_items: the divisor of the batch's loss where that is not its records, such as its tokens without
-                padding; a number or a tensor of one element.  The step's gradient is then the mean over all workers'
-                items.  None: the batch's records.
+            num_items: The divisor of the batch's loss, if it is not the number of records: for example the number of
+                tokens without padding; a number, or a tensor with one element.  The step's gradient is then the mean
+                over the items of all workers.  None: the number of records.
         """
         return _StepContext(self, num_items)
 
     def elastic_run(self, function: Function) -> Function:
-        """Decorate the function that trains on one batch: as if its calls stood in `with controller.step()`.
+        """Decorate the function that trains on one batch: each call runs inside `with controller.step()`.
 
-        It returns None where the step is dropped; its batch comes again.
+        The call returns None if the step is dropped; the batch then comes again.
         """
 
         @functools.wraps(function)
@@ -155,30 +164,30 @@ class ElasticController(ScriptSteps):
         return cast(Function, run)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return the context of a `backward()` that is not the last one of its batch."""
+        """Return the context for a `backward()` that is not the last one of its batch."""
         return self._parts.gradients.no_sync()
 
     def log_loss(self, loss: Any) -> None:
-        """Report the loss of this batch, a number or a tensor of one element, to the master and the log."""
+        """Report the loss of this batch, a number or a tensor with one element, to the master and the log."""
         self._loss = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
     def add_loss(self, loss: torch.Tensor) -> None:
-        """Take the loss of a forward pass into `mean_loss`; called before its `backward()`."""
+        """Add the loss of a forward pass to `mean_loss`; call it before its `backward()`."""
         self._parts.gradients.add_loss(loss)
 
     @property
     def mean_loss(self) -> torch.Tensor:
-        """Return the loss of the step, a mean over all workers' records or items, once `backward()` is done."""
+        """The mean loss of the step over the records or items of all workers, available after `backward()`."""
         return cast(torch.Tensor, self._parts.gradients.mean_loss)
 
     @property
     def num_minibatches_in_step(self) -> int:
-        """Return the minibatches of all workers in the step that is being made; 0 between two steps."""
+        """The number of minibatches of all workers in the current step; 0 between two steps."""
         return len(self._plan.all_parts) if self._plan is not None else 0
 
     @property
     def num_steps_left(self) -> int | None:
-        """Return the updates after the present one, if the group stays as it is; None: training is endless."""
+        """The number of updates after the current one, if the group does not change; None: training is endless."""
         data, shares = self._parts.data, self._parts.shares
         per_epoch = data.get_minibatch_count_per_epoch()
         total = per_epoch * data.plan.num_epochs
@@ -192,39 +201,40 @@ class ElasticController(ScriptSteps):
 
     @property
     def num_minibatches_per_epoch(self) -> int:
-        """Return the minibatches of all workers together."""
+        """The number of minibatches in an epoch, over all workers."""
         return self._parts.data.get_minibatch_count_per_epoch()
 
     @property
     def has_fixed_global_batch(self) -> bool:
-        """Return whether every step has the same number of records."""
+        """Whether every step has the same number of records."""
         return bool(self._parts.shares.num_per_step)
 
     @property
     def epochs_trained(self) -> float:
-        """Return the epochs in the model, with the part of the present one."""
+        """The number of epochs trained, including the fraction of the current one."""
         return self._num_names / max(1, self._parts.data.get_minibatch_count_per_epoch())
 
     @property
     def is_over(self) -> bool:
-        """Return whether there is no more to train for this worker."""
+        """Whether there are no more data to train for this worker."""
         return self._is_over
 
     @property
     def global_completed_batch_num(self) -> int:
-        """Return the minibatches in the model."""
+        """The number of minibatches in the model."""
         return self._num_names
 
     @property
     def num_steps(self) -> int:
-        """Return the updates of the model."""
+        """The number of updates of the model."""
         return self._parts.group.ledger.steps
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Training stands inside: at its end, also by an exception, this process leaves its group.
+        """Return the context for the training loop: at its end, also by an exception, this process leaves its group.
 
-        As in the original one loop over the loader goes over all epochs here, unless it stands in `epochs()`.
+        As in the original ElasticDL, one loop over the loader inside it yields all epochs, unless it is inside a loop
+        over `epochs()`.
         """
         self._spans_epochs = True
         try:
@@ -234,20 +244,23 @@ class ElasticController(ScriptSteps):
             self.close()
 
     def stop_training(self, reason: str) -> None:
-        """End training early, on purpose, in all workers: started tasks are trained, and the loops end.
+        """End training early, on purpose, in all workers: tasks in progress are completed, and the loops end.
 
-        Without it a job whose scripts end before the end of the data has failed.
+        If scripts end before the end of the data without this call, the job has failed.
+
+        Args:
+            reason: For the log.
         """
         self._parts.data.stop_training(reason)
 
     def end_early(self, reason: str) -> None:
-        """Leave the group for good; stop training in all workers where data are left."""
+        """Leave the group; if data are left, stop training in all workers."""
         if self.num_steps_left != 0 and not self.is_over:
             self.stop_training(reason)
         self.close()
 
     def save_checkpoint(self) -> None:
-        """Write a checkpoint now, between two batches: the worker with rank 0 does, in the others nothing happens."""
+        """Write a checkpoint now, if this worker has rank 0, otherwise do nothing; call it between two batches."""
         if self.rank == 0 and self._is_inside:
             self._parts.writer.save_last(self._parts.group.ledger)
 
@@ -266,10 +279,10 @@ class _StepContext(AbstractContextManager[None]):
 
 
 class ElasticLoader:
-    """Iterated like a DataLoader: each time over the batches of one epoch, or of what is left of it.
+    """Used like a DataLoader: each iteration yields the batches of one epoch, or of the rest of it.
 
     Attributes:
-        dataset: the argument of `controller.loader`, or that of the DataLoader.
+        dataset: The data set passed to `controller.loader`, or that of the passed DataLoader.
     """
 
     def __init__(self, controller: ElasticController, dataset: Any) -> None:
@@ -277,11 +290,11 @@ class ElasticLoader:
         self.dataset = dataset
 
     def __len__(self) -> int:
-        """Return the batches of the present loop in this process, or the most that the next one may give.
+        """Return the number of batches of the current loop in this process, or the maximum for the next loop.
 
-        Within a loop: those that it has given, and this process's part of what is left; so a progress of
-        `batch_index / len(loader)` ends at 1, also when workers join or are lost.  Before a loop: the whole epoch, and
-        in a job the batch of the rehearsal, so that a loop bounded by it does not end early.
+        Within a loop: the batches yielded so far plus this process's share of the rest, so that the progress
+        `batch_index / len(loader)` ends at 1 even when workers join or are lost.  Before a loop: the whole epoch, plus
+        the batch of the rehearsal in a job, so that a loop bounded by this number does not end early.
         """
         return self._controller.num_batches
 
@@ -292,10 +305,10 @@ class ElasticLoader:
 def taken_over(
     loader: torch.utils.data.DataLoader[Any], collate_fn: Callable[..., Any] | None, options: dict[str, Any]
 ) -> tuple[Any, Callable[..., Any] | None, dict[str, Any]]:
-    """Return data set, `collate_fn` and options of a DataLoader that hold for an elastic one.
+    """Return the data set, `collate_fn` and options of a DataLoader for the elastic loader.
 
     Raises:
-        DataError: its data set makes the batches.
+        DataError: The data set of the DataLoader yields batches, not samples.
     """
     if loader.batch_size is None and loader.batch_sampler is None:
         raise DataError(
@@ -305,7 +318,7 @@ def taken_over(
     names = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
     batches = loader.batch_sampler
     is_plain = loader.batch_size is not None or type(batches) is not BatchSampler
-    source: Any = loader if is_plain else batches  # Accelerate gives a loader that it prepares the batch sampler alone
+    source: Any = loader if is_plain else batches  # Accelerate sets only the batch sampler of a prepared loader
     own = {name: getattr(loader, name) for name in names}
     own |= {name: getattr(source, name) for name in ("batch_size", "drop_last")}
     takes_all = _takes_all(source.sampler, loader.dataset)
@@ -322,7 +335,7 @@ def taken_over(
 
 
 def _takes_all(sampler: Any, dataset: Any) -> bool:
-    """Whether a sampler takes each record of a data set once: it may be made for a part of it, or for another one."""
+    """Return whether a sampler takes each record of the data set once; it may be made for a part or another one."""
     match sampler:
         case DistributedSampler():
             taken_from = sampler.dataset
@@ -336,5 +349,5 @@ def _takes_all(sampler: Any, dataset: Any) -> bool:
 
 
 def _permutes(sampler: Any) -> bool:
-    """Whether a sampler that takes each record once does so in a random order."""
+    """Return whether a sampler that takes each record once uses a random order."""
     return bool(sampler.shuffle) if isinstance(sampler, DistributedSampler) else isinstance(sampler, RandomSampler)

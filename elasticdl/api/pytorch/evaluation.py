@@ -17,7 +17,7 @@ _log = logging.getLogger("elasticdl.api")
 
 
 class EvaluatedController(Protocol):
-    """The controller as evaluation uses it."""
+    """The part of the controller used for evaluation."""
 
     state: RegisteredState
     rank: int
@@ -27,20 +27,20 @@ class EvaluatedController(Protocol):
     def group(self) -> Membership: ...
 
     def tell_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tells the master, if there is one."""
+        """Report metrics to the master, if there is one."""
         ...
 
 
 class ScriptEvaluation:
-    """A function of the script's, when it is due, and its results over all members."""
+    """A script's evaluation function: runs it when it is due, and averages its results over all members."""
 
     def __init__(self, function: Callable[[range], Mapping[str, float]], dataset_size: int, steps: int) -> None:
         """
         Args:
-            function: from numbers of records to means over them, by name; called without gradients, the modules in
-                evaluation mode.
-            dataset_size: of the validation records; each member is given a contiguous piece.
-            steps: minibatches between two evaluations; 0: after every epoch.
+            function: Maps numbers of records to means over them, by name; called without gradients and with the modules
+                in evaluation mode.
+            dataset_size: Number of validation records; each member evaluates a contiguous range.
+            steps: Minibatches between two evaluations; 0: after every epoch.
         """
         self._function = function
         self._dataset_size = dataset_size
@@ -49,17 +49,20 @@ class ScriptEvaluation:
     def run_if_due(
         self, evaluated: int, num_minibatches: int, per_epoch: int, trainer: EvaluatedController, clock: ActivityClock
     ) -> int:
-        """Evaluates the model if that is due.
+        """Evaluate the model if an evaluation is due.
 
         Args:
-            evaluated: the previous return value.
-            clock: of this process; evaluating, and waiting for the others, count as such.
+            evaluated: The previous return value.
+            num_minibatches: Minibatches in the model.
+            per_epoch: Minibatches per epoch.
+            trainer: The controller.
+            clock: Clock of this process; it counts the time of evaluating, and of waiting for other members.
 
         Returns:
-            How many periods are over.
+            The number of evaluation periods that are over.
 
         Raises:
-            GroupEnded: the group is broken; it is due in the next one.
+            GroupEnded: The group is broken; the next group repeats the evaluation.
         """
         period = self._steps or per_epoch
         over = num_minibatches // period if period else 0

@@ -1,16 +1,16 @@
-"""The gradients of the user's own backward: weighted, summed over all members during backward, and put back.
+"""Sum the gradients of the user's own backward, weighted, over all members, and store the sums in the parameters.
 
-Hooks on the parameters take each gradient as soon as backward has reached it.  When `backward()` returns, the sums of
-the whole step are at the parameters, so that the user's next operations (clipping, a scaler, the optimizer) work on
-them as in a process of its own.  Changes of the modules' buffers (BatchNorm's statistics) are averaged with the same
+Hooks on the parameters take each gradient as soon as backward has computed it.  When `backward()` returns, the
+parameters have the sums of the whole step, so that the user's next operations (clipping, a scaler, the optimizer) work
+on them as in a single process.  Changes of the modules' buffers (BatchNorm's statistics) are averaged with the same
 weights.
 
-Where a script calls `backward()` several times for a batch, as with two optimizers, each is summed by itself, and added
-to what is at the parameters.  Whether a script does is learned from its first batch.
+If a script calls `backward()` several times for a batch, for example with two optimizers, each gradient is summed
+separately and added to the parameters' gradients.  The first batch shows whether a script does this.
 
-`backward()` does not return where its gradient is incomplete: it ends by `PartDone` where more minibatches of
-the step are to come, and by `StepDropped` where the group is broken.  A trainer of another library may need it to
-return: it does so without any gradient, for which an optimizer does nothing, and `ended_by` holds the exception.
+`backward()` does not return normally if its gradient is incomplete: it raises `PartDone` if more minibatches of the
+step follow, and `StepDropped` if the group is broken.  If a trainer of another library needs it to return, it returns
+without any gradient, so that an optimizer does nothing, and `ended_by` holds the exception.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from elasticdl_client.errors import JobError, ModelDefinitionError
 
 
 def items_of(num_items: Any) -> float:
-    """Return the divisor of the loss of a batch.
+    """Return the divisor of the loss of a batch as a number.
 
     Raises:
-        JobError: it is no number of items.
+        JobError: The argument is not a valid number of items.
     """
     try:
         items = float(num_items)
-    except (TypeError, ValueError, RuntimeError):  # the last one is of a tensor of several numbers
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several elements
         items = math.nan
     if not 0 <= items < math.inf:
         raise JobError(
@@ -52,24 +52,24 @@ def items_of(num_items: Any) -> float:
 
 
 class PartDone(BaseException):
-    """The gradient of a minibatch is taken, and the step has more of them.  Not for user code to catch."""
+    """The gradient of a minibatch is stored, and more minibatches of the step follow.  User code must not catch it."""
 
 
 class StepDropped(BaseException):
-    """The group is broken: nothing of this step is applied.  Not for user code to catch."""
+    """The group is broken: nothing of this step is applied.  User code must not catch it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPosition:
-    """Where in a step a minibatch stands.
+    """The position and weight of a minibatch in a step.
 
     Attributes:
-        weight: of its mean gradient in that of the step; 0: it only stands in for a member that has no work, or its
-            loss has no item.
-        counts_items: weights are those of items, whose sum over the step is not known before.
-        is_first: of the member's minibatches in the step.
-        is_last: likewise.
-        is_own: the step is this minibatch alone: nothing is weighted and nothing summed up.
+        weight: Weight of its mean gradient in the gradient of the step; 0: it only replaces missing work of a member,
+            or its loss has no items.
+        counts_items: The weight is a number of items; their sum over the step is not known in advance.
+        is_first: It is the member's first minibatch in the step.
+        is_last: It is the member's last minibatch in the step.
+        is_own: The step has only this minibatch: nothing is weighted or summed.
     """
 
     weight: float
@@ -81,11 +81,12 @@ class StepPosition:
 
 @dataclass(frozen=True, slots=True)
 class _Uncleared:
-    """A gradient that a batch has left behind.
+    """A gradient of the previous batch that was not cleared.
 
     Attributes:
-        number: of its parameter.
-        version: of the tensor, which each change in place counts.
+        number: Number of its parameter.
+        gradient: The gradient.
+        version: The tensor's version counter, which every change in place increments.
     """
 
     number: int
@@ -94,19 +95,19 @@ class _Uncleared:
 
 
 class ScriptGradients(Buckets):
-    """See above.  One for all modules of a script.
+    """Sums the gradients of all modules of a script; see the module's docstring.
 
     Attributes:
-        device: of the parameters.
-        meter: of that device.
-        is_complete: backward has gone through.
-        is_several: a batch has several `backward()`; None: no batch is complete yet.
-        raises: `backward()` ends by an exception where its gradient is incomplete.
-        ended_by: it, where it is not raised.
+        device: Device of the parameters.
+        meter: Meter of that device.
+        is_complete: Backward is complete.
+        is_several: A batch has several `backward()`; None: no batch is complete yet.
+        raises: `backward()` raises an exception if its gradient is incomplete.
+        ended_by: That exception, if it is not raised.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], clock: ActivityClock) -> None:
-        together = torch.nn.ModuleList(modules)  # a part that several of them share is in it once
+        together = torch.nn.ModuleList(modules)  # contains shared submodules only once
         trained = _trained_of(together)
         self._frozen = [pair for pair in together.named_parameters() if not pair[1].requires_grad]
         device = next(iter(trained.values())).device
@@ -119,10 +120,10 @@ class ScriptGradients(Buckets):
         self._has_masks = bool(masks_among([place.tensor for place in places]))
         num_changes = sum(place.tensor.numel() for place in places)
         self._clock = clock
-        sizes = [len(self._parameters) + 2, num_changes, 1]  # the two are sums of weights
+        sizes = [len(self._parameters) + 2, num_changes, 1]  # + 2: sums of weights, by records and by items
         self._last = torch.zeros(sum(sizes), device=device)
         self._counts, self._changes, self._loss = self._last.split(sizes)
-        self._weight_by_records = self._weight_by_items = 0.0  # of this member's minibatches of the step
+        self._weight_by_records = self._weight_by_items = 0.0  # sums over this member's minibatches
         self._starts: list[Any] = []
         self._place: StepPosition | None = None
         self._group: GradientGroup | None = None
@@ -130,7 +131,7 @@ class ScriptGradients(Buckets):
         self._is_queued = False
         self._is_local = False
         self._uncleared: _Uncleared | None = None
-        self._versions = [parameter._version for parameter in self._parameters]  # when backward reached them last
+        self._versions = [parameter._version for parameter in self._parameters]  # at the last backward
         self._marks: list[Any] = []  # buffers after the last sum of the batch
         self._mean_loss = torch.zeros((), device=device)
         self._sparse: set[int] = set()  # numbers of parameters with sparse gradients
@@ -142,10 +143,10 @@ class ScriptGradients(Buckets):
         self.ended_by: PartDone | StepDropped | None = None
 
     def begin(self, place: StepPosition, group: GradientGroup) -> None:
-        """Before the user's code runs on a minibatch.
+        """Prepare for a minibatch; call it before the user's code.
 
         Raises:
-            ModelDefinitionError: a buffer has got another shape since the one before.
+            ModelDefinitionError: The shape of a buffer has changed since the previous minibatch.
         """
         self._check_shapes()
         self.meter.sample()
@@ -174,7 +175,7 @@ class ScriptGradients(Buckets):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward in here only adds to the gradients: another one follows, which completes the minibatch."""
+        """Return a context in which backward only adds to the gradients; a later backward completes the minibatch."""
         self._is_local = True
         try:
             yield
@@ -182,24 +183,24 @@ class ScriptGradients(Buckets):
             self._is_local = False
 
     def add_loss(self, loss: Any) -> None:
-        """Take the loss of a forward pass into `mean_loss`; called before its backward."""
+        """Add the loss of a forward pass to `mean_loss`; call it before its backward."""
         place = self._place
         if place is not None and (place.is_own or place.weight):
             self._loss.add_(loss.detach().to(self._loss.dtype).reshape(1), alpha=1.0 if place.is_own else place.weight)
 
     @property
     def mean_loss(self) -> Any:
-        """Return the mean over the records of the whole step of what `add_loss` was given, when backward is through."""
+        """The mean of the losses passed to `add_loss`, over the records of the whole step, after backward."""
         return self._mean_loss
 
     def end(self) -> None:
-        """The step is made."""
+        """End the minibatch after its step."""
         self._place = None
         if self.is_several is None:
             self._learn(self._is_again)
 
     def drop(self) -> None:
-        """The minibatch comes to nothing."""
+        """Discard the minibatch: revert its changes of buffers and clear its gradients."""
         place, self._place = self._place, None
         self._ready = None
         self._held.clear()
@@ -213,7 +214,7 @@ class ScriptGradients(Buckets):
         if is_several:
             for number, parameter in enumerate(self._parameters):
                 is_trained = parameter.requires_grad
-                parameter.requires_grad_(True)  # one that is frozen for now takes no hook
+                parameter.requires_grad_(True)  # a frozen parameter does not accept hooks
                 parameter.register_hook(lambda _, k=number, p=parameter: self._set_aside(k, p))
                 parameter.requires_grad_(is_trained)
 
@@ -224,7 +225,7 @@ class ScriptGradients(Buckets):
     # During backward ------------------------------------------------------------------------------------------------
 
     def _accumulated(self, number: int, parameter: Any) -> None:
-        """Backward has added to a parameter's gradient."""
+        """Take a parameter's gradient; called after backward has added to it."""
         if self.ended_by is not None:
             parameter.grad = None
             return
@@ -237,7 +238,7 @@ class ScriptGradients(Buckets):
         place = self._place
         self._versions[number], self._has_reached = parameter._version, True
         if parameter.grad is not None and parameter.grad.is_sparse:
-            self._sparse.add(number)  # of the rehearsal, too: a step may bring sums of other members alone
+            self._sparse.add(number)  # also in the rehearsal: a step may have sums only of other members
         if self._uncleared is not None and self._uncleared.number == number:
             self._check_cleared(number, parameter, self._uncleared)
         if place is None or (self._is_local and not self._held):
@@ -264,7 +265,7 @@ class ScriptGradients(Buckets):
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_done)
 
     def _set_aside(self, number: int, parameter: Any) -> None:
-        """Backward is about to add to a parameter's gradient: let it begin with none."""
+        """Hold a parameter's earlier gradient, so that backward, which is about to add to it, begins with none."""
         if self._place is None or self._place.is_own or self.ended_by is not None:
             return
         if not self._is_queued:
@@ -273,7 +274,7 @@ class ScriptGradients(Buckets):
         self._held[number], parameter.grad = parameter.grad, None
 
     def _begin_again(self) -> None:
-        """Begin to sum one more backward of a batch."""
+        """Prepare to sum another backward of the batch."""
         assert self._group is not None
         if self.is_several is False:
             raise ModelDefinitionError(
@@ -325,14 +326,14 @@ class ScriptGradients(Buckets):
             raise StepDropped from ended
 
     def _backward_done(self) -> None:
-        """Called by the engine at the end of a backward, before it returns."""
+        """Complete a backward; the autograd engine calls it at the end, before `backward()` returns."""
         self._is_queued = False
         try:
             if self.ended_by is not None:
                 return
             if self._has_reached:
                 self._complete()
-            else:  # of torch.autograd.grad, which adds to no gradient
+            else:  # torch.autograd.grad, which does not accumulate gradients
                 self._put_back()
         except (PartDone, StepDropped) as ended:
             self._end(ended)
@@ -349,11 +350,11 @@ class ScriptGradients(Buckets):
             return
         self._check_frozen()
         self._check_shapes()
-        if self._uncleared is not None:  # backward has not reached it
+        if self._uncleared is not None:  # backward did not reach its parameter
             self._parameters[self._uncleared.number].grad = None
         if not place.is_own:
             for number, parameter in enumerate(self._parameters):
-                if not self.is_several:  # else it was taken, or is the sum of an earlier backward
+                if not self.is_several:  # else it was already taken, or is the sum of an earlier backward
                     self._take(number, parameter)
             self._add_changes(place.weight)
             self._restore()
@@ -388,11 +389,11 @@ class ScriptGradients(Buckets):
         self._apply_changes()
 
     def _divide_by_items(self, by_records: float, by_items: float) -> None:
-        """Divide the sums by that of the weights by items; weights by records sum up to 1.
+        """Divide the sums by the sum of the items; weights by records already sum up to 1.
 
         Raises:
-            JobError: only some minibatches of the step have num_items, whose weights are of another
-                unit; raised in all members.
+            JobError: Only some minibatches of the step have num_items, so that weights have different units; raised in
+                all members.
         """
         if not by_items:
             return
@@ -405,7 +406,7 @@ class ScriptGradients(Buckets):
             torch._foreach_div_([*self.flats, self._changes, self._loss], by_items)
 
     def _give_sparse(self) -> None:
-        """Make sums sparse where gradients are, as an optimizer such as SparseAdam wants them."""
+        """Make the sums of sparse gradients sparse, as optimizers such as SparseAdam require."""
         for number in self._sparse:
             parameter = self._parameters[number]
             if parameter.grad is not None and not parameter.grad.is_sparse:
@@ -429,7 +430,7 @@ class ScriptGradients(Buckets):
         self._held.clear()
 
     def _left_over(self) -> _Uncleared | None:
-        """The smallest gradient of the batch before by which no parameter was changed."""
+        """Return the smallest gradient of the previous batch that no optimizer has used; None: there is none."""
         numbered = enumerate(zip(self._parameters, self._versions, strict=True))
         left = [(p.grad.numel(), k) for k, (p, version) in numbered if p.grad is not None and p._version == version]
         if not left:
@@ -439,7 +440,7 @@ class ScriptGradients(Buckets):
         return _Uncleared(number, gradient, gradient._version)
 
     def _check_cleared(self, number: int, parameter: Any, before: _Uncleared) -> None:
-        """Where backward has begun with the gradient of the batch before, it would have been added to."""
+        """Raise if backward has added to the gradient of the previous batch."""
         self._uncleared = None
         is_held = number in self._held
         found = self._held.get(number, parameter.grad)
@@ -453,7 +454,7 @@ class ScriptGradients(Buckets):
             )
 
     def _check_frozen(self) -> None:
-        """Refuse a gradient that no buffer has room for; alone, too, or the error would come with a second worker."""
+        """Refuse a gradient without a place in the buffers; also alone, else the error appears with a second worker."""
         for name, parameter in self._frozen:
             if parameter.requires_grad and parameter.grad is not None:
                 raise ModelDefinitionError(
@@ -463,7 +464,7 @@ class ScriptGradients(Buckets):
                 )
 
     def _check_shapes(self) -> None:
-        """Refuse a buffer that has got another shape; alone, too, as in `_check_frozen`."""
+        """Refuse a buffer with a changed shape; also alone, see `_check_frozen`."""
         for place, shape in zip(self._places, self._shapes, strict=True):
             now = getattr(place.tensor, "shape", None)  # a buffer may be set to None, or deleted
             if now != shape:
@@ -482,7 +483,7 @@ class ScriptGradients(Buckets):
         self._changes.add_(change, alpha=weight)
 
     def _restore(self) -> None:
-        """Undo the changes of buffers since the last sum, unseen by a graph whose backward is to come."""
+        """Revert the changes of buffers since the last sum, hidden from the autograd graph of a later backward."""
         for one, start in zip(self._places, self._marks, strict=True):
             if getattr(one.tensor, "shape", None) == start.shape and one.tensor.dtype == start.dtype:
                 one.tensor.data.copy_(start)
@@ -505,10 +506,10 @@ class ScriptGradients(Buckets):
 
 
 def _trained_of(together: torch.nn.ModuleList) -> dict[str, Any]:
-    """Return the parameters to train, by the number of their module and their name.
+    """Return the trainable parameters, by the number of their module and their name.
 
     Raises:
-        ModelDefinitionError: there is none, or one that cannot be trained.
+        ModelDefinitionError: There is no trainable parameter, or an unsupported one.
     """
     trained = {name: p for name, p in together.named_parameters() if p.requires_grad}
     if not trained:
@@ -537,5 +538,5 @@ def _check_shaped(named: Sequence[tuple[str, Any]]) -> None:
 
 
 def _name_in_module(name: str) -> str:
-    """Return the name that something in a list of modules has in its own."""
+    """Return the name of a parameter or buffer in its own module, from its name in the list of modules."""
     return plain_name(name.partition(".")[2])

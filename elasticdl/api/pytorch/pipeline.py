@@ -1,8 +1,8 @@
-"""From minibatches of the ledger to batches, by PyTorch's own DataLoader, with as many processes as the script wants.
+"""Make batches from minibatches of the ledger, with PyTorch's own DataLoader and the script's number of processes.
 
-The loader is asked for one minibatch after the other for as long as the script runs, so its processes are started
-once, before any connection is open that they could hold on to.  It never waits for work: where nothing was asked for it
-makes an empty place, and continues.  A batch that is made ahead is known by the name of its minibatch.
+The loader is asked for one minibatch after another while the script runs, so its processes are started only once,
+before there are connections that they could keep open.  It never waits for work: if there is no request, it yields
+None and continues.  A batch made ahead is identified by the name of its minibatch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from elasticdl.rpc.signals import signal_pipe
 from elasticdl.worker.termination import EXIT_CODE, LIMIT_S
 from elasticdl_client.errors import DataError
 
-Request = tuple[Minibatch, int] | None  # and the seed
+Request = tuple[Minibatch, int] | None  # minibatch and seed
 Made = tuple[Name, Any] | None
 
 _OURS = ("sampler", "batch_sampler", "drop_last", "dataset")
@@ -41,14 +41,15 @@ _NUMPY_SEEDS = 2**32
 
 
 class LoaderPipeline:
-    """See above.  Called by one thread."""
+    """Makes the batches of requested minibatches.  Not thread-safe."""
 
     def __init__(self, source: Dataset[Any], collate: Callable[..., Any] | None, seed: int, **options: Any) -> None:
         """
         Args:
-            source: the script's data; see `Fetcher`.
-            seed: the job's; random augmentation depends on it and the minibatch's name alone.
-            options: of the DataLoader, such as `num_workers`, `prefetch_factor`, `pin_memory`.
+            source: The script's data; see `Fetcher`.
+            collate: Makes a batch of samples; None: PyTorch's default.
+            seed: Seed of the job; random augmentation depends only on it and on the minibatch's name.
+            options: Arguments of the DataLoader, such as `num_workers`, `prefetch_factor`, `pin_memory`.
         """
         wrong = [name for name in _OURS if options.pop(name, None) not in (None, False)]
         if wrong:
@@ -61,8 +62,8 @@ class LoaderPipeline:
         self._seed = seed
         self._wanted: deque[Request] = deque()
         self._made: dict[Name, Any] = {}
-        self._awaited: set[Name] = set()  # asked for and not made yet
-        self._dropped: set[Name] = set()  # of them, those that are not wanted any more
+        self._awaited: set[Name] = set()  # requested, not made yet
+        self._dropped: set[Name] = set()  # awaited, but no longer needed
         self._is_over = RawValue(ctypes.c_bool, False)
         options["worker_init_fn"] = _Begin(options.get("worker_init_fn"), self._is_over)
         self._loader: DataLoader[Any] = DataLoader(
@@ -76,21 +77,21 @@ class LoaderPipeline:
 
     @property
     def num_ahead(self) -> int:
-        """Minibatches that the loader's processes make at once or keep ready."""
+        """The number of minibatches that the loader's processes make or keep ready at a time."""
         return int(self._loader.num_workers * (self._loader.prefetch_factor or 0))
 
     def start(self) -> None:
-        """Starts the loader's processes."""
+        """Start the loader's processes."""
         if self._batches is None:
-            at_exit(self.close)  # before those of `multiprocessing`, which ends its children by SIGTERM
+            at_exit(self.close)  # runs before the exit functions of `multiprocessing`, which send SIGTERM to children
             self._batches = iter(self._loader)
 
     def close(self) -> None:
-        """From now on SIGTERM ends the loader's processes at once."""
+        """Let SIGTERM end the loader's processes immediately from now on."""
         self._is_over.value = True
 
     def ask(self, minibatch: Minibatch) -> None:
-        """It will be wanted."""
+        """Request the batch of a minibatch."""
         name = minibatch.name
         if name in self._awaited:
             self._dropped.discard(name)
@@ -99,15 +100,15 @@ class LoaderPipeline:
             self._wanted.append((minibatch, derive_seed(self._seed, *name)))
 
     def forget(self, name: Name) -> None:
-        """It is not wanted any more."""
+        """Discard the batch of a minibatch, made or not."""
         if self._made.pop(name, None) is None and name in self._awaited:
             self._dropped.add(name)
 
     def get(self, minibatch: Minibatch) -> Any:
-        """Its batch, waiting for it; may be had again until `forget`.
+        """Return the batch of a minibatch, waiting until it is made; it is kept until `forget`.
 
         Raises:
-            Exception: any exception of the data set.
+            Exception: Any exception of the data set.
         """
         self.start()
         self.ask(minibatch)
@@ -116,7 +117,7 @@ class LoaderPipeline:
             made = next(self._batches)
             if made is None:
                 continue
-            (epoch, task, n), batch = made  # lists, where pin_memory of PyTorch 2.6 made them
+            (epoch, task, n), batch = made  # may be a list: pin_memory of PyTorch 2.6 converts tuples
             name = (epoch, task, n)
             self._awaited.discard(name)
             if name in self._dropped:
@@ -129,9 +130,11 @@ class LoaderPipeline:
 class Fetcher(Dataset[Any]):  # type: ignore[misc]
     """Makes the batch of a minibatch; runs in the loader's processes.
 
-    The source is a map-style data set (a record is its number), or an `IterableDataset` whose k-th sample is record k,
-    which is read from a place on if it has `read(start, end)` and gone through up to there otherwise; or a function of
-    the minibatch that returns the batch.
+    The source is one of these:
+    - a map-style data set: record k is item k;
+    - an `IterableDataset`: record k is the k-th sample.  If it has a method `read(start, end)`, this reads a range of
+      samples; otherwise all samples before the range are read, too;
+    - a function from the minibatch to the batch.
     """
 
     def __init__(self, source: Any, collate: Callable[..., Any] | None) -> None:
@@ -168,7 +171,7 @@ class Fetcher(Dataset[Any]):  # type: ignore[misc]
 
 
 class _WantedSamples(Sampler[Request]):  # type: ignore[misc]
-    """The requested minibatches, without end; None where there is none."""
+    """Yields the requested minibatches, endlessly; None if there is no request."""
 
     def __init__(self, wanted: deque[Request]) -> None:
         self._requests = wanted
@@ -179,15 +182,16 @@ class _WantedSamples(Sampler[Request]):  # type: ignore[misc]
 
 
 class _Begin:
-    """Of a loader's process: SIGTERM may reach the whole pod, and it must not end before the script has left.
+    """The `worker_init_fn`: a loader's process must survive a SIGTERM to the whole pod until the script has left.
 
-    A thread of its own heeds it: the main thread may be in the data set for long, or just begin to wait for work.
+    A separate thread handles the signal, because the main thread may be busy in the data set, or waiting for work.
     """
 
     def __init__(self, users: Callable[[int], None] | None, is_over: ctypes.c_bool) -> None:
         """
         Args:
-            is_over: shared with the script: whether it has left.
+            users: The script's own `worker_init_fn`.
+            is_over: Shared with the script: it has left.
         """
         self._users = users
         self._is_over = is_over
@@ -199,11 +203,11 @@ class _Begin:
             self._users(number)
 
     def _end_when_told(self, signals: int) -> None:
-        end: float | None = None  # by the monotonic clock
+        end: float | None = None  # of the monotonic clock
         while select.select([signals], [], [], end and max(0.0, end - time.monotonic()))[0]:
             if signal.SIGTERM in os.read(signals, 64):
                 if self._is_over.value:
-                    os._exit(0)  # anything else is an error to the DataLoader
+                    os._exit(0)  # the DataLoader reports any other exit as an error
                 end = end or time.monotonic() + LIMIT_S
         os._exit(EXIT_CODE)
 
@@ -221,13 +225,14 @@ def _sample(source: Any, index: int) -> Any:
 
 
 def joined(batches: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Return one batch of several, as `default_collate` makes it of all their samples; or a list of all samples.
+    """Concatenate batches, with the result of `default_collate` for all their samples; or return a list of all samples.
 
     Args:
-        sizes: samples of each.
+        batches: The batches, at least one.
+        sizes: Number of samples in each batch.
 
     Raises:
-        DataError: they cannot be put together.
+        DataError: The batches cannot be concatenated.
     """
     first = batches[0]
     try:
@@ -254,7 +259,7 @@ def joined(batches: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 
 def _is_column(part: Any, size: int) -> bool:
-    """Whether a part of a batch, or each value in it, has a row or an item for each of this many samples."""
+    """Return whether a part of a batch, or each value in it, has a row or item for each of `size` samples."""
     if isinstance(part, Tensor):
         return part.dim() > 0 and len(part) == size
     if isinstance(part, dict):
@@ -264,9 +269,9 @@ def _is_column(part: Any, size: int) -> bool:
 
 
 def cause_of(error: Exception) -> str:
-    """An error of the script in one line, with its record, whichever process it comes from."""
+    """Return an error of the script as one line, with its record; it may come from a loader's process."""
     lines = str(error).splitlines()
-    if any(line.startswith("Original Traceback") for line in lines):  # a loader's process has sent it as text
+    if any(line.startswith("Original Traceback") for line in lines):  # sent as text by a loader's process
         ends = max(number for number, line in enumerate(lines) if line.startswith(" "))
         return ", ".join(lines[ends + 1 :])
     return ", ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
@@ -275,6 +280,6 @@ def cause_of(error: Exception) -> str:
 def _seed_all(seed: int) -> None:
     """Seed all random sources, so that augmentation is the same in every worker."""
     seed_script(seed)
-    if get_worker_info() is not None:  # a process of its own: no other code draws from these
+    if get_worker_info() is not None:  # in a loader's process, where no other code uses these generators
         random.seed(seed)
         np.random.seed(seed % _NUMPY_SEEDS)

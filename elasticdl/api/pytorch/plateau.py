@@ -1,9 +1,9 @@
-"""Rates that follow a metric: what a script gives to `ReduceLROnPlateau.step` becomes one number of all members.
+"""Learning rates that follow a metric: all members agree on the metric passed to `ReduceLROnPlateau.step`.
 
-Each member computes its metric from its own part of the data.  A member that has been given one says so in its header
-(`StepFlag.METRIC`); then all members exchange their metrics instead of making a step, and each gives the mean to its
-own scheduler.  Which metrics have been agreed is part of the model's state, so that a member that has missed one takes
-it from the others.
+Each member computes its metric from its own part of the data.  A member with a new metric sets a flag in its header
+(`StepFlag.METRIC`); then all members exchange their metrics instead of making a step, and pass the mean to their own
+schedulers.  The agreed metrics are part of the model's state, so that a member that has missed one gets it from the
+others.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from elasticdl.api.pytorch.state import RegisteredState
 from elasticdl.worker.allreduce.step_header import StepFlag
 from elasticdl_client.errors import ModelDefinitionError
 
-_KEPT = 8  # agreed metrics that a member which missed them can be given
+_KEPT = 8  # newest agreed metrics, for members that have missed them
 
 
 class AgreedMetrics:
-    """The agreed metrics: how many, and the newest of them; travels with the model's state."""
+    """The number of agreed metrics, and the newest of them; part of the model's state."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.newest: list[list[float]] = []  # number of the scheduler, and metric
+        self.newest: list[list[float]] = []  # pairs: number of the scheduler, metric
 
     def add(self, scheduler: int, metric: float) -> None:
         self.count += 1
         self.newest = [*self.newest, [scheduler, metric]][-_KEPT:]
 
     def since(self, count: int) -> list[list[float]]:
-        """Return those after the first `count`, as far as they are known."""
+        """Return the metrics after the first `count`, as far as they are kept."""
         return self.newest[-(self.count - count) :] if self.count > count else []
 
     def state_dict(self) -> dict[str, Any]:
@@ -50,24 +50,26 @@ class AgreedMetrics:
 
 
 class PlateauMetrics:
-    """Takes the place of `ReduceLROnPlateau.step` while a script trains in a job.
+    """Replaces `ReduceLROnPlateau.step` while a script trains in a job.
 
     Attributes:
-        num_records: trained in this process since the last agreed metric: the weight of the next one.
+        num_records: Records trained in this process since the last agreed metric: the weight of its next metric.
     """
 
     def __init__(self, state: RegisteredState, agreed: AgreedMetrics, on_metric: Callable[[], bool]) -> None:
         """
         Args:
-            on_metric: called when the script has given a metric, see `ScriptSteps.take_metric`.
+            state: The registered objects.
+            agreed: The agreed metrics, in the model's state.
+            on_metric: Called when the script passes a metric, see `ScriptSteps.take_metric`.
         """
         self.num_records = 0
         self._state = state
         self._agreed = agreed
         self._on_metric = on_metric
-        self._given: deque[tuple[int, float]] = deque()  # by the script, not agreed yet
-        self._num_known = agreed.count  # metrics that the given ones come after
-        self._is_unsure = False  # whether others have agreed on more
+        self._given: deque[tuple[int, float]] = deque()  # passed by the script, not agreed yet
+        self._num_known = agreed.count  # agreed metrics when the given ones were passed
+        self._is_unsure = False  # other members may have agreed on more
         self._step: Callable[..., None] = ReduceLROnPlateau.step
         self._is_open = True
         original, take = self._step, self._take
@@ -81,30 +83,30 @@ class PlateauMetrics:
 
     @property
     def wish(self) -> StepFlag:
-        """For the next header."""
+        """The flag for the next header."""
         self._forget_agreed()
         return StepFlag.METRIC if self._given or self._is_unsure else StepFlag.NOTHING
 
     def entered(self) -> None:
-        """A group has been entered: the end of the one before may have kept a metric from some of its members."""
+        """Note that a group was entered: some members of the previous one may have missed a metric at its end."""
         self._is_unsure = bool(self._state.plateau_schedulers)
 
     def close(self) -> None:
-        """From now on each scheduler follows the metric of this process alone."""
+        """Let each scheduler follow only the metric of this process from now on."""
         self._is_open = False
         self._given.clear()
-        if ReduceLROnPlateau.step is self._taking:  # it would keep the registered objects
+        if ReduceLROnPlateau.step is self._taking:  # else it keeps the registered objects alive
             ReduceLROnPlateau.step = self._step
 
     def drop(self) -> None:
-        """Forget the metrics of a step that is dropped."""
+        """Discard the metrics of a dropped step."""
         self._given.clear()
 
     def agree(self, group: MetricGroup) -> None:
-        """Exchange metrics; called by all members after headers of which one has the flag.
+        """Exchange metrics; called by all members if one of their headers has the flag.
 
         Raises:
-            GroupEnded: the group is broken; members that have not agreed do so in the next one.
+            GroupEnded: The group is broken; members without the agreed metric get it in the next group.
         """
         rows = group.gather(self._row())
         self._is_unsure = False
@@ -121,7 +123,7 @@ class PlateauMetrics:
         self._apply(scheduler, _mean(values, weights))
 
     def _catch_up(self, group: MetricGroup, source: int) -> None:
-        """Apply what other members agreed on without this one."""
+        """Apply the metrics that other members have agreed on without this one."""
         told = json.dumps(self._agreed.state_dict()).encode() if group.rank == source else None
         theirs = AgreedMetrics()
         theirs.load_state_dict(json.loads(group.share(told, source)))
@@ -135,21 +137,21 @@ class PlateauMetrics:
         self._forget_agreed()
 
     def _forget_agreed(self) -> None:
-        """Forget given metrics in whose place others were agreed, here or in the state taken over from a member."""
+        """Discard passed metrics already replaced by agreed ones, here or in the state copied from a member."""
         for scheduler, _ in self._agreed.since(self._num_known):
             if self._given and self._given[0][0] == scheduler:
                 self._given.popleft()
         self._num_known = self._agreed.count
 
     def _row(self) -> npt.NDArray[np.int64]:
-        """Return the number of agreed metrics, whether one is given here, its scheduler, the metric and its weight."""
+        """Return [number of agreed metrics, whether one is pending here, its scheduler, the metric, its weight]."""
         scheduler, metric = self._given[0] if self._given else (0, 0.0)
         row = np.array([self._agreed.count, bool(self._given), scheduler, 0, 0], np.int64)
         row[3:].view(np.float64)[:] = metric, self.num_records
         return row
 
     def _take(self, scheduler: ReduceLROnPlateau, metric: Any) -> bool:
-        """Return whether the scheduler is stepped with the agreed metric, now or before the next step."""
+        """Take a metric; return whether the scheduler is stepped with the agreed one, now or before the next step."""
         if not self._is_open or not self._state.may_hold(scheduler.optimizer):
             return False
         schedulers = self._state.plateau_schedulers
@@ -169,7 +171,7 @@ class PlateauMetrics:
 
 
 def _mean(values: list[float], weights: list[float]) -> float:
-    """Return the weighted mean, which of equal numbers is exactly that number."""
+    """Return the weighted mean; for equal numbers it is exactly this number."""
     if len(set(values)) == 1:
         return values[0]
     weights = weights if any(weights) else [1.0] * len(weights)

@@ -1,4 +1,4 @@
-"""Checks of a script's setup: the same data set in each epoch, named states, optimizers that are not registered."""
+"""Check a script's setup: the same data set in each epoch, named states, unregistered optimizers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _log = logging.getLogger("elasticdl.pytorch")
 
 
 def named_things(state: Any) -> Iterator[tuple[str, Any]]:
-    """The objects of the argument `state` with their names; empty: one is made.
+    """Yield the objects of the argument `state` with their names; an empty name: to be generated.
 
     Args:
-        state: a sequence of objects, a mapping from names to objects, or a single object.
+        state: A sequence of objects, a mapping from names to objects, or a single object.
     """
     if isinstance(state, Mapping):
         yield from ((str(name), thing) for name, thing in state.items())
@@ -34,10 +34,13 @@ def named_things(state: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_same_data(one: Any, other: Any) -> bool:
-    """Return whether two data sets are one object, or of one type and made of the same objects and plain values."""
+    """Return whether two data sets are the same object, or have the same type and equal attributes.
+
+    Attributes are equal if they are the same object, or equal plain values.
+    """
     try:
         return _is_same(one, other)
-    except RecursionError:  # it holds itself somewhere
+    except RecursionError:  # a data set refers to itself
         return False
 
 
@@ -57,20 +60,20 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 class OptimizerCheck:
-    """Refuses an optimizer of the script, or its scaler, after its first step, that would make members differ.
+    """Refuses an optimizer or scaler, after its first step, that would make the members' models differ.
 
-    A schedule that is not registered is warned of once it changes a rate.
+    Warns of an unregistered scheduler once it changes a learning rate.
     """
 
     def __init__(self, state: RegisteredState) -> None:
         self._state = state
-        self._checked = weakref.WeakKeyDictionary[torch.optim.Optimizer, list[int]]()  # and its groups' parameters
+        self._checked = weakref.WeakKeyDictionary[torch.optim.Optimizer, list[int]]()  # sizes of its groups
         self._first_rates = weakref.WeakKeyDictionary[torch.optim.Optimizer, list[float]]()
         self._is_in_step = False
         self._hook = register_optimizer_step_post_hook(self._look)
 
     def begin(self) -> None:
-        """The script's code on a batch begins: optimizers that step outside are its own affair."""
+        """Start checking: the script's code on a batch begins.  Optimizer steps outside of it are not checked."""
         self._is_in_step = True
 
     def end(self) -> None:
@@ -138,12 +141,12 @@ class OptimizerCheck:
 
 
 def _scaler_of_step() -> torch.amp.GradScaler | None:
-    """Return the enabled scaler whose `step` has called that of the optimizer."""
+    """Return the enabled scaler that has called the optimizer's `step`; None: there is none."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
         if frame.f_globals.get("__name__") != torch.amp.GradScaler.__module__:
-            continue  # `f_locals` of the script would keep the tensors of this batch until its function returns
+            continue  # do not read `f_locals` of the script: this would keep the tensors of this batch alive
         caller = frame.f_locals.get("self")
         if isinstance(caller, torch.amp.GradScaler):
             return caller if caller.is_enabled() else None
@@ -151,7 +154,7 @@ def _scaler_of_step() -> torch.amp.GradScaler | None:
 
 
 def _is_scheduled(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a scheduler of PyTorch has been made for it."""
+    """Return whether a PyTorch scheduler was made for the optimizer."""
     return any("initial_lr" in group for group in optimizer.param_groups)
 
 

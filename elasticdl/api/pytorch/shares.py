@@ -1,8 +1,8 @@
-"""Which minibatches this member brings to a step, and the reports on them.
+"""Choose the minibatches that this member contributes to a step, and report them.
 
-`LeasedShares`: those of its own leases, one in each step.  `GlobalShares` (fixed_global_batch): step s is always
-minibatches sG … (s+1)G-1 of the epoch's order; rank 0 holds the leases and tells all of them, each takes its
-contiguous piece, and rank 0 reports for all.
+`LeasedShares`: one minibatch of the member's own leases per step.  `GlobalShares` (fixed_global_batch): step s always
+consists of the minibatches sG … (s+1)G-1 in the epoch's order; rank 0 holds the leases and broadcasts them, each member
+takes its contiguous piece, and rank 0 reports for all.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from elasticdl.ps.applied import MinibatchName
 from elasticdl.worker.allreduce.schedule import NO_EPOCH, StepSchedule
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepParts, StepPlan
 
-_AHEAD = 64  # minibatches drawn and not taken yet, at least
+_AHEAD = 64  # minimum number of minibatches to draw ahead
 
 
 class MinibatchPrefetcher:
-    """Draws minibatches in a background thread; the loop never waits for a lease."""
+    """Draws minibatches in a background thread, so that the training loop does not wait for leases."""
 
     def __init__(self, data: DataShardService, at_most: int) -> None:
         self._data = data
@@ -41,17 +41,18 @@ class MinibatchPrefetcher:
 
     @property
     def is_over(self) -> bool:
-        """There is nothing more to draw."""
+        """Whether there are no more minibatches."""
         return self._has_ended and not self._drawn
 
     def take(self, timeout_s: float, num_waiting: int) -> list[Minibatch]:
-        """All that came, waiting for something.
+        """Return all minibatches drawn so far; wait until there is at least one, or the timeout is over.
 
         Args:
-            num_waiting: taken and not trained yet; nothing is taken while it is as many as are drawn ahead.
+            timeout_s: Maximum time to wait.
+            num_waiting: Minibatches taken before and not trained yet; if there are too many, none is returned.
 
         Raises:
-            ElasticDLError: there will be no more, for this reason.
+            ElasticDLError: The reason why no more minibatches can be drawn.
         """
         if num_waiting >= self._at_most:
             return []
@@ -83,7 +84,7 @@ class ScriptBatchSource(StepParts, Protocol):
     """The minibatches of a script, and the reports on them.
 
     Attributes:
-        num_per_step: minibatches of a step of all members together; 0: one of each.
+        num_per_step: Minibatches per step, over all members; 0: one per member.
     """
 
     num_per_step: int
@@ -91,16 +92,16 @@ class ScriptBatchSource(StepParts, Protocol):
     def minibatch(self, part: BatchRef) -> Minibatch: ...
 
     def applied(self, plan: StepPlan) -> None:
-        """The step is in the model of this process."""
+        """Handle that a step is in the model of this process."""
         ...
 
     def confirmed(self, names: Iterable[MinibatchName], loss: float | None) -> None:
-        """The model of all members holds the minibatches that this member reports."""
+        """Report this member's minibatches, which are now in the model of all members."""
         ...
 
 
 class LeasedShares:
-    """See above."""
+    """One minibatch of this member's own leases per step."""
 
     def __init__(
         self, data: DataShardService, drawer: MinibatchPrefetcher, pipeline: LoaderPipeline, group: SharesGroup
@@ -112,7 +113,7 @@ class LeasedShares:
         self._pipeline = pipeline
         self._group = group
         self._queue: deque[Minibatch] = deque()
-        self._begun: dict[Name, Minibatch] = {}  # applied, of leases that are still held
+        self._begun: dict[Name, Minibatch] = {}  # applied minibatches of leases still held
         self._known: deque[Minibatch] = deque()  # in the model already, by another member
 
     @property
@@ -181,7 +182,7 @@ class LeasedShares:
 
 
 class GlobalShares:
-    """See above."""
+    """This member's piece of a step with a fixed number of minibatches."""
 
     def __init__(
         self,
@@ -193,7 +194,7 @@ class GlobalShares:
     ) -> None:
         """
         Args:
-            num_per_step: minibatches of a step of the whole group.
+            num_per_step: Minibatches per step, over the whole group.
         """
         self.wish = StepFlag.NOTHING
         self._data = data
@@ -206,15 +207,15 @@ class GlobalShares:
         )
         self._held: dict[Name, Minibatch] = {}  # drawn here
         self._unshared: list[Minibatch] = []
-        self._closes = NO_EPOCH  # to be shared: no more minibatches of it will come
-        self._newest = 0  # lease of which every minibatch was drawn
+        self._closes = NO_EPOCH  # epoch to announce as complete: it has no more minibatches
+        self._newest = 0  # the newest lease with all minibatches drawn
 
     @property
     def is_over(self) -> bool:
         return self._drawer.is_over and not self._schedule and not self._unshared
 
     def entered(self) -> None:
-        """The queue begins anew with what rank 0 holds."""
+        """Rebuild the queue from the minibatches of rank 0; called after a group was entered."""
         group = self._group
         group.most_parts = -(-self.num_per_step // group.size)
         for minibatch in self._schedule:
@@ -231,7 +232,7 @@ class GlobalShares:
 
     def offer(self, patience_s: float) -> list[BatchRef]:
         self._draw(0.0)
-        if not self._schedule.next() and not self._unshared:  # else the others wait for what has come
+        if not self._schedule.next() and not self._unshared:  # else do not let the others wait
             self._draw(patience_s)
         self.wish = StepFlag.SHARING if self._has_news() else StepFlag.NOTHING
         return [BatchRef(MinibatchName(*m.name), len(m)) for m in self._piece(self._schedule.next())]
@@ -272,7 +273,7 @@ class GlobalShares:
                 self._unshared.append(minibatch)
 
     def _has_news(self) -> bool:
-        """Of rank 0, for all."""
+        """Return whether this member is rank 0 and has something to broadcast."""
         if self._group.rank:
             return False
         if not self._unshared:
@@ -311,5 +312,5 @@ class GlobalShares:
         return dataclasses.replace(minibatch, records=records)
 
     def _piece(self, step: Sequence[Minibatch]) -> Sequence[Minibatch]:
-        """This member's of a step."""
+        """Return this member's piece of a step."""
         return self._schedule.piece(step, self._group.rank, self._group.size)

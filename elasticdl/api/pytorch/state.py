@@ -1,8 +1,8 @@
-"""Everything of a script that must be the same in all members, as arrays by name and back, without pickle.
+"""Convert the state that must be equal in all members to named arrays, and back, without pickle.
 
-Any object with `state_dict` and `load_state_dict` can be registered.  Tensors and arrays become arrays; the rest of a
-state, numbers, words and the structure around them, becomes one JSON text, kept as an array of bytes.  Of a module with
-frozen parameters the trainable part can do: a fingerprint of the others shows that all members have the same ones.
+Any object with `state_dict` and `load_state_dict` can be registered.  Tensors and arrays become arrays; numbers,
+strings and the structure around them become one JSON text, stored as an array of bytes.  For a module with frozen
+parameters the trainable part can be enough: a fingerprint shows that all members have the same frozen parameters.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ Arrays = dict[str, npt.NDArray[Any]]
 class TrainablePart:
     """The state of a module without its frozen parameters, which every member has loaded for itself.
 
-    Parameters count as frozen that are so at first use: a worker that joins has not come yet to where others have
-    frozen more of them.
+    A parameter counts as frozen if it is frozen at the first use: a joining worker has not run the code yet in which
+    others may have frozen more parameters.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
 
     def state_dict(self) -> dict[str, Any]:
-        """Return buffers, the parameters that are trained, and a fingerprint of the others."""
+        """Return the buffers, the trainable parameters, and a fingerprint of the frozen ones."""
         return {"values": self._trained(), "frozen": self._fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`.
+        """Load a state returned by `state_dict`.
 
         Raises:
-            ValueError: the state is that of another module, or of one with other frozen parameters.
+            ValueError: The state belongs to another module, or to one with other frozen parameters.
         """
         expected = set(self._trained())
         if expected != set(state["values"]):
@@ -73,7 +73,7 @@ class TrainablePart:
 
     @cached_property
     def _fingerprint(self) -> str:
-        """Of names, shapes and bits; sums of whole numbers, which are the same on every device."""
+        """A digest of names, shapes and sums of the bits as integers; it is equal on every device."""
         found = hashlib.blake2b(digest_size=8)
         for name, value in self._values().items():
             if name in self._frozen:
@@ -83,24 +83,25 @@ class TrainablePart:
 
 
 class RegisteredState:
-    """The objects that a script has registered, by name, in order."""
+    """The objects registered by a script, by name, in order."""
 
     def __init__(self, trainable_only: bool = False) -> None:
         """
         Args:
-            trainable_only: of modules, leave out the frozen parameters, see `TrainablePart`.
+            trainable_only: Leave out frozen parameters of modules, see `TrainablePart`.
         """
         self._objects: dict[str, Any] = {}
         self._trainable_only = trainable_only
 
     def add(self, thing: Any, name: str = "") -> None:
-        """Registers an object; once is enough.
+        """Register an object; do nothing if it is already registered.
 
         Args:
-            name: empty: made of its type.
+            thing: An object with `state_dict` and `load_state_dict`.
+            name: Empty: named after its type.
 
         Raises:
-            ModelDefinitionError: it has no state that can be had and set, or the name is taken.
+            ModelDefinitionError: The object lacks one of these methods, or the name is taken.
         """
         if any(_registered(known) is plain(thing) for known in self._objects.values()):
             return
@@ -130,7 +131,7 @@ class RegisteredState:
 
     @property
     def plateau_schedulers(self) -> list[torch.optim.lr_scheduler.ReduceLROnPlateau]:
-        """Those in a wrapper, as accelerate makes it, too."""
+        """The registered ReduceLROnPlateau schedulers, including those in a wrapper of Accelerate."""
         kind = torch.optim.lr_scheduler.ReduceLROnPlateau
         found = (one if isinstance(one, kind) else getattr(one, "scheduler", None) for one in self._objects.values())
         return [one for one in found if isinstance(one, kind)]
@@ -140,13 +141,13 @@ class RegisteredState:
         return list(self._objects)
 
     def holds(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether an optimizer is in here, or an attribute of an object of the script's own that is."""
-        wrapped = (getattr(one, "optimizer", None) for one in self.optimizers)  # as accelerate does
+        """Return whether an optimizer is registered, or is an attribute of a registered object of the script."""
+        wrapped = (getattr(one, "optimizer", None) for one in self.optimizers)  # in a wrapper of Accelerate
         of_script = (value for thing in self._of_script for value in getattr(thing, "__dict__", {}).values())
         return any(one is optimizer for one in (*self.optimizers, *wrapped, *of_script))
 
     def may_hold(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether an optimizer's state is in here: its own, or possibly in an object of the script's own."""
+        """Return whether the state of an optimizer may be registered: itself, or in a class of the script."""
         if self.holds(optimizer) or self._of_script:
             return True
         told = {id(tensor) for one in self.optimizers for tensor in _tensors(one.state_dict())}  # by any wrapper's
@@ -154,26 +155,26 @@ class RegisteredState:
 
     @property
     def _of_script(self) -> list[Any]:
-        """Return the script's own objects."""
+        """The registered objects of the script's own classes."""
         return [thing for thing in map(_registered, self._objects.values()) if _is_of_script(thing)]
 
     def may_hold_schedule(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether a scheduler of an optimizer is in here, or possibly in an object of the script's own."""
+        """Return whether a scheduler of an optimizer may be registered: itself, or in a class of the script."""
         for thing in map(_registered, self._objects.values()):
-            scheduler = getattr(thing, "scheduler", thing)  # as accelerate wraps it
+            scheduler = getattr(thing, "scheduler", thing)  # in a wrapper of Accelerate
             if getattr(scheduler, "optimizer", None) is optimizer or _is_of_script(thing):
                 return True
         return False
 
     def may_hold_scaler(self, scaler: torch.amp.GradScaler) -> bool:
-        """Return whether a scaler is in here, or possibly in an object of the script's own."""
+        """Return whether a scaler may be registered: itself, or in a class of the script."""
         return any(thing is scaler or _is_of_script(thing) for thing in map(_registered, self._objects.values()))
 
     def state(self) -> Arrays:
-        """Copies of everything.
+        """Return copies of all states as arrays by name.
 
         Raises:
-            ModelDefinitionError: a state holds what cannot be written down.
+            ModelDefinitionError: A state contains a value of an unsupported type.
         """
         arrays: Arrays = {}
         structure = {name: _encoded(thing.state_dict(), name, arrays) for name, thing in self._objects.items()}
@@ -181,7 +182,7 @@ class RegisteredState:
         return arrays
 
     def copies(self) -> dict[str, Any]:
-        """Return copies of all states as they are, on their devices; the inverse is `put_back`."""
+        """Return copies of all states, unconverted and on their devices, for `put_back`."""
         return {name: copy.deepcopy(thing.state_dict()) for name, thing in self._objects.items()}
 
     def put_back(self, copies: Mapping[str, Any]) -> None:
@@ -189,10 +190,10 @@ class RegisteredState:
             thing.load_state_dict(copies[name])
 
     def load_state(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """The inverse of `state`.
+        """Load a state returned by `state`.
 
         Raises:
-            CheckpointError: the state is of other objects.
+            CheckpointError: The state belongs to other objects.
         """
         structure = json.loads(arrays[_STRUCTURE].tobytes()) if _STRUCTURE in arrays else {}
         if set(structure) != set(self._objects):
@@ -212,12 +213,12 @@ class RegisteredState:
 
 
 def plain(thing: Any) -> Any:
-    """A module without the wrapper of `torch.compile`."""
+    """Return an object without the wrapper of `torch.compile`."""
     return getattr(thing, "_orig_mod", thing)
 
 
 def _registered(known: Any) -> Any:
-    """The object that the script has registered."""
+    """Return the object that the script has registered."""
     return known.module if isinstance(known, TrainablePart) else known
 
 
@@ -227,7 +228,7 @@ def _is_of_script(thing: Any) -> bool:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Those in a state, as they are."""
+    """Yield the tensors in a state, without copying them."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -248,11 +249,11 @@ def _kind_of(thing: Any) -> str:
 
 
 def _encoded(value: Any, path: str, arrays: Arrays) -> Any:
-    """A JSON value; arrays go where they belong."""
+    """Return a value for JSON; add the arrays in it to `arrays`, by their path."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and not value.dtype.hasobject):
-        while path in arrays:  # names that read alike, such as 1 and "1"
+        while path in arrays:  # keys with equal text, such as 1 and "1"
             path += "'"
         arrays[path] = as_array(value) if isinstance(value, torch.Tensor) else value.copy()
         dtype = str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else ""

@@ -1,9 +1,9 @@
-"""The steps behind an elastic controller: between two batches of a script, and around each of them.
+"""The steps behind an elastic controller: the code between two batches of a script, and around each batch.
 
-Between two batches the script is inside of `batches`, which exchanges headers with the other members, enters the next
-group when one is planned, and gives a batch again whose step was dropped.  On a batch the script's own code runs,
-inside of `step`.  A member that has no work while others have runs it on a batch of before, with no weight: so all
-members do the same to model, optimizer, scheduler and whatever else is registered.
+Between two batches the script is inside `batches`, which exchanges headers with the other members, enters the next
+group when one is planned, and repeats a batch if its step was dropped.  For each batch the script's own code runs,
+inside `step`.  A member without work, while others have some, runs it on an earlier batch with weight 0, so that all
+members make the same changes to the model, optimizer, scheduler and other registered objects.
 
 `Loop`: the parts of an elastic controller that need its data set.
 """
@@ -40,21 +40,21 @@ from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import CheckpointError, JobError, LastCheckpointError, ModelDefinitionError
 
 _log = logging.getLogger("elasticdl.api")
-_PATIENCE_S = 0.1  # between two looks while no member has work
-_END_OF_DATA_S = 2.0  # the master answers both requests at once
+_PATIENCE_S = 0.1  # wait for minibatches in each round while no member has work
+_END_OF_DATA_S = 2.0  # generous: the master replies to both requests immediately
 _EMPTY_LOOP = (
     "This loop is empty: the one before, inside scope(), has gone over all epochs. "
     "Write `for epoch in controller.epochs():` around the loop to have one epoch in each."
 )
-_UNASSIGNED = -1  # epoch of a minibatch that was given to no member
+_UNASSIGNED = -1  # epoch of a minibatch that is not assigned to a member
 
 
 class _Progress:
-    """How far the loops of the script are; travels with its state."""
+    """The progress of the script's loops; part of the registered state."""
 
     def __init__(self) -> None:
-        self.begun = -1  # the epoch whose loop was begun last
-        self.evaluated = 0  # epochs, or periods of steps, that were evaluated
+        self.begun = -1  # the epoch of the newest loop
+        self.evaluated = 0  # number of evaluated epochs, or of evaluated periods of steps
         self.metrics = AgreedMetrics()
 
     def state_dict(self) -> dict[str, Any]:
@@ -62,20 +62,20 @@ class _Progress:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.begun, self.evaluated = state["begun"], state["evaluated"]
-        self.metrics.load_state_dict(state.get("metrics", {}))  # of a checkpoint before there were any
+        self.metrics.load_state_dict(state.get("metrics", {}))  # old checkpoints have none
 
 
 class ScriptSteps:
-    """See above; the user's side of it is `ElasticController`."""
+    """Makes the steps of a script; `ElasticController` is the public part."""
 
     def __init__(
         self, state: Any, wire: Callable[[Any, Any, dict[str, Any]], Loop], trainable_only: bool = False
     ) -> None:
         """
         Args:
-            state: see `named_things`.
-            wire: puts the parts together once the data set is known.
-            trainable_only: frozen parameters of modules are no part of the state.
+            state: See `named_things`.
+            wire: Creates the parts once the data set is known.
+            trainable_only: Frozen parameters of modules are not part of the state.
         """
         self.state = RegisteredState(trainable_only)
         self.progress = _Progress()
@@ -87,31 +87,31 @@ class ScriptSteps:
         self.evaluations: list[ScriptEvaluation] = []
         self._wire = wire
         self._loop: Loop | None = None
-        self._is_inside = False  # of a group
-        self._unbroken: ExitStack | None = None  # while SIGTERM waits for this process
+        self._is_inside = False  # is a member of a group
+        self._unbroken: ExitStack | None = None  # context in which SIGTERM waits for this process
         self._has_rehearsed = self._has_entered = False
-        self._sampled_epoch = 0  # in which the others are while this process rehearses; -1: none has the model
-        self._num_given = 0  # batches of the script's present loop
-        self._trainer: LightningTrainer | None = None  # it owns the loop
+        self._sampled_epoch = 0  # current epoch of the others while this process rehearses; -1: no worker has the model
+        self._num_given = 0  # batches yielded in the script's current loop
+        self._trainer: LightningTrainer | None = None  # runs the loop, if there is one
         self._is_over = self._is_closed = False
         self._final_ledger: pb.AppliedSet | None = None
         self._is_idle = False
-        self._epoch = -1  # of the script's present loop
-        self._spans_epochs = False  # a loop goes over all epochs
+        self._epoch = -1  # of the script's current loop
+        self._spans_epochs = False  # one loop yields all epochs
         self._num_names = 0  # minibatches in the model
         self._plan: StepPlan | None = None
-        self._todo: list[tuple[BatchRef | None, Minibatch]] = []  # of the plan, not computed yet
-        self._num_ahead = 0  # batches of the plan that follow the one that was given last
+        self._todo: list[tuple[BatchRef | None, Minibatch]] = []  # minibatches of the plan not computed yet
+        self._num_ahead = 0  # batches of the plan after the current one
         self._stand_in: Minibatch | None = None
         self._batch: Any = None
         self._stand_in_batch: Any = None
         self._has_stepped = False
-        self._after_loop: Arrays | None = None  # the state after the end of the present loop
-        self._unchanged: Arrays | None = None  # the state before a batch that comes to nothing
+        self._after_loop: Arrays | None = None  # the state after the end of the current loop
+        self._unchanged: Arrays | None = None  # the state before a batch without an effect
         self._before: dict[str, Any] | None = None  # the state before a step that changes it before its last sum
         self._loss: float | None = None
-        self._error: Exception | None = None  # of a batch, which has ended training here
-        self._has_set_trigger = self._is_triggered = False  # here, not known to others; by some member
+        self._error: Exception | None = None  # of a batch; it has ended training in this process
+        self._has_set_trigger = self._is_triggered = False  # set here, not sent yet; set by any member
 
     def __reduce__(self) -> Any:
         raise JobError(
@@ -120,23 +120,23 @@ class ScriptSteps:
         )
 
     def get_current_epoch(self) -> int:
-        """Return the epochs that the model has seen whole, of this number of minibatches."""
+        """Return the number of complete epochs in the model."""
         per_epoch = self._parts.data.get_minibatch_count_per_epoch()
         return self._num_names // per_epoch if per_epoch else 0
 
     @property
     def group(self) -> StepGroup:
-        """Of this process; for what comes between two batches."""
+        """The group of this process, for work between two batches."""
         return self._parts.group
 
     def share(self, data: bytes | None) -> bytes | None:
-        """Return what the member with rank 0 gives to all; called by all of them between the same two batches.
+        """Broadcast data from the member with rank 0; all members call it between the same two batches.
 
         Args:
-            data: of rank 0; None in the others.
+            data: The data in the member with rank 0; None in the others.
 
         Returns:
-            None: the group was lost meanwhile.
+            The data of rank 0; this member's argument if it has no group, or the group was lost meanwhile.
         """
         if not self._is_inside:
             return data
@@ -148,11 +148,11 @@ class ScriptSteps:
             return data
 
     def close(self) -> None:
-        """Leaves the group; also done at the end of the process."""
+        """Leave the group; called automatically when the process ends."""
         if self._loop is None or self._is_closed:
             return
         if self._is_inside and self._plan is None and self._final_ledger is None:
-            self._end_loop()  # a loop that counts its batches has not asked for one after the last
+            self._end_loop()  # a loop that counts its batches does not request another one
             if self._is_closed:
                 return
         self._is_closed = self._is_over = True
@@ -166,19 +166,19 @@ class ScriptSteps:
         self._loop.stop()
 
     def final_ledger(self) -> pb.AppliedSet | None:
-        """The final ledger, once the model is complete and this process has left its group for good."""
+        """Return the final ledger; None until the model is complete and this process has left its group for good."""
         return self._final_ledger
 
     def bid_farewell(self, is_idle: bool) -> None:
-        """After SIGTERM, in another thread: report the finished work, save, and take leave; see `AllReduceLoop.leave`.
+        """After SIGTERM, in another thread: report the finished work, save, and leave; see `AllReduceLoop.leave`.
 
         Args:
-            is_idle: no step is being made, so the state is whole.
+            is_idle: No step is in progress, so the state is consistent.
         """
         parts = self._parts
         parts.data.reporter.drain(parts.termination.reports_s)
         is_idle = parts.group.shut_out() or is_idle
-        is_whole = is_idle and self._unchanged is None  # else the script's loop may have changed it meanwhile
+        is_whole = is_idle and self._unchanged is None  # else the script's loop may have changed the state
         parts.last.save(is_whole)
         if parts.data.session.link is not None:
             parts.data.session.link.say_farewell()
@@ -193,7 +193,7 @@ class ScriptSteps:
         return self._loop
 
     def batches(self) -> Iterator[Any]:
-        """The batches of an epoch, or inside `scope()` of all of them; see `ElasticLoader`."""
+        """Return the batches of one epoch, or inside `scope()` of all epochs; see `ElasticLoader`."""
         self._settle()
         return self._loop_over()
 
@@ -219,7 +219,7 @@ class ScriptSteps:
                     yield self._batch
                 except GeneratorExit:
                     if self._trainer is not None and self._is_through:
-                        self._end_loop()  # it has counted the batches, and continues with something else
+                        self._end_loop()  # the Trainer counts batches, and leaves the loop after the last
                     raise
             if not self._has_stepped:
                 raise JobError("a batch was not trained in `with controller.step():`", "put the loop's body in there")
@@ -241,24 +241,24 @@ class ScriptSteps:
 
     @property
     def _most_batches(self) -> int:
-        """Return the batches of a loop if no worker is lost: in a job one more, for the rehearsal."""
+        """The number of batches in a loop if no worker is lost: in a job one more, for the rehearsal."""
         data = self._parts.data
         num_epochs = data.plan.num_epochs if self._spans_epochs else 1
         return data.get_minibatch_count_per_epoch() * max(1, num_epochs) + (data.session.link is not None)
 
     @property
     def _is_through(self) -> bool:
-        """The epoch of the script's loop is in the model, and more of it would be of the next one."""
+        """Whether the epoch of the script's loop is completely in the model."""
         return 0 <= self._epoch < self.get_current_epoch()
 
     def _undo(self) -> None:
-        """After a rehearsal or a dropped step: undo the changes by the script's loop meanwhile."""
+        """Revert the changes of the script's loop after a rehearsal or a dropped step."""
         if self._unchanged is not None:
             self.state.load_state(self._unchanged)
         self._unchanged, self.is_rehearsal = None, False
 
     def _settle(self) -> None:
-        """Finish a loop, after the script's code that follows it has run."""
+        """Finish a loop, after the script's code behind it has run."""
         self._parts.data.session.clock.switch(Activity.COMPUTE)
         self._num_given = 0
         if self._after_loop is not None:
@@ -268,13 +268,13 @@ class ScriptSteps:
             self._epoch, self.progress.begun = -1, self.get_current_epoch()
 
     def _end_loop(self) -> None:
-        self._parts.data.session.clock.switch(Activity.EVALUATE)  # code after a loop is no minibatch, however long
+        self._parts.data.session.clock.switch(Activity.EVALUATE)  # code after a loop has no time limit
         num_epochs = self._parts.data.plan.num_epochs
         if num_epochs and self.get_current_epoch() >= num_epochs:
             self._finish()
 
     def _prepare(self) -> bool:
-        """Work until there is a batch to compute; return False if there are no more."""
+        """Work until there is a batch to compute; return False if there are no more data."""
         if self._error is not None:
             raise JobError(
                 f"the script has caught an error of a step, which is lost, and continues: {cause_of(self._error)}",
@@ -293,7 +293,7 @@ class ScriptSteps:
         return False
 
     def _enter(self) -> bool:
-        """False: not yet, or no more."""
+        """Rehearse or enter a group; return False if this process is not in a group yet, or not any more."""
         parts = self._parts
         if not self._has_rehearsed:
             self._has_rehearsed = True
@@ -324,7 +324,7 @@ class ScriptSteps:
         parts.last.begin_group()
         self._num_names = parts.group.ledger.applied.num_names
         if -1 < self._epoch < self.progress.begun:
-            # The source's script has run what comes after its loop, and this one's has not.
+            # The script of the state's source has run the code after its loop, this script has not.
             self._after_loop = self.state.state()
         parts.shares.confirmed(parts.group.take_confirmed(), None)
         parts.shares.entered()
@@ -333,7 +333,7 @@ class ScriptSteps:
         return True
 
     def _end_without_model(self) -> None:
-        """End a process whose job is over unless it has the trained model: its script would go on with another one."""
+        """End this process, whose job is over, unless it has the trained model: its script would use an older one."""
         has_all = self._has_entered and 0 < self._parts.data.plan.num_epochs <= self.get_current_epoch()
         has_final = self._has_entered and not self._parts.group.is_outdated
         if not has_all and not (has_final and self._has_no_more_data()):
@@ -341,14 +341,14 @@ class ScriptSteps:
             raise SystemExit(0)
 
     def _has_no_more_data(self) -> bool:
-        """Whether training was stopped early: the end of the data may come a moment after that of the job."""
+        """Return whether training was stopped early; the end of the data may arrive shortly after that of the job."""
         shares = self._parts.shares
         if not shares.is_over:
             shares.offer(_END_OF_DATA_S)
         return shares.is_over
 
     def _save_after_group(self) -> None:
-        """Write the last checkpoint if the end of the job has broken the group before: `stop_training` was called."""
+        """Write the last checkpoint if `stop_training` was called, and the job's end broke the group before that."""
         parts = self._parts
         if self.rank != 0 or not parts.group.holds_all:
             return
@@ -358,7 +358,7 @@ class ScriptSteps:
             self._fail_unsaved(parts.writer.failure)
 
     def _meet_trainer(self) -> None:
-        """If the loop is one of Lightning's."""
+        """Adapt to Lightning's Trainer, if it runs the loop."""
         trainer = LightningTrainer.of(self.state.modules)
         if trainer is None:
             return
@@ -372,7 +372,7 @@ class ScriptSteps:
         trainer.begin()
 
     def _come_out(self) -> None:
-        """Do not return if this process is terminating, unless it has to agree with others in the next group."""
+        """Leave a broken group; does not return in a terminating process, unless it is needed in the next group."""
         self._is_inside = False
         if not self._parts.last.needs_group:
             self._come_out_for_good()
@@ -394,7 +394,7 @@ class ScriptSteps:
             self._unchanged = self.state.state()
 
     def _round(self) -> None:
-        """One exchange of headers, and its consequences."""
+        """Exchange headers once, and do what the members agree on."""
         parts = self._parts
         self._between_steps()
         clock = parts.data.session.clock
@@ -421,7 +421,7 @@ class ScriptSteps:
             self._finish()
 
     def _exchanges(self, plan: StepPlan) -> bool:
-        """Return whether the members exchange something instead of a step, and do so."""
+        """Exchange metrics or triggers instead of a step, if the plan says so; return whether it does."""
         self._is_triggered |= StepFlag.TRIGGER in plan.wishes
         if StepFlag.METRIC in plan.wishes:
             self._parts.metrics.agree(self._parts.group)
@@ -430,14 +430,14 @@ class ScriptSteps:
         return bool(plan.wishes & (StepFlag.METRIC | StepFlag.CHECK))
 
     def set_trigger(self) -> None:
-        """Let the next `check_trigger` return True, in all members; nothing in a rehearsal."""
+        """Make the next `check_trigger` return True in all members; does nothing in a rehearsal."""
         self._has_set_trigger |= not self.is_rehearsal
 
     def check_trigger(self) -> bool:
-        """Return whether any member has set the trigger since the last check; called after the same step by all.
+        """Return whether any member has set the trigger since the last check; all members call it after the same step.
 
-        A member that does not call it then learns it from a header, for its next call.  False where there is no group
-        to ask: in a rehearsal, after a step that was lost, within a step.
+        A member that does not call it then learns it from a header, for its next call.  Returns False without a group:
+        in a rehearsal, after a lost step, within a step.
         """
         if self._plan is not None or not (self._is_inside or self._is_over):
             return False
@@ -454,10 +454,10 @@ class ScriptSteps:
         return is_set
 
     def take_metric(self) -> bool:
-        """Agree on the metric that the script has given to a scheduler, or do so before the next step.
+        """Agree on the metric that the script has passed to a scheduler, now or before the next step.
 
         Returns:
-            False: what the scheduler does is undone, or follows the last step: it takes the metric as it is.
+            False: The scheduler's change is reverted later, or comes after the last step: it uses its own metric.
         """
         parts = self._parts
         if self._is_over or self._after_loop is not None or self._unchanged is not None:
@@ -488,14 +488,14 @@ class ScriptSteps:
                 parts.writer.save_if_due(parts.group.ledger)
 
     def _finish(self) -> None:
-        """All is in the model: check that with the others, report it, and write it down."""
+        """Complete training: check with the others that all data are in the model, save and report it."""
         parts = self._parts
         while not self._is_over:
             if not self._is_inside and not self._enter():
                 continue
             num_epochs = parts.data.plan.num_epochs
             if not parts.shares.is_over and self.get_current_epoch() < num_epochs:
-                return  # the group has begun with an older model
+                return  # the group has started from an older model
             try:
                 self._between_steps()
                 with parts.data.session.clock.during(Activity.COLLECTIVE):
@@ -508,7 +508,7 @@ class ScriptSteps:
                 continue
             if why_unsaved:
                 self._fail_unsaved(why_unsaved)
-            # Not before: with the last report the training is over for the master, which ends the group.
+            # Only now: after the last report training is over for the master, and it ends the group.
             parts.shares.confirmed(parts.group.take_confirmed(), self._loss)
             self._final_ledger = parts.group.ledger.applied.to_message()
             parts.group.part()
@@ -522,24 +522,24 @@ class ScriptSteps:
         raise error
 
     def _end_job(self, error: CheckpointError) -> None:
-        """A successor of this worker would fare no better."""
+        """End the job with an error that a replacement of this worker would meet, too."""
         self._is_over = True
         link = self._parts.data.session.link
         if link is not None:
             link.report_model(pb.ModelReport(error=str(error)))
 
     def _some_minibatch(self) -> Minibatch:
-        """For a step in which this member has no part."""
+        """Return a minibatch for a step without work for this member."""
         assert self._stand_in is not None, "a member without work has rehearsed on a sample"
         return self._stand_in
 
     @property
     def _is_joined(self) -> bool:
-        """This member's minibatches of the step are one batch: it is to see each sum before the next `backward()`."""
+        """Whether this member's minibatches of a step form one batch: each `backward()` needs the last sums."""
         return bool(self._parts.gradients.is_several) and len(self._todo) > 1
 
     def _fetch(self) -> bool:
-        """The batch of the next minibatch to compute."""
+        """Get the batch of the next minibatch; return True."""
         parts = self._parts
         part, minibatch = self._todo[0]
         self._num_ahead = 0 if self._is_joined else len(self._todo) - 1
@@ -563,10 +563,10 @@ class ScriptSteps:
     # A batch --------------------------------------------------------------------------------------------------------
 
     def begin_batch(self, num_items: Any = None) -> None:
-        """The script's code begins.
+        """Prepare for the script's code on a batch.
 
         Args:
-            num_items: see `ElasticController.step`.
+            num_items: See `ElasticController.step`.
         """
         parts = self._parts
         if not self._todo or self._has_stepped:
@@ -583,7 +583,7 @@ class ScriptSteps:
         is_last = is_joined or len(self._todo) == 1
         if is_first:
             self._before = None if is_own or parts.gradients.is_several is False else self.state.copies()
-        try:  # the script is on its way into the block, whose end will not run
+        try:  # an exception here prevents the script's `with` block, so `end_batch` is not called
             weight = 0.0
             if plan is not None and part is not None:
                 weight = sum(map(plan.scale, plan.own if is_joined else [part]))
@@ -597,7 +597,7 @@ class ScriptSteps:
         parts.optimizers.begin()
 
     def end_batch(self, error: BaseException | None) -> bool:
-        """The script's code has ended; whether its exception is ours."""
+        """End a batch after the script's code; return whether its exception is ours."""
         before = self._num_names
         self._parts.optimizers.end()
         is_ours = self._end_batch(error or self._parts.gradients.ended_by)
@@ -605,7 +605,7 @@ class ScriptSteps:
             num_steps, is_cut = self._parts.group.ledger.steps, self._num_given >= self._most_batches
             self._trainer.end_batch(self._num_names > before, num_steps, self._is_through, self.num_batches, is_cut)
             if self._is_through:
-                self._num_given = 0  # it may ask for the length of its next loop before that begins
+                self._num_given = 0  # it may read the length of its next loop before that begins
         return is_ours
 
     def _end_batch(self, error: BaseException | None) -> bool:
@@ -656,7 +656,7 @@ class ScriptSteps:
         self._plan = self._before = None
 
     def _fail(self, error: Exception) -> None:
-        """The script raised: the others lose the step; tell the master of the minibatch, or of the script itself."""
+        """Abandon the step after the script raised; report the minibatch, or the script, as failed to the master."""
         parts = self._parts
         part, minibatch = self._todo[0]
         self._todo.clear()
@@ -669,7 +669,7 @@ class ScriptSteps:
             return
         details = frames_of_user("".join(traceback.format_exception(error)))
         is_ours = isinstance(error, ModelDefinitionError | JobError) and not isinstance(error, MasterGone)
-        if is_ours:  # of the loop: each try would end so
+        if is_ours:  # an error of the script's loop: each retry would fail, too
             link.report_model(pb.ModelReport(error=str(error), error_details=details))
         elif part is not None and parts.data.holds(minibatch):
             parts.data.failed(minibatch, cause_of(error), details)
@@ -677,11 +677,11 @@ class ScriptSteps:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """The parts that `ElasticController` drives; put together by `wiring`.
+    """The parts that `ElasticController` uses; created by `wiring`.
 
     Attributes:
-        start: the threads behind the group and the shares; further calls do nothing.
-        stop: ends threads that must not outlive the interpreter.
+        start: Starts the threads of the group and the shares; further calls do nothing.
+        stop: Ends threads that must not outlive the interpreter.
     """
 
     data: DataShardService

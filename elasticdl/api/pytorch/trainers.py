@@ -1,10 +1,10 @@
-"""Trainers of other libraries: shared parts of their adapters, and Lightning's own `Trainer`.
+"""Support for trainers of other libraries: shared parts of their adapters, and Lightning's own `Trainer`.
 
-`LightningTrainer` is Lightning's `Trainer` as the owner of a script's loop: its counts of batches and epochs follow
-those of the ledger.
+`LightningTrainer` adapts a Lightning `Trainer` that runs the script's loop: its counts of batches and epochs follow the
+ledger.
 
-A registered `LightningModule` that a Trainer is fitting leads to it.  Nothing of Lightning is imported, so both of its
-packages will do; only what a Trainer shows without an underscore is used.
+The Trainer is found through a registered `LightningModule` in `fit`.  Nothing of Lightning is imported, so both of its
+packages work; only public attributes of the Trainer are used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class CollateParts:
     def __init__(self, collate: Callable[[list[Any]], Any], size: int) -> None:
         """
         Args:
-            size: records of a part.
+            collate: Makes a batch of samples.
+            size: Records per part.
         """
         self._collate, self._size = collate, size
 
@@ -45,20 +46,20 @@ def say_plain(name: str, plain: str) -> None:
 
 
 def saving(session: ScriptSession) -> AbstractContextManager[Any]:
-    """Return the context of a checkpoint that a library writes: slow storage is no hang of this worker."""
+    """Return the context for a checkpoint written by a library: slow storage must not count as a hang."""
     return session.clock.during(Activity.CHECKPOINT)
 
 
 def evaluating(session: ScriptSession) -> AbstractContextManager[Any]:
-    """Return the context of an evaluation by a library: a long one is no hang of this worker."""
+    """Return the context for an evaluation by a library: a long one must not count as a hang."""
     return session.clock.during(Activity.EVALUATE)
 
 
 def check_epochs(spec: JobSpec, num_epochs: float, argument: str) -> None:
-    """Refuse epochs of a script that contradict the job's.
+    """Check a script's number of epochs against the job's.
 
     Raises:
-        JobError: the job's flag says something else.
+        JobError: The job's flag has another value.
     """
     if spec.num_epochs not in (JobSpec().num_epochs, num_epochs):
         raise JobError(
@@ -68,10 +69,10 @@ def check_epochs(spec: JobSpec, num_epochs: float, argument: str) -> None:
 
 
 def check_minibatch_size(spec: JobSpec, size: int, argument: str) -> None:
-    """Refuse a batch size of a script that contradicts the job's.
+    """Check a script's batch size against the job's.
 
     Raises:
-        JobError: the job's flag says something else.
+        JobError: The job's flag has another value.
     """
     if spec.minibatch_size not in (JobSpec().minibatch_size, size):
         raise JobError(
@@ -81,27 +82,27 @@ def check_minibatch_size(spec: JobSpec, size: int, argument: str) -> None:
 
 
 class LightningTrainer:
-    """See above.  Called between and around the batches of its loop.
+    """Sets the counters of a Lightning `Trainer`; called between and around the batches of its loop.
 
     Attributes:
-        continues_after_backward: a dropped step must not raise out of `backward()`: the Trainer's optimization wants to
-            be gone through to its end.
+        continues_after_backward: `backward()` must not raise for a dropped step, because the Trainer's automatic
+            optimization must run to its end.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._loop = trainer.fit_loop
         self._max_epochs: int = trainer.max_epochs
-        self._no_update = 1  # accumulate_grad_batches on a batch that has come to nothing
+        self._no_update = 1  # accumulate_grad_batches for a batch without an effect
         self.continues_after_backward = bool(trainer.lightning_module.automatic_optimization)
 
     @classmethod
     def of(cls, modules: Sequence[torch.nn.Module]) -> LightningTrainer | None:
-        """The one that is fitting one of these modules, if any."""
+        """Return the Trainer that is fitting one of these modules, if any."""
         for module in modules:
             try:
                 trainer = getattr(module, "trainer", None)
-            except RuntimeError:  # a LightningModule in a loop of the script's own
+            except RuntimeError:  # a LightningModule in the script's own loop
                 continue
             if trainer is not None and hasattr(trainer, "fit_loop") and trainer.training:
                 return cls(trainer)
@@ -109,32 +110,32 @@ class LightningTrainer:
 
     @property
     def _steps(self) -> Any:
-        """Return the Trainer's count of updates by automatic optimization."""
+        """The Trainer's count of updates by automatic optimization."""
         return self._loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
 
     @property
     def _val_check_interval(self) -> float:
-        """Return a number of batches, or a share of them; 0: validation is by time, for which a Trainer has none."""
+        """A number of batches, or a fraction of them; 0: validation is by time, and the Trainer has no interval."""
         number: float = getattr(self._trainer, "val_check_interval", 0)
         return number
 
     @property
     def state(self) -> list[Any]:
-        """Return the Trainer's objects that must be equal in all members."""
+        """The Trainer's objects that must be equal in all members."""
         schedulers = [config.scheduler for config in self._trainer.lr_scheduler_configs]
         scaler = getattr(self._trainer.precision_plugin, "scaler", None)
         return [*self._trainer.optimizers, *schedulers, *([scaler] if scaler is not None else [])]
 
     def begin(self) -> None:
-        """Before the first batch: validation waits for the last batch of an epoch, whichever that is."""
+        """Delay validation until an epoch's last batch, whose number is unknown; call it before the first batch."""
         if _is_all(self._val_check_interval):
             self._trainer.val_check_batch = float("inf")
 
     def check(self, num_epochs: int, is_alone: bool) -> None:
-        """Refuses what cannot be done here.
+        """Check the Trainer's settings.
 
         Raises:
-            JobError: the Trainer has a setting that is impossible here.
+            JobError: The Trainer has a setting that is impossible here.
         """
         trainer = self._trainer
         strategy = type(trainer.strategy).__name__
@@ -170,14 +171,14 @@ class LightningTrainer:
             )
 
     def begin_batch(self, epoch: int, num_steps: int) -> None:
-        """Puts the counters of the Trainer to those of the ledger.
+        """Set the counters of the Trainer to those of the ledger.
 
         Args:
-            epoch: of the batch; -1: it is in none.
-            num_steps: updates of the model.
+            epoch: Epoch of the batch; -1: it is in no epoch.
+            num_steps: Updates of the model.
 
         Raises:
-            JobError: the Trainer would accumulate gradients.
+            JobError: The Trainer would accumulate gradients.
         """
         num_batches = self._trainer.accumulate_grad_batches
         if num_batches not in (1, self._no_update):
@@ -197,32 +198,32 @@ class LightningTrainer:
             current.processed = current.completed = epoch
 
     def end_batch(self, has_stepped: bool, num_steps: int, is_last: bool, num_batches: int, is_cut: bool) -> None:
-        """The script's code on a batch has run.
+        """Set the Trainer's state after the script's code on a batch.
 
         Args:
-            has_stepped: the model was updated.
-            num_steps: updates of the model.
-            is_last: of its epoch.
-            num_batches: of the loop, as far as can be known.
-            is_cut: the Trainer has taken as many as the loader's length was when its loop began.
+            has_stepped: The model was updated.
+            num_steps: Updates of the model.
+            is_last: It is the last batch of its epoch.
+            num_batches: Batches of the loop, as far as known.
+            is_cut: The Trainer has taken as many batches as the loader had when the loop began.
         """
         loop = self._loop
         loop.max_batches = num_batches
         loop.epoch_loop.batch_progress.is_last_batch = is_last
         if self.continues_after_backward and not has_stepped:
-            # So the Trainer takes the batch for one whose gradient it adds up, and leaves its schedulers alone.
+            # So the Trainer treats the batch as one of an accumulated update, and does not step its schedulers.
             self._no_update = loop.epoch_loop.batch_progress.current.ready + 1
             self._trainer.accumulate_grad_batches = self._no_update
-            # It counts the step once this one returns: of one that is lost, or of the first part of one, too.
+            # The Trainer counts a step after this returns, also for a lost step or for the first part of a step.
             self._steps.ready, self._steps.completed = num_steps, num_steps - 1
         if is_cut and not is_last and self._max_epochs >= 0:
-            loop.max_epochs = self._max_epochs + 1  # its next loop is about the same epoch
+            loop.max_epochs = self._max_epochs + 1  # its next loop continues the same epoch
 
     def end(self) -> None:
-        """There are no more data."""
+        """Stop the Trainer: there are no more data."""
         self._trainer.should_stop = True
 
 
 def _is_all(batches: float) -> bool:
-    """Whether a setting of the Trainer means all batches of an epoch: the integer 1 is one batch."""
+    """Return whether a setting of the Trainer means all batches of an epoch; the integer 1 means one batch."""
     return isinstance(batches, float) and batches == 1.0

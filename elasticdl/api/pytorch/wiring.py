@@ -1,4 +1,4 @@
-"""Puts the parts behind an elastic controller together: in a job, or alone."""
+"""Create and connect the parts behind an elastic controller, in a job or alone."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from elasticdl_client.errors import CheckpointError, DataError, FlagError, JobEr
 from elasticdl_client.job_spec import JobSpec
 
 _STATE_FILE = "model.npz"
-_ALONE = "script"  # the name of the job of a script without one
+_ALONE = "script"  # job name in the checkpoints of a script without a job
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """The script's own settings of its training; None and 0: the job's flags hold."""
+    """The script's own training options; None and 0: the job's flags apply."""
 
     batch_size: int
     num_epochs: int | None
@@ -59,10 +59,10 @@ class TrainingOptions:
 def make_loop(
     wishes: TrainingOptions, session: ScriptSession, controller: ScriptSteps, dataset: Any, options: Any
 ) -> Loop:
-    """Put everything behind a controller together, now that its data set is known.
+    """Create all parts behind a controller, once its data set is known.
 
     Raises:
-        ElasticDLError: the script and the job's flags contradict each other, or there is nothing to train.
+        ElasticDLError: The script and the job's flags contradict each other, or there is nothing to train.
     """
     spec, state = session.spec, controller.state
     wishes = _with_loader(wishes, options, spec)
@@ -81,7 +81,7 @@ def make_loop(
         session.link.carry_device(gradients.meter)
         session.link.carry_checkpoints(lambda: checkpoints.newest_try)
         session.link.tasks_ahead = math.ceil(pipeline.num_ahead / data.plan.num_minibatches_per_task)
-        pipeline.start()  # before there are connections that its processes could hold on to
+        pipeline.start()  # before there are connections, which its processes would keep open
     group, stop = _group_of(session, model, str(gradients.device))
     if session.link is not None:
         session.link.on_checkpoint_request(lambda: _take_request(checkpoints, writer, group))
@@ -111,7 +111,7 @@ def make_loop(
 
 
 def _take_request(checkpoints: StateCheckpoints, writer: CheckpointWriter, group: StepGroup) -> None:
-    """Write a checkpoint after the present step, or tell the waiting master that none comes."""
+    """Request a checkpoint after the current step, or report to the waiting master that there will be none."""
     if checkpoints.is_wanted:
         writer.request()
     else:
@@ -120,14 +120,14 @@ def _take_request(checkpoints: StateCheckpoints, writer: CheckpointWriter, group
 
 
 def _with_loader(wishes: TrainingOptions, options: dict[str, Any], spec: JobSpec) -> TrainingOptions:
-    """Return the settings with `batch_size` and `shuffle` of the loader, which are removed from its options.
+    """Move `batch_size` and `shuffle` from the loader's options to the training options, and return these.
 
     Raises:
-        ElasticDLError: the controller or the job has other ones.
+        ElasticDLError: The controller or the job has other values.
     """
     batch_size, shuffle = options.pop("batch_size", None), options.pop("shuffle", None)
     if batch_size == 1 and (wishes.batch_size or spec.minibatch_size != JobSpec().minibatch_size):
-        batch_size = None  # a DataLoader has it by default
+        batch_size = None  # the default of DataLoader
     pairs = (("batch_size", wishes.batch_size or None, batch_size), ("shuffle", wishes.shuffle, shuffle))
     for name, ours, theirs in pairs:
         if None not in (ours, theirs) and ours != theirs:
@@ -153,7 +153,7 @@ def _data_of(wishes: TrainingOptions, session: ScriptSession, dataset: Any) -> D
 
 
 def _termination_of(session: ScriptSession, controller: ScriptSteps) -> Termination:
-    """Return what a job's SIGTERM starts, unless the script has a handler of its own, or trains in another thread."""
+    """Install the handler of SIGTERM in a job, unless the script has its own or trains in another thread."""
     termination = Termination(session.clock)
     if session.link is not None:
         termination.at_once(session.link.announce_end)
@@ -165,7 +165,7 @@ def _termination_of(session: ScriptSession, controller: ScriptSteps) -> Terminat
 
 
 def _group_of(session: ScriptSession, model: Replica, device: str) -> tuple[StepGroup, Callable[[], None]]:
-    """The group, and how it is freed."""
+    """Return the group, and a function that frees it."""
     if session.link is None:
         return LoneGroup(model), lambda: None
     spec = session.spec
@@ -189,10 +189,10 @@ def _shares_of(
 
 
 def _num_per_step(wanted: int, data: DataShardService, session: ScriptSession) -> int:
-    """Minibatches of a step of the whole group; 0: as many as it has members.
+    """Return the number of minibatches per step of the whole group; 0: one per member.
 
     Raises:
-        FlagError: the script says something else than the job, or no multiple of its minibatches.
+        FlagError: The script contradicts the job's flag, or the number is not a multiple of the minibatch size.
     """
     flag = session.spec.fixed_global_batch
     if session.link is not None and wanted not in (0, flag):
@@ -222,10 +222,10 @@ def _checkpoints(wishes: TrainingOptions, data: DataShardService, session: Scrip
 
 
 def _size_of(dataset: Any) -> int:
-    """Samples of a data set; 0: files that ElasticDL reads are trained on.
+    """Return the number of samples in a data set; 0: ElasticDL reads the data from files.
 
     Raises:
-        DataError: it is a data set without a length, or an empty one.
+        DataError: The data set has no length, or is empty.
     """
     if hasattr(dataset, "__len__"):
         if not len(dataset):
