@@ -49,7 +49,7 @@ def test_collections_pass_over_imports_and_still_find_what_the_script_makes() ->
 
 
 _FINALIZED = """
-import os, sys
+import io, os, sys
 import torch
 
 class Ended:
@@ -74,8 +74,10 @@ if kind == "object":
 elif kind == "generator":
     early = Cycle(steps())
     next(early.held)
+elif kind == "buffer":
+    early = Cycle(io.BytesIO())
 import elasticdl.api.pytorch
-if kind == "nothing":
+if kind in ("nothing", "buffer"):
     import atexit, gc
     atexit._run_exitfuncs()
     if gc.get_freeze_count() > 100_000:
@@ -84,7 +86,8 @@ if kind == "nothing":
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("object", "ended"), ("generator", "ended"), ("nothing", "still frozen")]
+    ("kind", "expected"),
+    [("object", "ended"), ("generator", "ended"), ("nothing", "still frozen"), ("buffer", "still frozen")],
 )
 def test_what_a_script_makes_before_the_import_is_finalized_as_without_it(kind: str, expected: str) -> None:
     run = subprocess.run(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
+_BUFFERS = (io.BytesIO, io.StringIO)
 _NOT_FOR_WORKERS = {  # hidden package, and the package that must not import it
     "sklearn": "keras",
     "matplotlib": "keras",
@@ -70,10 +71,15 @@ def finalize_at_exit() -> None:
     """Prepare a script for `no_garbage_collection`: it may have created objects that need finalization.
 
     Open files and objects with a ``__del__`` in reference cycles are finalized only by the collections at the exit.
-    These include all objects again if one such object still lives then.
+    These include all objects again, a second of a processor with PyTorch, if one such object still lives then.
+    Buffers in memory, such as that of pandas, need no finalization.
     """
     streams = _with_files_behind((sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__))
-    found = [one for one in gc.get_objects() if hasattr(type(one), "__del__") and id(one) not in streams]
+    found = [
+        one
+        for one in gc.get_objects()
+        if hasattr(type(one), "__del__") and type(one) not in _BUFFERS and id(one) not in streams
+    ]
     if found:
         atexit.register(_unfreeze, [_reference(one) for one in found])
 
