@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from elasticdl.frameworks.framework import Parameters, Share
 from elasticdl.frameworks.keras.model import StepSeeds, assign_flat, flat_values, generator_states
+from elasticdl.frameworks.keras.optimizer import scheduled_at
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 from tests.lean_import import LEAN_IMPORT
@@ -279,3 +281,43 @@ def test_chance_that_no_seed_governs_is_warned_of(
         tested = framework("conv.custom_model", loss=loss)
         tested.gradients(minibatches(tested, rows_of(digits))[0], tested.initial(), {}, seed=0)
         assert ("RandomUniform" in caplog.text) == warned
+
+
+@pytest.mark.parametrize("strategy", ["AllReduceStrategy", "Local"])
+def test_a_step_leaves_nothing_behind(
+    framework: Any, rows_of: Any, minibatches: Any, digits: Any, strategy: str
+) -> None:
+    in_groups = strategy == "AllReduceStrategy"
+    tested = framework("conv.custom_model", on_parameter_server=False, in_groups=in_groups)
+    tested.report()
+    (batch, *_) = minibatches(tested, rows_of(digits[:8]))
+
+    def steps(numbers: range) -> int:
+        """Returns Python's allocated blocks after steps that differ in every number."""
+        for k in numbers:
+            if in_groups:
+                gradient = tested.local_gradient([Share(batch, k, 1 + 1 / k)], lambda _: None)
+                gradient.rescale = 1 - 1 / k
+                tested.apply_gradient(gradient, 1e-9 * k)
+            else:
+                tested.train(batch, k, 1e-9 * k)
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    start = 10_000 if in_groups else 20_000  # TensorFlow keeps every Python number that it gets, once
+    before = steps(range(start, start + 200))
+    assert steps(range(start + 200, start + 1200)) - before < 1000
+
+
+def test_the_rate_of_a_schedule_leaves_nothing_behind() -> None:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1000, 0.9)
+
+    def rates(steps: range) -> int:
+        """Returns Python's allocated blocks after them."""
+        for step in steps:
+            scheduled_at(schedule, step)
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    before = rates(range(1000, 1200))
+    assert rates(range(2000, 3000)) - before < 500

@@ -495,6 +495,6 @@ class _Fallback(keras.random.SeedGenerator):  # type: ignore[misc]
         return super().next(ordered)
 
 
-def as_int64(seed: int) -> int:
-    """Any Python integer as one that a tensor can hold."""
-    return seed & (2**62 - 1)
+def as_int64(seed: int) -> np.int64:
+    """Any Python integer as one that a tensor can hold; not Python's, whose tensor TensorFlow would keep for ever."""
+    return np.int64(seed & (2**62 - 1))

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from elasticdl.api import callbacks as ours
@@ -205,7 +206,13 @@ def own_rate_at(optimizer: Any, version: int) -> float | None:
     rate = getattr(inner, "_learning_rate", None)
     if rate is None:
         return None
-    return float(rate(version) if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else rate)
+    has_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    return scheduled_at(rate, version) if has_schedule else float(rate)
+
+
+def scheduled_at(schedule: Any, step: int) -> float:
+    """Return a schedule's rate at a step, given as `fit` gives it: TensorFlow would keep a Python number for ever."""
+    return float(schedule(tf.constant(np.int64(step))))
 
 
 def _own_rate(path: str, optimizer: Any) -> float:

@@ -26,6 +26,7 @@ from elasticdl.frameworks.keras.operations import (
     operations_of_graph,
     warn_of_chance,
 )
+from elasticdl.frameworks.keras.optimizer import scheduled_at
 from elasticdl.frameworks.keras.samples import KerasMinibatch, full_spec, take_apart
 from elasticdl.layers.functions import inlined
 
@@ -65,7 +66,7 @@ class AllReduceStep:
         if self._scheduled is None:
             return None
         step = int(self._scheduled._iterations) if self._fixed_global_batch else version
-        return float(self._scheduled._learning_rate(step))
+        return scheduled_at(self._scheduled._learning_rate, step)
 
     def local_gradient(self, shares: Sequence[Share], spec: Any) -> LocalGradient:
         """See `Framework.local_gradient`; there is one buffer, so none is ready early.
@@ -91,9 +92,10 @@ class AllReduceStep:
     def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
         """See `Framework.apply_gradient`."""
         if self._scheduled is not None:
-            self._told_rate.rate.assign(self.scheduled_rate(0) if learning_rate is None else learning_rate)
+            rate = self.scheduled_rate(0) if learning_rate is None else learning_rate
+            self._told_rate.rate.assign(np.float32(rate))  # see `as_int64`
         elif learning_rate is not None:
-            self._optimizer.learning_rate = learning_rate
+            self._optimizer.learning_rate = np.float32(learning_rate)
         if not self._applies:
             build_optimizer(self._optimizer, self._built.trainable)
         buffer = gradient.buffers[0]
@@ -104,7 +106,7 @@ class AllReduceStep:
             signature = [tf.TensorSpec((self._length,)), tf.TensorSpec(())]
             applied = partial(self._applied, reached)
             self._applies[reached] = tf.function(applied, input_signature=signature, autograph=False)
-        self._applies[reached](flat, tf.constant(gradient.rescale, tf.float32))
+        self._applies[reached](flat, tf.constant(np.float32(gradient.rescale)))
 
     def _part(self, share: Share, spec: Any) -> tuple[Any, str]:
         """The flat vector of a share, and its values that are not finite: then it is zero but for the count."""
@@ -191,7 +193,7 @@ class _AllReduceGraph:
             IdOutOfRange: an embedding layer has no row for an id.
         """
         seed = tf.constant(as_int64(share.seed), tf.int64)
-        flat, well = self._function(*minibatch.leaves, seed, tf.constant(share.scale, tf.float32))
+        flat, well = self._function(*minibatch.leaves, seed, tf.constant(np.float32(share.scale)))
         told = _view(well)
         for bound, in_range in zip(self._lookups.bounds, told[len(_FLAWS) :], strict=True):
             if not in_range:

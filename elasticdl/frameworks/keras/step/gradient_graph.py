@@ -162,7 +162,7 @@ class GradientGraph:
         if presence is not None:
             inputs.append(presence)
         if self._takes_seed:
-            inputs.append(np.int64(as_int64(seed)))
+            inputs.append(as_int64(seed))
         results = [_view(part) for part in self._call(inputs)]
         told, gradient = results[:2]
         change = results.pop(2) if self._built.non_trainable else self._no_change

@@ -65,7 +65,7 @@ class CompiledSteps:
     def train(self, minibatch: KerasMinibatch, spec: Any, seed: int, learning_rate: float | None) -> tuple[float, bool]:
         """See `Framework.train`; the loss, and whether the gradient is finite."""
         if learning_rate is not None:
-            self._optimizer.learning_rate = learning_rate
+            self._optimizer.learning_rate = np.float32(learning_rate)  # see `as_int64`
         key = ("train", minibatch.mode)
         if key not in self._functions:
             build_optimizer(self._optimizer, self._built.trainable)
