@@ -340,6 +340,7 @@ class TaskStream:
         with self._asking:
             with self._lock:
                 self._keep_open([held for held in self._open if self._source.leases.get(held.id) is held])
+                seen.intersection_update([held.id for held in self._open])  # else it grows with the job
                 unseen = next((held for held in self._open if held.id not in seen), None)
             if unseen is not None or self._over:
                 return unseen

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from elasticdl.frameworks.framework import FeedError, Mode, Surplus, TaskRecords
 from elasticdl.frameworks.keras.input.feed import DISCARDING
+from elasticdl.frameworks.keras.input.pipeline import TaskSource
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
 
@@ -227,6 +228,14 @@ def test_tasks_are_drawn_at_most_one_ahead(framework: Any, rows_of: Any) -> None
     for batch in framework("feeds.custom_model").batches(Mode.TRAINING, tasks()):
         assert drawn[-1] <= batch.lease + (2 if batch.end else 1)
     assert len(drawn) == 12
+
+
+def test_the_leases_of_ended_tasks_are_forgotten(rows_of: Any) -> None:
+    source = TaskSource(_task(rows_of, k, [1.0]) for k in range(50))
+    for lease, _, _ in source.elements():
+        assert list(source.leases) == [lease]
+        source.ended()
+    assert not source.leases
 
 
 def test_an_error_of_the_tasks_is_raised_as_it_is(framework: Any, rows_of: Any) -> None:

@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from inspect import getgeneratorlocals
 from typing import Any
 
 import pytest
@@ -300,3 +301,14 @@ def test_a_reader_sees_why_nothing_comes_any_more() -> None:
     for _ in range(2):
         with pytest.raises(MasterGone):
             drawer.take(LONG_S)
+
+
+def test_the_records_of_a_stream_remember_open_leases_alone(fed: Any) -> None:
+    one = fed(*(lease(k) for k in range(50)))
+    tasks = TaskStream(one.requests, lambda kind: one.reader, lambda held: None, 1, False, ActivityClock())
+    records = tasks.records(pb.TRAINING)
+    for task in records:
+        assert getgeneratorlocals(records)["seen"] == {task.lease}
+        held = one.leases.get(task.lease)
+        assert held is not None
+        tasks.close(held)

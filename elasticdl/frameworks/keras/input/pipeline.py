@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,11 +39,10 @@ class TaskSource:
     """Feeds tasks to the outer dataset from the thread of tf.data, at most one task ahead of the one being yielded."""
 
     def __init__(self, tasks: Iterator[TaskRecords]) -> None:
-        self.leases: list[int] = []  # in order, as handed to the pipeline
+        self.leases: deque[int] = deque()  # in order, as handed to the pipeline; without those that have ended
         self.only_record: bytes | None = None  # of the newest task, if it has just this one
         self.error: Exception | None = None
         self._tasks = tasks
-        self._num_ended = 0
         self._closed = False
         self._changed = threading.Condition()
 
@@ -63,7 +63,7 @@ class TaskSource:
     def ended(self) -> None:
         """A task's end has been taken out of the pipeline."""
         with self._changed:
-            self._num_ended += 1
+            self.leases.popleft()
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class TaskSource:
 
     def _may_advance(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self.leases) <= self._num_ended + 1)
+            self._changed.wait_for(lambda: self._closed or len(self.leases) <= 1)
             return not self._closed
 
 
@@ -125,7 +125,7 @@ class Pipeline:
             elements.discard()
 
     def _run(self, elements: Elements, source: TaskSource) -> Iterator[Batch]:
-        task, n, num_samples = 0, 0, 0
+        n, num_samples = 0, 0
         while True:
             try:
                 element = elements.next()
@@ -136,7 +136,7 @@ class Pipeline:
                 explained = self._feed.explained(message, source.only_record)
                 is_explained = explained != message
                 frames = self._feed.frames_of(str(error))
-                raise FeedError(source.leases[task], n, explained, is_explained, frames) from _without_frames(error)
+                raise FeedError(source.leases[0], n, explained, is_explained, frames) from _without_frames(error)
             if element is None:
                 if source.error is not None:
                     raise source.error
@@ -145,7 +145,7 @@ class Pipeline:
             if number == _END:
                 source.ended()
                 yield Batch(int(lease), n, end=True, surplus=self._surplus(num_samples - int(size)))
-                task, n, num_samples = task + 1, 0, 0
+                n, num_samples = 0, 0
             else:
                 yield self._batch(int(lease), n, int(size), Packing.unpack(content))
                 n, num_samples = n + 1, num_samples + int(size)
