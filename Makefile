@@ -165,17 +165,18 @@ e2e-together: $(NATIVE)
 	@ELASTICDL_DURATIONS=build/durations_on_cluster.txt $(BIN)/python -m tests.again -m "($(MARKS)) and not (alone or quiet)" \
 	    -n $(JOBS) --dist load --maxschedchunk 1 --durations 0 --durations-min 3 tests/e2e_kubernetes $(sort $(ON_CLUSTER))
 
-# Those that need all of the room of the cluster, then the image of e2e-together: in CI `make test` runs beside both.
+# Those that need all of the room of the cluster or stop its daemons, then the image of e2e-together: in CI `make test`
+# runs beside both.
 e2e-alone: $(NATIVE)
 	$(on_cluster)
 	$(call say,running the tests that need the cluster of $$KUBECONFIG for themselves)
 	@$(BIN)/python -m tests.again -m "($(MARKS)) and alone" -s --durations 0 --durations-min 1 tests/e2e_kubernetes
 	@$(BIN)/python -m tests.e2e_kubernetes.image
 
-# Those that measure, or stop the daemons of the cluster: after that a lost node is not noticed as before.
+# Those that measure.
 e2e-quiet: $(NATIVE)
 	$(on_cluster)
-	$(call say,running the tests that measure on the cluster of $$KUBECONFIG or stop its daemons)
+	$(call say,running the tests that measure on the cluster of $$KUBECONFIG)
 	@$(BIN)/python -m tests.again -m "($(MARKS)) and quiet" -s --durations 0 --durations-min 1 $(sort $(ON_CLUSTER)) tests/e2e_kubernetes
 
 chaos: $(NATIVE)

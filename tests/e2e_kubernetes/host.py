@@ -74,7 +74,7 @@ def _docker(*arguments: str) -> str:
 
 @contextlib.contextmanager
 def stopped(daemon: str) -> Iterator[None]:
-    """While a daemon of the cluster (kube-apiserver, kubelet) is stopped; afterwards it has been started again."""
+    """While a daemon of the cluster (kube-apiserver, kubelet, …) is stopped; afterwards it has been started again."""
     pid = int((CLUSTER_HOME / "run" / f"{daemon}.pid").read_text())
     assert daemon.encode() in Path(f"/proc/{pid}/cmdline").read_bytes(), f"process {pid} is not the {daemon}"
     os.kill(pid, signal.SIGKILL)

@@ -1,9 +1,8 @@
-"""The cluster's own daemons stop for a while.
-
-Last: a controller manager of 1.20 for which all nodes were lost at once evicts no pod of a lost node afterwards.
-"""
+"""The cluster's own daemons stop for a while."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,12 +13,20 @@ from tests.e2e_kubernetes.waiting import stay_so_for, wait_until
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.quiet,
+    pytest.mark.alone,  # all jobs would be without an API server
     pytest.mark.timeout(600),
-    pytest.mark.usefixtures("owned_cluster"),
+    pytest.mark.usefixtures("owned_cluster", "forgotten_outages"),
 ]
 
 CHECKPOINTS = {"checkpoint_steps": 10, "keep_checkpoint_max": 0}
+
+
+@pytest.fixture
+def forgotten_outages(owned_cluster: None) -> Iterator[None]:
+    """A controller manager of 1.20 for which all nodes were lost at once evicts no pod of a lost node afterwards."""
+    yield
+    with stopped("kube-controller-manager"):
+        pass
 
 
 def trains_on_for(job: KubernetesJob, seconds: float) -> None:
